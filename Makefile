@@ -1,0 +1,57 @@
+# Everything runs in a virtual environment of its own, made on first use.
+# Needed on the machine: make, and Python 3.11 or newer.
+#
+#   make demo      the main job on a 16-layer Llama
+#   make test      lint, types and all tests but the slow ones
+#   make test-all  the slow ones too
+#   make bench     capture times, side by side with torch's own tools
+#
+# Of use now and then: PYTHON=python3.12, JOBS=8 (test workers), TORCH_INDEX= (only pip's own indexes)
+
+SHELL       := /bin/bash
+VENV        := .venv
+READY       := $(VENV)/.ready
+BIN         := $(VENV)/bin
+PIP         := $(BIN)/python -m pip --disable-pip-version-check
+JOBS        ?= 2
+# The index of CPU builds, asked for torch alone. Out of reach, pip says so and uses its own.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+NEW_ENOUGH  := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON      ?= $(shell for p in python3.11 python3; do $$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: demo test test-all bench lint types clean
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: lint types
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+
+test-all: lint types
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+bench: $(READY)
+	$(BIN)/python bench/capture.py
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): requirements.txt pyproject.toml
+	@$(or $(PYTHON),false) -c '$(NEW_ENOUGH)' 2>/dev/null || { \
+	  echo "foretrace needs Python 3.11 or newer: no python3.11 or new enough python3 found." >&2; \
+	  echo "Install one, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "First use: setting up $(VENV), which takes some minutes, once."
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--retries 2 --extra-index-url $(TORCH_INDEX)) \
+	  $$(grep '^torch==' requirements.txt)
+	$(PIP) install --quiet -r requirements.txt
+	$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	touch $@

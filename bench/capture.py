@@ -1,0 +1,287 @@
+"""How long a capture takes: foretrace and torch's own tools, in one process and one run.
+
+Every repeat of every case gets a new model with random weights, and the cases take turns
+(A B C A B C), so that no one gets the quiet half of the machine. Imports are done before. What
+the clock runs over:
+
+    foretrace               capture and cut; "+ graph_module" also builds the FX graph
+    torch.compile           reset, then the first forward and backward of the compiled model: its
+                            backward graph does not exist before. Includes running the step once
+    torch.export            the call
+    eager                   one forward and backward, for scale
+
+`first` is the first repeat of a case, in which foretrace derives its rules and torch fills its
+caches. The last two columns are ratios of medians: to our cut, and to our cut with its FX graph.
+A peer that refuses has its error in place of a time; where torch.compile refuses to make one
+graph, it is measured with graph breaks as well.
+"""
+
+import argparse
+import gc
+import json
+import platform
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from time import perf_counter
+
+import torch
+import torch._dynamo
+import torch.export
+import transformers
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import foretrace
+
+BATCH, LENGTH, VOCABULARY = 2, 32, 256
+Kwargs = dict[str, Tensor]
+Case = Callable[[nn.Module, Kwargs], object]
+
+
+# ------------------------------------------------------------------------------------ the models
+
+
+def llama(layers: int = 16) -> nn.Module:
+    """A Llama in training mode; it has no dropout."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=172,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        max_position_embeddings=LENGTH,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config).train()
+
+
+def gpt2(layers: int = 12) -> nn.Module:
+    """A GPT-2 in training mode, with its dropouts of 0.1."""
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=LENGTH,
+        n_embd=64,
+        n_layer=layers,
+        n_head=4,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+    return GPT2LMHeadModel(config).train()
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"llama16": llama, "gpt2": gpt2}
+
+
+def batch() -> Kwargs:
+    """Tokens, and the same tokens as labels: output 0 is then the loss."""
+    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH))
+    return {"input_ids": tokens, "labels": tokens.clone()}
+
+
+# ------------------------------------------------------------------------------------- the cases
+
+
+def eager(model: nn.Module, kwargs: Kwargs) -> None:
+    """One training step, run as it is."""
+    model(**kwargs).loss.backward()
+
+
+def ours(
+    model: nn.Module, kwargs: Kwargs, *, cut: str, dynamic: bool = False, build: bool = False
+) -> object:
+    """One capture and one cut; with `build`, its FX graph as well."""
+    program = foretrace.capture(model, (), kwargs, dynamic_shapes=True if dynamic else None)
+    made = program.cut(cut, loss=0) if cut == "joint" else program.cut(cut)
+    return made.graph_module if build else made
+
+
+def compiled(model: nn.Module, kwargs: Kwargs, *, dynamic: bool = False, whole: bool) -> None:
+    """The first training step through torch.compile; with `whole`, a graph break is a refusal."""
+    torch._dynamo.reset()
+    step = torch.compile(model, backend="aot_eager", dynamic=dynamic, fullgraph=whole)
+    step(**kwargs).loss.backward()
+
+
+def exported(model: nn.Module, kwargs: Kwargs, *, dynamic: bool = False) -> object:
+    """torch.export of the forward; with `dynamic`, Dim.AUTO on every size of every input."""
+    auto = {
+        name: dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for name, x in kwargs.items()
+    }
+    return torch.export.export(model, (), kwargs, dynamic_shapes=auto if dynamic else None)
+
+
+CUT, GRAPH = "foretrace", "foretrace + graph_module"
+WHOLE, BROKEN = "torch.compile", "torch.compile, with breaks"
+
+# Every row of the table: what is made, who makes it, how.
+GROUPS: dict[str, dict[str, Case]] = {
+    "joint": {
+        CUT: partial(ours, cut="joint"),
+        GRAPH: partial(ours, cut="joint", build=True),
+        WHOLE: partial(compiled, whole=True),
+        BROKEN: partial(compiled, whole=False),
+    },
+    "export": {
+        CUT: partial(ours, cut="export"),
+        GRAPH: partial(ours, cut="export", build=True),
+        "torch.export": exported,
+    },
+    "joint, dynamic": {
+        CUT: partial(ours, cut="joint", dynamic=True),
+        GRAPH: partial(ours, cut="joint", dynamic=True, build=True),
+        WHOLE: partial(compiled, whole=True, dynamic=True),
+        BROKEN: partial(compiled, whole=False, dynamic=True),
+    },
+    "export, dynamic": {
+        CUT: partial(ours, cut="export", dynamic=True),
+        GRAPH: partial(ours, cut="export", dynamic=True, build=True),
+        "torch.export": partial(exported, dynamic=True),
+    },
+    "one step": {"eager": eager},
+}
+
+
+# ------------------------------------------------------------------------------------- measuring
+
+
+@dataclass
+class Row:
+    """One case on one model: its times in seconds, or why it refused."""
+
+    model: str
+    group: str
+    who: str
+    seconds: list[float] = field(default_factory=list)
+    error: str | None = None
+
+    def to_dict(self, group: list["Row"]) -> dict[str, object]:
+        """The row, and its ratios to our rows in the same group, for programs."""
+        known = {"model": self.model, "group": self.group, "who": self.who}
+        if self.error or not self.seconds:
+            return {**known, "error": self.error}
+        base = {row.who: median(row.seconds) for row in group if row.seconds}
+        return {
+            **known,
+            "seconds": self.seconds,
+            "first": self.seconds[0],
+            "median": median(self.seconds),
+            "min": min(self.seconds),
+            "ratio": {who: base[self.who] / base[who] for who in (CUT, GRAPH) if who in base},
+        }
+
+
+def first_line(error: BaseException) -> str:
+    """The type of an error and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def measure(row: Row, case: Case, model: nn.Module) -> None:
+    """Run a case once more and note its time, or its refusal."""
+    kwargs = batch()
+    gc.collect()
+    start = perf_counter()
+    try:
+        case(model, kwargs)
+    except Exception as error:  # noqa: BLE001  (whatever a tool raises is its result)
+        row.error = first_line(error)
+    else:
+        row.seconds.append(perf_counter() - start)
+
+
+def run(names: list[str], repeat: int, layers: int | None, console: Console) -> list[list[Row]]:
+    """Measure every case on every model; one list per model and group."""
+    depth = () if layers is None else (layers,)
+    table = {(m, g): [Row(m, g, who) for who in GROUPS[g]] for m in names for g in GROUPS}
+    turns = [(key, row) for _ in range(repeat) for key, rows in table.items() for row in rows]
+    refused = set()
+    for key, row in track(turns, "capturing", console=console, transient=True):
+        if row.error is None and (row.who != BROKEN or (key, WHOLE) in refused):
+            measure(row, GROUPS[row.group][row.who], MODELS[row.model](*depth))
+        if row.error is not None:
+            refused.add((key, row.who))
+    return [[row for row in rows if row.seconds or row.error] for rows in table.values()]
+
+
+# ------------------------------------------------------------------------------------- reporting
+
+
+def environment() -> dict[str, object]:
+    """What the numbers depend on."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def columns(row: Row, group: list[Row]) -> list[str]:
+    """One line of the table."""
+    facts = row.to_dict(group)
+    if "error" in facts:
+        return [row.who, "refused"]
+    times = [f"{facts[key]:.3f}" for key in ("first", "median", "min")]
+    ratios = facts["ratio"]
+    return [row.who, *times, *(f"{ratios[x]:.1f}x" if x in ratios else "" for x in (CUT, GRAPH))]
+
+
+def show(groups: list[list[Row]], console: Console) -> None:
+    """Print one table for each model, and below it what the refusals said."""
+    console.print("  ".join(f"{name} {value}" for name, value in environment().items()))
+    for model in dict.fromkeys(rows[0].model for rows in groups):
+        of_model = [rows for rows in groups if rows[0].model == model]
+        table = Table(f"{model}, seconds")
+        for heading in ("first", "median", "min", "to cut", "to graph"):
+            table.add_column(heading, justify="right")
+        for rows in of_model:
+            table.add_section()
+            table.add_row(f"[bold]{rows[0].group}")
+            for row in rows:
+                table.add_row(*columns(row, rows))
+        console.print(table)
+        for row in (row for rows in of_model for row in rows if row.error):
+            console.print(f"{row.group}: {row.who} refused: {row.error}", markup=False)
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Read the command line; the names of unknown models are refused."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}")
+    parser.add_argument("--repeat", type=int, default=3, help="how often each case is run")
+    parser.add_argument("--layers", type=int, help="another depth, for a quick look")
+    parser.add_argument("--json", action="store_true", help="print every time, for programs")
+    options = parser.parse_args(argv)
+    options.models = options.models.split(",")
+    if unknown := set(options.models) - MODELS.keys():
+        parser.error(f"no such model: {', '.join(sorted(unknown))}")
+    if options.repeat < 1:
+        parser.error("--repeat is at least 1")
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print; 0 if every case of foretrace ran, 1 otherwise."""
+    options = arguments(argv)
+    warnings.filterwarnings("ignore", module=r"torch|transformers")
+    torch.manual_seed(0)
+    groups = run(options.models, options.repeat, options.layers, Console(stderr=True))
+    if options.json:
+        rows = [row.to_dict(rows) for rows in groups for row in rows]
+        print(json.dumps({"environment": environment(), "rows": rows}, indent=2))
+    else:
+        show(groups, Console())
+    refused = [row for rows in groups for row in rows if row.error and row.who in (CUT, GRAPH)]
+    return 1 if refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""foretrace's own entry points: capture a program, cut it, run and explain the cuts."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from foretrace.errors import Refusal
+from foretrace.ir.fx import to_fx
+from foretrace.ir.program import Graph, Recorded, Signature
+from foretrace.passes.cut import Level, Selector, forward_graph, joint_graph, needs
+from foretrace.rules.norms import NORM_RULES
+from foretrace.rules.table import RuleTable
+from foretrace.runtime.calls import run_forward, run_joint
+from foretrace.symbols.dynamic import Dynamic, dynamic_of
+from foretrace.symbols.sizes import Symbols
+from foretrace.targets.profile import Target, target_of
+from foretrace.targets.semantics import TargetSemantics
+from foretrace.trace.abstract import Types
+from foretrace.trace.capture import Capture, record
+from foretrace.trace.sources import Sources
+
+RULES = RuleTable(NORM_RULES)
+
+
+class Program:
+    """One recorded run; every graph is a cut through its tree."""
+
+    def __init__(self, recorded: Recorded, semantics: TargetSemantics) -> None:
+        self.recorded, self.semantics = recorded, semantics
+
+    @property
+    def target(self) -> Target:
+        """The device that the program was captured for."""
+        return self.semantics.target
+
+    def cut(
+        self,
+        kind: str,
+        *,
+        loss: int | None = None,
+        keep: Iterable[Selector] = (),
+        open: Iterable[Selector] = (),  # noqa: A002 - the word of the public API
+    ) -> "Cut":
+        """A graph of the program; the program does not run again.
+
+        Args:
+            kind: "export" (forward, ops as written), "aten" (forward, leaf ops) or "joint"
+                (forward and backward).
+            loss: for "joint", the index of the scalar output to differentiate; None makes the
+                gradients of the outputs inputs of the graph.
+            keep: ops to leave whole: names, OpOverloads, or predicates on an Op.
+            open: ops to take apart where the cut would leave them whole.
+
+        Raises:
+            Refusal: an op on the way of a gradient has no derivative, or the loss is no scalar.
+        """
+        level = Level(kind == "export", tuple(keep), tuple(open))
+        if kind == "joint":
+            graph = joint_graph(self.recorded, self.semantics, level, loss)
+        elif kind in ("export", "aten"):
+            graph = forward_graph(self.recorded, self.semantics, level, kind)
+        else:
+            raise Refusal(
+                f"there is no cut {kind!r}", kind="unknown cut",
+                do='use one of "export", "aten", "joint"',
+            )  # fmt: skip
+        return Cut(self, graph, loss)
+
+
+class Cut:
+    """One graph: callable, printable, explainable."""
+
+    def __init__(self, program: Program, graph: Graph, loss: int | None) -> None:
+        self.program, self.graph, self.loss = program, graph, loss
+        self._module: fx.GraphModule | None = None
+
+    @property
+    def signature(self) -> Signature:
+        """Roles of every input and output, in the order of the graph module's."""
+        return self.graph.signature
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """The cut as a torch.fx.GraphModule with flat inputs and outputs; built when asked for."""
+        if self._module is None:
+            recorded = self.program.recorded
+            mode = self.program.semantics.inference.mode
+            self._module = to_fx(self.graph, recorded.symbols, mode, needs)
+        return self._module
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes, in order."""
+        return tuple(node.name for node in self.graph_module.graph.nodes)
+
+    def __call__(
+        self, *args: Any, tangents: Sequence[torch.Tensor] | None = None, **kwargs: Any
+    ) -> Any:
+        """Run the cut on inputs like those it was captured with.
+
+        Returns:
+            What the program returns; for a joint cut, that and the gradients by name.
+
+        Raises:
+            Refusal: an input breaks what the capture relied on.
+        """
+        recorded = self.program.recorded
+        if self.graph.kind == "joint":
+            return run_joint(self.graph_module, self.graph, recorded, args, kwargs, tangents)
+        return run_forward(self.graph_module, self.graph, recorded, args, kwargs)
+
+
+def capture(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    target: str | Target | None = None,
+    dynamic_shapes: Any = None,
+) -> Program:
+    """Run a program once over abstract tensors and keep what it did.
+
+    Args:
+        fn: a function or nn.Module; it runs unmodified, and no kernel runs.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        target: the device to capture for; None: the inputs' own.
+        dynamic_shapes: which input sizes are symbols, in torch.export's form; True: every one.
+
+    Raises:
+        Refusal: the program has no exact graph; the message has the user's line and a way out.
+    """
+    if not callable(fn):
+        raise Refusal(f"{fn!r} is not callable", kind="wrong call", do="pass a function or module")
+    sources = Sources()
+    symbols = Symbols(sources.here)
+    types = Types(symbols)
+    chosen = target_of(target, _device_of(fn, args, kwargs))
+    table = RULES
+    semantics = TargetSemantics(chosen, types, table)
+    dynamic = dynamic_of(dynamic_shapes, symbols)
+    run = Capture(types, semantics, sources, chosen.device, dynamic)
+    return Program(record(fn, tuple(args), kwargs or {}, run, chosen), semantics)
+
+
+def _device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:
+    tensors = [x for x in (*args, *(kwargs or {}).values()) if isinstance(x, torch.Tensor)]
+    if not tensors and isinstance(fn, torch.nn.Module):
+        tensors = list(fn.parameters())[:1]
+    return tensors[0].device if tensors else torch.device("cpu")

@@ -1,0 +1,104 @@
+"""What happened, where in the user's code, near what, and what to do: the form of every error."""
+
+import linecache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import CodeType, TracebackType
+
+PACKAGE_DIR = __file__.rpartition("/")[0] + "/"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of the user's program; `text` is the code itself."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def text(self) -> str:
+        """The source line, stripped; empty where the source cannot be read."""
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}:   {self.text}".rstrip(": ")
+
+
+class Refusal(RuntimeError):
+    """A program, or a request about one, that foretrace does not answer, and why.
+
+    Args:
+        what: what happened, one line.
+        at: the user's line, if one is known.
+        module: path of the module calls around it, outermost first.
+        near: the operations around it, as text; the offending one starts with ">".
+        do: ways out, one a line.
+        kind: a short stable name, for programs ("no derivative", "data-dependent", ...).
+    """
+
+    def __init__(  # noqa: PLR0913 - one keyword per part of the message
+        self,
+        what: str,
+        *,
+        at: Frame | None = None,
+        module: Sequence[str] = (),
+        near: Sequence[str] = (),
+        do: str | Sequence[str] = (),
+        kind: str = "refused",
+    ) -> None:
+        self.what, self.at, self.module, self.near, self.kind = what, at, module, near, kind
+        self.do = (do,) if isinstance(do, str) else tuple(do)
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        parts = [("at", [str(self.at)] if self.at else []), ("in", self._module_path())]
+        parts += [("near", list(self.near)), ("do", list(self.do))]
+        return "\n".join([self.what, *(line for part in parts for line in _aligned(*part))])
+
+    def to_dict(self) -> dict[str, object]:
+        """The same, for programs."""
+        at = self.at and {
+            "file": self.at.file,
+            "line": self.at.line,
+            "function": self.at.function,
+            "code": self.at.text,
+        }
+        return {
+            "kind": self.kind,
+            "what": self.what,
+            "at": at,
+            "in": list(self.module),
+            "near": list(self.near),
+            "do": list(self.do),
+        }
+
+    def located(self, at: Frame | None, module: Sequence[str], near: Sequence[str]) -> "Refusal":
+        """Fill in the place where none was known; what is known stays."""
+        self.at, self.module = self.at or at, self.module or module
+        self.near = self.near or near
+        return self
+
+    def _module_path(self) -> list[str]:
+        return [" / ".join(self.module)] if self.module else []
+
+
+def _aligned(label: str, lines: list[str]) -> list[str]:
+    heads = [label] + [""] * (len(lines) - 1)
+    return [f"  {head:<5} {line}" for head, line in zip(heads, lines, strict=False)]
+
+
+def is_library(code: CodeType, library_dirs: tuple[str, ...]) -> bool:
+    """Whether code belongs to foretrace or to one of the given folders, so is not the user's."""
+    return code.co_filename.startswith((PACKAGE_DIR, "<", *library_dirs))
+
+
+def user_frame_of(traceback: TracebackType | None, library_dirs: tuple[str, ...]) -> Frame | None:
+    """The innermost user line of a traceback; None if it never was in the user's code."""
+    found = None
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not is_library(code, library_dirs):
+            found = Frame(code.co_filename, traceback.tb_lineno, code.co_qualname)
+        traceback = traceback.tb_next
+    return found

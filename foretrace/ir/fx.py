@@ -1,0 +1,254 @@
+"""A cut as a real torch.fx.GraphModule. The only place that knows fx's opcodes and `meta`."""
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from foretrace import torch_api
+from foretrace.ir.names import Names, wish
+from foretrace.ir.op import Op, Tree, Value, values_in
+from foretrace.ir.program import Graph
+from foretrace.ir.types import TensorType
+from foretrace.symbols.sizes import Symbols
+
+Needs = Callable[[Op], list[Value]]
+
+
+class Emitter:
+    """Builds one fx graph; kept ops become submodules with graphs of their own."""
+
+    def __init__(self, symbols: Symbols, vals: "Vals", needs: Needs) -> None:
+        self.symbols, self.vals, self.needs = symbols, vals, needs
+        self.graph, self.root = fx.Graph(), torch.nn.Module()
+        self.names = Names()
+        self.nodes: dict[Value, fx.Node] = {}
+        self.sizes: dict[sympy.Basic, Any] = {}
+        self.op_nodes: dict[str, Op] = {}
+
+    def placeholder(self, value: Value, name: str) -> None:
+        """One input."""
+        node = self.graph.create_node("placeholder", self.names.new(name), name=None)
+        self._learn(value, node)
+
+    def _learn(self, value: Value, node: fx.Node) -> None:
+        self.nodes[value] = node
+        node.meta["val"] = self.vals.of(value)
+
+    def emit(self, op: Op) -> None:
+        """One op: a call of its target, or of a submodule that holds its body."""
+        callable_whole = op.region is None or (
+            hasattr(op.target, "overloadpacket") and set(op.outs) <= set(values_in(op.result))
+        )
+        name = self.names.new(wish(op))
+        if callable_whole:
+            args, kwargs = self._arguments(op.args), self._arguments(op.kwargs)
+            node = self.graph.create_node("call_function", op.target, args, kwargs, name)
+            self._results(op, node, op.result)
+        else:
+            self._submodule(op, name)
+
+    def _submodule(self, op: Op, name: str) -> None:
+        inputs = self.needs(op)
+        inner = Emitter(self.symbols, self.vals, self.needs)
+        for value in inputs:
+            inner.placeholder(value, self.nodes[value].name)
+        symbols = self._symbols_below(op)
+        for symbol in symbols:
+            inner.size_placeholder(symbol, self._size(symbol))
+        for each in op.region or ():
+            emit_flat(inner, each)
+        self.root.add_module(name, inner.finish(op.outs, name))
+        args = tuple(self.nodes[value] for value in inputs) + tuple(map(self._size, symbols))
+        node = self.graph.create_node("call_module", name, args, {}, name)
+        self._results(op, node, tuple(op.outs))
+
+    def _symbols_below(self, op: Op) -> list[sympy.Symbol]:
+        found = {s for each in _leaves_of(op.region or ()) for s in _symbols((each.args, each.kwargs))}
+        return sorted(found, key=str)
+
+    def size_placeholder(self, symbol: sympy.Symbol, outer: Any) -> None:
+        """A size that a submodule gets from outside."""
+        node = self.graph.create_node("placeholder", self.names.new(str(symbol)))
+        node.meta["val"] = outer.meta["val"]
+        self.sizes[symbol] = node
+
+    def _results(self, op: Op, node: fx.Node, result: Tree) -> None:
+        self._describe(node, op)
+        if isinstance(result, Value):
+            if result in op.outs:
+                self._learn(result, node)
+            return
+        node.meta["val"] = self.vals.tree(result)
+        self._items(op, node, result)
+
+    def _items(self, op: Op, node: fx.Node, result: Tree) -> None:
+        for index, item in enumerate(result if isinstance(result, (tuple, list)) else ()):
+            if isinstance(item, (tuple, list)) or (isinstance(item, Value) and item in op.outs):
+                part = self.graph.create_node(
+                    "call_function", operator.getitem, (node, index), {}, self.names.new("getitem")
+                )
+                self._describe(part, op)
+                if isinstance(item, Value):
+                    self._learn(item, part)
+                else:
+                    self._items(op, part, item)
+
+    def _describe(self, node: fx.Node, op: Op) -> None:
+        self.op_nodes[node.name] = op
+        node.meta["foretrace"] = op
+        frame, module = op.origin.frame, op.origin.module
+        if frame is not None:
+            node.meta["stack_trace"] = (
+                f'  File "{frame.file}", line {frame.line}, in {frame.function}\n    {frame.text}\n'
+            )
+        if module is not None:
+            node.meta["nn_module_stack"] = {
+                str(i): (call.path, call.qualified_class) for i, call in enumerate(module.stack())
+            }
+
+    # ---- arguments ----------------------------------------------------------------------------
+
+    def _arguments(self, tree: Tree) -> Any:
+        if isinstance(tree, Value):
+            return self.nodes[tree]
+        if isinstance(tree, (tuple, list)):
+            return type(tree)([self._arguments(item) for item in tree])
+        if isinstance(tree, dict):
+            return {name: self._arguments(item) for name, item in tree.items()}
+        if isinstance(tree, sympy.Basic):
+            return self._size(tree)
+        return tree
+
+    def _size(self, expr: Any) -> Any:
+        """The node that computes an expression; made once, from the sizes of the inputs."""
+        expr = self.symbols.simplify(expr)
+        if isinstance(expr, sympy.Integer):
+            return int(expr)
+        if expr not in self.sizes:
+            if isinstance(expr, sympy.Symbol):
+                self.sizes[expr] = self._symbol(expr)
+            else:
+                self.sizes[expr] = self._expression(expr)
+        return self.sizes[expr]
+
+    def _symbol(self, symbol: sympy.Symbol) -> Any:
+        for value, node in self.nodes.items():
+            if node.op == "placeholder":
+                for dim, size in enumerate(value.type.shape):
+                    if size == symbol:
+                        return self._size_node(symbol, node, dim)
+        raise AssertionError(f"no input has the size {symbol}")
+
+    def _size_node(self, symbol: sympy.Symbol, node: fx.Node, dim: int) -> fx.Node:
+        name = self.names.new(f"sym_size_{symbol}")
+        target = torch.ops.aten.sym_size.int
+        with self.graph.inserting_after(self._last_placeholder()):
+            made = self.graph.create_node("call_function", target, (node, dim), {}, name)
+        made.meta["val"] = self.symbols.symbolic(symbol)
+        return made
+
+    def _last_placeholder(self) -> fx.Node:
+        return [node for node in self.graph.nodes if node.op == "placeholder"][-1]
+
+    def _expression(self, expr: sympy.Basic) -> Any:
+        free = {s: fx.Proxy(self._size(s)) for s in expr.free_symbols}
+        before = set(self.graph.nodes)
+        proxy = torch_api.interpret_expression(expr, free)
+        for node in self.graph.nodes:
+            if node not in before:
+                node.meta["val"] = self._value_of(node)
+        return proxy.node
+
+    def _value_of(self, node: fx.Node) -> Any:
+        def known(arg: Any) -> Any:
+            return arg.meta["val"] if isinstance(arg, fx.Node) else arg
+
+        function: Any = node.target
+        return function(*map(known, node.args))
+
+    # ---- the whole ----------------------------------------------------------------------------
+
+    def finish(self, results: Iterable[Tree], name: str) -> fx.GraphModule:
+        """Close the graph."""
+        self.graph.output(tuple(self._arguments(result) for result in results))
+        module = fx.GraphModule(self.root, self.graph, class_name=_class_name(name))
+        module.meta["foretrace"] = self.op_nodes
+        return module
+
+
+def emit_flat(emitter: Emitter, op: Op) -> None:
+    """Emit an op of a kept op's body, opened to its leaves."""
+    if op.region is None and op.definition is None:
+        emitter.emit(op)
+    else:
+        for inner in op.body or ():
+            emit_flat(emitter, inner)
+
+
+def _leaves_of(ops: Iterable[Op]) -> list[Op]:
+    return [leaf for op in ops for leaf in ([op] if op.leaf else _leaves_of(op.body or ()))]
+
+
+def _symbols(tree: Tree) -> set[sympy.Symbol]:
+    if isinstance(tree, (tuple, list)):
+        return {s for item in tree for s in _symbols(item)}
+    if isinstance(tree, dict):
+        return {s for item in tree.values() for s in _symbols(item)}
+    return set(tree.free_symbols) if isinstance(tree, sympy.Basic) else set()
+
+
+def _class_name(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_")) or "Graph"
+
+
+class Vals:
+    """Fake tensors for `node.meta["val"]`: one for each value, views over their base's storage."""
+
+    def __init__(self, mode: torch_api.FakeTensorMode, symbols: Symbols) -> None:
+        self.mode, self.symbols = mode, symbols
+        self._known: dict[Value, torch.Tensor] = {}
+        self._metas: dict[TensorType, torch.Tensor] = {}
+
+    def of(self, value: Value) -> torch.Tensor:
+        """The fake tensor of a value."""
+        known = self._known.get(value)
+        if known is None:
+            type = value.type  # noqa: A001
+            known = torch_api.fake_tensor(self.mode, self._meta(type), type.device)
+            self._known[value] = known
+        return known
+
+    def tree(self, tree: Tree) -> Any:
+        """A structure with fake tensors for values."""
+        if isinstance(tree, Value):
+            return self.of(tree)
+        if isinstance(tree, (tuple, list)):
+            return tuple(self.tree(item) for item in tree)
+        return tree
+
+    def _meta(self, type: TensorType) -> torch.Tensor:  # noqa: A002
+        if not type.symbols:
+            return torch.empty_strided(type.shape, type.stride, dtype=type.dtype, device="meta")
+        number = self.symbols.number
+        if type not in self._metas:
+            self._metas[type] = torch.empty_strided(
+                tuple(map(number, type.shape)), tuple(map(number, type.stride)),
+                dtype=type.dtype, device="meta",
+            )  # fmt: skip
+        return torch.empty_like(self._metas[type])
+
+
+def to_fx(
+    graph: Graph, symbols: Symbols, mode: torch_api.FakeTensorMode, needs: Needs
+) -> fx.GraphModule:
+    """The graph module of a cut: its arguments and results are flat, in the signature's order."""
+    emitter = Emitter(symbols, Vals(mode, symbols), needs)
+    for item in graph.inputs:
+        emitter.placeholder(item.value, item.role.name)
+    for op in graph.ops:
+        emitter.emit(op)
+    return emitter.finish([output.value for output in graph.outputs], graph.kind)

@@ -1,0 +1,270 @@
+"""Values, ops and regions: the nodes of the tree.
+
+A parent and its children share the same values, so a cut is a flattening without renaming.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from foretrace.errors import Frame
+from foretrace.ir.types import TensorType
+
+Target: TypeAlias = Any
+"""What an op calls: an OpOverload, a ModuleCall, a Backward, or a Python operator."""
+Tree: TypeAlias = Any
+"""Values and constants, nested in tuples, lists, dicts and slices, as the call had them."""
+
+
+class Value:
+    """One tensor, known by identity."""
+
+    __slots__ = ("hint", "type")
+
+    def __init__(self, type: TensorType, hint: str = "") -> None:  # noqa: A002 - its name is `type`
+        self.type, self.hint = type, hint
+
+    def __repr__(self) -> str:
+        return f"%{self.hint or format(id(self), 'x')[-5:]}: {self.type!r}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleCall:
+    """One call of an nn.Module; `path` is "" for the program's own module."""
+
+    path: str
+    class_name: str
+    qualified_class: str
+    outer: "ModuleCall | None" = None
+
+    def stack(self) -> tuple["ModuleCall", ...]:
+        """The calls from the outermost to this one."""
+        return (*(self.outer.stack() if self.outer else ()), self)
+
+    def __str__(self) -> str:
+        return self.path or self.class_name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """A decision about one op: what was taken, why, and what was not and why not."""
+
+    what: str
+    value: str
+    reason: str
+    rejected: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """Where an op comes from: the user's line, the module call, the grad mode it ran under."""
+
+    frame: Frame | None
+    module: ModuleCall | None
+    grad_mode: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RuleName:
+    """Which derivative made a backward op: the autograd node's name, or our rule's place."""
+
+    name: str
+    kind: str
+    """"derived" (asked of the installed torch), "registered" (ours or the user's), "engine"."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Backward:
+    """Target of a backward op: the derivative of `of` by the named rule."""
+
+    of: "Op"
+    rule: RuleName
+
+    def __str__(self) -> str:
+        return f"{target_name(self.of.target)}_backward"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ViewStep:
+    """How a tensor was made as a view of another: the call, and which of its results it is."""
+
+    func: Target
+    args: tuple[Tree, ...]
+    kwargs: dict[str, Tree]
+    base: Value
+    position: int
+    grad_mode: bool
+    followed: bool
+    """False where autograd does not follow the view back to its base (detach)"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Write:
+    """Target of an in-place op on a view, or of one that autograd does not see, made a value.
+
+    The op's arguments are `(base, arguments of func)`; its out is the new content of `base`.
+    `steps` lead from the base to the view that was written.
+    """
+
+    func: Target
+    steps: tuple[ViewStep, ...]
+    followed: bool
+
+    def __str__(self) -> str:
+        return target_name(self.func)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Definition:
+    """What an op is made of, written once for every call with operands of the same types.
+
+    `ops` speak of `params` and of values of their own, among them `outs`, which stand for the outs
+    of the call; `Op.body` gives a copy that speaks of the caller's values.
+    """
+
+    params: tuple[Value, ...]
+    ops: tuple["Op", ...]
+    outs: tuple[Value, ...]
+
+
+class Op:
+    """One call.
+
+    `result` is what it returned (new values, operands handed back, constants), `outs` the new
+    values in it. An op without a definition and without a region is a leaf. An empty body is a
+    composite that did nothing, such as dropout in eval mode. `writes`: the target writes in place,
+    and the region is the form of it that returns the new value.
+    """
+
+    __slots__ = (
+        "args", "because", "choice", "definition", "kwargs", "origin",
+        "outs", "region", "result", "rule", "target", "writes",
+    )  # fmt: skip
+
+    def __init__(  # noqa: PLR0913 - an op is these facts; all callers use keywords
+        self,
+        target: Target,
+        args: tuple[Tree, ...],
+        kwargs: dict[str, Tree],
+        result: Tree,
+        outs: tuple[Value, ...],
+        *,
+        origin: Origin,
+        definition: Definition | None = None,
+        region: "list[Op] | None" = None,
+        because: "Op | None" = None,
+        rule: RuleName | None = None,
+        choice: Choice | None = None,
+        writes: bool = False,
+    ) -> None:
+        self.target, self.args, self.kwargs = target, args, kwargs
+        self.result, self.outs, self.origin = result, outs, origin
+        self.definition, self.region = definition, region
+        self.because, self.rule, self.choice, self.writes = because, rule, choice, writes
+
+    @property
+    def leaf(self) -> bool:
+        """Whether nothing lies below it."""
+        return self.definition is None and self.region is None
+
+    @property
+    def body(self) -> "list[Op] | None":
+        """The ops below, speaking of this op's own operands and outs; None for a leaf."""
+        if self.region is None and self.definition is not None:
+            self.region = instantiate(self.definition, self)
+        return self.region
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        """The values among its arguments, each once, in order."""
+        return tuple(dict.fromkeys(values_in((self.args, self.kwargs))))
+
+    def __repr__(self) -> str:
+        return f"{self.outs} = {target_name(self.target)}{self.args}"
+
+
+def values_in(tree: Tree) -> Iterator[Value]:
+    """The values of a nested structure, left to right."""
+    if isinstance(tree, Value):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from values_in(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from values_in(item)
+
+
+def map_values(tree: Tree, change: Callable[[Value], Tree]) -> Tree:
+    """The structure with every value replaced by `change(value)`."""
+    if isinstance(tree, Value):
+        return change(tree)
+    if isinstance(tree, (tuple, list)):
+        return type(tree)([map_values(item, change) for item in tree])
+    if isinstance(tree, dict):
+        return {key: map_values(item, change) for key, item in tree.items()}
+    return tree
+
+
+def substitute(tree: Tree, env: dict[Value, Any]) -> Tree:
+    """The structure with every value that `env` knows replaced."""
+    if isinstance(tree, Value):
+        return env.get(tree, tree)
+    if isinstance(tree, (tuple, list)):
+        return type(tree)([substitute(item, env) for item in tree])
+    if isinstance(tree, dict):
+        return {key: substitute(item, env) for key, item in tree.items()} if tree else tree
+    return tree
+
+
+def instantiate(definition: Definition, call: Op) -> list[Op]:
+    """The definition's ops in the words of one call of it."""
+    env: dict[Value, Any] = dict(zip(definition.params, call.operands, strict=True))
+    env.update(zip(definition.outs, call.outs, strict=True))
+    return copy_ops(definition.ops, env, call)
+
+
+def copy_ops(ops: Iterable[Op], env: dict[Value, Any], call: Op) -> list[Op]:
+    """Copies of ops with values replaced by `env`, which learns the copies' own outs.
+
+    Each copy has the origin, `because` and `rule` of `call`, unless it has its own.
+    """
+    return [_copy_op(op, env, call) for op in ops]
+
+
+def _copy_op(op: Op, env: dict[Value, Any], call: Op) -> Op:
+    for out in op.outs:
+        if out not in env:
+            env[out] = Value(out.type, out.hint)
+    return Op(
+        op.target,
+        substitute(op.args, env),
+        substitute(op.kwargs, env),
+        substitute(op.result, env),
+        tuple([env[out] for out in op.outs]),
+        origin=Origin(call.origin.frame, call.origin.module, op.origin.grad_mode),
+        definition=op.definition,
+        region=None if op.definition else op.region and copy_ops(op.region, env, call),
+        because=op.because or call.because,
+        rule=op.rule or call.rule,
+        choice=op.choice,
+        writes=op.writes,
+    )
+
+
+def target_name(target: Target) -> str:
+    """A readable name: "mm" for aten.mm.default, "getitem" for operator.getitem."""
+    schema = getattr(target, "_schema", None)
+    if schema is not None:
+        return str(schema.name).rpartition("::")[2]
+    return str(getattr(target, "__name__", target))
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """A list of ops over parameters, and what it hands out."""
+
+    params: list[Value]
+    ops: list[Op]
+    results: list[Tree]
+    history: tuple[str, ...] = field(default=())

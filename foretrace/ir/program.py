@@ -1,0 +1,114 @@
+"""A recorded program, and the roles of what goes in and what comes out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from foretrace.ir.op import Op, Tree, Value
+from foretrace.symbols.sizes import Guard, Symbols
+
+Kind: TypeAlias = Literal[
+    "parameter", "buffer", "input", "captured", "constant", "tangent", "saved",
+    "output", "mutation", "gradient",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What an input or an output is. Roles compose: the gradient of the parameter "w"."""
+
+    kind: Kind
+    name: str
+
+    def __str__(self) -> str:
+        links = {"gradient": "gradient of", "mutation": "new value of", "tangent": "tangent of"}
+        return f"{links.get(self.kind, self.kind)} {self.name}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Input:
+    """A value that the program gets; `tensor` is the live tensor of a parameter or constant."""
+
+    value: Value
+    role: Role
+    leaf: bool = False
+    """whether it was a leaf of autograd, so that its gradient is accumulated there"""
+    tensor: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """A value, None or constant that the program gives."""
+
+    value: Tree
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Roles of every input and output, in the order of the graph's."""
+
+    inputs: tuple[Role, ...]
+    outputs: tuple[Role, ...]
+
+    def __str__(self) -> str:
+        rows = [f"  in   {role}" for role in self.inputs]
+        return "\n".join([*rows, *(f"  out  {role}" for role in self.outputs)])
+
+    def to_dict(self) -> dict[str, list[dict[str, str]]]:
+        """The same, for programs."""
+        both = {"inputs": self.inputs, "outputs": self.outputs}
+        return {
+            side: [{"kind": role.kind, "name": role.name} for role in roles]
+            for side, roles in both.items()
+        }
+
+
+@dataclass(slots=True, eq=False)
+class Recorded:
+    """The tree of one run.
+
+    Mutation is already explicit: `mutations` pairs the index of an input with its new value.
+    `replaced` names buffers whose attribute the program bound to another tensor.
+    """
+
+    ops: list[Op]
+    inputs: list[Input]
+    outputs: list[Output]
+    mutations: list[tuple[int, Value]]
+    replaced: list[tuple[int, Value]]
+    symbols: Symbols
+    guards: tuple[Guard, ...]
+    target: Any
+    requires: "Requirements"
+
+
+@dataclass(slots=True, eq=False)
+class Requirements:
+    """What a later call has to look like, beside the types of its tensors."""
+
+    in_structure: Any
+    out_structure: Any
+    constants: list[tuple[str, Any]] = field(default_factory=list)
+    """Python arguments by name, with the value that the run saw"""
+
+
+@dataclass(slots=True, eq=False)
+class Graph:
+    """A cut: flat ops, with bodies only under ops that were kept."""
+
+    inputs: list[Input]
+    ops: list[Op]
+    outputs: list[Output]
+    kind: str
+
+    @property
+    def signature(self) -> Signature:
+        """Roles of every input and output."""
+        return Signature(_roles(self.inputs), _roles(self.outputs))
+
+
+def _roles(items: Sequence[Input | Output]) -> tuple[Role, ...]:
+    return tuple(item.role for item in items)

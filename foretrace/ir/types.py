@@ -1,0 +1,98 @@
+"""Types of values: what is known of a tensor before it exists."""
+
+from typing import TypeAlias
+
+import operator
+from functools import reduce
+
+import sympy
+import torch
+
+Size: TypeAlias = int | sympy.Expr
+"""A size, stride or offset: a number, or an expression over the program's symbols."""
+
+DTYPE_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "b8",
+}
+
+
+class TensorType:
+    """Shape, strides, offset (elements), dtype, device and whether autograd follows it.
+
+    Immutable and compared by value. The hash is kept, because every recorded call is looked up
+    by the types of its operands.
+    """
+
+    __slots__ = ("_hash", "_key", "device", "dtype", "offset", "requires_grad", "shape", "stride")
+
+    def __init__(  # noqa: PLR0913 - a type is these six facts
+        self,
+        shape: tuple[Size, ...],
+        stride: tuple[Size, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        offset: Size = 0,
+        requires_grad: bool = False,
+    ) -> None:
+        self.shape, self.stride, self.offset = shape, stride, offset
+        self.dtype, self.device, self.requires_grad = dtype, device, requires_grad
+        self._key = (shape, stride, offset, dtype, device, requires_grad)
+        self._hash = hash(self._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, TensorType) and self._key == other._key)
+
+    def __repr__(self) -> str:
+        name = DTYPE_NAMES.get(self.dtype, str(self.dtype).removeprefix("torch."))
+        return f"{name}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether autograd can follow values of this dtype."""
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+    @property
+    def nbytes(self) -> Size:
+        """Bytes of the elements, without gaps."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def numel(self) -> Size:
+        """Number of elements."""
+        return reduce(operator.mul, self.shape, 1)
+
+    @property
+    def symbols(self) -> frozenset[sympy.Symbol]:
+        """The symbols that its sizes, strides and offset mention."""
+        sizes = (*self.shape, *self.stride, self.offset)
+        return frozenset(s for x in sizes if isinstance(x, sympy.Expr) for s in x.free_symbols)
+
+    def with_grad(self, requires_grad: bool) -> "TensorType":
+        """The same type, followed by autograd or not."""
+        if requires_grad == self.requires_grad:
+            return self
+        return TensorType(
+            self.shape, self.stride, self.dtype, self.device, self.offset, requires_grad
+        )
+
+    def same_layout(self, other: "TensorType") -> bool:
+        """Whether both have the same shape, strides and dtype."""
+        mine, theirs = (
+            (self.shape, self.stride, self.dtype),
+            (other.shape, other.stride, other.dtype),
+        )
+        return mine == theirs

@@ -1,0 +1,247 @@
+"""Cut the tree: flatten it down to the ops that are to stay whole."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.op import (
+    Backward,
+    ModuleCall,
+    Op,
+    Origin,
+    RuleName,
+    Value,
+    Write,
+    target_name,
+    values_in,
+)
+from foretrace.ir.program import Graph, Input, Output, Recorded, Role
+from foretrace.ir.types import TensorType
+from foretrace.passes.differentiate import Differentiation
+from foretrace.targets.semantics import TargetSemantics
+
+Selector = str | Callable[[Op], bool] | Any
+"""The name of an op or module class, an OpOverload or packet, or a predicate on an Op."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Which ops stay whole: all as written (export) or none (aten, joint), but for keep and open."""
+
+    written: bool
+    keep: tuple[Selector, ...] = ()
+    open: tuple[Selector, ...] = ()
+
+    def whole(self, op: Op) -> bool:
+        """Whether the op is one node."""
+        if op.writes:
+            return False
+        target = op.target
+        if isinstance(target, Backward):
+            return self.whole(target.of) and (not target.of.leaf or self.kept(target.of))
+        if self.kept(op):
+            return True
+        if op.leaf or any(selects(s, op) for s in self.open):
+            return op.leaf
+        return self.written and not isinstance(target, ModuleCall) and not _touches(op)
+
+    def kept(self, op: Op) -> bool:
+        """Whether the user asked to keep it."""
+        return any(selects(selector, op) for selector in self.keep)
+
+
+def selects(selector: Selector, op: Op) -> bool:
+    """Whether a selector means this op."""
+    target = op.target
+    if isinstance(selector, str):
+        names = {target_name(target), str(target)}
+        if isinstance(target, ModuleCall):
+            names |= {target.class_name, target.path}
+        return selector.removeprefix("aten.").removeprefix("aten::") in names or selector in names
+    if selector in (target, getattr(target, "overloadpacket", None)):
+        return True
+    is_predicate = callable(selector) and not hasattr(selector, "overloads")
+    return is_predicate and not hasattr(selector, "overloadpacket") and bool(selector(op))
+
+
+def _touches(op: Op) -> bool:
+    """Whether something below writes in place to what lives outside; then it cannot be called."""
+    if op.definition is not None or op.region is None:
+        return False
+    return any(inner.writes or _touches(inner) for inner in op.region)
+
+
+def flatten(ops: Iterable[Op], level: Level) -> Iterator[Op]:
+    """The ops of the cut, in order."""
+    for op in ops:
+        if level.whole(op):
+            yield op
+        else:
+            yield from flatten(op.body or (), level)
+
+
+def forward_graph(recorded: Recorded, semantics: TargetSemantics, level: Level, kind: str) -> Graph:
+    """The forward cut."""
+    outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
+    ops = _live(list(flatten(recorded.ops, level)), outputs, semantics)
+    return Graph(list(recorded.inputs), _with_saved(ops, outputs), outputs, kind)
+
+
+def joint_graph(
+    recorded: Recorded, semantics: TargetSemantics, level: Level, loss: int | None
+) -> Graph:
+    """Forward and backward in one graph: outputs, new contents, then gradients."""
+    walk = Differentiation(semantics.derivatives, semantics.inference, semantics.table, level.whole)
+    tangents = _seed(recorded, walk, loss)
+    walk.walk(recorded.ops)
+    outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
+    outputs += [
+        Output(walk.gradients.get(item.value), Role("gradient", item.role.name))
+        for item in recorded.inputs
+        if item.value.type.requires_grad
+    ]
+    flat = [*flatten(recorded.ops, level), *flatten(walk.scope.ops, level)]
+    ops = _live(flat, outputs, semantics)
+    return Graph([*recorded.inputs, *tangents], _with_saved(ops, outputs), outputs, "joint")
+
+
+def _mutation_outputs(recorded: Recorded) -> list[Output]:
+    written = [*recorded.mutations, *recorded.replaced]
+    return [Output(v, Role("mutation", recorded.inputs[i].role.name)) for i, v in written]
+
+
+# ---- where the backward walk starts --------------------------------------------------------------
+
+
+def _seed(recorded: Recorded, walk: Differentiation, loss: int | None) -> list[Input]:
+    """Give the outputs their gradients: one for a loss, new inputs for tangents."""
+    if loss is not None:
+        value = _loss_value(recorded, loss)
+        maker = next((op for op in reversed(recorded.ops) if value in op.outs), None)
+        because = maker or Op("loss", (), {}, None, (), origin=Origin(None, None))
+        ones = _ones_like(value, because)
+        walk.scope.ops.append(ones)
+        walk.gradients[value] = ones.outs[0]
+        return []
+    tangents = []
+    for output in recorded.outputs:
+        value = output.value
+        if isinstance(value, Value) and value.type.requires_grad:
+            tangent = Value(value.type.with_grad(False), f"tangent_{output.role.name}")
+            tangents.append(Input(tangent, Role("tangent", output.role.name or "output")))
+            walk.add(value, tangent, Op("tangent", (), {}, None, (), origin=Origin(None, None)))
+    if not tangents:
+        raise Refusal(
+            "no output requires grad, so there is no gradient to compute",
+            kind="nothing to differentiate",
+            do='use cut("aten"), or let a parameter or an input require grad',
+        )
+    return tangents
+
+
+def _loss_value(recorded: Recorded, loss: int) -> Value:
+    if not 0 <= loss < len(recorded.outputs):
+        raise Refusal(
+            f"loss={loss}, but the program has {len(recorded.outputs)} outputs",
+            kind="wrong loss",
+            do="give the index of a scalar output, or None to pass tangents",
+        )
+    value = recorded.outputs[loss].value
+    if not isinstance(value, Value) or not value.type.requires_grad:
+        raise Refusal(
+            f"output {loss} does not require grad, so it has no backward graph",
+            kind="wrong loss",
+            do='choose another output, or use cut("aten")',
+        )
+    if value.type.shape and value.type.numel != 1:
+        raise Refusal(
+            f"output {loss} is {value.type!r}; only a scalar has an implicit gradient",
+            kind="wrong loss",
+            do="return a scalar loss, or use loss=None and pass tangents=",
+        )
+    return value
+
+
+def _ones_like(value: Value, because: Op) -> Op:
+    plain = value.type.with_grad(False)
+    out = Value(TensorType(plain.shape, plain.stride, plain.dtype, plain.device))
+    kwargs = {"pin_memory": False, "memory_format": torch.preserve_format}
+    return Op(
+        torch.ops.aten.ones_like.default, (value,), kwargs, out, (out,),
+        origin=because.origin, because=because, rule=RuleName("root gradient", "engine"),
+    )  # fmt: skip
+
+
+# ---- what has to run ------------------------------------------------------------------------------
+
+
+def _live(ops: list[Op], outputs: Sequence[Output], semantics: TargetSemantics) -> list[Op]:
+    """The ops on which an output depends, and those that draw random numbers or only check."""
+    wanted = {v for output in outputs for v in values_in(output.value)}
+    kept = []
+    for op in reversed(ops):
+        if any(out in wanted for out in _all_outs(op)) or _effectful(op, semantics):
+            kept.append(op)
+            wanted.update(needs(op))
+    return kept[::-1]
+
+
+def needs(op: Op) -> list[Value]:
+    """The values from outside that an op, or its body, uses."""
+    if op.region is None:
+        return list(op.operands)
+    made: set[Value] = set()
+    found: list[Value] = list(op.operands)
+    for inner in op.region:
+        found += [v for v in needs(inner) if v not in made]
+        made.update(_all_outs(inner))
+    return list(dict.fromkeys(v for v in found if v not in made))
+
+
+def _all_outs(op: Op) -> set[Value]:
+    """Everything that an op makes, in its opened body too."""
+    found = set(op.outs)
+    for inner in op.region or ():
+        found |= _all_outs(inner)
+    return found
+
+
+def _effectful(op: Op, semantics: TargetSemantics) -> bool:
+    if isinstance(op.target, (ModuleCall, Backward, Write)):
+        return any(_effectful(inner, semantics) for inner in op.region or ())
+    if not hasattr(op.target, "overloadpacket"):
+        return False
+    if op.leaf:
+        schema = semantics.schema(op.target)
+        return schema.random or not schema.returns_tensors
+    inner_ops = op.definition.ops if op.definition is not None else op.region or ()
+    return any(_effectful(inner, semantics) for inner in inner_ops)
+
+
+def _with_saved(ops: list[Op], outputs: Sequence[Output]) -> list[Op]:
+    """Ops that were kept whole also return what is used of their insides."""
+    used = {v for op in ops for v in needs(op)}
+    used |= {v for output in outputs for v in values_in(output.value)}
+    return [op if op.region is None else _returning(op, used) for op in ops]
+
+
+def _returning(op: Op, used: set[Value]) -> Op:
+    made = _all_outs(op)
+    given = [v for v in values_in(op.result) if v in made]
+    extra = [v for v in _ordered(op) if v in used and v not in op.outs]
+    outs = tuple(dict.fromkeys((*given, *(v for v in op.outs if v in used), *extra)))
+    if outs == op.outs:
+        return op
+    return Op(
+        op.target, op.args, op.kwargs, op.result, outs, origin=op.origin, region=op.region,
+        definition=op.definition, because=op.because, rule=op.rule, choice=op.choice,
+    )  # fmt: skip
+
+
+def _ordered(op: Op) -> Iterator[Value]:
+    for inner in op.region or ():
+        yield from inner.outs
+        yield from _ordered(inner)

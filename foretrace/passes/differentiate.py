@@ -1,0 +1,339 @@
+"""From a forward tree to the joint one: every gradient that eager would compute, in eager's order.
+
+The walk goes over the ops from the last to the first, which is the order in which torch's engine
+runs their autograd nodes (they are numbered as they are made, and the highest number that is ready
+runs next); so gradients of a value that is used more than twice are added in the same order.
+
+An op has its own derivative, or is opened; an op that is to be kept whole gets one backward op
+whose body is the derivative of its body.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.op import (
+    Backward,
+    ModuleCall,
+    Op,
+    Origin,
+    RuleName,
+    Tree,
+    Value,
+    Write,
+    map_values,
+    substitute,
+    target_name,
+    values_in,
+)
+from foretrace.ir.types import TensorType
+from foretrace.rules.derive import Derivatives, Rule
+from foretrace.rules.infer import Inference
+from foretrace.rules.table import RuleTable
+from foretrace.trace.meaning import Given
+
+ENGINE = RuleName("accumulate", "engine")
+ADD = torch.ops.aten.add.Tensor
+
+Keep = Callable[[Op], bool]
+
+
+@dataclass(slots=True)
+class Scope:
+    """Where backward ops go. `inside`: values made in the forward op that is kept whole."""
+
+    ops: list[Op] = field(default_factory=list)
+    inside: set[Value] | None = None
+    pending: list[tuple[Value, Value, Op]] = field(default_factory=list)
+    """gradients of values from outside the kept op, added after its backward op"""
+
+
+class Differentiation:
+    """One backward walk: `gradients` maps each forward value to what arrived for it so far."""
+
+    def __init__(
+        self, derivatives: Derivatives, inference: Inference, table: RuleTable, keep: Keep
+    ) -> None:
+        self.derivatives, self.inference, self.table, self.keep = (
+            derivatives, inference, table, keep,
+        )  # fmt: skip
+        self.gradients: dict[Value, Value] = {}
+        self.scope = Scope()
+        self.kept: dict[Op, Op] = {}
+
+    def walk(self, ops: Sequence[Op]) -> None:
+        """Differentiate ops from the last to the first."""
+        for op in reversed(ops):
+            self._op(op)
+
+    def _op(self, op: Op) -> None:
+        if isinstance(op.target, ModuleCall):
+            if self.keep(op):
+                self._whole(op)
+            else:
+                self.walk(op.body or ())
+            return
+        if not any(out in self.gradients for out in op.outs):
+            return
+        if isinstance(op.target, Write) and not op.target.followed:
+            self._unfollowed(op)
+        elif not op.origin.grad_mode:
+            return
+        elif not op.leaf and not op.writes and not self.table.registered(op.target):
+            self._composite(op)
+        else:
+            self._leaf(op)
+
+    def _composite(self, op: Op) -> None:
+        if self.keep(op):
+            self._whole(op)
+        else:
+            self.walk(op.body or ())
+
+    # ---- one op with a derivative of its own --------------------------------------------------
+
+    def _leaf(self, op: Op) -> None:
+        if isinstance(op.target, Write):
+            self._through_view(op, op.target)
+            return
+        rule, args = self._rule(op.target, op, op.args, op.kwargs, self._tangents(op))
+        if rule is None:
+            return
+        occurrences = list(values_in(args))
+        self._apply(op, rule, occurrences, _returned(op), self._tangents(op))
+
+    def _rule(
+        self, func: Any, op: Op, args: Tree, kwargs: Any, tangents: Sequence[Value | None]
+    ) -> tuple[Rule | None, Tree]:
+        both = (args, kwargs)
+        if not any(t is not None for t in tangents):
+            return None, both
+        typed = map_values(both, lambda v: v.type)
+        given = tuple(t and t.type for t in tangents)
+        positions = frozenset(_written_positions(op, list(values_in(both))))
+        try:
+            return self.derivatives.rule(func, *typed, given, positions), both
+        except Refusal as refusal:
+            raise _located(refusal, op) from None
+
+    def _tangents(self, op: Op) -> list[Value | None]:
+        return [self.gradients.get(v) for v in _returned(op)]
+
+    def _apply(
+        self,
+        op: Op,
+        rule: Rule,
+        occurrences: Sequence[Value],
+        results: Sequence[Value],
+        tangents: Sequence[Value | None],
+    ) -> None:
+        """Put the rule's ops in the words of this call, and give its gradients on."""
+        env: dict[Value, Any] = dict(zip(rule.operands, occurrences, strict=True))
+        env.update(zip(rule.results, results, strict=True))
+        env.update(
+            (formal, actual) for formal, actual in zip(rule.tangents, tangents, strict=True)
+            if formal is not None
+        )  # fmt: skip
+        body = _spelled(rule.ops, env, op, rule.name)
+        found = [g and env[g] for g in rule.gradients]
+        self._emit(op, rule.name, body, found)
+        for value, gradient in zip(occurrences, found, strict=True):
+            if gradient is not None and value.type.requires_grad:
+                self.add(value, gradient, op)
+
+    def _emit(
+        self, op: Op, name: RuleName, body: list[Op], found: Iterable[Value | None]
+    ) -> None:
+        made = {out for inner in body for out in inner.outs}
+        outs = tuple(dict.fromkeys(g for g in found if g is not None and g in made))
+        if not body:
+            return
+        used = tuple(v for v in _free(body) if v not in made)
+        target = Backward(op, name)
+        self.scope.ops.append(
+            Op(
+                target, used, {}, list(outs), outs,
+                origin=op.origin, region=body, because=op, rule=name,
+            )  # fmt: skip
+        )
+
+    def add(self, value: Value, gradient: Value, because: Op) -> None:
+        """One more gradient of a value; the second and later ones are added as they arrive."""
+        scope = self.scope
+        if scope.inside is not None and value not in scope.inside:
+            scope.pending.append((value, gradient, because))
+            return
+        before = self.gradients.get(value)
+        self.gradients[value] = (
+            gradient if before is None else self._call(ADD, (before, gradient), because)
+        )
+
+    def _call(self, func: Any, args: Tree, because: Op, rule: RuleName = ENGINE) -> Value:
+        """Append one backward leaf."""
+        typed = map_values(args, lambda v: v.type.with_grad(False))
+        result = self.inference.infer(func, typed, {})
+        if isinstance(result, Given):
+            found: Value = args[result.operand]
+            return found
+        value = Value(result)
+        self.scope.ops.append(
+            Op(
+                func, args, {}, value, (value,),
+                origin=because.origin, because=because, rule=rule,
+            )  # fmt: skip
+        )
+        return value
+
+    # ---- writes ------------------------------------------------------------------------------
+
+    def _unfollowed(self, op: Op) -> None:
+        """A write that autograd does not see: the history of the base goes on as it was."""
+        (out,), base = op.outs, op.args[0]
+        if base.type.requires_grad:
+            self.add(base, self.gradients[out], op)
+
+    def _through_view(self, op: Op, write: Write) -> None:
+        """A write to a view, as torch's CopySlices node differentiates it.
+
+        The gradient of the base is copied, the part that was written is replaced by what the
+        op's own derivative makes of it. Source: torch/csrc/autograd/functions/tensor.cpp.
+        """
+        base, args = op.args
+        (out,) = op.outs
+        name = RuleName("CopySlices", "engine")
+        whole = self._in_layout(self.gradients[out], base.type, op)
+        bases = [whole]
+        for step in write.steps:
+            bases.append(self._view(step, bases[-1], op))
+        part = self._call(torch.ops.aten.clone.default, (bases[-1],), op, name)
+        rule, both = self._rule(write.func, op, args, op.kwargs, [part])
+        if rule is None:
+            return
+        occurrences = list(values_in(both))
+        written = args[0]
+        env: dict[Value, Any] = dict(zip(rule.operands, occurrences, strict=True))
+        if any(v in rule.results for inner in rule.ops for v in inner.operands):
+            env[rule.results[0]] = self._part(write, out, op)
+        env.update({t: part for t in rule.tangents if t is not None})
+        body = _spelled(rule.ops, env, op, rule.name)
+        found = [g and env[g] for g in rule.gradients]
+        self._emit(op, rule.name, body, found)
+        self._put_back(op, write, base, bases, written, found[0])
+        for value, gradient in list(zip(occurrences, found, strict=True))[1:]:
+            if gradient is not None and value.type.requires_grad:
+                self.add(value, gradient, op)
+
+    def _part(self, write: Write, whole: Value, op: Op) -> Value:
+        """The part of the base that was written, as it is afterwards."""
+        for step in write.steps:
+            whole = self._view(step, whole, op)
+        return whole
+
+    def _put_back(
+        self, op: Op, write: Write, base: Value, bases: list[Value], written: Value,
+        gradient: Value | None,
+    ) -> None:  # fmt: skip
+        if not base.type.requires_grad:
+            return
+        if gradient is None:
+            gradient = self._call(torch.ops.aten.zeros_like.default, (bases[-1],), op)
+        new = gradient
+        for step, outer in zip(reversed(write.steps), reversed(bases[:-1]), strict=True):
+            call = self.table.put_back(step, outer, new)
+            if call is None:
+                args = (bases[0], gradient, *_geometry(written.type))
+                new = self._call(torch.ops.aten.as_strided_scatter.default, args, op)
+                break
+            func, args, _ = call
+            new = new if func is None else self._call(func, args, op)
+        self.add(base, new, op)
+
+    def _in_layout(self, gradient: Value, like: TensorType, op: Op) -> Value:
+        """The gradient in the layout of the base, as CopySlices copies it."""
+        if gradient.type.stride == like.stride:
+            return gradient
+        sizes, strides = list(like.shape), list(like.stride)
+        empty = self._call(torch.ops.aten.new_empty_strided.default, (gradient, sizes, strides), op)
+        return self._call(torch.ops.aten.copy.default, (empty, gradient), op)
+
+    def _view(self, step: Any, base: Value, op: Op) -> Value:
+        args = substitute(step.args, {step.base: base})
+        typed = map_values(args, lambda v: v.type.with_grad(False))
+        result = self.inference.infer(step.func, typed, step.kwargs)
+        many = isinstance(result, (tuple, list))
+        outs = [Value(t) for t in (result if many else [result])]
+        tree = list(outs) if many else outs[0]
+        self.scope.ops.append(
+            Op(
+                step.func, args, step.kwargs, tree, tuple(outs),
+                origin=op.origin, because=op, rule=RuleName("CopySlices", "engine"),
+            )  # fmt: skip
+        )
+        return outs[step.position]
+
+    # ---- kept ops ----------------------------------------------------------------------------
+
+    def _whole(self, op: Op) -> None:
+        """One backward op whose body is the derivative of the op's body."""
+        body = op.body or []
+        outer, inside = self.scope, _made(body)
+        self.scope = Scope(inside=inside)
+        self.walk(body)
+        inner, self.scope = self.scope, outer
+        name = RuleName(f"derivative of {target_name(op.target)}", "derived")
+        self._emit(op, name, inner.ops, [g for _, g, _ in inner.pending])
+        for value, gradient, because in inner.pending:
+            self.add(value, gradient, because)
+
+
+def _returned(op: Op) -> list[Value]:
+    """The tensors that the call returned, in order; a write's new content for what it wrote."""
+    return list(values_in(op.result))
+
+
+def _written_positions(op: Op, occurrences: list[Value]) -> list[int]:
+    return [0] if op.writes and occurrences else []
+
+
+def _spelled(ops: Sequence[Op], env: dict[Value, Any], because: Op, rule: RuleName) -> list[Op]:
+    """A rule's ops in the words of one call."""
+    spelled = []
+    for op in ops:
+        for out in op.outs:
+            env[out] = Value(out.type)
+        spelled.append(
+            Op(
+                op.target, substitute(op.args, env), substitute(op.kwargs, env),
+                substitute(op.result, env), tuple([env[out] for out in op.outs]),
+                origin=because.origin, because=because, rule=rule,
+            )  # fmt: skip
+        )
+    return spelled
+
+
+def _made(ops: Iterable[Op]) -> set[Value]:
+    found: set[Value] = set()
+    for op in ops:
+        found.update(op.outs)
+        if op.region is not None or op.definition is not None:
+            found |= _made(op.body or ())
+    return found
+
+
+def _free(ops: Iterable[Op]) -> list[Value]:
+    """The values that ops use, each once, in order."""
+    return list(dict.fromkeys(v for op in ops for v in values_in((op.args, op.kwargs))))
+
+
+def _geometry(written: TensorType) -> tuple[Any, ...]:
+    return (list(written.shape), list(written.stride), written.offset)
+
+
+def _located(refusal: Refusal, op: Op) -> Refusal:
+    origin: Origin = op.origin
+    path = [str(call) for call in origin.module.stack()] if origin.module else []
+    near = [f"  {v!r}" for v in op.operands] + [f"> {op!r}"]
+    return refusal.located(origin.frame, path, near)

@@ -1,0 +1,125 @@
+"""Types of a leaf's results: torch's own FakeTensor, asked once per operand types."""
+
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.op import Tree
+from foretrace.ir.types import TensorType
+from foretrace.symbols.sizes import Symbols
+from foretrace.trace.abstract import Types
+from foretrace.trace.meaning import Given
+
+
+class Inference:
+    """Asks FakeTensor for the results of a call whose tensors are given by type."""
+
+    def __init__(self, types: Types, symbols: Symbols) -> None:
+        self.types, self.symbols = types, symbols
+        self._mode: torch_api.FakeTensorMode | None = None
+        self._metas: dict[TensorType, torch.Tensor] = {}
+        self._known: dict[Any, Tree] = {}
+
+    @property
+    def mode(self) -> torch_api.FakeTensorMode:
+        """The fake mode; made when the first call is asked about, over the program's symbols."""
+        if self._mode is None:
+            self._mode = torch_api.FakeTensorMode(
+                shape_env=self.symbols.env, allow_non_fake_inputs=True
+            )
+        return self._mode
+
+    def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        """Results with a TensorType for each new tensor, `Given(n)` for the n-th operand.
+
+        Raises:
+            Refusal: the results' sizes depend on data, there is no meta kernel, or eager refuses.
+        """
+        key = frozen((func, args, kwargs))
+        if key not in self._known:
+            self._known[key] = self._run(func, args, kwargs)
+        return self._known[key]
+
+    def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        fakes: list[torch.Tensor] = []
+        with torch_api.no_dispatch_modes(), torch_api.with_autograd(), torch.no_grad():
+            real_args, real_kwargs = self._fake((args, kwargs), fakes)
+            result = self._ask(func, real_args, real_kwargs)
+        return self._describe(result, fakes)
+
+    def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            with self.mode:
+                return func(*args, **kwargs)
+        except (
+            torch_api.DynamicOutputShapeException,
+            torch_api.DataDependentOutputException,
+        ) as error:
+            raise Refusal(
+                f"the size of what {func} returns depends on data",
+                kind="data-dependent",
+                do="use a form of fixed size: torch.where, a mask, or top-k",
+            ) from error
+        except (torch_api.UnsupportedOperatorException, NotImplementedError) as error:
+            raise Refusal(
+                f"{func} has no meta kernel, so the types of its results are not known",
+                kind="no meta kernel",
+                do=f"register one: torch.library.register_fake({func.name()!r})",
+            ) from error
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise _wrong_call(func, error) from error
+
+    def _fake(self, tree: Tree, fakes: list[torch.Tensor]) -> Any:
+        if isinstance(tree, TensorType):
+            fakes.append(torch_api.fake_tensor(self.mode, self._meta(tree), tree.device))
+            return fakes[-1]
+        if isinstance(tree, (tuple, list)):
+            return type(tree)([self._fake(item, fakes) for item in tree])
+        if isinstance(tree, dict):
+            return {name: self._fake(item, fakes) for name, item in tree.items()}
+        return self.symbols.symbolic(tree)
+
+    def _meta(self, type: TensorType) -> torch.Tensor:  # noqa: A002
+        known = self._metas.get(type)
+        if known is None:
+            number = self.symbols.number
+            size, stride = tuple(map(number, type.shape)), tuple(map(number, type.stride))
+            known = torch.empty_strided(size, stride, dtype=type.dtype, device="meta")
+            if type.offset != 0:
+                known = known.as_strided(size, stride, number(type.offset))
+            self._metas[type] = known
+        return known
+
+    def _describe(self, result: Any, fakes: list[torch.Tensor]) -> Tree:
+        if isinstance(result, torch.Tensor):
+            for position, fake in enumerate(fakes):
+                if result is fake:
+                    return Given(position)
+            return self.types.of(result).with_grad(False)
+        if isinstance(result, (tuple, list)):
+            return type(result)([self._describe(item, fakes) for item in result])
+        return result
+
+
+def frozen(tree: Tree) -> Any:
+    """The structure as a key: numbers of different types, and zeros of different sign, differ."""
+    if isinstance(tree, (tuple, list)):
+        return tuple([frozen(item) for item in tree])
+    if isinstance(tree, dict):
+        return tuple([(name, frozen(item)) for name, item in tree.items()])
+    if isinstance(tree, float):
+        return tree.hex()
+    return (type(tree), tree) if isinstance(tree, (int, bool)) else tree
+
+
+def _wrong_call(func: Any, error: Exception) -> Refusal:
+    """Eager would raise too: wrong shapes, dtypes or devices."""
+    text = str(error).split("\n")[0]
+    device = "device" in text.lower()
+    return Refusal(
+        f"{func}: {text}",
+        kind="tensor on another device" if device else "wrong call",
+        do="move the tensors to one device" if device else "mend the call: eager raises here too",
+    )

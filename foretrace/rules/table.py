@@ -1,0 +1,124 @@
+"""Rules that are given, not derived: backward rules by registration, and how to undo a view."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.op import Tree, Value, ViewStep, target_name
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardCall:
+    """What a registered backward gets; all tensors are abstract."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[torch.Tensor, ...]
+    grads: tuple[torch.Tensor | None, ...]
+    """the gradient of each result, or None"""
+    needs: tuple[bool, ...]
+    """for each tensor argument, whether a gradient is wanted"""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A backward rule with its name and the positions of results that have no gradient."""
+
+    backward: Callable[[BackwardCall], Any]
+    name: str
+    not_followed: frozenset[int] = frozenset()
+
+
+class RuleTable:
+    """Registered rules by operator; every overload of a packet has the packet's rule."""
+
+    def __init__(self, rules: dict[Any, Registered] | None = None) -> None:
+        self._rules = dict(rules or {})
+
+    def register(self, op: Any, registered: Registered) -> None:
+        """Let the operator, or every overload of it, have this rule."""
+        self._rules[op] = registered
+
+    def registered(self, target: Any) -> Registered | None:
+        """The rule for a target, or None where it is to be derived."""
+        found = self._rules.get(target)
+        return found or self._rules.get(getattr(target, "overloadpacket", None))
+
+    def put_back(
+        self, step: ViewStep, base: Value, new: Value
+    ) -> tuple[Any, Tree, dict[str, Tree]] | None:
+        """The call that gives `base` with the view `step` replaced by `new`."""
+        rule = VIEW_INVERSES.get(step.func)
+        return rule(step, base, new) if rule else None
+
+
+def scatter_of(func: Any) -> Callable[[ViewStep, Value, Value], Any]:
+    """The inverse of a view of a part: the scatter with the same arguments."""
+
+    def inverse(step: ViewStep, base: Value, new: Value) -> Any:
+        return func, (base, new, *step.args[1:]), step.kwargs
+
+    return inverse
+
+
+def _reshape(step: ViewStep, base: Value, new: Value) -> Any:
+    return aten.reshape.default, (new, list(base.type.shape)), {}
+
+
+def _transpose(step: ViewStep, base: Value, new: Value) -> Any:
+    return aten.transpose.int, (new, *step.args[1:]), {}
+
+
+def _t(step: ViewStep, base: Value, new: Value) -> Any:
+    return aten.t.default, (new,), {}
+
+
+def _permute(step: ViewStep, base: Value, new: Value) -> Any:
+    dims = [d % len(base.type.shape) for d in step.args[1]]
+    return aten.permute.default, (new, [dims.index(i) for i in range(len(dims))]), {}
+
+
+def _squeeze(step: ViewStep, base: Value, new: Value) -> Any:
+    return aten.squeeze.dim, (new, step.args[1]), {}
+
+
+def _same(step: ViewStep, base: Value, new: Value) -> Any:
+    return None, (), {}
+
+
+def _unbind(step: ViewStep, base: Value, new: Value) -> Any:
+    dim = step.args[1] if len(step.args) > 1 else 0
+    return aten.select_scatter.default, (base, new, dim, step.position), {}
+
+
+VIEW_INVERSES: dict[Any, Callable[[ViewStep, Value, Value], Any]] = {
+    aten.select.int: scatter_of(aten.select_scatter.default),
+    aten.slice.Tensor: scatter_of(aten.slice_scatter.default),
+    aten.diagonal.default: scatter_of(aten.diagonal_scatter.default),
+    aten.view.default: _reshape,
+    aten.transpose.int: _transpose,
+    aten.t.default: _t,
+    aten.permute.default: _permute,
+    aten.unsqueeze.default: _squeeze,
+    aten.detach.default: _same,
+    aten.alias.default: _same,
+    aten.unbind.int: _unbind,
+}
+"""How the content of a base follows from new content of a view of it; the rest is strided."""
+
+
+def rule_name(op: Any, backward: Any) -> str:
+    """Where a registered rule stands."""
+    if not callable(backward):
+        raise Refusal(
+            f"the backward of {target_name(op)} is not callable", kind="wrong rule",
+            do="pass a function of a BackwardCall that returns one gradient a tensor argument",
+        )  # fmt: skip
+    code = getattr(backward, "__code__", None)
+    place = f" ({code.co_filename.rpartition('/')[2]}:{code.co_firstlineno})" if code else ""
+    return f"{getattr(backward, '__name__', backward)}{place}"

@@ -1,0 +1,68 @@
+"""Run a cut: check the inputs, call the graph, write back what the program wrote."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from foretrace.errors import Refusal
+from foretrace.ir.program import Graph, Recorded
+from foretrace.trace.structure import take_apart
+
+
+def run_forward(
+    module: fx.GraphModule, graph: Graph, recorded: Recorded, args: Any, kwargs: Any
+) -> Any:
+    """Call a forward cut like the program: same outputs, same writes."""
+    flat = flat_inputs(recorded, args, kwargs)
+    return _finish(recorded, flat, module(*flat))[0]
+
+
+def run_joint(
+    module: fx.GraphModule,
+    graph: Graph,
+    recorded: Recorded,
+    args: Any,
+    kwargs: Any,
+    tangents: Sequence[torch.Tensor] | None,
+) -> tuple[Any, dict[str, torch.Tensor | None]]:
+    """Call a joint cut: the outputs, and the gradient of everything that requires one."""
+    flat = flat_inputs(recorded, args, kwargs)
+    wanted = [item for item in graph.inputs if item.role.kind == "tangent"]
+    if len(wanted) != len(tangents or ()):
+        raise Refusal(
+            f"the cut takes {len(wanted)} tangents, {len(tangents or ())} were given",
+            kind="wrong tangents",
+            do="pass tangents=[...], one for each output that requires grad, in order",
+        )
+    with torch.no_grad():
+        results = module(*flat, *(tangents or ()))
+        outputs, rest = _finish(recorded, flat, results)
+    names = [o.role.name for o in graph.outputs if o.role.kind == "gradient"]
+    return outputs, dict(zip(names, rest, strict=True))
+
+
+def flat_inputs(recorded: Recorded, args: Any, kwargs: Any) -> list[Any]:
+    """The graph's inputs from a call's arguments and the live parameters."""
+    leaves, structure = take_apart((tuple(args), kwargs))
+    if structure != recorded.requires.in_structure:
+        raise Refusal(
+            "the arguments are nested in another way than those of the capture",
+            kind="guard broken",
+            do="capture again with arguments of this form",
+        )
+    tensors = iter([leaf for _, leaf in leaves if isinstance(leaf, torch.Tensor)])
+    return [next(tensors) if i.tensor is None else i.tensor for i in recorded.inputs]
+
+
+def _finish(recorded: Recorded, flat: list[Any], results: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Write back and build the outputs; also the results that follow them."""
+    count = len(recorded.outputs)
+    outputs, rest = list(results[:count]), list(results[count:])
+    written = [*recorded.mutations, *recorded.replaced]
+    with torch.no_grad():
+        for (index, _), new in zip(written, rest, strict=False):
+            flat[index].copy_(new)
+    built = recorded.requires.out_structure.build(iter(outputs))
+    return built, rest[len(written) :]

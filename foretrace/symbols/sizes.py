@@ -1,0 +1,126 @@
+"""Sizes that are not yet known, and what the program assumed of them, over torch's ShapeEnv."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from foretrace import torch_api
+from foretrace.errors import Frame
+
+Size: TypeAlias = int | sympy.Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A condition on the symbols that the program relied on, and the user's line that asked."""
+
+    condition: sympy.Basic
+    frame: Frame | None
+
+    def holds(self, sizes: dict[sympy.Symbol, int]) -> bool:
+        """Whether the condition is true of these sizes."""
+        return bool(self.condition.subs(sizes))
+
+
+class NotingShapeEnv(ShapeEnv):
+    """A ShapeEnv that notes the user's line of each guard at the moment it is made."""
+
+    def __init__(self, where: Callable[[], Frame | None]) -> None:
+        super().__init__(duck_shape=False, specialize_zero_one=True)
+        self.where, self.frames = where, list[Frame | None]()
+
+    def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
+        """As ShapeEnv has it; a guard it adds gets the line that is running."""
+        answer = super().evaluate_expr(*args, **kwargs)
+        self.note()
+        return answer
+
+    def note(self) -> None:
+        """Give every guard without a line the line that is running."""
+        while len(self.frames) < len(self.guards):
+            self.frames.append(self.where())
+
+
+class Symbols:
+    """Numbers of the program as torch has them, and as types have them."""
+
+    def __init__(self, where: Callable[[], Frame | None] = lambda: None) -> None:
+        self._where = where
+        self.env: NotingShapeEnv | None = None
+
+    def start(self) -> NotingShapeEnv:
+        """The ShapeEnv, made at the first symbolic size."""
+        self.env = self.env or NotingShapeEnv(self._where)
+        return self.env
+
+    def size(self, number: int | torch.SymInt) -> Size:
+        """A torch number as an int or an expression."""
+        if type(number) is int:
+            return number
+        if isinstance(number, torch.SymInt):
+            return plain(torch_api.expression(number))
+        return int(number)
+
+    def scalar(self, number: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+        """A symbolic number as an expression, or a Python number where it is one."""
+        expr = torch_api.expression(number)
+        if isinstance(number, torch.SymInt):
+            return plain(expr)
+        return float(expr) if isinstance(expr, sympy.Float) else expr
+
+    def sizes(self, numbers: Any) -> tuple[Size, ...]:
+        """Each of the torch numbers as an int or an expression."""
+        size = self.size
+        return tuple([n if type(n) is int else size(n) for n in numbers])
+
+    def number(self, size: Size) -> int | torch.SymInt:
+        """An int or an expression as torch takes it."""
+        if isinstance(size, int):
+            return size
+        if self.env is None:
+            raise AssertionError("an expression without symbols")
+        return self.env.create_symintnode(size, hint=self.hint(size))
+
+    def symbolic(self, item: Any) -> Any:
+        """Anything as torch takes it: expressions become symbolic numbers."""
+        if not isinstance(item, sympy.Basic) or self.env is None:
+            return item
+        if isinstance(item, sympy.logic.boolalg.Boolean):
+            return self.env.create_symboolnode(item)
+        if item.is_integer:
+            return self.env.create_symintnode(item, hint=self.hint(item))
+        return self.env.create_symfloatnode(item, hint=float(self.concrete(item)))
+
+    def concrete(self, item: Any) -> Any:
+        """Anything with the numbers of the captured run put in for symbols."""
+        if not isinstance(item, sympy.Basic) or self.env is None:
+            return item
+        value = item.xreplace(torch_api.symbol_values(self.env))
+        return plain(value) if value.is_integer else float(value)
+
+    def hint(self, size: Size) -> int:
+        """The number that the size had in the captured run."""
+        if isinstance(size, int) or self.env is None:
+            return int(size)
+        return int(self.env.size_hint(size))
+
+    def simplify(self, expr: sympy.Basic) -> sympy.Basic:
+        """The expression with what the guards say put in."""
+        return self.env.simplify(expr) if self.env else expr
+
+    def guards(self) -> tuple[Guard, ...]:
+        """What the program has assumed of its symbols so far."""
+        if self.env is None:
+            return ()
+        self.env.note()
+        frames = self.env.frames
+        return tuple(Guard(g.expr, f) for g, f in zip(self.env.guards, frames, strict=True))
+
+
+def plain(expr: sympy.Basic) -> Size:
+    """The expression, or an int where it is one."""
+    return int(expr) if isinstance(expr, (int, sympy.Integer)) else expr  # type: ignore[return-value]

@@ -1,0 +1,58 @@
+"""What every operator means on one target: the one object that the recorder and passes ask."""
+
+from collections.abc import Callable
+from typing import Any
+
+from foretrace import torch_api
+from foretrace.ir.op import Choice, Tree, Value, ViewStep
+from foretrace.rules.derive import Derivatives
+from foretrace.rules.infer import Inference
+from foretrace.rules.schemas import schema_of
+from foretrace.rules.table import RuleTable
+from foretrace.targets.profile import Target
+from foretrace.trace.abstract import Types
+from foretrace.trace.meaning import Schema
+
+COMPOSITE = "CompositeImplicitAutograd"
+
+
+class TargetSemantics:
+    """Rules and choices together, for one program and target."""
+
+    def __init__(self, target: Target, types: Types, table: RuleTable) -> None:
+        self.target, self.table = target, table
+        self.inference = Inference(types, types.symbols)
+        self.derivatives = Derivatives(types, self.inference, table)
+        self._composite: dict[Any, bool] = {}
+
+    def body_kernel(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree]
+    ) -> tuple[Callable[..., Any] | None, Choice | None]:
+        """The kernel that takes the op apart on the target, or None for a leaf; and why."""
+        composite = self._composite.get(func)
+        if composite is None:
+            composite = self._composite[func] = torch_api.kernel_for(func, COMPOSITE)
+        if not composite:
+            return None, None
+        if func.name() in self.target.own_kernels:
+            reason = f"{self.target.name} has a kernel of its own for it"
+            return None, Choice("kernel", "whole", reason, (("opened", "eager keeps it whole"),))
+        return torch_api.composite_kernel(func), None
+
+    def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        """Types of a leaf's results."""
+        return self.inference.infer(func, args, kwargs)
+
+    def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
+        """For each tensor a leaf returns, whether autograd follows it."""
+        return self.derivatives.followed(func, args, kwargs)
+
+    def schema(self, func: Any) -> Schema:
+        """What the operator's schema says."""
+        return schema_of(func)
+
+    def put_back(
+        self, step: ViewStep | None, base: Value, new: Value
+    ) -> tuple[Any, Tree, dict[str, Tree]] | None:
+        """The call that gives `base` with a view of it replaced."""
+        return self.table.put_back(step, base, new) if step is not None else None

@@ -1,0 +1,186 @@
+"""Every private torch name that foretrace touches, each with its reason.
+
+Checked on torch 2.13.0 (CPU wheel). Nothing else in the package uses `torch._C` or any other
+private name, so a new torch version is checked by reading this file.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# The C bindings behind the dispatcher; the names used from it are listed below, one a function.
+from torch import _C
+
+# FakeTensor and its mode are torch's own type inference: meta kernels, devices, layouts.
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+
+# The base class of a mode that sees every operator call; `torch.utils._python_dispatch` is its home.
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Containers are flattened as torch flattens them, so that registered classes are known.
+from torch.utils._pytree import (
+    TreeSpec,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
+
+# Evaluates the expressions of a ShapeEnv; its functions (FloorDiv, Mod, ...) are defined there.
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+__all__ = [
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "TorchDispatchMode",
+    "TreeSpec",
+    "UnsupportedOperatorException",
+    "tree_flatten",
+    "tree_flatten_with_path",
+    "tree_leaves",
+    "tree_map",
+    "tree_unflatten",
+]
+
+TORCH_DIR = str(Path(torch.__file__).parent) + "/"
+
+# A subclass with this attribute is not asked about functions, only about operators; asking costs
+# microseconds a call.
+disabled_torch_function = _C._disabled_torch_function_impl
+
+# A mode under this key is asked about factories even for a device that this build lacks; without
+# it `torch.arange(3, device="cuda")` raises "not compiled with CUDA" before any mode sees it.
+FAKE_MODE_KEY = _C._TorchDispatchModeKey.FAKE
+
+# Makes another tensor of a prototype's sizes and device: 1 us, where a wrapper with symbolic sizes
+# costs 500 us.
+make_subclass: Callable[..., torch.Tensor] = _C._TensorBase._make_subclass
+
+# Turns operator interception off while a wrapper is made or asked for its own sizes.
+no_dispatch: Callable[[], AbstractContextManager[None]] = _C._DisableTorchDispatch
+
+# A tensor with sizes, dtype and a device label, and no memory.
+make_wrapper: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass
+
+OpOverload = torch._ops.OpOverload  # the class of `torch.ops.aten.mm.default`; no public name
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Operators go to the mode before autograd and view tracking see them.
+
+    So composite operators arrive whole, and no autograd node is ever built on a tensor of a device
+    that is not there, which would abort the process.
+    """
+    views = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
+    with _C._AutoDispatchBelowAutograd(), _C._ExcludeDispatchKeyGuard(views):
+        yield
+
+
+@contextmanager
+def with_autograd() -> Iterator[None]:
+    """Inside `below_autograd`: let torch's own autograd record, as in a plain eager program."""
+    key, members = _C.DispatchKey, _C.DispatchKey.__members__
+    include = _C.DispatchKeySet(key.BackendSelect).add(key.ADInplaceOrView)
+    exclude = _C.DispatchKeySet(key.AutocastCPU)
+    for name in members:
+        if name.startswith("Autocast"):
+            exclude = exclude.add(members[name])
+    with torch.inference_mode(False), _C._ForceDispatchKeyGuard(include, exclude):
+        with torch.enable_grad():
+            yield
+
+
+def kernel_for(op: Any, key: str) -> bool:
+    """Whether the dispatcher of this build has a kernel of its own for the operator and key."""
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
+def composite_kernel(op: Any) -> Callable[..., Any]:
+    """The kernel by which eager mode takes a composite operator apart.
+
+    Not `OpOverload.decompose()`, which prefers Python kernels that eager mode never runs.
+    """
+    key = _C.DispatchKey.CompositeImplicitAutograd
+    call: Callable[..., Any] = op._op_dk
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return call(key, *args, **kwargs)
+
+    return kernel
+
+
+def schema_of(op: Any) -> Any:
+    """The operator's schema: argument names, aliasing, mutation. `OpOverload._schema`."""
+    return op._schema
+
+
+def expression(number: Any) -> Any:
+    """The sympy expression inside a SymInt, SymFloat or SymBool."""
+    return number.node.expr
+
+
+def fake_tensor(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) -> FakeTensor:
+    """A FakeTensor over a meta tensor, labelled with a device that need not be there."""
+    with no_dispatch_modes():
+        return FakeTensor(mode, meta, device)
+
+
+@contextmanager
+def no_dispatch_modes() -> Iterator[None]:
+    """No mode sees what happens inside: for work of our own in the middle of a capture."""
+    popped = []
+    while _C._len_torch_dispatch_stack() > 0:
+        popped.append(_C._pop_torch_dispatch_stack(None))
+    try:
+        yield
+    finally:
+        for mode in reversed(popped):
+            _C._push_on_torch_dispatch_stack(mode)
+
+
+def dispatch_modes() -> int:
+    """How many modes are active."""
+    return int(_C._len_torch_dispatch_stack())
+
+
+def tensor_tables(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A module's own parameters and buffers by name: `_parameters` and `_buffers`, to write to.
+
+    `setattr` would check types and run hooks of subclasses; `torch.func.functional_call` copies.
+    """
+    return module._parameters, module._buffers
+
+
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """In the middle of a capture: operators run as in a plain program without autograd."""
+    with no_dispatch_modes(), with_autograd(), torch.no_grad():
+        yield
+
+
+def interpret_expression(expr: Any, symbols: dict[Any, Any]) -> Any:
+    """Compute a sympy expression with Python operators on the given objects.
+
+    `torch.utils._sympy` is where ShapeEnv's own functions (FloorDiv, Mod, ...) are defined.
+    """
+    return sympy_interp(PythonReferenceAnalysis, symbols, expr)
+
+
+def symbol_values(shape_env: Any) -> dict[Any, Any]:
+    """The number that each symbol had in the captured run; renamed in torch 2.13."""
+    found = getattr(shape_env, "backed_var_to_val", None)
+    return dict(found if found is not None else shape_env.var_to_val)

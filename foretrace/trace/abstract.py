@@ -1,0 +1,112 @@
+"""Abstract tensors: what the user's program computes with while it is recorded."""
+
+from typing import Any, NoReturn
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.op import Value
+from foretrace.ir.types import TensorType
+from foretrace.symbols.sizes import Symbols
+
+
+class Abstract(torch.Tensor):
+    """A tensor with a type and no memory.
+
+    `value` is the Value it stands for now; None after a write elsewhere in its memory, until it
+    is read again. `alias` is its place among the tensors that share that memory, if any do.
+    """
+
+    value: Value | None
+    alias: Any
+    leaf: bool = False
+    indexing: Any = None
+
+    __torch_function__ = torch_api.disabled_torch_function
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
+        raise Refusal(
+            f"{func} was called on an abstract tensor outside its capture",
+            kind="escaped",
+            do="return the tensor from the captured program instead of storing it elsewhere",
+        )
+
+    def mark_parameter(self) -> None:
+        """Let `isinstance(tensor, nn.Parameter)` be true, as it is of what this stands for."""
+        self._is_param = True
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self.indexing.get(self, index) if self.indexing else super().__getitem__(index)
+
+    def __setitem__(self, index: Any, new: Any) -> None:
+        if self.indexing:
+            self.indexing.set(self, index, new)
+        else:
+            super().__setitem__(index, new)
+
+
+def _needs_data(name: str) -> Any:
+    def method(self: Abstract, *args: object, **kwargs: object) -> NoReturn:
+        raise Refusal(
+            f"tensor.{name} reads values that do not exist before the program runs",
+            kind="data-dependent",
+            do="compute with the tensor instead, or do this outside the captured program",
+        )
+
+    method.__name__ = name
+    return method
+
+
+for _name in ("tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "storage"):
+    setattr(Abstract, _name, _needs_data(_name))
+for _name in ("backward", "register_hook", "register_post_accumulate_grad_hook"):
+    setattr(Abstract, _name, _needs_data(_name))
+
+
+class Types:
+    """One prototype per type; every abstract tensor is a cheap copy of its type's prototype."""
+
+    def __init__(self, symbols: Symbols) -> None:
+        self.symbols = symbols
+        self._known: dict[TensorType, TensorType] = {}
+        self._prototypes: dict[TensorType, torch.Tensor] = {}
+
+    def intern(self, type: TensorType) -> TensorType:  # noqa: A002
+        """The one object for all types equal to this."""
+        return self._known.setdefault(type, type)
+
+    def of(self, tensor: torch.Tensor, device: torch.device | None = None) -> TensorType:
+        """The type of a real or fake tensor, labelled with another device if one is given."""
+        sizes = self.symbols.sizes
+        shape, stride = sizes(tensor.shape), sizes(tensor.stride())
+        offset = self.symbols.size(tensor.storage_offset())
+        device = device or tensor.device
+        return self.intern(
+            TensorType(shape, stride, tensor.dtype, device, offset, tensor.requires_grad)
+        )
+
+    def abstract(self, value: Value) -> Abstract:
+        """A new abstract tensor for the value."""
+        type = value.type  # noqa: A001
+        prototype = self._prototypes.get(type)
+        if prototype is None:
+            prototype = self._prototypes[type] = self._prototype(type)
+        with torch_api.no_dispatch():
+            tensor: Any = torch_api.make_subclass(Abstract, prototype, type.requires_grad)
+        tensor.value, tensor.alias = value, None
+        return tensor  # type: ignore[no-any-return]
+
+    def _prototype(self, type: TensorType) -> torch.Tensor:  # noqa: A002
+        number = self.symbols.number
+        return torch_api.make_wrapper(
+            Abstract,
+            tuple(map(number, type.shape)),
+            strides=tuple(map(number, type.stride)),
+            storage_offset=number(type.offset),
+            dtype=type.dtype,
+            device=type.device,
+        )

@@ -1,0 +1,231 @@
+"""Run the user's program once over abstract tensors, and keep what it did."""
+
+import gc
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal, user_frame_of
+from foretrace.ir.op import Value
+from foretrace.ir.program import Input, Output, Recorded, Requirements, Role
+from foretrace.symbols.dynamic import Dynamic
+from foretrace.symbols.sizes import Symbols
+from foretrace.trace.abstract import Abstract, Types
+from foretrace.trace.constants import Constants
+from foretrace.trace.effects import alias_of, current
+from foretrace.trace.meaning import Semantics
+from foretrace.trace.modules import module_calls
+from foretrace.trace.owners import Borrowed, borrowed, module_paths, names_of_tensors, owners_of
+from foretrace.trace.recorder import Recorder
+from foretrace.trace.sources import LIBRARY_DIRS, Sources
+from foretrace.trace.structure import take_apart
+
+
+class Capture:
+    """One run: its inputs as they become known, and the recorder."""
+
+    def __init__(
+        self,
+        types: Types,
+        semantics: Semantics,
+        sources: Sources,
+        device: torch.device | None,
+        dynamic: Dynamic,
+    ) -> None:
+        self.types, self.device, self.dynamic = types, device, dynamic
+        self.constants = Constants(semantics, types.symbols)
+        self.inputs: list[Input] = []
+        self.stands: dict[int, Abstract] = {}
+        self.names: dict[int, str] = {}
+        self.recorder = Recorder(
+            types, semantics, sources, self.lift, self.lift_constant, self.answer
+        )
+
+    def stand(self, tensor: torch.Tensor, kind: Any, name: str) -> Abstract:
+        """The abstract tensor for a real one; the same one each time."""
+        known = self.stands.get(id(tensor))
+        if known is not None:
+            return known
+        value = Value(self.types.of(self.dynamic.fake(tensor, name), self._label(tensor)), name)
+        abstract = self.types.abstract(value)
+        abstract.leaf = tensor.is_leaf
+        if isinstance(tensor, torch.nn.Parameter):
+            abstract.mark_parameter()
+        self.stands[id(tensor)] = abstract
+        live = None if kind == "input" else tensor
+        role = Role(kind, name)
+        self.inputs.append(Input(value, role, tensor.is_leaf, live))
+        if kind == "constant":
+            self.constants.known[value] = tensor
+        return abstract
+
+    def _label(self, tensor: torch.Tensor) -> torch.device | None:
+        return self.device if tensor.device != self.device else None
+
+    def lift(self, tensor: torch.Tensor) -> Abstract:
+        """A real tensor that the program reached from outside its arguments."""
+        name = self.names.get(id(tensor)) or f"captured_{len(self.inputs)}"
+        kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "captured"
+        return self.stand(tensor, kind, name)
+
+    def lift_constant(self, tensor: torch.Tensor) -> Abstract:
+        """A tensor that the program has just made from Python numbers."""
+        return self.stand(tensor, "constant", f"constant_{len(self.inputs)}")
+
+    def answer(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+        """A number that depends on constants alone."""
+        return self.constants.answer(recorder.log, func, args, kwargs)
+
+
+def record(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    capture: Capture,
+    target: Any,
+) -> Recorded:
+    """Run `fn(*args, **kwargs)` once; nothing of torch's or the modules' state is changed.
+
+    Raises:
+        Refusal: the program does something that has no exact graph, or raises.
+    """
+    owners = owners_of(fn)
+    capture.names = names_of_tensors(fn)
+    leaves, in_structure = _arguments(fn, args, kwargs)
+    constants = [(name, leaf) for name, leaf in leaves if not isinstance(leaf, torch.Tensor)]
+    with unchanged_state(), borrowed(owners) as loan:
+        loan.replace(capture.stand)
+        stands = [
+            capture.stand(leaf, "input", name) if isinstance(leaf, torch.Tensor) else leaf
+            for name, leaf in leaves
+        ]
+        call_args, call_kwargs = in_structure.build(iter(stands))
+        with running(capture.recorder, module_paths(owners)):
+            result = _run(fn, call_args, call_kwargs, capture.recorder)
+            outs, out_structure = take_apart(result)
+            outputs = [_output(name, leaf, capture) for name, leaf in outs]
+            mutations, replaced = _mutations(capture, loan)
+        loan.check_attributes()
+    return Recorded(
+        capture.recorder.scope, capture.inputs, outputs, mutations, replaced,
+        capture.types.symbols, capture.types.symbols.guards(), target,
+        Requirements(in_structure, out_structure, constants),
+    )  # fmt: skip
+
+
+def _arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Leaves of the arguments, named as the signature names them."""
+    names = _positional_names(fn, len(args))
+    _, structure = take_apart((tuple(args), kwargs))
+    named = [pair for name, arg in zip(names, args, strict=True) for pair in take_apart(arg, name)[0]]
+    named += [pair for name, arg in kwargs.items() for pair in take_apart(arg, name)[0]]
+    return named, structure
+
+
+def _positional_names(fn: Callable[..., Any], count: int) -> list[str]:
+    call = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    try:
+        parameters = list(inspect.signature(call).parameters.values())
+    except (TypeError, ValueError):
+        return [f"arg{i}" for i in range(count)]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.kind in kinds]
+    rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "arg")
+    return [*names, *(f"{rest}.{i}" for i in range(count - len(names)))][:count]
+
+
+def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
+    with _Reported(recorder):
+        result = fn(*args, **kwargs)
+    if recorder.first_refusal is not None:  # the program caught it
+        raise recorder.first_refusal
+    return result
+
+
+class _Reported:
+    """Turns what the program raises into a refusal with the user's line."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if not isinstance(error, Exception):
+            return
+        known = self.recorder.first_refusal
+        if known is not None:
+            raise known from None
+        at = user_frame_of(traceback, LIBRARY_DIRS)
+        path = [str(call) for call in self.recorder.module.stack()] if self.recorder.module else []
+        if isinstance(error, Refusal):
+            raise error.located(at, path, ()) from None
+        raise Refusal(
+            f"the program raised {type(error).__name__}: {error}",
+            kind="program raised",
+            at=at,
+            module=path,
+            do="run it eagerly on the same inputs: if it raises there too, mend it first",
+        ) from error
+
+
+def _output(name: str, leaf: Any, capture: Capture) -> Output:
+    if isinstance(leaf, torch.Tensor):
+        stand = leaf if isinstance(leaf, Abstract) else capture.lift(leaf)
+        leaf = stand.value or current(stand.alias, capture.recorder)
+    elif isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        leaf = capture.types.symbols.scalar(leaf)
+    return Output(leaf, Role("output", name))
+
+
+def _mutations(capture: Capture, loan: Borrowed) -> tuple[list[Any], list[Any]]:
+    """Inputs that were written to, and buffers that were bound to another tensor."""
+    stood = {id(stand) for stand in capture.stands.values()}
+    written = [
+        (index, new)
+        for index, (item, stand) in enumerate(zip(capture.inputs, capture.stands.values(), strict=True))
+        if (new := current(alias_of(stand), capture.recorder)) is not item.value
+    ]
+    indices = {id(item.tensor): index for index, item in enumerate(capture.inputs)}
+    replaced = [
+        (indices[id(before)], now.value or current(now.alias, capture.recorder))
+        for before, now in loan.rebound()
+        if isinstance(now, Abstract) and id(now) not in stood
+    ]
+    return written, replaced
+
+
+@contextmanager
+def running(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
+    """The recorder sees every call inside."""
+    with torch_api.below_autograd(), module_calls(recorder, paths), recorder:
+        yield
+
+
+@contextmanager
+def unchanged_state() -> Iterator[None]:
+    """Grad mode, default dtype, random numbers and the collector are as before, whatever happens.
+
+    Raises:
+        Refusal: the program seeded or drew from a generator in a way no graph can repeat.
+    """
+    with ExitStack() as stack:
+        if gc.isenabled():
+            gc.disable()
+            stack.callback(gc.enable)
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
+        before = torch.get_rng_state()
+        stack.callback(torch.set_rng_state, before)
+        yield
+        if not torch.equal(before, torch.get_rng_state()):
+            raise Refusal(
+                "the program seeds the random number generator, or draws outside of torch's ops",
+                kind="side effect",
+                do="seed before the captured program is called",
+            )

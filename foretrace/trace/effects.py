@@ -1,0 +1,302 @@
+"""Writes and shared memory, made values while they happen.
+
+Tensors that share memory form a tree: each is a view of its parent. A write gives the tree's root
+a new value and makes every other member stale; a stale member that is read again is the same view
+of the root's new value. So the recorded program never mutates anything.
+
+What autograd does on a write decides what the new value is followed by, as in eager mode: a write
+to a view rebases the history of its base (CopySlices); a write under no_grad, or through detach(),
+changes the content and leaves the history.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+from weakref import ref
+
+import torch
+
+from foretrace.errors import Frame, Refusal
+from foretrace.ir.op import Op, Origin, Tree, Value, ViewStep, Write, substitute, values_in
+from foretrace.ir.types import TensorType
+from foretrace.trace.abstract import Abstract
+from foretrace.trace.meaning import Functional, Semantics
+
+
+class Records(Protocol):
+    """The part of the recorder that effects need."""
+
+    semantics: Semantics
+
+    def call(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree] | None = None, grad: bool = False
+    ) -> Op:
+        """Record a call given in values."""
+
+    def append(self, op: Op) -> None:
+        """Add an op to the current scope."""
+
+    def inner_scope(self, frame: Frame | None = None) -> AbstractContextManager[list[Op]]:
+        """Ops recorded inside go to the yielded list."""
+
+    def origin(self) -> Origin:
+        """The current origin."""
+
+    def abstract(self, value: Value) -> Abstract:
+        """A new abstract tensor."""
+
+    def followed_results(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
+        """For each result of a leaf, whether autograd follows it now."""
+
+
+class Alias:
+    """One tensor among those that share its memory."""
+
+    __slots__ = ("children", "parent", "step", "tensor", "value")
+
+    def __init__(self, tensor: Abstract, parent: "Alias | None", step: ViewStep | None) -> None:
+        self.tensor, self.parent, self.step = ref(tensor), parent, step
+        self.value: Value | None = tensor.value
+        self.children: list[Alias] = []
+
+    @property
+    def root(self) -> "Alias":
+        """The tensor that owns the memory."""
+        return self if self.parent is None else self.parent.root
+
+    def up_to_history(self) -> tuple["Alias", list["Alias"]]:
+        """The member that carries autograd's history of this one, and the way down from it."""
+        at, path = self, list[Alias]()
+        while at.parent is not None and at.step is not None and at.step.followed:
+            path.append(at)
+            at = at.parent
+        return at, path[::-1]
+
+    def members(self) -> Iterator["Alias"]:
+        """This one and all views of it."""
+        yield self
+        for child in self.children:
+            yield from child.members()
+
+    def become(self, value: Value | None) -> None:
+        """Stand for another value from now on; None: stale."""
+        self.value = value
+        tensor = self.tensor()
+        if tensor is not None:
+            tensor.value = value
+
+
+def alias_of(tensor: Abstract) -> Alias:
+    """The tensor's place among those that share its memory."""
+    if tensor.alias is None:
+        tensor.alias = Alias(tensor, None, None)
+    alias: Alias = tensor.alias
+    return alias
+
+
+def link(view: Abstract, base: Abstract, op: Op, position: int) -> None:
+    """Note that `view`, an out of `op`, shares the memory of `base`."""
+    parent = alias_of(base)
+    if parent.value is None:
+        raise AssertionError("a base was read when it was viewed")
+    step = ViewStep(
+        op.target, op.args, op.kwargs, parent.value, position, torch.is_grad_enabled(),
+        op.target is not torch.ops.aten.detach.default,
+    )  # fmt: skip
+    view.alias = Alias(view, parent, step)
+    parent.children.append(view.alias)
+
+
+def current(alias: Alias, recorder: Records) -> Value:
+    """The member's value now; a stale one is viewed again from its parent."""
+    if alias.value is None:
+        if alias.parent is None or alias.step is None:
+            raise AssertionError("the owner of memory is never stale")
+        alias.become(_view_again(alias.step, current(alias.parent, recorder), recorder))
+    if alias.value is None:
+        raise AssertionError("a view that was read again is not stale")
+    return alias.value
+
+
+def _view_again(step: ViewStep, base: Value, recorder: Records) -> Value:
+    args, kwargs = substitute((step.args, step.kwargs), {step.base: base})
+    return recorder.call(step.func, args, kwargs, grad=step.grad_mode).outs[step.position]
+
+
+# ---- writes -------------------------------------------------------------------------------------
+
+
+def written(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
+) -> Any:
+    """Record an op that writes to operands, and answer it as eager would."""
+    schema = recorder.semantics.schema(func)
+    if schema.functional is None:
+        raise Refusal(
+            f"{func} writes in place and has no form that returns the new value",
+            kind="no functional form",
+            do="use the out-of-place operator",
+        )
+    by_value = dict(zip(values_in((args, kwargs)), tensors, strict=True))
+    targets = [by_value[value] for value in schema.written_now(args, kwargs)]
+    grad = torch.is_grad_enabled()
+    operands_followed = any(v.type.requires_grad for v in values_in((args, kwargs)))
+    followed = grad and operands_followed and func is not torch.ops.aten.detach_.default
+    if followed:
+        _check_leaves(func, targets, schema.out_variant)
+    if len(targets) == 1 and schema.returns_written:
+        _write_one(recorder, func, args, kwargs, targets[0], followed)
+        return targets[0]
+    return _write_many(recorder, func, args, kwargs, targets)
+
+
+def _check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
+    if out_variant:
+        raise Refusal(
+            f"{func} has no derivative: out= does not work on tensors that require grad",
+            kind="no derivative",
+            do="leave `out` away, or call it under torch.no_grad()",
+        )
+    for target in targets:
+        history, _ = alias_of(target).up_to_history()
+        owner = history.tensor()
+        if owner is not None and owner.leaf and owner.requires_grad:
+            raise Refusal(
+                f"{func} writes in place to a leaf that requires grad, as eager refuses too",
+                kind="in-place on leaf",
+                do="write under torch.no_grad(), or to a clone",
+            )
+
+
+def _write_one(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], target: Abstract,
+    followed: bool,
+) -> None:  # fmt: skip
+    alias = alias_of(target)
+    history, path = alias.up_to_history()
+    old = current(history, recorder)
+    origin = recorder.origin()
+    with recorder.inner_scope(origin.frame) as body:
+        (new,) = _new_contents(recorder, func, args, kwargs, [target])
+        new = _scatter(recorder, history, path, new)
+    new.type = new.type.with_grad(followed or old.type.requires_grad)
+    if path or (old.type.requires_grad and not followed):
+        steps = tuple(member.step for member in path if member.step is not None)
+        op = Op(
+            Write(func, steps, followed), (old, args), kwargs, new, (new,),
+            origin=origin, region=body, writes=True,
+        )  # fmt: skip
+    else:
+        op = Op(func, args, kwargs, new, (new,), origin=origin, region=body, writes=True)
+    recorder.append(op)
+    _spread(recorder, history, new)
+
+
+def _spread(recorder: Records, history: Alias, new: Value) -> None:
+    """Let the members of the memory know of the new value of one that carries history."""
+    root = history.root
+    if root is not history:
+        old, origin = current(root, recorder), recorder.origin()
+        path = [history]
+        while path[-1].parent is not root:
+            path.append(path[-1].parent)  # type: ignore[arg-type]
+        path.reverse()
+        with recorder.inner_scope(origin.frame) as body:
+            content = _scatter(recorder, root, path, new)
+            if content is new:
+                content = recorder.call(torch.ops.aten.alias.default, (new,)).outs[0]
+        content.type = content.type.with_grad(old.type.requires_grad)
+        steps = tuple(member.step for member in path if member.step is not None)
+        target = Write(torch.ops.aten.copy_.default, steps, followed=False)
+        recorder.append(Op(target, (old, (new,)), {}, content, (content,), origin=origin, region=body, writes=True))
+        _renew(root, content)
+    _renew(history, new)
+
+
+def _renew(owner: Alias, value: Value) -> None:
+    for member in owner.members():
+        member.become(value if member is owner else None)
+        tensor = member.tensor()
+        if tensor is not None and value.type.requires_grad and value.type.differentiable:
+            tensor.requires_grad_()
+
+
+def _new_contents(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], targets: list[Abstract]
+) -> list[Value]:
+    """Call the functional form; what each target holds afterwards, in the target's own layout."""
+    functional = recorder.semantics.schema(func).functional
+    if functional is None:
+        raise AssertionError(func)
+    op = _call_functional(recorder, functional, args, kwargs)
+    news = list(op.outs[len(op.outs) - len(targets) :])
+    for i, (target, new) in enumerate(zip(targets, news, strict=True)):
+        old = current(alias_of(target), recorder)
+        if not new.type.same_layout(old.type):
+            _check_shape(func, old.type, new.type)
+            news[i] = recorder.call(torch.ops.aten.copy.default, (old, new)).outs[0]
+    return news
+
+
+def _check_shape(func: Any, old: TensorType, new: TensorType) -> None:
+    if old.shape != new.shape:
+        raise Refusal(
+            f"{func} would resize its result from {list(old.shape)} to {list(new.shape)}",
+            kind="resized result",
+            do="give `out` the shape of the result, or leave it away",
+        )
+
+
+def _call_functional(
+    recorder: Records, functional: Functional, args: Tree, kwargs: dict[str, Tree]
+) -> Op:
+    kept = {name: arg for name, arg in kwargs.items() if name not in functional.dropped}
+    return recorder.call(functional.call, args, kept)
+
+
+def _write_many(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], targets: list[Abstract]
+) -> Any:
+    """An op that writes to operands beside its results, such as batch norm's statistics."""
+    schema, origin = recorder.semantics.schema(func), recorder.origin()
+    followed = recorder.followed_results(func, args, kwargs)
+    paths = [alias_of(target).up_to_history() for target in targets]
+    with recorder.inner_scope(origin.frame) as body:
+        contents = _new_contents(recorder, func, args, kwargs, targets)
+        call = body[0]
+        results = call.outs[: len(call.outs) - len(targets)]
+        roots = [
+            _scatter(recorder, history, path, new)
+            for (history, path), new in zip(paths, contents, strict=True)
+        ]
+    for value, on in zip(results, followed, strict=False):
+        value.type = value.type.with_grad(on)
+    result = tuple(targets) if schema.returns_written else tuple(map(recorder.abstract, results))
+    outs = (*results, *roots)
+    recorder.append(Op(func, args, kwargs, results, outs, origin=origin, region=body, writes=True))
+    for (history, _), new in zip(paths, roots, strict=True):
+        _spread(recorder, history, new)
+    if not schema.returns_tensors:
+        return None
+    return result if schema.multiple else result[0]
+
+
+def _scatter(recorder: Records, owner: Alias, path: list[Alias], new: Value) -> Value:
+    """The owner's content after the view at the end of `path` got the content `new`."""
+    if not path:
+        return new
+    parents = [owner, *path[:-1]]
+    bases = [current(parent, recorder) for parent in parents]
+    for base, member in zip(reversed(bases), reversed(path), strict=True):
+        inverse = recorder.semantics.put_back(member.step, base, new)
+        if inverse is None:
+            return _scatter_strided(recorder, bases[0], path[-1], new)
+        func, args, kwargs = inverse
+        new = recorder.call(func, args, kwargs).outs[0] if func is not None else new
+    return new
+
+
+def _scatter_strided(recorder: Records, base: Value, view: Alias, new: Value) -> Value:
+    old = current(view, recorder).type
+    args = (base, new, list(old.shape), list(old.stride), old.offset)
+    return recorder.call(torch.ops.aten.as_strided_scatter.default, args).outs[0]

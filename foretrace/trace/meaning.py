@@ -1,0 +1,119 @@
+"""What a call means, learnt once for all calls with operands of the same types."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from foretrace.ir.op import Choice, Definition, Tree, Value, ViewStep, values_in
+from foretrace.ir.types import TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A result that is the operand at this position, handed back."""
+
+    operand: int
+
+
+@dataclass(slots=True, eq=False)
+class Meaning:
+    """Types of the results, the body, and which results are views of operands.
+
+    `result` has a TensorType for each new value. `views` pairs the position of a new value with
+    the position of the operand whose memory it shares. `inline` says that the body depends on
+    more than the operands' types (it writes to an operand, or reads a constant), so it is recorded
+    anew for each call.
+    """
+
+    result: Tree
+    definition: Definition | None = None
+    choice: Choice | None = None
+    views: tuple[tuple[int, int], ...] = ()
+    inline: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Functional:
+    """The value form of an op that writes to operands.
+
+    `call` takes the same arguments, without those named in `dropped`. Its results are the op's own
+    results that are not written operands, then the new contents of each operand in `writes`
+    (positions among the op's operands).
+    """
+
+    call: Any
+    dropped: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Facts about an operator that do not depend on its operands' types."""
+
+    arguments: tuple[str, ...]
+    writes: tuple[str, ...]
+    """names of the arguments it writes to"""
+    writes_if: str | None
+    """the boolean argument without which it does not"""
+    viewed: str | None
+    """the argument whose memory every result shares"""
+    random: bool
+    """draws from the generator, so runs exactly once and in order"""
+    reshapes_in_place: bool
+    """changes the sizes of its argument, such as unsqueeze_"""
+    returns_tensors: bool
+    returns_written: bool
+    """hands back the arguments that it wrote to, and nothing else"""
+    multiple: bool
+    """returns a tuple or a list"""
+    out_variant: bool
+    functional: Functional | None
+
+    def bind(self, args: Tree, kwargs: dict[str, Tree]) -> dict[str, Tree]:
+        """The given arguments by name."""
+        return dict(zip(self.arguments, args, strict=False)) | kwargs
+
+    def written_now(self, args: Tree, kwargs: dict[str, Tree]) -> list[Value]:
+        """The operands that this call writes to."""
+        named = self.bind(args, kwargs)
+        if self.writes_if is not None and not named.get(self.writes_if):
+            return []
+        return [value for name in self.writes for value in values_in(named.get(name))]
+
+    def view_positions(
+        self, args: Tree, kwargs: dict[str, Tree], count: int
+    ) -> tuple[tuple[int, int], ...]:
+        """(position of a result, position of the operand whose memory it shares)."""
+        if self.viewed is None:
+            return ()
+        base = next(values_in(self.bind(args, kwargs)[self.viewed]))
+        operand = list(values_in((args, kwargs))).index(base)
+        return tuple((position, operand) for position in range(count))
+
+
+class Semantics(Protocol):
+    """What the recorder asks about an operator; rules and the target answer."""
+
+    def body_kernel(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree]
+    ) -> tuple[Callable[..., Any] | None, Choice | None]:
+        """The kernel that takes the op apart on the target, or None for a leaf; and why."""
+
+    def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        """Results of a leaf: arguments have a TensorType for each tensor, results as well.
+
+        A result that is the n-th operand is `Given(n)`.
+        """
+
+    def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
+        """For each tensor a leaf returns, whether autograd follows it, given its operands."""
+
+    def schema(self, func: Any) -> Schema:
+        """What the operator's schema says, and what it leaves out."""
+
+    def put_back(
+        self, step: ViewStep | None, base: Value, new: Value
+    ) -> tuple[Any, Tree, dict[str, Tree]] | None:
+        """The call that gives `base` with the view `step` replaced by `new`; None if unknown.
+
+        A call of None means that `new` itself is the whole content.
+        """

@@ -1,0 +1,132 @@
+"""Parameters and buffers: found, replaced by abstract tensors for one run, put back."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.trace.abstract import Abstract
+
+Stand: TypeAlias = Callable[[torch.Tensor, str, str], Abstract]
+"""(tensor, kind, name) -> its abstract tensor"""
+
+
+def owners_of(fn: Callable[..., Any]) -> dict[str, nn.Module]:
+    """The modules that a callable reaches by name, by the prefix of their parameters' names."""
+    if isinstance(fn, nn.Module):
+        return {"": fn}
+    if isinstance(fn, functools.partial):
+        return owners_of(fn.func)
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, nn.Module):
+        return {"": owner}
+    return {name: found for name, found in _reachable(fn) if isinstance(found, nn.Module)}
+
+
+def names_of_tensors(fn: Callable[..., Any]) -> dict[int, str]:
+    """Names under which a function's closure and globals hold tensors."""
+    return {id(found): name for name, found in _reachable(fn) if isinstance(found, torch.Tensor)}
+
+
+def _reachable(fn: Callable[..., Any]) -> list[tuple[str, Any]]:
+    if not inspect.isfunction(fn):
+        return []
+    found = inspect.getclosurevars(fn)
+    return [*found.nonlocals.items(), *found.globals.items()]
+
+
+def module_paths(owners: dict[str, nn.Module]) -> dict[int, str]:
+    """The dotted path of every module, by id; the first path of a module that is used twice."""
+    paths: dict[int, str] = {}
+    for prefix, owner in owners.items():
+        for path, module in owner.named_modules():
+            paths.setdefault(id(module), ".".join(filter(None, (prefix, path))))
+    return paths
+
+
+class Borrowed:
+    """Modules whose tensors are replaced for one run; knows what the run left in them."""
+
+    def __init__(self, owners: dict[str, nn.Module]) -> None:
+        paths = module_paths(owners)
+        modules = {id(m): m for owner in owners.values() for m in owner.modules()}
+        self._loans = [_Loan(paths[key], module) for key, module in modules.items()]
+
+    def replace(self, stand: Stand) -> None:
+        """Put abstract tensors in the place of parameters and buffers."""
+        for loan in self._loans:
+            tables = torch_api.tensor_tables(loan.module)
+            for kind, table in zip(("parameter", "buffer"), tables, strict=True):
+                for name, tensor in table.items():
+                    if tensor is not None:
+                        table[name] = stand(tensor, kind, loan.full_name(name))
+
+    def rebound(self) -> Iterator[tuple[torch.Tensor, Any]]:
+        """(tensor before, what is there now) of each buffer."""
+        for loan in self._loans:
+            _, now = torch_api.tensor_tables(loan.module)
+            for name, before in loan.containers["_buffers"].items():
+                yield before, now.get(name)
+
+    def check_attributes(self) -> None:
+        """Refuse a program that stored an abstract tensor in a plain attribute."""
+        for loan in self._loans:
+            for name, now in vars(loan.module).items():
+                if name not in TABLES and _holds_abstract(now):
+                    raise Refusal(
+                        f"the program stores a tensor in the attribute `{name}`"
+                        f" of {loan.path or type(loan.module).__name__}",
+                        kind="side effect",
+                        do="return the tensor, or register it as a buffer",
+                    )
+
+    def restore(self) -> None:
+        """Leave every module as it was."""
+        for loan in self._loans:
+            loan.restore()
+
+
+TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+class _Loan:
+    """One module's attributes, with what its dicts and lists contained."""
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self.path, self.module = path, module
+        self.attributes = dict(vars(module))
+        self.containers = {
+            name: item.copy() for name, item in self.attributes.items() if type(item) in (dict, list)
+        }
+
+    def full_name(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def restore(self) -> None:
+        vars(self.module).clear()
+        vars(self.module).update(self.attributes)
+        for name, content in self.containers.items():
+            container = self.attributes[name]
+            container.clear()
+            container.update(content) if isinstance(container, dict) else container.extend(content)
+
+
+def _holds_abstract(item: Any) -> bool:
+    members = item.values() if isinstance(item, dict) else item if isinstance(item, list) else [item]
+    return any(isinstance(member, Abstract) for member in members)
+
+
+@contextmanager
+def borrowed(owners: dict[str, nn.Module]) -> Iterator[Borrowed]:
+    """The modules of a program, left as they were whatever happens inside."""
+    loan = Borrowed(owners)
+    try:
+        yield loan
+    finally:
+        loan.restore()

@@ -1,0 +1,90 @@
+"""Take nested arguments and results apart, and build them again.
+
+Beside the containers that torch's pytree knows, dataclasses and plain objects that hold tensors
+(such as a cache) are containers of their attributes.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from foretrace import torch_api
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Structure:
+    """Everything about a nested object but its leaves. Equal structures hold equal containers."""
+
+    spec: torch_api.TreeSpec
+    objects: tuple[tuple[int, type, "Structure"], ...] = ()
+    """(position among the spec's leaves, class, structure of its attributes)"""
+
+    def build(self, leaves: Iterator[Any]) -> Any:
+        """The object with these leaves."""
+        inner = {position: (kind, below) for position, kind, below in self.objects}
+        items = []
+        for position in range(self.spec.num_leaves):
+            if position in inner:
+                kind, below = inner[position]
+                items.append(_rebuild(kind, below.build(leaves)))
+            else:
+                items.append(next(leaves))
+        return torch_api.tree_unflatten(items, self.spec)
+
+
+def take_apart(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Structure]:
+    """Leaves with their dotted names, and the structure without them."""
+    pairs, spec = torch_api.tree_flatten_with_path(tree)
+    leaves: list[tuple[str, Any]] = []
+    objects: list[tuple[int, type, Structure]] = []
+    for position, (path, leaf) in enumerate(pairs):
+        full = ".".join([name, *map(_part, path)]) if name else ".".join(map(_part, path))
+        attributes = _attributes(leaf)
+        if attributes is None:
+            leaves.append((full, leaf))
+        else:
+            below, structure = take_apart(attributes, full)
+            leaves += below
+            objects.append((position, type(leaf), structure))
+    return leaves, Structure(spec, tuple(objects))
+
+
+def _part(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _attributes(leaf: Any) -> dict[str, Any] | None:
+    """The attributes of an object that is a container of tensors, or None for a leaf."""
+    if isinstance(leaf, (torch.Tensor, nn.Module, type, str, int, float)) or callable(leaf):
+        return None
+    if dataclasses.is_dataclass(leaf):
+        return {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+    attributes = getattr(leaf, "__dict__", None)
+    if attributes is None or not _holds_tensors(attributes, depth=4):
+        return None
+    return dict(attributes)
+
+
+def _holds_tensors(item: Any, depth: int) -> bool:
+    if isinstance(item, torch.Tensor):
+        return True
+    if depth == 0 or isinstance(item, (str, int, float, type, nn.Module)):
+        return False
+    if isinstance(item, dict):
+        return any(_holds_tensors(each, depth) for each in item.values())
+    if isinstance(item, (list, tuple)):
+        return any(_holds_tensors(each, depth) for each in item)
+    return _holds_tensors(getattr(item, "__dict__", {}), depth - 1)
+
+
+def _rebuild(kind: type, attributes: dict[str, Any]) -> Any:
+    new = object.__new__(kind)
+    for name, item in attributes.items():
+        object.__setattr__(new, name, item)
+    return new

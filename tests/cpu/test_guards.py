@@ -1,0 +1,71 @@
+"""A graph is for the inputs it was captured for: anything else is refused, never answered."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import foretrace
+from tests.refusing import check
+from tests.unchanged import state_unchanged
+
+
+def wide(x: Tensor, y: Tensor, n: int = 2) -> Tensor:
+    if x.shape[0] > 3:  # here
+        x = x * n
+    return (x * y).sum()
+
+
+def inputs(rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Two of `rows`, the first wanting a gradient."""
+    return torch.ones(rows, 6, dtype=dtype, requires_grad=True), torch.ones(rows, 6, dtype=dtype)
+
+
+BROKEN = {
+    "size": inputs(7),
+    "dtype": inputs(5, torch.float64),
+    "rank": (torch.ones(5, 6, 1, requires_grad=True), torch.ones(5, 6)),
+    "too few": inputs(5)[:1],
+    "too many": (*inputs(5), 2, 3),
+    "structure": ([inputs(5)[0]], inputs(5)[1]),
+    "value": (*inputs(5), 3),
+    "kind": (inputs(5)[0], 1.0),
+}
+
+
+@pytest.mark.parametrize("level", ["export", "aten", "joint"])
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_static_capture_is_for_its_own_inputs(name: str, level: str) -> None:
+    cut = foretrace.capture(wide, inputs(5)).cut(level)
+    with state_unchanged(wide, BROKEN[name]), pytest.raises(foretrace.Refusal) as caught:
+        cut(*BROKEN[name])
+    check(caught.value)
+
+
+@pytest.mark.parametrize("level", ["export", "aten", "joint"])
+def test_a_broken_guard_names_the_line_that_asked(level: str) -> None:
+    cut = foretrace.capture(wide, inputs(5), dynamic_shapes=True).cut(level)
+    for rows in (5, 4, 9):
+        cut(*inputs(rows))
+    few = inputs(2)
+    with state_unchanged(wide, few), pytest.raises(foretrace.Refusal) as caught:
+        cut(*few)
+    check(caught.value, at=wide)
+
+
+def test_sizes_that_must_be_equal() -> None:
+    cut = foretrace.capture(wide, inputs(5), dynamic_shapes=True).cut("export")
+    with pytest.raises(foretrace.Refusal) as caught:
+        cut(inputs(5)[0], inputs(6)[1])
+    check(caught.value)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_tangents_are_counted(count: int) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x.sin()
+
+    x = torch.ones(3, requires_grad=True)
+    cut = foretrace.capture(fn, (x,)).cut("joint", loss=None)
+    with state_unchanged(fn, (x,)), pytest.raises(foretrace.Refusal) as caught:
+        cut(x, tangents=[torch.ones(3)] * count)
+    check(caught.value)

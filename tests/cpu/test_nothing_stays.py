@@ -1,0 +1,111 @@
+"""A capture leaves nothing behind, however it ends."""
+
+import gc
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import foretrace
+from tests.compare import same_as_eager
+from tests.refusing import refused
+from tests.unchanged import state_unchanged
+
+X = torch.ones(3, 4)
+
+
+def two(x: Tensor, y: Tensor) -> Tensor:
+    return x * y
+
+
+def branches(x: Tensor) -> Tensor:
+    return x if x.sum() > 0 else -x
+
+
+class Stopped(nn.Module):
+    """Stops in the middle, with all kinds of state open."""
+
+    def __init__(self, stop: Callable[[], Any]) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(4), nn.Dropout(0.5)
+        self.stop = stop
+
+    def forward(self, x: Tensor, cache: Tensor) -> Tensor:
+        y = self.drop(self.norm(x))
+        cache.add_(torch.rand(4))
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16), torch.device("cpu"):
+            y = y + torch.randn(4)
+            self.stop()
+        return y
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def press_control_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def leave() -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("stop", "kind"),
+    [
+        (interrupt, KeyboardInterrupt),
+        (press_control_c, KeyboardInterrupt),
+        (leave, SystemExit),
+    ],
+)
+def test_an_interrupted_capture_leaves_nothing(
+    stop: Callable[[], Any], kind: type[BaseException]
+) -> None:
+    net, args = Stopped(stop), (torch.randn(3, 4, requires_grad=True), torch.zeros(4))
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with state_unchanged(net, args), pytest.raises(kind):
+            foretrace.capture(net, args)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    net.stop = lambda: None
+    same_as_eager(net, args, loss=None)
+
+
+@pytest.mark.parametrize("level", ["export", "aten", "joint"])
+def test_a_capture_and_its_cuts_leave_nothing(level: str) -> None:
+    net, args = Stopped(lambda: None), (torch.randn(3, 4, requires_grad=True), torch.zeros(4))
+    with state_unchanged(net, args):
+        options = {"loss": None} if level == "joint" else {}
+        assert foretrace.capture(net, args).cut(level, **options).nodes
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_stays_as_it_was(enabled: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        foretrace.capture(two, (X, X))
+        assert gc.isenabled() is enabled
+        refused(branches, (X,))
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
+)
+def test_a_mode_around_the_capture_is_kept(mode: Callable[[], Any]) -> None:
+    net = nn.Linear(4, 2)
+    with mode(), state_unchanged(net, (X,)):
+        program = foretrace.capture(net, (X,))
+        refused(branches, (X,))
+    with mode():
+        expected, found = net(X), program.cut("export")(X)
+        assert torch.equal(expected, found)
+        assert (expected.dtype, expected.requires_grad) == (found.dtype, found.requires_grad)

@@ -1,0 +1,73 @@
+"""What the documentation shows is run: README.md and every page under docs/.
+
+Every ```python block runs, in order, in one namespace per page; a line of a block is the line of
+its page, so what an error or an explanation quotes can be found there. In every ```console block
+each `$ foretrace ...` and `$ python ...` line runs and exits with 0, or with N where the line ends
+with `# exit N`. A block that is only to be looked at is fenced ```text.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^\$ ((?:foretrace|python) .*?)(?:\s+# exit (\d+))?$", re.MULTILINE)
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The blocks in one language, each padded so that its lines have the page's numbers."""
+    text = page.read_text()
+    found = [match for match in BLOCK.finditer(text) if match[1] == language]
+    return ["\n" * text.count("\n", 0, match.start(2)) + match[2] for match in found]
+
+
+def commands(page: Path) -> list[tuple[str, int]]:
+    found = [match for block in blocks(page, "console") for match in COMMAND.finditer(block)]
+    return [(match[1], int(match[2] or 0)) for match in found]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
+def test_python(page, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    namespace = {"__name__": f"docs:{name(page)}"}
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), namespace)  # noqa: S102  (that is the test)
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        pytest.param(*found, id=f"{name(page)}: {found[0]}")
+        for page in PAGES
+        for found in commands(page)
+    ],
+)
+def test_command(command, status):
+    bin_folder = Path(sys.executable).parent
+    program, *arguments = shlex.split(command)
+    done = subprocess.run(
+        [bin_folder / program, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+
+
+def test_the_readme_is_run():
+    assert blocks(PAGES[0], "python")
+    assert commands(PAGES[0])
