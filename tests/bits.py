@@ -123,7 +123,7 @@ def _aliases(name: str, tensor: Tensor, other_name: str, other: Tensor) -> Itera
     if tensor is other:
         yield name, "is", other_name, 0
         return
-    if torch.strided not in (tensor.layout, other.layout) or not tensor.numel():
+    if not (tensor.numel() and other.numel()):  # an empty tensor has no place
         return
     place = tensor.untyped_storage().data_ptr()
     if place and place == other.untyped_storage().data_ptr():

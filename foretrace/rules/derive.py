@@ -78,16 +78,15 @@ class Tape(torch_api.TorchDispatchMode):
         named = {k: self._device(v) if k == "device" else v for k, v in (kwargs or {}).items()}
         values = self._values((args, named))
         forward = self.results is None
-        if func is torch.ops.aten.detach.default or (
-            func is torch.ops.aten.clone.default and self.main is not None and forward
-        ):
+        main = forward and func is self.main
+        if not main and _keeps_copy(func, forward and self.main is not None):
             return self._same(args[0], values[0][0])
         typed = map_values(values, lambda v: v.type.with_grad(False))
         result = self.inference.infer(func, *typed)
         outs: list[Value] = []
         tensors = [t for t in torch_api.tree_leaves((args, kwargs)) if isinstance(t, Abstract)]
         answer = self._answer(result, tensors, outs)
-        if func is self.main and forward:
+        if main:
             self.results = tuple(self._result(tensor, tensors) for tensor in _tensors(answer))
         else:
             tree = self._values(answer)
@@ -313,6 +312,11 @@ class Derivatives:
                     f"or give foretrace a rule: foretrace.rule({_spell(func)}, backward=...)",
                 ),
             ) from error
+
+
+def _keeps_copy(func: Any, saving: bool) -> bool:
+    """Calls by which autograd keeps a tensor for later; they compute nothing."""
+    return func is torch.ops.aten.detach.default or (saving and func is torch.ops.aten.clone.default)
 
 
 def _unfollowed(tree: Tree) -> Any:

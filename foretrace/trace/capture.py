@@ -109,7 +109,7 @@ def record(
             outs, out_structure = take_apart(result)
             outputs = [_output(name, leaf, capture) for name, leaf in outs]
             mutations, replaced = _mutations(capture, loan)
-        loan.check_attributes()
+        loan.check_attributes({id(stand) for stand in capture.stands.values()})
     return Recorded(
         capture.recorder.scope, capture.inputs, outputs, mutations, replaced,
         capture.types.symbols, capture.types.symbols.guards(), target,

@@ -74,11 +74,14 @@ class Borrowed:
             for name, before in loan.containers["_buffers"].items():
                 yield before, now.get(name)
 
-    def check_attributes(self) -> None:
-        """Refuse a program that stored an abstract tensor in a plain attribute."""
+    def check_attributes(self, stands: set[int]) -> None:
+        """Refuse a program that stored an abstract tensor in a plain attribute.
+
+        Tensors that stand for inputs (their ids) may be stored: they were there before.
+        """
         for loan in self._loans:
             for name, now in vars(loan.module).items():
-                if name not in TABLES and _holds_abstract(now):
+                if name not in TABLES and _holds_abstract(now, stands):
                     raise Refusal(
                         f"the program stores a tensor in the attribute `{name}`"
                         f" of {loan.path or type(loan.module).__name__}",
@@ -117,9 +120,9 @@ class _Loan:
             container.update(content) if isinstance(container, dict) else container.extend(content)
 
 
-def _holds_abstract(item: Any) -> bool:
+def _holds_abstract(item: Any, stands: set[int]) -> bool:
     members = item.values() if isinstance(item, dict) else item if isinstance(item, list) else [item]
-    return any(isinstance(member, Abstract) for member in members)
+    return any(isinstance(member, Abstract) and id(member) not in stands for member in members)
 
 
 @contextmanager

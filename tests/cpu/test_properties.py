@@ -2,12 +2,16 @@
 
 import contextlib
 
+import pytest
 from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
 import foretrace
 from tests.compare import same_as_eager
 from tests.straight import Step, accepted, inputs, program_of, runs, steps
+
+# eager warns of what it takes reluctantly
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 RETURNED = st.integers(1, 2**6 - 1)  # which of the last six tensors come out
 COMMON = settings(deadline=None, derandomize=True, print_blob=False)
