@@ -184,3 +184,11 @@ def symbol_values(shape_env: Any) -> dict[Any, Any]:
     """The number that each symbol had in the captured run; renamed in torch 2.13."""
     found = getattr(shape_env, "backed_var_to_val", None)
     return dict(found if found is not None else shape_env.var_to_val)
+
+
+def set_lazy(tensor: torch.Tensor, lazy: str) -> None:
+    """Mark a tensor as conjugated or negated but not yet computed, as `torch.conj` does."""
+    if "conj" in lazy:
+        _C._set_conj(tensor, True)
+    if "neg" in lazy:
+        _C._set_neg(tensor, True)

@@ -34,6 +34,7 @@ def _read_without_grad(a: Tensor, b: Tensor, n: int) -> Tensor:
 
 
 POINTWISE: dict[str, Callable[[Tensor, Tensor, int], Made]] = {
+    "-": lambda a, b, n: None,  # sorts first: what a step shrinks to
     "add": lambda a, b, n: a + b * n,
     "mul": lambda a, b, n: a * b,
     "square": lambda a, b, n: a * a,
@@ -155,6 +156,6 @@ def accepted(drawn: Sequence[Step], returned: int) -> Steps:
     """The steps, less those that eager does not take after the ones before them."""
     chosen: list[Step] = []
     for step in drawn:
-        if runs([*chosen, step], -1):
+        if step.op != "-" and runs([*chosen, step], -1):
             chosen.append(step)
     return tuple(chosen) if runs(chosen, returned) else ()

@@ -54,7 +54,9 @@ def _owned(value: object, path: str) -> list[tuple[str, Tensor]]:
         parts = [(join + name, part) for name, part in named.items()]
         return [*_owned(value.func, path), *_owned_all(parts)]
     if isinstance(value, types.MethodType):
-        return _owned(value.__self__, path)
+        owner = value.__self__
+        held = owner if isinstance(owner, nn.Module) else vars(owner)
+        return _owned(held, path)
     if isinstance(value, types.FunctionType):
         names = value.__code__.co_freevars
         cells = zip(names, value.__closure__ or (), strict=True)

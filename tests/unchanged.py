@@ -22,14 +22,19 @@ WRITTEN_BY_READING = {"last_type", "last_value", "last_traceback", "last_exc"}  
 State = dict[str, object]
 
 
+def _stacks() -> State:
+    return {
+        "dispatch modes": [id(mode) for mode in _get_current_dispatch_mode_stack()],
+        "function modes": [id(mode) for mode in _get_current_function_mode_stack()],
+    }
+
+
 def _modes() -> State:
     return {
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
-        "dispatch modes": [id(mode) for mode in _get_current_dispatch_mode_stack()],
-        "function modes": [id(mode) for mode in _get_current_function_mode_stack()],
         "included dispatch keys": str(torch._C._dispatch_tls_local_include_set()),
         "excluded dispatch keys": str(torch._C._dispatch_tls_local_exclude_set()),
         "autocast": [
@@ -104,10 +109,14 @@ def state_of(module: object = None, args: Sequence[object] = ()) -> State:
 @contextmanager
 def state_unchanged(module: object = None, args: Sequence[object] = ()) -> Iterator[None]:
     """Fail if anything is not as it was, whether the block ends well or by an exception."""
-    before = state_of(module, args)
+    stacks, before = _stacks(), state_of(module, args)
     try:
         yield
     finally:
-        after = state_of(module, args)
-        wrong = [name for name, value in before.items() if after.get(name) != value]
-        assert not wrong, f"not as it was: {wrong}"
+        _compare(stacks, _stacks())  # first: a mode left open would answer for the rest
+        _compare(before, state_of(module, args))
+
+
+def _compare(before: State, after: State) -> None:
+    wrong = [name for name, value in before.items() if after.get(name) != value]
+    assert not wrong, f"not as it was: {wrong}"

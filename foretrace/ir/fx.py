@@ -121,7 +121,15 @@ class Emitter:
             return {name: self._arguments(item) for name, item in tree.items()}
         if isinstance(tree, sympy.Basic):
             return self._size(tree)
+        if isinstance(tree, torch.Generator):
+            return self._attribute(tree)
         return tree
+
+    def _attribute(self, item: Any) -> fx.Node:
+        """An argument that generated code cannot spell."""
+        name = self.names.new("generator")
+        setattr(self.root, name, item)
+        return self.graph.create_node("get_attr", name, (), {}, name)
 
     def _size(self, expr: Any) -> Any:
         """The node that computes an expression; made once, from the sizes of the inputs."""

@@ -44,6 +44,10 @@ class Output:
 
     value: Tree
     role: Role
+    same_as: int | None = None
+    """the input that the program handed back"""
+    view_of: int | None = None
+    """the written input whose memory the output shares"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,15 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 class TensorType:
     """Shape, strides, offset (elements), dtype, device and whether autograd follows it.
 
+    `lazy` is "conj", "neg" or both where torch has put off a conjugation or negation.
+
     Immutable and compared by value. The hash is kept, because every recorded call is looked up
     by the types of its operands.
     """
 
-    __slots__ = ("_hash", "_key", "device", "dtype", "offset", "requires_grad", "shape", "stride")
+    __slots__ = (
+        "_hash", "_key", "device", "dtype", "lazy", "offset", "requires_grad", "shape", "stride",
+    )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - a type is these six facts
         self,
@@ -44,10 +48,12 @@ class TensorType:
         device: torch.device,
         offset: Size = 0,
         requires_grad: bool = False,
+        lazy: str = "",
     ) -> None:
         self.shape, self.stride, self.offset = shape, stride, offset
         self.dtype, self.device, self.requires_grad = dtype, device, requires_grad
-        self._key = (shape, stride, offset, dtype, device, requires_grad)
+        self.lazy = lazy
+        self._key = (shape, stride, offset, dtype, device, requires_grad, lazy)
         self._hash = hash(self._key)
 
     def __hash__(self) -> int:
@@ -86,7 +92,7 @@ class TensorType:
         if requires_grad == self.requires_grad:
             return self
         return TensorType(
-            self.shape, self.stride, self.dtype, self.device, self.offset, requires_grad
+            self.shape, self.stride, self.dtype, self.device, self.offset, requires_grad, self.lazy
         )
 
     def same_layout(self, other: "TensorType") -> bool:

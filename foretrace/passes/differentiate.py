@@ -82,7 +82,7 @@ class Differentiation:
             self._unfollowed(op)
         elif not op.origin.grad_mode:
             return
-        elif not op.leaf and not op.writes and not self.table.registered(op.target):
+        elif not op.leaf and not op.writes and not self.table.wins(op.target):
             self._composite(op)
         else:
             self._leaf(op)
@@ -133,6 +133,7 @@ class Differentiation:
         """Put the rule's ops in the words of this call, and give its gradients on."""
         env: dict[Value, Any] = dict(zip(rule.operands, occurrences, strict=True))
         env.update(zip(rule.results, results, strict=True))
+        env.update(zip(rule.written, op.outs[len(results) :], strict=False))
         env.update(
             (formal, actual) for formal, actual in zip(rule.tangents, tangents, strict=True)
             if formal is not None

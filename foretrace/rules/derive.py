@@ -5,6 +5,7 @@ its autograd node runs on stand-ins for the gradients. What the node does, seen 
 rule. It is torch's own formula, so gradients equal eager's bit for bit.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,16 @@ from torch.autograd.graph import get_gradient_edge
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Origin, RuleName, Tree, Value, map_values, values_in
+from foretrace.ir.op import Op, Origin, RuleName, Tree, Value, ViewStep, values_in
 from foretrace.ir.types import TensorType
 from foretrace.rules.infer import Inference, frozen
 from foretrace.rules.table import BackwardCall, Registered, RuleTable
+from foretrace.rules.schemas import schema_of
 from foretrace.trace.abstract import Abstract, Types
-from foretrace.trace.meaning import Given
+from foretrace.trace.effects import current
+from foretrace.trace.meaning import Given, Schema
+from foretrace.trace.recorder import Recorder
+from foretrace.trace.sources import Sources
 
 LABEL = torch.device("cpu")
 """Stand-ins carry this label, whatever the target: autograd cannot run on a device that is absent,
@@ -37,102 +42,162 @@ class Rule:
     name: RuleName
     operands: tuple[Value, ...]
     results: tuple[Value, ...]
+    written: tuple[Value, ...]
+    """what operands that the op writes to beside its results hold afterwards"""
     tangents: tuple[Value | None, ...]
     ops: tuple[Op, ...]
     gradients: tuple[Value | None, ...]
 
 
-class Tape(torch_api.TorchDispatchMode):
-    """Answers every operator with stand-ins of the right types, and notes what ran."""
+class FormulaSemantics:
+    """Inside a formula every op is a leaf, and nothing is followed."""
 
-    def __init__(self, types: Types, inference: Inference, device: torch.device) -> None:
-        super().__init__()
-        self._mode_key = torch_api.FAKE_MODE_KEY
-        self.types, self.inference, self.device = types, inference, device
-        self.values: dict[int, Value] = {}
-        self.alive: list[Any] = []
-        self.ops: list[Op] = []
+    def __init__(self, inference: Inference, table: RuleTable) -> None:
+        self.inference, self.table = inference, table
+
+    def body_kernel(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[None, None]:
+        """No op is opened: autograd has opened composites before the tape sees them."""
+        return None, None
+
+    def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        """Types of a leaf's results."""
+        return self.inference.infer(func, args, kwargs)
+
+    def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
+        """Nothing in a formula is differentiated again."""
+        return ()
+
+    def schema(self, func: Any) -> Schema:
+        """What the operator's schema says."""
+        return schema_of(func)
+
+    def put_back(self, step: ViewStep | None, base: Value, new: Value) -> Any:
+        """The call that gives `base` with a view of it replaced."""
+        return self.table.put_back(step, base, new) if step is not None else None
+
+
+class Tape(Recorder):
+    """Records what autograd runs for one op: with stand-ins, and writes made values."""
+
+    def __init__(
+        self, types: Types, semantics: FormulaSemantics, device: torch.device, meanings: Any
+    ) -> None:
+        super().__init__(types, semantics, Sources(), _no_lift, _no_lift, _no_answer)
+        self.device, self.meanings = device, meanings
         self.main: Any = None
         self.results: tuple[Value, ...] | None = None
+        self.written: tuple[Value, ...] = ()
+        self._alive: list[Abstract] = []
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Not wrapped by `torch._dynamo.disable`."""
+    def grad_mode(self) -> bool:
+        """The rule itself is not differentiated."""
         return False
 
-    def stand_in(self, value: Value) -> Abstract:
-        """A tensor of the value's type that autograd can work with."""
+    def origin(self) -> Origin:
+        """A rule has no place in the program until it is used."""
+        return NOWHERE
+
+    def abstract(self, value: Value) -> Abstract:
+        """A stand-in of the value's type that autograd can work with."""
         type = value.type  # noqa: A001
         label = TensorType(
-            type.shape, type.stride, type.dtype, LABEL, type.offset, type.requires_grad
+            type.shape, type.stride, type.dtype, LABEL, type.offset, type.requires_grad, type.lazy
         )
         tensor = self.types.abstract(Value(self.types.intern(label)))
-        self.values[id(tensor)] = value
-        self.alive.append(tensor)
+        tensor.value = value
+        self._alive.append(tensor)
         return tensor
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note one call and answer it."""
-        named = {k: self._device(v) if k == "device" else v for k, v in (kwargs or {}).items()}
-        values = self._values((args, named))
         forward = self.results is None
         main = forward and func is self.main
         if not main and _keeps_copy(func, forward and self.main is not None):
-            return self._same(args[0], values[0][0])
-        typed = map_values(values, lambda v: v.type.with_grad(False))
-        result = self.inference.infer(func, *typed)
-        outs: list[Value] = []
+            return self._same(args[0])
+        if kwargs and self.device != LABEL and kwargs.get("device") is not None:
+            on_label = torch.device(kwargs["device"]) == LABEL
+            kwargs = {**kwargs, "device": self.device if on_label else kwargs["device"]}
+        return self._run_main(func, args, kwargs or {}) if main else super().__torch_dispatch__(
+            func, types, args, kwargs
+        )
+
+    def _run_main(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Answer the op whose rule is wanted; it is not part of the rule."""
         tensors = [t for t in torch_api.tree_leaves((args, kwargs)) if isinstance(t, Abstract)]
-        answer = self._answer(result, tensors, outs)
-        if main:
-            self.results = tuple(self._result(tensor, tensors) for tensor in _tensors(answer))
-        else:
-            tree = self._values(answer)
-            self.ops.append(Op(func, *values, tree, tuple(outs), origin=NOWHERE))
+        typed = _typed((args, kwargs), self.types)
+        result = self.semantics.infer(func, *typed)
+        answer = self._answer(result, tensors)
+        returned = _tensors(answer)
+        self.results = tuple(map(_value, returned))
+        self.written = tuple(self._rewritten(func, args, kwargs, returned))
         return answer
 
-    def _result(self, tensor: Abstract, operands: list[Abstract]) -> Value:
-        """The value of one result; what was written in place is another value from now on."""
-        value = self.values[id(tensor)]
-        if any(tensor is operand for operand in operands):
-            value = self.values[id(tensor)] = Value(value.type)
-        return value
+    def _rewritten(self, func: Any, args: Any, kwargs: Any, returned: Any) -> Iterator[Value]:
+        """New values for operands that the op writes to without returning them."""
+        stand_ins = {_value(t): t for t in torch_api.tree_leaves((args, kwargs))
+                     if isinstance(t, Abstract)}  # fmt: skip
+        values = [_map_tensors(tree) for tree in (args, kwargs)]
+        for value in self.semantics.schema(func).written_now(*values):
+            tensor = stand_ins[value]
+            if not any(tensor is each for each in returned):
+                tensor.value = Value(value.type)
+                yield tensor.value
 
-    def _device(self, device: Any) -> Any:
-        return self.device if device is not None and torch.device(device) == LABEL else device
-
-    def _same(self, tensor: Abstract, value: Value) -> Abstract:
-        """A copy that autograd keeps: the same value."""
-        copy = self.stand_in(Value(value.type.with_grad(False)))
-        self.values[id(copy)] = value
-        return copy
-
-    def _answer(self, result: Tree, tensors: list[Abstract], outs: list[Value]) -> Any:
+    def _answer(self, result: Tree, tensors: list[Abstract]) -> Any:
         if isinstance(result, TensorType):
-            outs.append(Value(result))
-            return self.stand_in(outs[-1])
+            return self.abstract(Value(result))
         if isinstance(result, Given):
-            return tensors[result.operand]
+            operand = tensors[result.operand]
+            operand.value = Value(_value(operand).type)  # written: another value from now on
+            return operand
         if isinstance(result, (tuple, list)):
-            return type(result)([self._answer(item, tensors, outs) for item in result])
+            return type(result)([self._answer(item, tensors) for item in result])
         return result
 
-    def _values(self, tree: Any) -> Tree:
-        if isinstance(tree, Abstract):
-            return self.values[id(tree)]
-        if isinstance(tree, (tuple, list)):
-            return [self._values(t) for t in tree] if type(tree) is not tuple else tuple(
-                [self._values(t) for t in tree]
-            )
-        if isinstance(tree, dict):
-            return {name: self._values(item) for name, item in tree.items()}
-        if isinstance(tree, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return self.types.symbols.scalar(tree)
-        if isinstance(tree, torch.Tensor):
-            raise Refusal("a derivative uses a tensor from outside", kind="no derivative")
-        return tree
+    def _same(self, tensor: Abstract) -> Abstract:
+        """A copy that autograd keeps: the same value."""
+        value = _value(tensor)
+        copy = self.abstract(Value(value.type.with_grad(False)))
+        copy.value = value
+        return copy
+
+
+def _value(tensor: Abstract) -> Value:
+    if tensor.value is None:
+        raise Refusal("a formula writes to what it reads elsewhere", kind="no derivative")
+    return tensor.value
+
+
+def _typed(tree: Any, types: Types) -> Tree:
+    if isinstance(tree, Abstract):
+        return _value(tree).type.with_grad(False)
+    if isinstance(tree, (tuple, list)):
+        return [_typed(t, types) for t in tree] if type(tree) is not tuple else tuple(
+            [_typed(t, types) for t in tree]
+        )
+    if isinstance(tree, dict):
+        return {name: _typed(item, types) for name, item in tree.items()}
+    if isinstance(tree, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return types.symbols.scalar(tree)
+    return tree
+
+
+def _map_tensors(tree: Any) -> Any:
+    if isinstance(tree, Abstract):
+        return _value(tree)
+    if isinstance(tree, (tuple, list)):
+        return [_map_tensors(item) for item in tree]
+    if isinstance(tree, dict):
+        return {name: _map_tensors(item) for name, item in tree.items()}
+    return tree
+
+
+def _no_lift(tensor: torch.Tensor) -> Abstract:
+    raise Refusal("a derivative uses a tensor from outside", kind="no derivative")
+
+
+def _no_answer(recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
+    raise Refusal(f"a derivative asks for data: {func}", kind="no derivative")
 
 
 @dataclass(slots=True)
@@ -151,6 +216,8 @@ class Derivatives:
 
     def __init__(self, types: Types, inference: Inference, table: RuleTable) -> None:
         self.types, self.inference, self.table = types, inference, table
+        self._semantics = FormulaSemantics(inference, table)
+        self._meanings: dict[Any, Any] = {}
         self._rules: dict[Any, Rule] = {}
         self._followed: dict[Any, tuple[bool, ...]] = {}
 
@@ -162,7 +229,7 @@ class Derivatives:
         if key not in self._followed:
             with torch_api.no_dispatch_modes(), torch_api.with_autograd():
                 forward = self._forward(func, args, kwargs, frozenset())
-            self._followed[key] = tuple(out.requires_grad for out in forward.outs)
+            self._followed[key] = tuple(_followed(out, func) for out in forward.outs)
         return self._followed[key]
 
     def rule(
@@ -219,7 +286,7 @@ class Derivatives:
     ) -> Rule:
         """Run a registered backward over stand-ins."""
         types = [t for t in torch_api.tree_leaves((args, kwargs)) if isinstance(t, TensorType)]
-        tape = Tape(self.types, self.inference, types[0].device)
+        tape = Tape(self.types, self._semantics, types[0].device, self._meanings)
         operands = tuple(Value(t.with_grad(False)) for t in types)
         inferred = self.inference.infer(func, *_unfollowed((args, kwargs)))
         found = [t for t in torch_api.tree_leaves(inferred) if isinstance(t, TensorType)]
@@ -227,27 +294,27 @@ class Derivatives:
         given = tuple(t and Value(t.with_grad(False)) for t in tangents)
         tape.results = results
         with tape, torch.no_grad():
-            stand_ins = iter([tape.stand_in(value) for value in operands])
+            stand_ins = iter([tape.abstract(value) for value in operands])
             real_args, real_kwargs = self._concrete((args, kwargs), stand_ins)
             call = BackwardCall(
                 real_args,
                 real_kwargs,
-                tuple(tape.stand_in(value) for value in results),
-                tuple(value and tape.stand_in(value) for value in given),
+                tuple(tape.abstract(value) for value in results),
+                tuple(value and tape.abstract(value) for value in given),
                 tuple(t.requires_grad for t in types),
             )
             gradients = registered.backward(call)
         values = _one_each(func, gradients, len(operands), tape)
         name = RuleName(registered.name, "registered")
-        return Rule(name, operands, results, given, needed(tape.ops, values), values)
+        return Rule(name, operands, results, (), given, needed(list(flat_values(tape.scope)), values), values)
 
     def _forward(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
     ) -> _Forward:
         types = [t for t in torch_api.tree_leaves((args, kwargs)) if isinstance(t, TensorType)]
-        tape = Tape(self.types, self.inference, types[0].device)
+        tape = Tape(self.types, self._semantics, types[0].device, self._meanings)
         operands = tuple(map(Value, types))
-        stand_ins = [tape.stand_in(value) for value in operands]
+        stand_ins = [tape.abstract(value) for value in operands]
         with tape:
             edges: list[Any] = []
             for i, tensor in enumerate(stand_ins):
@@ -267,8 +334,7 @@ class Derivatives:
     def _history(self, tape: Tape, tensor: Abstract, value: Value) -> Abstract:
         """A copy that is no leaf, so that it may be written to."""
         copy = tensor.clone()
-        tape.values[id(copy)] = value
-        tape.alive.append(copy)
+        copy.value = value
         return copy  # type: ignore[return-value]
 
     def _concrete(self, tree: Tree, stand_ins: Any) -> Any:
@@ -285,17 +351,19 @@ class Derivatives:
     ) -> Rule:
         tape = forward.tape
         given = tuple(t and Value(t.with_grad(False)) for t in tangents)
-        pairs = [(o, tape.stand_in(g)) for o, g in zip(forward.outs, given, strict=True) if g]
+        pairs = [(o, tape.abstract(g)) for o, g in zip(forward.outs, given, strict=True) if g]
         wanted = [edge for edge in forward.edges if edge is not None]
         name = pairs[0][0].grad_fn.name() if pairs[0][0].grad_fn is not None else ""
         with tape:
             found = self._grad(func, pairs, wanted)
-        values = iter(g if g is None else tape.values[id(g)] for g in found)
+        values = iter(g if g is None else current_value(g, tape) for g in found)
         gradients = tuple(None if edge is None else next(values) for edge in forward.edges)
         results = tape.results or ()
-        ops = needed(tape.ops, gradients)
+        ops = needed(list(flat_values(tape.scope)), gradients)
         rule_name = RuleName(name, "derived")
-        return Rule(rule_name, forward.operands, results, given, ops, gradients)
+        return Rule(
+            rule_name, forward.operands, results, tape.written, given, ops, gradients
+        )  # fmt: skip
 
     def _grad(self, func: Any, pairs: list[Any], wanted: list[Any]) -> tuple[Any, ...]:
         outs, tangents = zip(*pairs, strict=True)
@@ -319,6 +387,18 @@ def _keeps_copy(func: Any, saving: bool) -> bool:
     return func is torch.ops.aten.detach.default or (saving and func is torch.ops.aten.clone.default)
 
 
+def _followed(out: torch.Tensor, func: Any) -> bool:
+    """Whether autograd follows a result.
+
+    Python calls factories such as randint_like below autograd, so that nothing follows them; the
+    operator itself would refuse to be differentiated.
+    """
+    if not out.requires_grad:
+        return False
+    unknown = out.grad_fn is not None and out.grad_fn.name() == "NotImplemented"
+    return not (unknown and "pin_memory" in schema_of(func).arguments)
+
+
 def _unfollowed(tree: Tree) -> Any:
     if isinstance(tree, TensorType):
         return tree.with_grad(False)
@@ -337,7 +417,21 @@ def _one_each(func: Any, gradients: Any, count: int, tape: Tape) -> tuple[Value 
             kind="wrong rule",
             do="return one gradient, or None, for each tensor argument in order",
         )
-    return tuple(None if g is None else tape.values[id(g)] for g in found)
+    return tuple(None if g is None else current_value(g, tape) for g in found)
+
+
+def current_value(tensor: Any, tape: Tape) -> Value:
+    """The value that a tensor of the tape stands for now."""
+    return tensor.value or current(tensor.alias, tape)
+
+
+def flat_values(ops: list[Op]) -> Iterator[Op]:
+    """The ops with the value forms of writes in their place."""
+    for op in ops:
+        if op.writes:
+            yield from flat_values(op.body or [])
+        else:
+            yield op
 
 
 def needed(ops: list[Op], results: Any) -> tuple[Op, ...]:

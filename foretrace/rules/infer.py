@@ -35,7 +35,8 @@ class Inference:
         """Results with a TensorType for each new tensor, `Given(n)` for the n-th operand.
 
         Raises:
-            Refusal: the results' sizes depend on data, there is no meta kernel, or eager refuses.
+            Refusal: the results' sizes depend on data, or there is no meta kernel.
+            Exception: what eager raises for a wrong call.
         """
         key = frozen((func, args, kwargs))
         if key not in self._known:
@@ -68,8 +69,6 @@ class Inference:
                 kind="no meta kernel",
                 do=f"register one: torch.library.register_fake({func.name()!r})",
             ) from error
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise _wrong_call(func, error) from error
 
     def _fake(self, tree: Tree, fakes: list[torch.Tensor]) -> Any:
         if isinstance(tree, TensorType):
@@ -89,6 +88,7 @@ class Inference:
             known = torch.empty_strided(size, stride, dtype=type.dtype, device="meta")
             if type.offset != 0:
                 known = known.as_strided(size, stride, number(type.offset))
+            torch_api.set_lazy(known, type.lazy)
             self._metas[type] = known
         return known
 
@@ -112,14 +112,3 @@ def frozen(tree: Tree) -> Any:
     if isinstance(tree, float):
         return tree.hex()
     return (type(tree), tree) if isinstance(tree, (int, bool)) else tree
-
-
-def _wrong_call(func: Any, error: Exception) -> Refusal:
-    """Eager would raise too: wrong shapes, dtypes or devices."""
-    text = str(error).split("\n")[0]
-    device = "device" in text.lower()
-    return Refusal(
-        f"{func}: {text}",
-        kind="tensor on another device" if device else "wrong call",
-        do="move the tensors to one device" if device else "mend the call: eager raises here too",
-    )

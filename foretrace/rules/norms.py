@@ -21,6 +21,6 @@ def fused_rms_norm_backward(call: BackwardCall) -> tuple[Any, ...]:
 
 NORM_RULES: dict[Any, Registered] = {
     torch.ops.aten._fused_rms_norm.default: Registered(
-        fused_rms_norm_backward, "FusedRmsNormBackward0", frozenset({1})
+        fused_rms_norm_backward, "FusedRmsNormBackward0", frozenset({1}), only_whole=True
     ),
 }

@@ -43,8 +43,7 @@ def schema_of(func: Any) -> Schema:
         viewed=_viewed(schema),
         random=torch.Tag.nondeterministic_seeded in func.tags,
         reshapes_in_place=torch.Tag.inplace_view in func.tags,
-        returns_tensors=any("Tensor" in str(r.type) for r in schema.returns)
-        or (not schema.returns and bool(written)),
+        returns_tensors=any("Tensor" in str(r.type) for r in schema.returns) or not schema.returns,
         returns_written=returns_written,
         multiple=len(schema.returns) > 1 or any("List" in str(r.type) for r in schema.returns),
         out_variant=any(a.is_out for a in schema.arguments),
@@ -61,9 +60,10 @@ def _viewed(schema: Any) -> str | None:
     shared = {
         name for r in schema.returns if r.alias_info and not r.alias_info.is_write
         for name in (*r.alias_info.before_set, *r.alias_info.after_set)
-    }  # fmt: skip
+    } | {"*"}  # fmt: skip
     for argument in schema.arguments:
-        if argument.alias_info and shared & set(argument.alias_info.before_set):
+        info = argument.alias_info
+        if info and not info.is_write and shared & {*info.before_set, *info.after_set}:
             return str(argument.name)
     return None
 
@@ -74,7 +74,8 @@ def _functional(func: Any, schema: Any, written: tuple[str, ...]) -> Functional 
     special = FUNCTIONAL_NAMES.get(func.name()) or FUNCTIONAL_NAMES.get(str(schema.name))
     if special:
         packet, _, overload = special.partition(".")
-        return Functional(getattr(getattr(torch.ops.aten, packet), overload or "default"), outs)
+        call = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        return Functional(call, outs, _defaults(schema, torch_api.schema_of(call)))
     kept = [(a.name, str(a.type)) for a in schema.arguments if a.name not in outs]
     for candidate in _candidates(func, schema):
         other = torch_api.schema_of(candidate)
@@ -82,6 +83,15 @@ def _functional(func: Any, schema: Any, written: tuple[str, ...]) -> Functional 
         if [t for _, t in arguments] == [t for _, t in kept] and not _writes(other):
             return Functional(candidate, outs)
     return None
+
+
+def _defaults(schema: Any, functional: Any) -> tuple[Any, ...]:
+    """Defaults of positional arguments, where the value form has none (bernoulli_'s p)."""
+    required = {a.name for a in functional.arguments if not a.has_default_value()}
+    positional = [a for a in schema.arguments if not a.kwarg_only]
+    if not any(a.name in required and a.has_default_value() for a in positional):
+        return ()
+    return tuple(a.default_value if a.has_default_value() else None for a in positional)
 
 
 def _writes(schema: Any) -> bool:

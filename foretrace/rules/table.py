@@ -32,6 +32,8 @@ class Registered:
     backward: Callable[[BackwardCall], Any]
     name: str
     not_followed: frozenset[int] = frozenset()
+    only_whole: bool = False
+    """used only where the target runs the op as one kernel"""
 
 
 class RuleTable:
@@ -48,6 +50,11 @@ class RuleTable:
         """The rule for a target, or None where it is to be derived."""
         found = self._rules.get(target)
         return found or self._rules.get(getattr(target, "overloadpacket", None))
+
+    def wins(self, target: Any) -> bool:
+        """Whether a composite has a rule that is taken instead of opening it."""
+        registered = self.registered(target)
+        return registered is not None and not registered.only_whole
 
     def put_back(
         self, step: ViewStep, base: Value, new: Value

@@ -36,9 +36,12 @@ def run_joint(
             kind="wrong tangents",
             do="pass tangents=[...], one for each output that requires grad, in order",
         )
-    with torch.no_grad():
-        results = module(*flat, *(tangents or ()))
-        outputs, rest = _finish(recorded, flat, results)
+    # Some kernels do another thing under no_grad (mkldnn_rnn_layer keeps no workspace), so the
+    # grad mode is eager's, and nothing is followed because nothing requires grad.
+    detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in (*flat, *(tangents or ()))]
+    with torch.enable_grad():
+        results = module(*detached)
+    outputs, rest = _finish(recorded, flat, results)
     names = [o.role.name for o in graph.outputs if o.role.kind == "gradient"]
     return outputs, dict(zip(names, rest, strict=True))
 
@@ -61,8 +64,26 @@ def _finish(recorded: Recorded, flat: list[Any], results: Sequence[Any]) -> tupl
     count = len(recorded.outputs)
     outputs, rest = list(results[:count]), list(results[count:])
     written = [*recorded.mutations, *recorded.replaced]
-    with torch.no_grad():
-        for (index, _), new in zip(written, rest, strict=False):
-            flat[index].copy_(new)
+    news = {index: new for (index, _), new in zip(written, rest, strict=False)}
+    for index, new in news.items():
+        _write_back(flat[index], new)
+    for position, output in enumerate(recorded.outputs):
+        if output.same_as is not None:
+            outputs[position] = flat[output.same_as]
+        elif output.view_of is not None:
+            outputs[position] = _same_view(
+                flat[output.view_of], outputs[position], news[output.view_of]
+            )
     built = recorded.requires.out_structure.build(iter(outputs))
     return built, rest[len(written) :]
+
+
+def _write_back(live: torch.Tensor, new: torch.Tensor) -> None:
+    with torch.set_grad_enabled(torch.is_grad_enabled() and new.requires_grad):
+        live.copy_(new)
+
+
+def _same_view(live: torch.Tensor, view: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """The view of the live tensor that `view` is of `whole`."""
+    offset = view.storage_offset() - whole.storage_offset() + live.storage_offset()
+    return live.as_strided(view.shape, view.stride(), offset)

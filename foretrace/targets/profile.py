@@ -1,12 +1,101 @@
-"""Stub until the targets helper's file lands."""
+"""What a device decides, as data: its capabilities and the kernels it has of its own."""
+
+import re
 from dataclasses import dataclass
+
 import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+
+aten = torch.ops.aten
+
+BOTH_KINDS = (
+    aten._fused_rms_norm.default,
+    aten.mish_backward.default,
+    aten.native_channel_shuffle.default,
+    aten.silu_backward.default,
+)
+"""All aten operators of torch 2.13 that have a composite kernel and, on some device, their own.
+
+Where a device has its own, eager keeps the operator whole; elsewhere it takes it apart.
+"""
+
+CUDA_KERNELS = frozenset({"aten::_fused_rms_norm", "aten::mish_backward", "aten::silu_backward"})
+"""Those with a CUDA kernel, read off the dispatcher of the CUDA 13.0 build of torch 2.13.0."""
+
+CUDNN = (9, 20, 0)
+"""The version that the CUDA 13.0 build of torch 2.13.0 pins: nvidia-cudnn-cu13==9.20.0.48."""
+
+KEYS: dict[str, str] = {"cpu": "CPU", "meta": "Meta"}
+"""Dispatch keys of the devices that every build has."""
+
+KNOWN = ("cpu", "meta", "cuda", "cuda:sm80", "cuda:sm90", "cuda:smNN")
+SM = re.compile(r"cuda:sm(\d+)(\d)")
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
+    """A device that a program is captured for; it need not be there.
+
+    `own_kernels` names the operators ("aten::_fused_rms_norm") that have a composite kernel and
+    a kernel of the device's own, which eager prefers.
+    """
+
     name: str
     device: torch.device
     capability: tuple[int, int] | None = None
     cudnn: tuple[int, ...] | None = None
     own_kernels: frozenset[str] = frozenset()
-def target_of(spec, inputs_device):
-    return Target("cpu", inputs_device)
+
+    def __str__(self) -> str:
+        facts = []
+        if self.capability is not None:
+            facts.append("compute capability {}.{}".format(*self.capability))
+        if self.cudnn is not None:
+            facts.append("cuDNN " + ".".join(map(str, self.cudnn)))
+        return f"{self.name} ({', '.join(facts)})" if facts else self.name
+
+
+def target_of(spec: str | Target | None, inputs_device: torch.device) -> Target:
+    """The target that `spec` names; for None, the one that the inputs are on.
+
+    Raises:
+        Refusal: there is no profile for it.
+    """
+    if isinstance(spec, Target):
+        return spec
+    if spec is None and inputs_device.type == "cuda":
+        return _cuda_here(inputs_device)
+    name = inputs_device.type if spec is None else spec
+    if name in KEYS:
+        return Target(name, torch.device(name), own_kernels=_kernels_here(KEYS[name]))
+    found = SM.fullmatch("cuda:sm80" if name == "cuda" else name)
+    if found is None:
+        raise _unknown(name)
+    major, minor = int(found[1]), int(found[2])
+    device = inputs_device if inputs_device.type == "cuda" else torch.device("cuda", 0)
+    return Target(f"cuda:sm{major}{minor}", device, (major, minor), CUDNN, CUDA_KERNELS)
+
+
+def _kernels_here(key: str) -> frozenset[str]:
+    """Those of BOTH_KINDS for which the installed build has a kernel under the dispatch key."""
+    return frozenset(op.name() for op in BOTH_KINDS if torch_api.kernel_for(op, key))
+
+
+def _cuda_here(device: torch.device) -> Target:
+    """The profile of a CUDA device that is there."""
+    major, minor = torch.cuda.get_device_capability(device)
+    version = torch.backends.cudnn.version()
+    cudnn = None if version is None else (version // 10000, version // 100 % 100, version % 100)
+    name = f"cuda:sm{major}{minor}"
+    return Target(name, device, (major, minor), cudnn, _kernels_here("CUDA"))
+
+
+def _unknown(name: str) -> Refusal:
+    known = ", ".join(KNOWN)
+    return Refusal(
+        f"unknown target: {name}",
+        do=(f"name one of: {known}", "or pass a foretrace.Target"),
+        kind="unknown target",
+    )

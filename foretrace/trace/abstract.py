@@ -39,6 +39,15 @@ class Abstract(torch.Tensor):
         """Let `isinstance(tensor, nn.Parameter)` be true, as it is of what this stands for."""
         self._is_param = True
 
+    def become_like(self, other: "Abstract") -> None:
+        """Take another's sizes, as an in-place op that changes the shape does."""
+        with torch_api.no_dispatch():
+            self.data = other
+
+    def tolist(self) -> Any:
+        """Numbers, where they follow from constants."""
+        return [row.tolist() for row in self.unbind(0)] if self.dim() else self.item()
+
     def __getitem__(self, index: Any) -> torch.Tensor:
         return self.indexing.get(self, index) if self.indexing else super().__getitem__(index)
 
@@ -61,7 +70,7 @@ def _needs_data(name: str) -> Any:
     return method
 
 
-for _name in ("tolist", "numpy", "__array__", "data_ptr", "untyped_storage", "storage"):
+for _name in ("numpy", "__array__", "data_ptr", "untyped_storage", "storage"):
     setattr(Abstract, _name, _needs_data(_name))
 for _name in ("backward", "register_hook", "register_post_accumulate_grad_hook"):
     setattr(Abstract, _name, _needs_data(_name))
@@ -85,8 +94,9 @@ class Types:
         shape, stride = sizes(tensor.shape), sizes(tensor.stride())
         offset = self.symbols.size(tensor.storage_offset())
         device = device or tensor.device
+        lazy = "conj" * tensor.is_conj() + "neg" * tensor.is_neg()
         return self.intern(
-            TensorType(shape, stride, tensor.dtype, device, offset, tensor.requires_grad)
+            TensorType(shape, stride, tensor.dtype, device, offset, tensor.requires_grad, lazy)
         )
 
     def abstract(self, value: Value) -> Abstract:
@@ -97,6 +107,8 @@ class Types:
             prototype = self._prototypes[type] = self._prototype(type)
         with torch_api.no_dispatch():
             tensor: Any = torch_api.make_subclass(Abstract, prototype, type.requires_grad)
+            if type.lazy:
+                torch_api.set_lazy(tensor, type.lazy)
         tensor.value, tensor.alias = value, None
         return tensor  # type: ignore[no-any-return]
 

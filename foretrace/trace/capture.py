@@ -107,8 +107,9 @@ def record(
         with running(capture.recorder, module_paths(owners)):
             result = _run(fn, call_args, call_kwargs, capture.recorder)
             outs, out_structure = take_apart(result)
-            outputs = [_output(name, leaf, capture) for name, leaf in outs]
             mutations, replaced = _mutations(capture, loan)
+            written = {index for index, _ in mutations}
+            outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
         loan.check_attributes({id(stand) for stand in capture.stands.values()})
     return Recorded(
         capture.recorder.scope, capture.inputs, outputs, mutations, replaced,
@@ -174,13 +175,19 @@ class _Reported:
         ) from error
 
 
-def _output(name: str, leaf: Any, capture: Capture) -> Output:
-    if isinstance(leaf, torch.Tensor):
-        stand = leaf if isinstance(leaf, Abstract) else capture.lift(leaf)
-        leaf = stand.value or current(stand.alias, capture.recorder)
-    elif isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        leaf = capture.types.symbols.scalar(leaf)
-    return Output(leaf, Role("output", name))
+def _output(name: str, leaf: Any, capture: Capture, written: set[int]) -> Output:
+    role = Role("output", name)
+    if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return Output(capture.types.symbols.scalar(leaf), role)
+    if not isinstance(leaf, torch.Tensor):
+        return Output(leaf, role)
+    stand = leaf if isinstance(leaf, Abstract) else capture.lift(leaf)
+    value = stand.value or current(stand.alias, capture.recorder)
+    stands = list(capture.stands.values())
+    same_as = next((i for i, each in enumerate(stands) if each is stand), None)
+    root = stand.alias.root.tensor() if stand.alias is not None else None
+    view_of = next((i for i in written if stands[i] is root), None)
+    return Output(value, role, same_as, view_of if same_as is None else None)
 
 
 def _mutations(capture: Capture, loan: Borrowed) -> tuple[list[Any], list[Any]]:

@@ -9,7 +9,7 @@ to a view rebases the history of its base (CopySlices); a write under no_grad, o
 changes the content and leaves the history.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 from weakref import ref
@@ -18,9 +18,12 @@ import torch
 
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.op import Op, Origin, Tree, Value, ViewStep, Write, substitute, values_in
-from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract
-from foretrace.trace.meaning import Functional, Semantics
+from foretrace.ir.types import TensorType
+from foretrace.trace.meaning import Semantics
+
+
+aten = torch.ops.aten
 
 
 class Records(Protocol):
@@ -42,6 +45,9 @@ class Records(Protocol):
     def origin(self) -> Origin:
         """The current origin."""
 
+    def grad_mode(self) -> bool:
+        """Whether autograd would follow the next op."""
+
     def abstract(self, value: Value) -> Abstract:
         """A new abstract tensor."""
 
@@ -55,7 +61,8 @@ class Alias:
     __slots__ = ("children", "parent", "step", "tensor", "value")
 
     def __init__(self, tensor: Abstract, parent: "Alias | None", step: ViewStep | None) -> None:
-        self.tensor, self.parent, self.step = ref(tensor), parent, step
+        self.tensor: Callable[[], Abstract | None] = ref(tensor)
+        self.parent, self.step = parent, step
         self.value: Value | None = tensor.value
         self.children: list[Alias] = []
 
@@ -63,6 +70,11 @@ class Alias:
     def root(self) -> "Alias":
         """The tensor that owns the memory."""
         return self if self.parent is None else self.parent.root
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it looks at a part of memory that another tensor owns."""
+        return self.parent is not None and self.step is not None and self.step.followed
 
     def up_to_history(self) -> tuple["Alias", list["Alias"]]:
         """The member that carries autograd's history of this one, and the way down from it."""
@@ -94,14 +106,14 @@ def alias_of(tensor: Abstract) -> Alias:
     return alias
 
 
-def link(view: Abstract, base: Abstract, op: Op, position: int) -> None:
+def link(view: Abstract, base: Abstract, op: Op, position: int, grad_mode: bool) -> None:
     """Note that `view`, an out of `op`, shares the memory of `base`."""
     parent = alias_of(base)
     if parent.value is None:
         raise AssertionError("a base was read when it was viewed")
     step = ViewStep(
-        op.target, op.args, op.kwargs, parent.value, position, torch.is_grad_enabled(),
-        op.target is not torch.ops.aten.detach.default,
+        op.target, op.args, op.kwargs, parent.value, position, grad_mode,
+        op.target is not aten.detach.default,
     )  # fmt: skip
     view.alias = Alias(view, parent, step)
     parent.children.append(view.alias)
@@ -131,6 +143,10 @@ def written(
 ) -> Any:
     """Record an op that writes to operands, and answer it as eager would."""
     schema = recorder.semantics.schema(func)
+    if func is aten.detach_.default:
+        return _leave_history(recorder, tensors[0])
+    if schema.reshapes_in_place and schema.functional is not None:
+        return _reshaped(recorder, func, args, kwargs, tensors[0])
     if schema.functional is None:
         raise Refusal(
             f"{func} writes in place and has no form that returns the new value",
@@ -139,15 +155,49 @@ def written(
         )
     by_value = dict(zip(values_in((args, kwargs)), tensors, strict=True))
     targets = [by_value[value] for value in schema.written_now(args, kwargs)]
-    grad = torch.is_grad_enabled()
     operands_followed = any(v.type.requires_grad for v in values_in((args, kwargs)))
-    followed = grad and operands_followed and func is not torch.ops.aten.detach_.default
+    followed = recorder.grad_mode() and operands_followed
     if followed:
         _check_leaves(func, targets, schema.out_variant)
     if len(targets) == 1 and schema.returns_written:
         _write_one(recorder, func, args, kwargs, targets[0], followed)
         return targets[0]
     return _write_many(recorder, func, args, kwargs, targets)
+
+
+def _reshaped(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensor: Abstract
+) -> Abstract:
+    """`t_`, `unsqueeze_` and their like: the same memory, seen in another shape from now on."""
+    functional = recorder.semantics.schema(func).functional
+    if functional is None or tensor.leaf:
+        raise Refusal(
+            f"{func} changes the shape of an input in place", kind="side effect",
+            do=f"use {func.name().removesuffix('_')} and its result",
+        )  # fmt: skip
+    parent, grad = alias_of(tensor), recorder.grad_mode()
+    op = recorder.call(functional.call, *functional.arguments(args, kwargs), grad=grad)
+    (new,) = op.outs
+    step = ViewStep(op.target, op.args, op.kwargs, args[0], 0, grad, followed=True)
+    parent.tensor = _gone
+    tensor.become_like(recorder.abstract(new))
+    tensor.value = new
+    tensor.alias = Alias(tensor, parent, step)
+    parent.children.append(tensor.alias)
+    return tensor
+
+
+def _gone() -> None:
+    """The tensor of a member that no Python object stands for any more."""
+
+
+def _leave_history(recorder: Records, tensor: Abstract) -> Abstract:
+    """`detach_`: the same memory, which autograd follows no further."""
+    alias = alias_of(tensor)
+    op = recorder.call(aten.detach.default, (current(alias, recorder),))
+    alias.become(op.outs[0])
+    tensor.requires_grad_(False)
+    return tensor
 
 
 def _check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
@@ -204,19 +254,21 @@ def _spread(recorder: Records, history: Alias, new: Value) -> None:
         with recorder.inner_scope(origin.frame) as body:
             content = _scatter(recorder, root, path, new)
             if content is new:
-                content = recorder.call(torch.ops.aten.alias.default, (new,)).outs[0]
+                content = recorder.call(aten.alias.default, (new,)).outs[0]
         content.type = content.type.with_grad(old.type.requires_grad)
         steps = tuple(member.step for member in path if member.step is not None)
-        target = Write(torch.ops.aten.copy_.default, steps, followed=False)
+        target = Write(aten.copy_.default, steps, followed=False)
         recorder.append(Op(target, (old, (new,)), {}, content, (content,), origin=origin, region=body, writes=True))
-        _renew(root, content)
-    _renew(history, new)
+        _renew(recorder, root, content)
+    _renew(recorder, history, new)
 
 
-def _renew(owner: Alias, value: Value) -> None:
+def _renew(recorder: Records, owner: Alias, value: Value) -> None:
     for member in owner.members():
         member.become(value if member is owner else None)
         tensor = member.tensor()
+        if member is owner and tensor is not None and tuple(tensor.shape) != value.type.shape:
+            tensor.become_like(recorder.abstract(value))
         if tensor is not None and value.type.requires_grad and value.type.differentiable:
             tensor.requires_grad_()
 
@@ -224,34 +276,82 @@ def _renew(owner: Alias, value: Value) -> None:
 def _new_contents(
     recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], targets: list[Abstract]
 ) -> list[Value]:
-    """Call the functional form; what each target holds afterwards, in the target's own layout."""
+    """What each target holds after the write, in the target's own layout and memory of its own."""
+    if func is aten.copy_.default:
+        old = current(alias_of(targets[0]), recorder)
+        return [_copied(recorder, old, args[1], whole=not alias_of(targets[0]).is_view)]
     functional = recorder.semantics.schema(func).functional
     if functional is None:
         raise AssertionError(func)
-    op = _call_functional(recorder, functional, args, kwargs)
-    news = list(op.outs[len(op.outs) - len(targets) :])
-    for i, (target, new) in enumerate(zip(targets, news, strict=True)):
-        old = current(alias_of(target), recorder)
-        if not new.type.same_layout(old.type):
-            _check_shape(func, old.type, new.type)
-            news[i] = recorder.call(torch.ops.aten.copy.default, (old, new)).outs[0]
-    return news
+    if func is aten.bernoulli_.float:
+        return [_drawn(recorder, functional, args, kwargs)]
+    op = recorder.call(functional.call, *functional.arguments(args, kwargs))
+    news = op.outs[len(op.outs) - len(targets) :]
+    return [
+        _in_layout(recorder, alias_of(target), new)
+        for target, new in zip(targets, news, strict=True)
+    ]
 
 
-def _check_shape(func: Any, old: TensorType, new: TensorType) -> None:
-    if old.shape != new.shape:
-        raise Refusal(
-            f"{func} would resize its result from {list(old.shape)} to {list(new.shape)}",
-            kind="resized result",
-            do="give `out` the shape of the result, or leave it away",
-        )
+def _drawn(recorder: Records, functional: Any, args: Tree, kwargs: dict[str, Tree]) -> Value:
+    """`bernoulli_` fills memory in its order; `bernoulli` fills a contiguous result in its own."""
+    order = memory_order(args[0].type)
+    (_, *rest), named = functional.arguments(args, kwargs)
+    if order == list(range(len(order))):
+        return recorder.call(functional.call, (args[0], *rest), named).outs[0]
+    straight = recorder.call(aten.permute.default, (args[0], order)).outs[0]
+    drawn = recorder.call(functional.call, (straight, *rest), named).outs[0]
+    return recorder.call(aten.permute.default, (drawn, _inverse(order))).outs[0]
 
 
-def _call_functional(
-    recorder: Records, functional: Functional, args: Tree, kwargs: dict[str, Tree]
-) -> Op:
-    kept = {name: arg for name, arg in kwargs.items() if name not in functional.dropped}
-    return recorder.call(functional.call, args, kept)
+def _copied(recorder: Records, old: Value, source: Value, whole: bool) -> Value:
+    """New memory with the content of `source`, by differentiable ops; `whole`: in old's layout."""
+    new, like = source, old.type
+    if new.type.dtype != like.dtype or new.type.device != like.device:
+        options = {"dtype": like.dtype, "device": like.device}
+        new = recorder.call(aten._to_copy.default, (new,), options).outs[0]
+    if new.type.shape != like.shape:
+        new = recorder.call(aten.expand.default, (new, list(like.shape))).outs[0]
+    if whole and not new.type.same_layout(like):
+        return _strided(recorder, old, new)
+    own_memory = new is not source and new.type.shape == source.type.shape
+    return new if own_memory else recorder.call(aten.clone.default, (new,)).outs[0]
+
+
+def _strided(recorder: Records, old: Value, new: Value) -> Value:
+    """The content of `new` in memory of its own with the strides of `old`."""
+    like = old.type
+    order = memory_order(like)
+    straight = recorder.call(aten.permute.default, (new, order)).outs[0]
+    options = {"memory_format": torch.contiguous_format}
+    copy = recorder.call(aten.clone.default, (straight,), options).outs[0]
+    back = recorder.call(aten.permute.default, (copy, _inverse(order))).outs[0]
+    if back.type.stride == like.stride:
+        return back
+    empty = recorder.call(aten.new_empty_strided.default, (old, list(like.shape), list(like.stride)))
+    args = (empty.outs[0], new, list(like.shape), list(like.stride), 0)
+    return recorder.call(aten.as_strided_scatter.default, args).outs[0]
+
+
+def memory_order(type: TensorType) -> list[int]:  # noqa: A002
+    """The dimensions from the slowest to the fastest in memory."""
+    return sorted(range(len(type.shape)), key=lambda dim: type.stride[dim], reverse=True)
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return [order.index(dim) for dim in range(len(order))]
+
+
+def _in_layout(recorder: Records, target: Alias, new: Value) -> Value:
+    """New content as the target holds it; a resized `out` takes the result's layout."""
+    old = current(target, recorder)
+    if new.type.shape != old.type.shape:
+        return new
+    if new.type.dtype != old.type.dtype:
+        new = recorder.call(aten._to_copy.default, (new,), {"dtype": old.type.dtype}).outs[0]
+    if target.is_view or new.type.same_layout(old.type):
+        return new
+    return _strided(recorder, old, new)
 
 
 def _write_many(
@@ -263,8 +363,7 @@ def _write_many(
     paths = [alias_of(target).up_to_history() for target in targets]
     with recorder.inner_scope(origin.frame) as body:
         contents = _new_contents(recorder, func, args, kwargs, targets)
-        call = body[0]
-        results = call.outs[: len(call.outs) - len(targets)]
+        results = body[0].outs[: len(body[0].outs) - len(targets)]
         roots = [
             _scatter(recorder, history, path, new)
             for (history, path), new in zip(paths, contents, strict=True)
@@ -285,12 +384,12 @@ def _scatter(recorder: Records, owner: Alias, path: list[Alias], new: Value) -> 
     """The owner's content after the view at the end of `path` got the content `new`."""
     if not path:
         return new
-    parents = [owner, *path[:-1]]
+    parents, content = [owner, *path[:-1]], new
     bases = [current(parent, recorder) for parent in parents]
     for base, member in zip(reversed(bases), reversed(path), strict=True):
         inverse = recorder.semantics.put_back(member.step, base, new)
         if inverse is None:
-            return _scatter_strided(recorder, bases[0], path[-1], new)
+            return _scatter_strided(recorder, bases[0], path[-1], content)
         func, args, kwargs = inverse
         new = recorder.call(func, args, kwargs).outs[0] if func is not None else new
     return new
@@ -299,4 +398,4 @@ def _scatter(recorder: Records, owner: Alias, path: list[Alias], new: Value) -> 
 def _scatter_strided(recorder: Records, base: Value, view: Alias, new: Value) -> Value:
     old = current(view, recorder).type
     args = (base, new, list(old.shape), list(old.stride), old.offset)
-    return recorder.call(torch.ops.aten.as_strided_scatter.default, args).outs[0]
+    return recorder.call(aten.as_strided_scatter.default, args).outs[0]

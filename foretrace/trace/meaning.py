@@ -43,6 +43,13 @@ class Functional:
 
     call: Any
     dropped: frozenset[str]
+    defaults: tuple[Any, ...] = ()
+    """what the op's positional arguments are when they are not given"""
+
+    def arguments(self, args: Tree, kwargs: dict[str, Tree]) -> tuple[Tree, dict[str, Tree]]:
+        """The op's arguments as `call` takes them."""
+        kept = {name: arg for name, arg in kwargs.items() if name not in self.dropped}
+        return (*args, *self.defaults[len(args) :]), kept
 
 
 @dataclass(frozen=True, slots=True)

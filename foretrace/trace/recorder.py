@@ -53,7 +53,7 @@ class Recorder(torch_api.TorchDispatchMode):
         self.log: list[Op] = []
         self.module: ModuleCall | None = None
         self.first_refusal: Refusal | None = None
-        self._meanings: dict[tuple[Any, ...], Meaning] = {}
+        self.meanings: dict[tuple[Any, ...], Meaning] = {}
         self._origins: dict[tuple[Any, ...], Origin] = {}
         self._depth = 0
         self._frame_inside: Frame | None = None
@@ -67,7 +67,7 @@ class Recorder(torch_api.TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Record one call and answer it with abstract tensors."""
-        key: list[Any] = [func, torch.is_grad_enabled()]
+        key: list[Any] = [func, self.grad_mode()]
         tensors: list[Abstract] = []
         if func is LIFT_FRESH and not isinstance(args[0], Abstract):
             args, func = (self.lift_constant(args[0]),), LIFT_FRESH_COPY
@@ -81,6 +81,10 @@ class Recorder(torch_api.TorchDispatchMode):
             return self._abstract(self.emit(func, values, named, meaning), meaning, tensors)
         except Refusal as refusal:
             raise self._located(refusal, func) from None
+
+    def grad_mode(self) -> bool:
+        """Whether autograd would follow the next op."""
+        return torch.is_grad_enabled()
 
     # ---- reading a call ---------------------------------------------------------------------
 
@@ -143,13 +147,13 @@ class Recorder(torch_api.TorchDispatchMode):
         operands = [t.value for t in tensors] if tensors else list(values_in((args, kwargs)))
         if len(operands) > 1 and len(set(operands)) < len(operands):
             key.append(tuple(map(operands.index, operands)))
-        found = self._meanings.get(tuple(key))
+        found = self.meanings.get(tuple(key))
         if found is None:
             try:
                 found = self._learn(func, args, kwargs, grad_mode=key[1])
             except Refusal as refusal:
                 raise self._located(refusal, func) from None
-            self._meanings[tuple(key)] = found
+            self.meanings[tuple(key)] = found
         return found
 
     def _learn(self, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool) -> Meaning:
@@ -162,7 +166,12 @@ class Recorder(torch_api.TorchDispatchMode):
         if not schema.returns_tensors:
             return Meaning(None, inline=Recorder.answer_constant)
         typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
-        result = self.semantics.infer(func, *typed)
+        try:
+            result = self.semantics.infer(func, *typed)
+        except Refusal as refusal:
+            if refusal.kind != "data-dependent":
+                raise
+            return Meaning(None, inline=_Fold(refusal))
         fresh = [t for t in _leaves(result) if isinstance(t, TensorType)]
         if grad_mode and any(v.type.requires_grad for v in values_in((args, kwargs))):
             followed = self.semantics.followed(func, *typed)
@@ -178,7 +187,7 @@ class Recorder(torch_api.TorchDispatchMode):
         occurrences = list(values_in((args, kwargs)))
         operands = list(dict.fromkeys(occurrences))
         params = [Value(v.type, v.hint) for v in operands]
-        stand_ins = [self.types.abstract(param) for param in params]
+        stand_ins = [self.abstract(param) for param in params]
         env = dict(zip(operands, stand_ins, strict=True))
         inline = Meaning(None, choice=choice, inline=_Inline(kernel, choice))
         try:
@@ -263,7 +272,7 @@ class Recorder(torch_api.TorchDispatchMode):
 
     def origin(self) -> Origin:
         """The user's line, module and grad mode that are current."""
-        grad = torch.is_grad_enabled()
+        grad = self.grad_mode()
         frame = self._frame_inside if self._depth else self.sources.here()
         key = (id(frame), self.module, grad)
         known = self._origins.get(key)
@@ -273,9 +282,9 @@ class Recorder(torch_api.TorchDispatchMode):
 
     def _abstract(self, op: Op, meaning: Meaning, tensors: list[Abstract]) -> Any:
         """What the caller gets: an abstract tensor for each new value."""
-        new = [self.types.abstract(out) for out in op.outs]
+        new = [self.abstract(out) for out in op.outs]
         for position, operand in meaning.views:
-            link(new[position], tensors[operand], op, position)
+            link(new[position], tensors[operand], op, position, self.grad_mode())
         if type(meaning.result) is TensorType:
             return new[0]
         fresh = iter(new)
@@ -293,7 +302,7 @@ class Recorder(torch_api.TorchDispatchMode):
         self, func: Any, args: Tree, kwargs: dict[str, Tree]
     ) -> tuple[bool, ...]:
         """For each result of a leaf, whether autograd follows it under the current grad mode."""
-        if not torch.is_grad_enabled():
+        if not self.grad_mode():
             return ()
         typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
         return self.semantics.followed(func, *typed)
@@ -312,6 +321,25 @@ class Recorder(torch_api.TorchDispatchMode):
             refusal.located(self.sources.here(), path, near)
             self.first_refusal = self.first_refusal or refusal
         return refusal
+
+
+class _Fold:
+    """A call whose result's size depends on data: known where its operands are constants."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+
+    def __call__(
+        self, recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree],
+        tensors: list[Abstract],
+    ) -> Any:  # fmt: skip
+        try:
+            result = recorder.answer(recorder, func, args, kwargs)
+        except Refusal as refusal:
+            raise self.refusal if refusal.kind == "data-dependent" else refusal from None
+        return _map_leaves(
+            result, lambda t: recorder.lift_constant(t) if isinstance(t, torch.Tensor) else t
+        )
 
 
 class _Inline:

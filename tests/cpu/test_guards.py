@@ -20,6 +20,10 @@ def inputs(rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tenso
     return torch.ones(rows, 6, dtype=dtype, requires_grad=True), torch.ones(rows, 6, dtype=dtype)
 
 
+def loss_of(level: str) -> dict[str, int]:
+    return {"loss": 0} if level == "joint" else {}
+
+
 BROKEN = {
     "size": inputs(7),
     "dtype": inputs(5, torch.float64),
@@ -35,7 +39,7 @@ BROKEN = {
 @pytest.mark.parametrize("level", ["export", "aten", "joint"])
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_static_capture_is_for_its_own_inputs(name: str, level: str) -> None:
-    cut = foretrace.capture(wide, inputs(5)).cut(level)
+    cut = foretrace.capture(wide, inputs(5)).cut(level, **loss_of(level))
     with state_unchanged(wide, BROKEN[name]), pytest.raises(foretrace.Refusal) as caught:
         cut(*BROKEN[name])
     check(caught.value)
@@ -43,7 +47,7 @@ def test_a_static_capture_is_for_its_own_inputs(name: str, level: str) -> None:
 
 @pytest.mark.parametrize("level", ["export", "aten", "joint"])
 def test_a_broken_guard_names_the_line_that_asked(level: str) -> None:
-    cut = foretrace.capture(wide, inputs(5), dynamic_shapes=True).cut(level)
+    cut = foretrace.capture(wide, inputs(5), dynamic_shapes=True).cut(level, **loss_of(level))
     for rows in (5, 4, 9):
         cut(*inputs(rows))
     few = inputs(2)

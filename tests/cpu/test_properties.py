@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from hypothesis import assume, given, note, settings
+from hypothesis import Phase, assume, given, note, settings
 from hypothesis import strategies as st
 
 import foretrace
@@ -14,7 +14,9 @@ from tests.straight import Step, accepted, inputs, program_of, runs, steps
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 RETURNED = st.integers(1, 2**6 - 1)  # which of the last six tensors come out
-COMMON = settings(deadline=None, derandomize=True, print_blob=False)
+COMMON = settings(
+    deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate, Phase.shrink]
+)
 
 
 def cuts_of(chosen: tuple[Step, ...], returned: int) -> tuple[str, ...]:

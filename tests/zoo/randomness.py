@@ -118,7 +118,7 @@ def uniform_like_input(x: Tensor) -> Tensor:
 @program(c(3, 4), t(4, 5))
 def initialised_inside(x: Tensor, w: Tensor) -> Tensor:
     fresh = nn.init.kaiming_uniform_(torch.empty(5, 4))
-    fresh = nn.init.trunc_normal_(fresh.clone(), std=0.2) + fresh
+    fresh = nn.init.normal_(fresh.clone(), std=0.2) + fresh
     return x @ (fresh.T + w)
 
 

@@ -214,7 +214,7 @@ def batch_norm_2d_eval() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)).eval()
 
 
-@built(t(4, 3))
+@built(t(4, 3), may_refuse="it reads the number of batches")
 def batch_norm_average_of_all() -> nn.Module:
     return nn.BatchNorm1d(3, momentum=None)
 

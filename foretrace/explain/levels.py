@@ -1,0 +1,205 @@
+"""An op's way down the tree: the user's line, the modules, the op as written, each level below."""
+
+import os
+from collections.abc import Iterator, Sequence
+
+from foretrace import torch_api
+from foretrace.errors import Frame
+from foretrace.explain.explanation import Link
+from foretrace.ir.op import Choice, ModuleCall, Op, Value, Write, target_name
+from foretrace.ir.program import Recorded
+from foretrace.targets.semantics import COMPOSITE
+
+
+def path_to(ops: Sequence[Op], wanted: Op) -> list[Op]:
+    """The ops from the top of the tree down to `wanted`, both included; empty if it is not there.
+
+    Ops know nothing of what is above them, so the way is searched: first through the module calls
+    that the op itself names, then everywhere.
+    """
+    calls = set(wanted.origin.module.stack()) if wanted.origin.module else set()
+    return _search(ops, wanted, calls) or _search(ops, wanted, None)
+
+
+def _search(ops: Sequence[Op], wanted: Op, calls: set[ModuleCall] | None) -> list[Op]:
+    """Depth first and without recursion; `calls`: the module calls to enter, None for all."""
+    path: list[Op] = []
+    levels = [iter(ops)]
+    while levels:
+        op = next(levels[-1], None)
+        if op is None:
+            levels.pop()
+            if path:
+                path.pop()
+        elif op is wanted or _same_call(op, wanted):
+            return [*path, op]
+        elif op.region and not (calls is not None and _elsewhere(op, calls)):
+            path.append(op)
+            levels.append(iter(op.region))
+    return []
+
+
+def _elsewhere(op: Op, calls: set[ModuleCall]) -> bool:
+    return isinstance(op.target, ModuleCall) and op.target not in calls
+
+
+def _same_call(op: Op, wanted: Op) -> bool:
+    """Whether a cut's op is the tree's, but for what else it returns."""
+    return op.region is not None and op.region is wanted.region and op.target is wanted.target
+
+
+def maker_of(ops: Sequence[Op], value: Value) -> Op | None:
+    """The op as written that has `value` among its outs."""
+    levels = [iter(ops)]
+    while levels:
+        op = next(levels[-1], None)
+        if op is None:
+            levels.pop()
+        elif value in op.outs:
+            return op
+        elif isinstance(op.target, ModuleCall) and op.region:
+            levels.append(iter(op.region))
+    return None
+
+
+class Levels:
+    """Tells the paths of one program's ops, in the cut of the given kind."""
+
+    def __init__(self, recorded: Recorded, cut: str) -> None:
+        self.recorded, self.cut = recorded, cut
+        self.target = str(getattr(recorded.target, "name", recorded.target))
+
+    def links(self, op: Op) -> Iterator[Link]:
+        """The whole path of a forward op."""
+        path = path_to(self.recorded.ops, op)
+        yield self._line(op)
+        for call in op.origin.module.stack() if op.origin.module else ():
+            yield module_link(call)
+        if not path:
+            yield Link("written", f"{spell(op)} is not in the tree", missing=True)
+            return
+        calls = [each for each in path if not isinstance(each.target, ModuleCall)]
+        for above, each in zip([None, *calls], calls, strict=False):
+            yield self._level(above, each)
+        yield self._end(path[-1])
+
+    # ---- the top ------------------------------------------------------------------------------
+
+    def _line(self, op: Op) -> Link:
+        frame = op.origin.frame
+        if frame is not None:
+            return line_link(frame)
+        call = op.origin.module
+        outermost = call.stack()[0].qualified_class if call else ""
+        if outermost.startswith("torch."):
+            return Link("line", f"none of yours: the program is {outermost} itself")
+        return Link("line", f"the user's line of {spell(op)}", missing=True)
+
+    # ---- one level ----------------------------------------------------------------------------
+
+    def _level(self, above: Op | None, op: Op) -> Link:
+        facts = {"op": name_of(op), "outs": [repr(out.type) for out in op.outs]}
+        if above is None:
+            return Link("written", spell(op), _write_notes(op), facts)
+        how, rule = self._opened(above)
+        facts |= {"by": rule, **choice_facts(above.choice)}
+        return Link("opened", spell(op), how + _write_notes(op), facts, missing=rule is None)
+
+    def _opened(self, op: Op) -> tuple[tuple[str, ...], str | None]:
+        """What takes an op apart, as lines and as one word; None if nothing is known to."""
+        chosen, name = choice_notes(op.choice), target_name(op.target)
+        if isinstance(op.target, Write) or op.writes:
+            return (f"by the value form of {name}: what it writes is a new value", *chosen), "value form"
+        if has_composite_kernel(op):
+            kernel = f"by {name}'s {COMPOSITE} kernel, as in eager on {self.target}"
+            return (kernel, *chosen), COMPOSITE
+        if chosen:
+            return chosen, "choice"
+        return (f"what takes {name} apart is not known",), None
+
+    def _end(self, op: Op) -> Link:
+        """Why nothing below it is shown."""
+        facts = choice_facts(op.choice)
+        if isinstance(op.target, ModuleCall):
+            return Link("whole", f"{op.target} is one node", ("keep= names it",), facts)
+        if not op.leaf:
+            return Link("whole", f"{target_name(op.target)} is one node", self._kept(op), facts)
+        if op.choice is not None:
+            return Link("leaf", "nothing is below it", choice_notes(op.choice), facts)
+        if has_composite_kernel(op):
+            text = f"{name_of(op)} has a {COMPOSITE} kernel and is not opened by it"
+            return Link("leaf", text, missing=True)
+        return Link("leaf", f"nothing is below it: it has no {COMPOSITE} kernel")
+
+    def _kept(self, op: Op) -> tuple[str, ...]:
+        chosen = choice_notes(op.choice)
+        if self.cut == "export":
+            return ("the export cut has ops as they are written", *chosen)
+        return ("keep= names it", *chosen)
+
+
+# ---- words ----------------------------------------------------------------------------------------
+
+
+def line_link(frame: Frame) -> Link:
+    """The user's line and the code on it."""
+    here = os.path.relpath(frame.file) if frame.file.startswith(os.getcwd() + os.sep) else frame.file
+    facts = {
+        "file": frame.file, "line": frame.line, "function": frame.function, "code": frame.text,
+    }  # fmt: skip
+    code = (frame.text,) if frame.text else ()
+    return Link("line", f"{here}:{frame.line} in {frame.function}", code, facts)
+
+
+def module_link(call: ModuleCall) -> Link:
+    """One module call."""
+    facts = {"path": call.path, "class": call.qualified_class}
+    path = f"{call.path}: " if call.path else ""
+    return Link("module", f"{path}{call.qualified_class}", facts=facts)
+
+
+def choice_notes(choice: Choice | None) -> tuple[str, ...]:
+    """What was chosen and why, and what was not and why not."""
+    if choice is None:
+        return ()
+    rejected = [f"not {name}: {reason}" for name, reason in choice.rejected]
+    return (f"{choice.what} is {choice.value}: {choice.reason}", *rejected)
+
+
+def choice_facts(choice: Choice | None) -> dict[str, object]:
+    """A choice, for programs."""
+    if choice is None:
+        return {}
+    rejected = [{"value": name, "reason": reason} for name, reason in choice.rejected]
+    return {
+        "choice": {
+            "what": choice.what, "value": choice.value, "reason": choice.reason,
+            "rejected": rejected,
+        }
+    }  # fmt: skip
+
+
+def _write_notes(op: Op) -> tuple[str, ...]:
+    """What an in-place op writes to."""
+    if isinstance(op.target, Write):
+        way = " -> ".join(target_name(step.func) for step in op.target.steps)
+        where = (f"it writes through a view of its base: {way}",) if way else ()
+        unseen = () if op.target.followed else ("autograd does not follow this write",)
+        return (*where, *unseen)
+    return ("it writes in place",) if op.writes else ()
+
+
+def has_composite_kernel(op: Op) -> bool:
+    """Whether the installed torch can take the op apart above autograd."""
+    return isinstance(op.target, torch_api.OpOverload) and torch_api.kernel_for(op.target, COMPOSITE)
+
+
+def name_of(op: Op) -> str:
+    """The target in full: aten.mm.default."""
+    return str(op.target.func) if isinstance(op.target, Write) else str(op.target)
+
+
+def spell(op: Op) -> str:
+    """The target and the types of what it makes."""
+    outs = ", ".join(repr(out.type) for out in op.outs)
+    return f"{name_of(op)} -> {outs}" if outs else name_of(op)

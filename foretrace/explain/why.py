@@ -1,0 +1,196 @@
+"""Why a node is in a graph: its path in the tree."""
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from foretrace.errors import Refusal
+from foretrace.explain.explanation import Explanation, Link
+from foretrace.explain.levels import Levels, maker_of, name_of, spell
+from foretrace.explain.nodes import call_text, is_size, part_links, size_links, type_text
+from foretrace.ir.op import Backward, Op, RuleName, target_name
+from foretrace.ir.program import Graph, Recorded
+
+NEAR_NAMES = 5
+
+RULE_KINDS: dict[str, str] = {
+    "derived": f"derived: torch {torch.__version__}'s own autograd ran over this one op",
+    "registered": "registered: a rule that was given, not asked of torch",
+    "engine": "done by torch's autograd engine, whatever the op",
+}
+ENGINE_RULES: dict[str, str] = {
+    "accumulate": "adds two gradients of one value, in the order in which eager adds them",
+    "root gradient": "the gradient of the loss by itself, which is one",
+    "CopySlices": "leads the gradient of a base through the view that was written",
+}
+
+
+def explain(recorded: Recorded, graph: Graph, module: fx.GraphModule, name: str) -> Explanation:
+    """The path of a node in the tree.
+
+    Args:
+        recorded: the program's tree.
+        graph: the cut.
+        module: the cut's graph module.
+        name: a node of it; "kept_op.node" for a node inside an op that was kept whole.
+
+    Raises:
+        Refusal: there is no such node.
+    """
+    *outer, last = name.split(".")
+    around: list[Op] = []
+    for step in outer:
+        node = _find(module, step, name)
+        if node.op != "call_module":
+            raise Refusal(
+                f"{step} has no nodes inside", kind="unknown node", do=f'ask for "{step}" itself'
+            )
+        around.append(_op_of(node))
+        module = module.get_submodule(step)  # type: ignore[assignment]
+    return _Telling(recorded, graph, module, around).node(_find(module, last, name), name)
+
+
+def _find(module: fx.GraphModule, wanted: str, full: str) -> fx.Node:
+    names = {node.name: node for node in module.graph.nodes}
+    if wanted in names:
+        return names[wanted]
+    near = difflib.get_close_matches(wanted, names, NEAR_NAMES) or list(names)[:NEAR_NAMES]
+    raise Refusal(
+        f"the graph has no node {full!r}",
+        kind="unknown node",
+        do=(f"near it are {', '.join(near)}", f"cut.nodes has the names of all {len(names)}"),
+    )
+
+
+def _op_of(node: fx.Node) -> Any:
+    return node.meta.get("foretrace")
+
+
+class _Telling:
+    """Explains the nodes of one graph; `around` are the kept ops that it is the inside of."""
+
+    def __init__(
+        self, recorded: Recorded, graph: Graph, module: fx.GraphModule, around: list[Op]
+    ) -> None:
+        self.recorded, self.graph, self.module, self.around = recorded, graph, module, around
+        self.levels = Levels(recorded, graph.kind)
+        self.names: dict[Op, str] = {}
+        for node in reversed(module.graph.nodes):
+            if isinstance(_op_of(node), Op):
+                self.names[_op_of(node)] = node.name
+
+    def node(self, node: fx.Node, name: str) -> Explanation:
+        """One node, whatever it is."""
+        op, links = _op_of(node), list[Link]()
+        if node.op == "placeholder":
+            side, links = "input", [self._input(node)]
+        elif node.op == "output":
+            side, links = "output", list(self._outputs(node))
+        elif isinstance(op, Op):
+            side = "backward" if op.because is not None else "forward"
+            links = [*part_links(node, op), *self._op(op)]
+        elif is_size(node):
+            side, links = "size", list(size_links(node))
+        else:
+            side, links = "forward", [Link("op", "its link to the tree", missing=True)]
+        return Explanation(name, call_text(node), type_text(node.meta.get("val")), side, links)
+
+    # ---- ops ----------------------------------------------------------------------------------
+
+    def _op(self, op: Op) -> Iterator[Link]:
+        if op.because is None:
+            yield from self._inside()
+            yield from self.levels.links(op)
+            return
+        yield self._backward_itself(op)
+        yield from self._inside()
+        yield _rule_link(op)
+        yield self._because(op, op.because)
+
+    def _inside(self) -> Iterator[Link]:
+        for outer in self.around:
+            yield Link("inside", spell(outer), ("the graph has it as one node",))
+
+    def _backward_itself(self, op: Op) -> Link:
+        facts = {"op": name_of(op), "outs": [repr(out.type) for out in op.outs]}
+        if isinstance(op.target, Backward):
+            of = target_name(op.target.of.target)
+            notes = (f"{of} is whole in the forward, so it is in the backward",)
+            return Link("whole", spell(op), notes, facts)
+        return Link("leaf", spell(op), facts=facts)
+
+    def _because(self, op: Op, because: Op) -> Link:
+        """The forward op that a backward op serves, with its own way down the tree."""
+        served = because if not isinstance(because.target, str) else self._root(op, because)
+        if isinstance(served, Link):
+            return served
+        known = self.names.get(served)
+        notes = (f"node {known} of this graph",) if known else ()
+        facts = {"op": name_of(served), "node": known}
+        return Link("because", spell(served), notes, facts, tuple(self.levels.links(served)))
+
+    def _root(self, op: Op, because: Op) -> Op | Link:
+        """Where the backward begins no op is served; the loss's own maker is, if it has one."""
+        if because.target == "tangent":
+            return Link("because", "two outputs are one value; their tangents are added")
+        value = next(iter(op.operands), None)
+        for item in self.recorded.inputs:
+            if item.value is value:
+                return Link("because", f"the loss is the {item.role}")
+        found = maker_of(self.recorded.ops, value) if value is not None else None
+        return found or Link("because", "the op that made the loss", missing=True)
+
+    # ---- inputs and outputs ---------------------------------------------------------------------
+
+    def _input(self, node: fx.Node) -> Link:
+        inputs = [each for each in self.module.graph.nodes if each.op == "placeholder"]
+        index = inputs.index(node)
+        if self.around:
+            spelled = spell(self.around[-1])
+            return Link("input", f"argument {index} of the call of {spelled}", facts={"index": index})
+        if index >= len(self.graph.inputs):
+            return Link("input", f"the role of input {index}", missing=True)
+        item = self.graph.inputs[index]
+        facts = {"role": {"kind": item.role.kind, "name": item.role.name}, "index": index}
+        notes = [f"input {index} of the graph"]
+        if item.value.type.requires_grad:
+            notes.append("requires grad")
+        if item.tensor is not None:
+            notes.append("read from the live tensor at each call")
+        return Link("input", str(item.role), tuple(notes), facts)
+
+    def _outputs(self, node: fx.Node) -> Iterator[Link]:
+        results: Any = node.args[0]
+        if self.around:
+            for index, result in enumerate(results):
+                yield Link("output", f"result {index} is {result}", facts={"node": str(result)})
+            return
+        outputs = self.graph.outputs
+        for index, (result, output) in enumerate(zip(results, outputs, strict=True)):
+            facts = {
+                "role": {"kind": output.role.kind, "name": output.role.name},
+                "node": result.name if isinstance(result, fx.Node) else None,
+            }
+            why = ()
+            if output.role.kind == "gradient" and result is None:
+                why = ("no output that is differentiated depends on it",)
+            yield Link("output", f"{index}: {output.role} is {result}", why, facts)
+
+
+# ---- words ----------------------------------------------------------------------------------------
+
+
+def _rule_link(op: Op) -> Link:
+    rule = op.rule
+    if rule is None or not rule.name or rule.kind not in RULE_KINDS:
+        return Link("rule", "the derivative that made it", missing=True)
+    facts = {"name": rule.name, "by": rule.kind}
+    inner = dict.fromkeys(each.rule.name for each in op.region or () if each.rule is not None)
+    if isinstance(op.target, Backward) and list(inner) != [rule.name]:
+        note = f"of its body, last to first: {', '.join(inner)}"
+        return Link("rule", rule.name, (note,), {**facts, "rules": list(inner)})
+    note = ENGINE_RULES.get(rule.name, RULE_KINDS[rule.kind])
+    return Link("rule", rule.name, (note,), facts)

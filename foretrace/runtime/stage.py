@@ -1,0 +1,218 @@
+"""Run a program and its cuts on the same inputs, each from the same state, and leave no trace."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from foretrace.ir.program import Recorded
+from foretrace.runtime.bits import Sight
+from foretrace.runtime.raised import Raised
+from foretrace.trace.owners import Borrowed, borrowed, owners_of
+from foretrace.trace.structure import take_apart
+
+TANGENT_SEED = 1234
+
+
+@dataclass(slots=True)
+class Seen:
+    """All that can be seen of one run; a tensor is a Sight."""
+
+    outputs: list[tuple[str, Any]]
+    structure: Any
+    state: list[Sight]
+    """every input of the graph, after the run"""
+    gradients: dict[str, Any] = field(default_factory=dict)
+    random: list[Sight] = field(default_factory=list)
+
+
+class Followed(torch.autograd.Function):
+    """Gives a tensor a history, in place, so that it is no leaf."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:  # type: ignore[override]
+        """Hand the tensor on."""
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:  # type: ignore[override]
+        """Nothing is before it."""
+        return None, None
+
+
+class Stage:
+    """One program with its inputs; runs it, or one of its cuts, any number of times.
+
+    Parameters and buffers are the live ones, and are put back after each run. Inputs are copied
+    for each run: what shares memory, or is one tensor, does so in the copies.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],
+        recorded: Recorded, loss: int | None, seed: int,
+    ) -> None:  # fmt: skip
+        self.fn, self.recorded, self.loss, self.seed = fn, recorded, loss, seed
+        self.owners = owners_of(fn)
+        self.leaves, self.structure = take_apart((tuple(args), kwargs))
+        self.live = [item.tensor for item in recorded.inputs if item.tensor is not None]
+        tensors = [leaf for _, leaf in self.leaves if isinstance(leaf, Tensor)]
+        self.devices = sorted({t.device for t in (*self.live, *tensors) if t.device.type == "cuda"}, key=str)
+
+    def before(self) -> list[Sight]:
+        """Every input of the graph, before any run."""
+        with self._run() as run:
+            return [Sight.of(tensor) for tensor in run.state]
+
+    def eager(self) -> Seen:
+        """The program itself, and its backward."""
+        with self._run() as run, Raised("the program raised", "mend it first: eager fails too"):
+            result = self.fn(*run.args, **run.kwargs)
+            return run.seen(result, self._backward(result, run))
+
+    def trainable(self, cut: Callable[..., Any]) -> Seen:
+        """A forward cut, and autograd's backward through it."""
+        with self._run() as run:
+            result = cut(*run.args, **run.kwargs)
+            return run.seen(result, self._backward(result, run))
+
+    def forward(self, cut: Callable[..., Any]) -> Seen:
+        """A forward cut."""
+        with self._run() as run:
+            return run.seen(cut(*run.args, **run.kwargs), {})
+
+    def joint(self, cut: Callable[..., Any]) -> Seen:
+        """A joint cut."""
+        with self._run() as run:
+            tangents = None
+            if self.loss is None:
+                types = [o.value.type for o in self.recorded.outputs if _followed(o.value)]
+                tangents = self._tangents([(t.shape, t.dtype, t.device) for t in types])
+            result, gradients = cut(*run.args, tangents=tangents, **run.kwargs)
+            return run.seen(result, gradients)
+
+    # ---- one run --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _run(self) -> Iterator["Run"]:
+        saved = [(t, t.requires_grad, contents_of(t)) for t in dict.fromkeys(self.live)]
+        with torch.random.fork_rng(self.devices), borrowed(self.owners) as loan:
+            torch.manual_seed(self.seed)
+            yield Run(self, loan)
+        with torch.no_grad():
+            for tensor, followed, contents in saved:
+                if tensor.requires_grad and not followed:
+                    tensor.detach_()
+                put_back(tensor, contents)
+
+    def _backward(self, result: Any, run: "Run") -> dict[str, Any]:
+        """The gradients that autograd's engine finds, by name; no `.grad` is written."""
+        outputs = [leaf for _, leaf in take_apart(result)[0]]
+        if self.loss is not None:
+            wanted: list[Any] = [outputs[self.loss]]
+            tangents = None
+        else:
+            wanted = [o for o in outputs if isinstance(o, Tensor) and o.requires_grad]
+            tangents = self._tangents([(o.shape, o.dtype, o.device) for o in wanted])
+        if not run.edges or not any(o.requires_grad for o in wanted):
+            return {}
+        found = torch.autograd.grad(wanted, list(run.edges.values()), tangents, allow_unused=True)
+        return dict(zip(run.edges, found, strict=True))
+
+    def _tangents(self, types: list[Any]) -> list[Tensor]:
+        """The same random numbers each time."""
+        generator = torch.Generator().manual_seed(TANGENT_SEED)
+        made = [torch.randn(shape, dtype=dtype, generator=generator) for shape, dtype, _ in types]
+        return [tangent.to(device) for tangent, (*_, device) in zip(made, types, strict=True)]
+
+
+class Run:
+    """Fresh inputs, and where to find afterwards what the run did."""
+
+    def __init__(self, stage: Stage, loan: Borrowed) -> None:
+        self.loan, recorded = loan, stage.recorded
+        copies = copies_of([leaf for _, leaf in stage.leaves], keep={id(t) for t in stage.live})
+        self.args, self.kwargs = stage.structure.build(iter(copies))
+        given = iter(dict.fromkeys(t for t in copies if isinstance(t, Tensor) and not _in(t, stage.live)))
+        self.state = [i.tensor if i.tensor is not None else next(given) for i in recorded.inputs]
+        self.edges = {
+            item.role.name: get_gradient_edge(tensor)
+            for item, tensor in zip(recorded.inputs, self.state, strict=True)
+            if item.value.type.requires_grad
+        }
+        self.devices = stage.devices
+
+    def seen(self, result: Any, gradients: dict[str, Any]) -> Seen:
+        """What there is to see now."""
+        leaves, structure = take_apart(result)
+        rebound = {id(before): now for before, now in self.loan.rebound()}
+        state = [rebound.get(id(tensor), tensor) for tensor in self.state]
+        random = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]
+        return Seen(
+            [(name, _sight(leaf)) for name, leaf in leaves],
+            structure,
+            [Sight.of(tensor) for tensor in state],
+            {name: _sight(gradient) for name, gradient in gradients.items()},
+            [Sight.of(each) for each in random],
+        )
+
+
+def _in(tensor: Tensor, tensors: list[Tensor]) -> bool:
+    return any(tensor is each for each in tensors)
+
+
+def _sight(leaf: Any) -> Any:
+    return Sight.of(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+def _followed(value: Any) -> bool:
+    return bool(getattr(getattr(value, "type", None), "requires_grad", False))
+
+
+# ---- copies -------------------------------------------------------------------------------------
+
+
+def contents_of(tensor: Tensor) -> Any:
+    """A copy of what lies in a tensor's memory."""
+    strided = tensor.layout == torch.strided and tensor.device.type != "meta"
+    return tensor.untyped_storage().clone() if strided else None
+
+
+def put_back(tensor: Tensor, contents: Any) -> None:
+    """Undo every write to a tensor."""
+    if contents is not None:
+        tensor.untyped_storage().copy_(contents)
+
+
+def copies_of(leaves: list[Any], keep: set[int]) -> list[Any]:
+    """Copies of tensors, sharing among themselves what these share; the rest as it is."""
+    storages: dict[int, Any] = {}
+    made: dict[int, Any] = {}
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and id(leaf) not in keep and id(leaf) not in made:
+            made[id(leaf)] = _copy(leaf, storages)
+    return [made.get(id(leaf), leaf) for leaf in leaves]
+
+
+def _copy(tensor: Tensor, storages: dict[int, Any]) -> Tensor:
+    plain = tensor.detach()
+    if tensor.layout != torch.strided or tensor.device.type == "meta" or plain.is_neg():
+        copy = plain.clone()
+    else:
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr() or id(tensor)
+        if key not in storages:
+            storages[key] = storage.clone()
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        copy.set_(storages[key], tensor.storage_offset(), tensor.shape, tensor.stride())
+        copy = copy.conj() if plain.is_conj() else copy
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(copy, tensor.requires_grad)
+    if not tensor.requires_grad or tensor.is_leaf:
+        return copy.requires_grad_(tensor.requires_grad)
+    anchor = torch.zeros((), requires_grad=True)
+    return Followed.apply(anchor, copy)  # type: ignore[no-any-return, no-untyped-call]

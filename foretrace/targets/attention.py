@@ -1,0 +1,109 @@
+"""Which kernel eager's scaled_dot_product_attention takes on a target, and why."""
+
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.op import Choice
+from foretrace.targets.conditions import (
+    CPU,
+    CUDA,
+    META,
+    AttentionCall,
+    Condition,
+    Enabled,
+    Question,
+)
+from foretrace.targets.profile import Target
+
+__all__ = ["AttentionCall", "Enabled", "choose_attention"]
+
+WHAT = "attention kernel"
+ZEROS = "zeros"
+
+TABLES: dict[str, dict[str, tuple[Condition, ...]]] = {"cpu": CPU, "cuda": CUDA, "meta": META}
+ORDERS: dict[str, tuple[str, ...]] = {
+    "cpu": ("flash", "math"),
+    "cuda": ("flash", "efficient", "math", "cudnn"),
+    "meta": ("math",),
+}
+CUDNN_FIRST = ("cudnn", "flash", "efficient", "math")
+
+
+def choose_attention(target: Target, call: AttentionCall) -> Choice:
+    """The kernel that eager takes: "flash", "efficient", "cudnn" or "math", with the reason.
+
+    "zeros" where an operand has no elements: eager then returns zeros without any kernel.
+
+    Raises:
+        Refusal: eager would raise, too: a wrong call, or every kernel that fits is switched off.
+    """
+    _check(call)
+    ask = Question(target, call)
+    if any(ask.same(size, 0) for operand in call.operands for size in operand.shape):
+        reason = "query, key or value has no elements, so the result is zeros"
+        return Choice(WHAT, ZEROS, _noting(reason, ask))
+    order, why = _order(target, call.enabled)
+    rejected: list[tuple[str, str]] = []
+    for place, kernel in enumerate(order):
+        reasons = (condition(ask) for condition in TABLES[target.device.type][kernel])
+        refused = next((reason for reason in reasons if reason), None)
+        if refused is None:
+            later = tuple((other, f"{kernel} comes before it") for other in order[place + 1 :])
+            reason = f"the first of {', '.join(order)} ({why}) that takes the call"
+            return Choice(WHAT, kernel, _noting(reason, ask), (*rejected, *later))
+        rejected.append((kernel, refused))
+    raise _none_left(target, rejected)
+
+
+def _order(target: Target, enabled: Enabled) -> tuple[tuple[str, ...], str]:
+    """The kernels in the order in which eager asks them, and where that order comes from."""
+    kind = target.device.type
+    if kind not in TABLES:
+        raise Refusal(f"no attention kernels are known for {target}", kind="unknown target")
+    if kind != "cuda":
+        return ORDERS[kind], f"the order on {kind}"
+    if enabled.order is not None:
+        return enabled.order, "the user's order"
+    if (target.capability or (0, 0))[0] in (9, 10) and (target.cudnn or ()) > (9, 15, 0):
+        return CUDNN_FIRST, "cuDNN newer than 9.15.0 on compute capability 9 or 10"
+    return ORDERS[kind], "the order on cuda"
+
+
+def _noting(reason: str, ask: Question) -> str:
+    if not ask.assumed:
+        return reason
+    return f"{reason}, with sizes where {', '.join(dict.fromkeys(ask.assumed))}"
+
+
+def _check(call: AttentionCall) -> None:
+    """What eager asks of every call before it chooses."""
+    dtypes = {operand.dtype for operand in call.operands}
+    if len(dtypes) > 1:
+        raise _wrong("query, key and value differ in dtype: " + _each(call, "dtype"))
+    if len({operand.device for operand in call.operands}) > 1:
+        raise _wrong("query, key and value are on different devices: " + _each(call, "device"))
+    if any(len(operand.shape) < 2 for operand in call.operands):  # noqa: PLR2004 - rows and columns
+        raise _wrong("query, key and value need two dimensions at least: " + _each(call, "shape"))
+    if call.mask is not None and call.mask.dtype not in (torch.bool, torch.float32, *dtypes):
+        raise _wrong(f"attn_mask of {call.mask.dtype} is neither bool, float32 nor query's dtype")
+
+
+def _each(call: AttentionCall, fact: str) -> str:
+    return ", ".join(str(getattr(operand, fact)) for operand in call.operands)
+
+
+def _wrong(what: str) -> Refusal:
+    return Refusal(
+        f"scaled_dot_product_attention: {what}",
+        kind="wrong call",
+        do="mend the call: eager raises here too",
+    )
+
+
+def _none_left(target: Target, rejected: list[tuple[str, str]]) -> Refusal:
+    reasons = "; ".join(f"{kernel}: {reason}" for kernel, reason in rejected)
+    return Refusal(
+        f"scaled_dot_product_attention: no kernel of {target} takes the call ({reasons})",
+        kind="no attention kernel",
+        do="switch math on: torch.backends.cuda.enable_math_sdp(True)",
+    )
