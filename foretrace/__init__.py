@@ -2,6 +2,7 @@
 
 from foretrace.compat.program import Cut, Program, capture
 from foretrace.errors import Refusal
+from foretrace.explain.explanation import Explanation
 from foretrace.targets.profile import Target
 
-__all__ = ["Cut", "Program", "Refusal", "Target", "capture"]
+__all__ = ["Cut", "Explanation", "Program", "Refusal", "Target", "capture"]

@@ -7,6 +7,8 @@ import torch
 from torch import fx
 
 from foretrace.errors import Refusal
+from foretrace.explain.explanation import Explanation
+from foretrace.explain.why import explain
 from foretrace.ir.fx import to_fx
 from foretrace.ir.program import Graph, Recorded, Signature
 from foretrace.passes.cut import Level, Selector, forward_graph, joint_graph, needs
@@ -94,6 +96,17 @@ class Cut:
     def nodes(self) -> tuple[str, ...]:
         """Names of the nodes, in order."""
         return tuple(node.name for node in self.graph_module.graph.nodes)
+
+    def explain(self, name: str) -> Explanation:
+        """Why a node is there: its path in the tree, from the user's line down to the op.
+
+        Args:
+            name: a node's name; "kept.node" for a node inside an op that was kept whole.
+
+        Raises:
+            Refusal: the graph has no such node.
+        """
+        return explain(self.program.recorded, self.graph, self.graph_module, name)
 
     def __call__(
         self, *args: Any, tangents: Sequence[torch.Tensor] | None = None, **kwargs: Any

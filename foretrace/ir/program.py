@@ -70,19 +70,27 @@ class Signature:
         }
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Mutation:
+    """What an input holds after the run."""
+
+    index: int
+    value: Value
+    unseen: bool = False
+    """the op that wrote does not tell autograd (batch norm's statistics)"""
+
+
 @dataclass(slots=True, eq=False)
 class Recorded:
     """The tree of one run.
 
-    Mutation is already explicit: `mutations` pairs the index of an input with its new value.
-    `replaced` names buffers whose attribute the program bound to another tensor.
+    Mutation is already explicit: `mutations` has the new contents of inputs.
     """
 
     ops: list[Op]
     inputs: list[Input]
     outputs: list[Output]
-    mutations: list[tuple[int, Value]]
-    replaced: list[tuple[int, Value]]
+    mutations: list[Mutation]
     symbols: Symbols
     guards: tuple[Guard, ...]
     target: Any

@@ -21,6 +21,7 @@ from foretrace.ir.op import (
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role
 from foretrace.ir.types import TensorType
 from foretrace.passes.differentiate import Differentiation
+from foretrace.passes.history import is_unseen_write, with_history
 from foretrace.targets.semantics import TargetSemantics
 
 Selector = str | Callable[[Op], bool] | Any
@@ -74,19 +75,24 @@ def _touches(op: Op) -> bool:
     return any(inner.writes or _touches(inner) for inner in op.region)
 
 
-def flatten(ops: Iterable[Op], level: Level) -> Iterator[Op]:
-    """The ops of the cut, in order."""
+def flatten(
+    ops: Iterable[Op], level: Level, stop: Callable[[Op], bool] = lambda _: False
+) -> Iterator[Op]:
+    """The ops of the cut, in order; those that `stop` means are left to the caller."""
     for op in ops:
-        if level.whole(op):
+        if level.whole(op) or stop(op):
             yield op
         else:
-            yield from flatten(op.body or (), level)
+            yield from flatten(op.body or (), level, stop)
 
 
 def forward_graph(recorded: Recorded, semantics: TargetSemantics, level: Level, kind: str) -> Graph:
     """The forward cut."""
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
-    ops = _live(list(flatten(recorded.ops, level)), outputs, semantics)
+    below = semantics.derivatives.below_autograd
+    flat = flatten(recorded.ops, level, is_unseen_write)
+    spelled = flatten(with_history(flat, lambda op: op.target in below), level)
+    ops = _live(list(spelled), outputs, semantics)
     return Graph(list(recorded.inputs), _with_saved(ops, outputs), outputs, kind)
 
 
@@ -109,8 +115,10 @@ def joint_graph(
 
 
 def _mutation_outputs(recorded: Recorded) -> list[Output]:
-    written = [*recorded.mutations, *recorded.replaced]
-    return [Output(v, Role("mutation", recorded.inputs[i].role.name)) for i, v in written]
+    return [
+        Output(m.value, Role("mutation", recorded.inputs[m.index].role.name))
+        for m in recorded.mutations
+    ]
 
 
 # ---- where the backward walk starts --------------------------------------------------------------
@@ -216,7 +224,7 @@ def _effectful(op: Op, semantics: TargetSemantics) -> bool:
         return False
     if op.leaf:
         schema = semantics.schema(op.target)
-        return schema.random or not schema.returns_tensors
+        return schema.random or bool(schema.writes) or not schema.returns_something
     inner_ops = op.definition.ops if op.definition is not None else op.region or ()
     return any(_effectful(inner, semantics) for inner in inner_ops)
 

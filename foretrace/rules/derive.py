@@ -219,6 +219,8 @@ class Derivatives:
         self._semantics = FormulaSemantics(inference, table)
         self._meanings: dict[Any, Any] = {}
         self._rules: dict[Any, Rule] = {}
+        self.below_autograd: set[Any] = set()
+        """factories that Python calls below autograd, so that nothing follows their results"""
         self._followed: dict[Any, tuple[bool, ...]] = {}
 
     def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
@@ -229,7 +231,10 @@ class Derivatives:
         if key not in self._followed:
             with torch_api.no_dispatch_modes(), torch_api.with_autograd():
                 forward = self._forward(func, args, kwargs, frozenset())
-            self._followed[key] = tuple(_followed(out, func) for out in forward.outs)
+            if any(map(_unknown, forward.outs)) and "pin_memory" in schema_of(func).arguments:
+                self.below_autograd.add(func)
+            below = func in self.below_autograd
+            self._followed[key] = tuple(out.requires_grad and not below for out in forward.outs)
         return self._followed[key]
 
     def rule(
@@ -387,16 +392,9 @@ def _keeps_copy(func: Any, saving: bool) -> bool:
     return func is torch.ops.aten.detach.default or (saving and func is torch.ops.aten.clone.default)
 
 
-def _followed(out: torch.Tensor, func: Any) -> bool:
-    """Whether autograd follows a result.
-
-    Python calls factories such as randint_like below autograd, so that nothing follows them; the
-    operator itself would refuse to be differentiated.
-    """
-    if not out.requires_grad:
-        return False
-    unknown = out.grad_fn is not None and out.grad_fn.name() == "NotImplemented"
-    return not (unknown and "pin_memory" in schema_of(func).arguments)
+def _unknown(out: torch.Tensor) -> bool:
+    """Whether autograd would refuse to differentiate the operator."""
+    return out.grad_fn is not None and out.grad_fn.name() == "NotImplemented"
 
 
 def _unfollowed(tree: Tree) -> Any:

@@ -44,6 +44,7 @@ def schema_of(func: Any) -> Schema:
         random=torch.Tag.nondeterministic_seeded in func.tags,
         reshapes_in_place=torch.Tag.inplace_view in func.tags,
         returns_tensors=any("Tensor" in str(r.type) for r in schema.returns) or not schema.returns,
+        returns_something=bool(schema.returns),
         returns_written=returns_written,
         multiple=len(schema.returns) > 1 or any("List" in str(r.type) for r in schema.returns),
         out_variant=any(a.is_out for a in schema.arguments),

@@ -63,10 +63,10 @@ def _finish(recorded: Recorded, flat: list[Any], results: Sequence[Any]) -> tupl
     """Write back and build the outputs; also the results that follow them."""
     count = len(recorded.outputs)
     outputs, rest = list(results[:count]), list(results[count:])
-    written = [*recorded.mutations, *recorded.replaced]
-    news = {index: new for (index, _), new in zip(written, rest, strict=False)}
-    for index, new in news.items():
-        _write_back(flat[index], new)
+    news = {}
+    for mutation, new in zip(recorded.mutations, rest, strict=False):
+        news[mutation.index] = new
+        _write_back(flat[mutation.index], new, mutation.unseen)
     for position, output in enumerate(recorded.outputs):
         if output.same_as is not None:
             outputs[position] = flat[output.same_as]
@@ -75,11 +75,16 @@ def _finish(recorded: Recorded, flat: list[Any], results: Sequence[Any]) -> tupl
                 flat[output.view_of], outputs[position], news[output.view_of]
             )
     built = recorded.requires.out_structure.build(iter(outputs))
-    return built, rest[len(written) :]
+    return built, rest[len(recorded.mutations) :]
 
 
-def _write_back(live: torch.Tensor, new: torch.Tensor) -> None:
-    with torch.set_grad_enabled(torch.is_grad_enabled() and new.requires_grad):
+def _write_back(live: torch.Tensor, new: torch.Tensor, unseen: bool) -> None:
+    """Write as the program did: followed, under no_grad, or without autograd's knowledge."""
+    if unseen:
+        live.data.copy_(new)
+        return
+    leaf = live.is_leaf and live.requires_grad
+    with torch.set_grad_enabled(torch.is_grad_enabled() and new.requires_grad and not leaf):
         live.copy_(new)
 
 

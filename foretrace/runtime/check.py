@@ -9,6 +9,7 @@ from torch import nn
 from foretrace.ir.op import Value
 from foretrace.ir.program import Recorded
 from foretrace.runtime.bits import Sight, difference
+from foretrace.runtime.raised import Attempt, first_line
 from foretrace.runtime.stage import Seen, Stage
 from foretrace.trace.owners import borrowed, owners_of
 
@@ -107,7 +108,7 @@ def check(
         stage = Stage(fn, args, kwargs or {}, program.recorded, loss, seed)
         eager = stage.eager()
         compare = Comparison(program.recorded, stage.before(), eager)
-        items = [item for kind, seen in _runs(program, stage) for item in compare(kind, seen)]
+        items = list(_compared(program, stage, compare))
         if not all(item.equal for item in items):
             items = _judged(items, compare("eager", stage.eager()))
     joint = followed(program.recorded)
@@ -134,11 +135,20 @@ def followed(recorded: Recorded) -> bool:
     return any(isinstance(value, Value) and value.type.requires_grad for value in values)
 
 
-def _runs(program: Captured, stage: Stage) -> Iterator[tuple[str, Seen]]:
-    yield "export", stage.trainable(program.cut("export"))
-    yield "aten", stage.forward(program.cut("aten"))
-    if followed(program.recorded):
-        yield "joint", stage.joint(program.cut("joint", loss=stage.loss))
+def _compared(program: Captured, stage: Stage, compare: "Comparison") -> Iterator[Item]:
+    runs = {"export": stage.trainable, "aten": stage.forward, "joint": stage.joint}
+    for kind, run in runs.items():
+        if kind == "joint" and not followed(program.recorded):
+            continue
+        cut = program.cut(kind, **({"loss": stage.loss} if kind == "joint" else {}))
+        seen = None
+        with Attempt() as attempt:
+            seen = run(cut)
+        if seen is not None:
+            yield from compare(kind, seen)
+        elif attempt.error is not None:
+            reason = f"raised {type(attempt.error).__name__}: {first_line(attempt.error)}"
+            yield _item(kind, "run", "the whole cut", reason)
 
 
 class Comparison:
@@ -167,7 +177,7 @@ class Comparison:
     def _state(self, cut: str, seen: Seen) -> Iterator[Item]:
         """What eager, the cut, or the signature of the cut says is written to."""
         ignore = ("stride", "requires_grad")
-        written = {index for index, _ in (*self.recorded.mutations, *self.recorded.replaced)}
+        written = {mutation.index for mutation in self.recorded.mutations}
         for index, (item, before) in enumerate(zip(self.recorded.inputs, self.before, strict=True)):
             eager, ours = self.eager.state[index], seen.state[index]
             if index in written or difference(before, eager, ignore) or difference(before, ours, ignore):

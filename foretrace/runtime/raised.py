@@ -47,3 +47,16 @@ class Raised:
 def first_line(error: BaseException) -> str:
     """The first line of its message."""
     return (error.msg if isinstance(error, SyntaxError) else str(error)).partition("\n")[0]
+
+
+class Attempt:
+    """While inside, an exception ends the block and is kept in `error`."""
+
+    error: Exception | None = None
+
+    def __enter__(self) -> "Attempt":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> bool:
+        self.error = error if isinstance(error, Exception) else None
+        return self.error is not None

@@ -100,10 +100,11 @@ class Stage:
     @contextmanager
     def _run(self) -> Iterator["Run"]:
         saved = [(t, t.requires_grad, contents_of(t)) for t in dict.fromkeys(self.live)]
-        with torch.random.fork_rng(self.devices), borrowed(self.owners) as loan:
-            torch.manual_seed(self.seed)
-            yield Run(self, loan)
-        with torch.no_grad():
+        try:
+            with torch.random.fork_rng(self.devices), borrowed(self.owners) as loan:
+                torch.manual_seed(self.seed)
+                yield Run(self, loan)
+        finally:
             for tensor, followed, contents in saved:
                 if tensor.requires_grad and not followed:
                     tensor.detach_()
@@ -149,7 +150,7 @@ class Run:
     def seen(self, result: Any, gradients: dict[str, Any]) -> Seen:
         """What there is to see now."""
         leaves, structure = take_apart(result)
-        rebound = {id(before): now for before, now in self.loan.rebound()}
+        rebound = {id(old): new for old, new in self.loan.rebound() if isinstance(new, Tensor)}
         state = [rebound.get(id(tensor), tensor) for tensor in self.state]
         random = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]
         return Seen(

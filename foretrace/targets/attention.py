@@ -32,15 +32,15 @@ CUDNN_FIRST = ("cudnn", "flash", "efficient", "math")
 def choose_attention(target: Target, call: AttentionCall) -> Choice:
     """The kernel that eager takes: "flash", "efficient", "cudnn" or "math", with the reason.
 
-    "zeros" where an operand has no elements: eager then returns zeros without any kernel.
+    "zeros" where there is nothing to sum: eager then returns zeros without any kernel.
 
     Raises:
         Refusal: eager would raise, too: a wrong call, or every kernel that fits is switched off.
     """
     _check(call)
     ask = Question(target, call)
-    if any(ask.same(size, 0) for operand in call.operands for size in operand.shape):
-        reason = "query, key or value has no elements, so the result is zeros"
+    if any(ask.same(size, 0) for size in (call.query.shape[-2], *call.value.shape)):
+        reason = "query has no rows or value no elements, so the result is zeros"
         return Choice(WHAT, ZEROS, _noting(reason, ask))
     order, why = _order(target, call.enabled)
     rejected: list[tuple[str, str]] = []

@@ -57,9 +57,9 @@ def _zeros(qkv: tuple[torch.Tensor, ...], mask: torch.Tensor | None, **_: Any) -
     shape = [*query.shape[:-1], value.shape[-1]]
     options = {"dtype": query.dtype, "layout": query.layout, "device": query.device}
     out = aten.zeros.default(shape, **options)
-    total = aten.add.Tensor(aten.sum.default(query), aten.sum.default(key))
-    nothing = aten.mul.Scalar(aten.add.Tensor(total, aten.sum.default(value)), 0)
-    return aten.add.Tensor(out, nothing)
+    of_value, of_key, of_query = map(aten.sum.default, (value, key, query))  # as C++ orders them
+    total = aten.add.Tensor(aten.add.Tensor(of_query, of_key), of_value)
+    return aten.add.Tensor(out, aten.mul.Scalar(total, 0))
 
 
 def _flash(

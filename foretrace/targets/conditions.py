@@ -116,7 +116,7 @@ class Question:
 
     def divides(self, number: Size, size: Size) -> bool:
         """Whether a size is a multiple of the number."""
-        return self.holds(_equal(size % number, 0))
+        return not self.same(number, 0) and self.holds(_equal(size % number, 0))
 
 
 Condition: TypeAlias = Callable[[Question], str | None]

@@ -11,7 +11,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal, user_frame_of
 from foretrace.ir.op import Value
-from foretrace.ir.program import Input, Output, Recorded, Requirements, Role
+from foretrace.ir.program import Input, Mutation, Output, Recorded, Requirements, Role
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Abstract, Types
@@ -39,6 +39,7 @@ class Capture:
         self.types, self.device, self.dynamic = types, device, dynamic
         self.constants = Constants(semantics, types.symbols)
         self.inputs: list[Input] = []
+        self.real: list[torch.Tensor] = []
         self.stands: dict[int, Abstract] = {}
         self.names: dict[int, str] = {}
         self.recorder = Recorder(
@@ -59,6 +60,7 @@ class Capture:
         live = None if kind == "input" else tensor
         role = Role(kind, name)
         self.inputs.append(Input(value, role, tensor.is_leaf, live))
+        self.real.append(tensor)
         if kind == "constant":
             self.constants.known[value] = tensor
         return abstract
@@ -107,12 +109,13 @@ def record(
         with running(capture.recorder, module_paths(owners)):
             result = _run(fn, call_args, call_kwargs, capture.recorder)
             outs, out_structure = take_apart(result)
-            mutations, replaced = _mutations(capture, loan)
-            written = {index for index, _ in mutations}
+            mutations = _mutations(capture, loan)
+            written = {mutation.index for mutation in mutations}
+            _check_shared_memory(capture.real, written)
             outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
         loan.check_attributes({id(stand) for stand in capture.stands.values()})
     return Recorded(
-        capture.recorder.scope, capture.inputs, outputs, mutations, replaced,
+        capture.recorder.scope, capture.inputs, outputs, mutations,
         capture.types.symbols, capture.types.symbols.guards(), target,
         Requirements(in_structure, out_structure, constants),
     )  # fmt: skip
@@ -190,21 +193,36 @@ def _output(name: str, leaf: Any, capture: Capture, written: set[int]) -> Output
     return Output(value, role, same_as, view_of if same_as is None else None)
 
 
-def _mutations(capture: Capture, loan: Borrowed) -> tuple[list[Any], list[Any]]:
+def _mutations(capture: Capture, loan: Borrowed) -> list[Mutation]:
     """Inputs that were written to, and buffers that were bound to another tensor."""
-    stood = {id(stand) for stand in capture.stands.values()}
-    written = [
-        (index, new)
-        for index, (item, stand) in enumerate(zip(capture.inputs, capture.stands.values(), strict=True))
-        if (new := current(alias_of(stand), capture.recorder)) is not item.value
-    ]
+    recorder, stands = capture.recorder, capture.stands
+    found = []
+    for index, (item, stand) in enumerate(zip(capture.inputs, stands.values(), strict=True)):
+        new = current(alias_of(stand), recorder)
+        if new is not item.value:
+            found.append(Mutation(index, new, new in recorder.unseen))
     indices = {id(item.tensor): index for index, item in enumerate(capture.inputs)}
-    replaced = [
-        (indices[id(before)], now.value or current(now.alias, capture.recorder))
-        for before, now in loan.rebound()
-        if isinstance(now, Abstract) and id(now) not in stood
-    ]
-    return written, replaced
+    stood = {id(stand) for stand in stands.values()}
+    for before, now in loan.rebound():
+        if isinstance(now, Abstract) and id(now) not in stood:
+            value = now.value or current(now.alias, recorder)
+            found.append(Mutation(indices[id(before)], value))
+    return found
+
+
+def _check_shared_memory(real: list[torch.Tensor], written: set[int]) -> None:
+    """Refuse a write to an input whose memory another input shares."""
+    owners: dict[int, int] = {}
+    for index, tensor in enumerate(real):
+        if tensor.device.type == "meta" or tensor.numel() == 0:
+            continue
+        other = owners.setdefault(tensor.untyped_storage().data_ptr(), index)
+        if other != index and {other, index} & written:
+            raise Refusal(
+                "the program writes to an input whose memory another input shares",
+                kind="aliased inputs",
+                do="pass a clone, or only one of the two and take the view inside",
+            )
 
 
 @contextmanager

@@ -30,6 +30,7 @@ class Records(Protocol):
     """The part of the recorder that effects need."""
 
     semantics: Semantics
+    unseen: set[Value]
 
     def call(
         self, func: Any, args: Tree, kwargs: dict[str, Tree] | None = None, grad: bool = False
@@ -372,6 +373,8 @@ def _write_many(
         value.type = value.type.with_grad(on)
     result = tuple(targets) if schema.returns_written else tuple(map(recorder.abstract, results))
     outs = (*results, *roots)
+    if schema.writes_if is not None:
+        recorder.unseen.update(roots)
     recorder.append(Op(func, args, kwargs, results, outs, origin=origin, region=body, writes=True))
     for (history, _), new in zip(paths, roots, strict=True):
         _spread(recorder, history, new)

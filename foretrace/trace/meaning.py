@@ -68,6 +68,8 @@ class Schema:
     reshapes_in_place: bool
     """changes the sizes of its argument, such as unsqueeze_"""
     returns_tensors: bool
+    """or nothing at all; else it returns numbers, which depend on data"""
+    returns_something: bool
     returns_written: bool
     """hands back the arguments that it wrote to, and nothing else"""
     multiple: bool

@@ -52,6 +52,8 @@ class Recorder(torch_api.TorchDispatchMode):
         self.scope: list[Op] = []
         self.log: list[Op] = []
         self.module: ModuleCall | None = None
+        self.unseen: set[Value] = set()
+        """new contents that were written without autograd's knowledge"""
         self.first_refusal: Refusal | None = None
         self.meanings: dict[tuple[Any, ...], Meaning] = {}
         self._origins: dict[tuple[Any, ...], Origin] = {}

@@ -1,0 +1,87 @@
+"""Let a forward cut train eagerly as the program does: spell out what autograd did not see.
+
+A graph has no `torch.no_grad()`. So what the program computed under it is detached where it would
+be followed, and a write that autograd did not see becomes a copy with the history of what was
+written over: `clone`, then `copy_` through `detach`. Both are plain aten ops, as a graph that is to
+be serialized needs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from foretrace.ir.op import Op, Value, Write, substitute
+from foretrace.ir.types import TensorType
+
+aten = torch.ops.aten
+
+Below = Callable[[Op], bool]
+"""Whether Python calls this op below autograd, although the operator is followed (randint_like)."""
+
+
+def with_history(ops: Iterable[Op], below: Below) -> Iterator[Op]:
+    """The ops, each result followed by autograd exactly as in the recorded run."""
+    for op in ops:
+        if is_unseen_write(op):
+            yield from _overwritten(op)
+        elif _escapes(op, below):
+            yield from _detached(op)
+        else:
+            yield op
+
+
+def is_unseen_write(op: Op) -> bool:
+    """A write that leaves the history of a followed tensor as it was."""
+    target = op.target
+    if not isinstance(target, Write) or target.followed:
+        return False
+    return bool(op.args[0].type.requires_grad)
+
+
+def _escapes(op: Op, below: Below) -> bool:
+    """Whether eager would follow a result that was not followed in the run."""
+    if op.origin.grad_mode and not below(op):
+        return False
+    loose = any(not out.type.requires_grad and out.type.differentiable for out in op.outs)
+    return loose and any(v.type.requires_grad for v in op.operands)
+
+
+def _detached(op: Op) -> Iterator[Op]:
+    raw = {out: Value(out.type, out.hint) for out in op.outs if out.type.differentiable}
+    yield _with_outs(op, raw)
+    for out, before in raw.items():
+        yield _call(op, aten.detach.default, (before,), out)
+
+
+def _overwritten(op: Op) -> Iterator[Op]:
+    """`base` with other content: its history, and the content that the write's value form gives."""
+    (out,), base = op.outs, op.args[0]
+    raw = Value(out.type.with_grad(False))
+    for inner in op.body or ():
+        yield from _detached_or_same(_with_outs(inner, {out: raw}))
+    kept, view = Value(_dense(out.type)), Value(out.type.with_grad(False))
+    yield _call(op, aten.clone.default, (base,), out)
+    yield _call(op, aten.detach.default, (out,), view)
+    yield _call(op, aten.copy_.default, (view, raw), kept)
+
+
+def _detached_or_same(op: Op) -> Iterator[Op]:
+    yield from with_history([op], lambda _: False)
+
+
+def _dense(type: TensorType) -> TensorType:  # noqa: A002 - its name is `type`
+    return type.with_grad(False)
+
+
+def _with_outs(op: Op, renamed: dict[Value, Value]) -> Op:
+    outs = tuple(renamed.get(out, out) for out in op.outs)
+    return Op(
+        op.target, op.args, op.kwargs, substitute(op.result, renamed), outs, origin=op.origin,
+        definition=op.definition, because=op.because, rule=op.rule, choice=op.choice,
+        region=[_with_outs(inner, renamed) for inner in op.region] if op.region else op.region,
+        writes=op.writes,
+    )  # fmt: skip
+
+
+def _call(because: Op, func: object, args: tuple[Value, ...], out: Value) -> Op:
+    return Op(func, args, {}, out, (out,), origin=because.origin)
