@@ -6,10 +6,17 @@ private name, so a new torch version is checked by reading this file.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    StrictMinMaxConstraint,
+)
 
 # The C bindings behind the dispatcher; the names used from it are listed below, one a function.
 from torch import _C
@@ -39,6 +46,16 @@ from torch.utils._pytree import (
 # Evaluates the expressions of a ShapeEnv; its functions (FloorDiv, Mod, ...) are defined there.
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+# Lets the dispatcher ask Python for kernels, as FakeTensor needs under symbolic sizes.
+from torch._dispatch.python import enable_python_dispatcher
+
+# ShapeEnv names each symbol by a Source. The one for constants lies in torch._dynamo, whose import
+# takes half a second.
+from torch._guards import GuardSource, Source
+
+# Lower and upper bound of a symbol, as ShapeEnv takes them.
+from torch.utils._sympy.value_ranges import ValueRanges
 
 __all__ = [
     "DataDependentOutputException",
@@ -192,3 +209,51 @@ def set_lazy(tensor: torch.Tensor, lazy: str) -> None:
         _C._set_conj(tensor, True)
     if "neg" in lazy:
         _C._set_neg(tensor, True)
+
+
+def symbolic_sizes(
+    shape_env: ShapeEnv,
+    tensor: torch.Tensor,
+    name: str,
+    wanted: list[tuple[int, int] | bool],
+) -> tuple[Any, Any, Any]:
+    """Sizes, strides and offset of an input with new symbols; `wanted`: a range, or yes, or no.
+
+    `torch._dynamo.source.ConstantSource` would import dynamo; any Source does.
+    """
+    context = StatelessSymbolicContext(
+        dynamic_sizes=[DimDynamic.DYNAMIC if want else DimDynamic.STATIC for want in wanted],
+        constraint_sizes=[
+            StrictMinMaxConstraint(vr=ValueRanges(*want), warn_only=False)
+            if isinstance(want, tuple)
+            else None
+            for want in wanted
+        ],
+    )
+    source = _InputSource(name)
+    return shape_env.create_symbolic_sizes_strides_storage_offset(
+        tensor, source, symbolic_context=context
+    )
+
+
+@dataclass(frozen=True)
+class _InputSource(Source):
+    """Where a symbol comes from, for ShapeEnv's own messages: the name of an input."""
+
+    input: str
+
+    @property
+    def guard_source(self) -> GuardSource:
+        """Not guarded by torch; foretrace checks sizes itself."""
+        return GuardSource.CONSTANT
+
+    @property
+    def _name_template(self) -> str:
+        return self.input
+
+
+@contextmanager
+def python_meta_kernels() -> Iterator[None]:
+    """Prefer torch's Python meta kernels, which know symbolic sizes; some in C++ fix them."""
+    with enable_python_dispatcher():
+        yield

@@ -15,12 +15,12 @@ from foretrace.passes.cut import Level, Selector, forward_graph, joint_graph, ne
 from foretrace.rules.norms import NORM_RULES
 from foretrace.rules.table import RuleTable
 from foretrace.runtime.calls import run_forward, run_joint
-from foretrace.symbols.dynamic import Dynamic, dynamic_of
+from foretrace.symbols.dynamic import dynamic_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.profile import Target, target_of
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.abstract import Types
-from foretrace.trace.capture import Capture, record
+from foretrace.trace.capture import Capture, positional_names, record
 from foretrace.trace.sources import Sources
 
 RULES = RuleTable(NORM_RULES)
@@ -153,7 +153,8 @@ def capture(
     chosen = target_of(target, _device_of(fn, args, kwargs))
     table = RULES
     semantics = TargetSemantics(chosen, types, table)
-    dynamic = dynamic_of(dynamic_shapes, symbols)
+    positional = positional_names(fn, len(args))
+    dynamic = dynamic_of(dynamic_shapes, positional, {*positional, *(kwargs or {})}, symbols)
     run = Capture(types, semantics, sources, chosen.device, dynamic)
     return Program(record(fn, tuple(args), kwargs or {}, run, chosen), semantics)
 

@@ -36,6 +36,18 @@ class Input:
     leaf: bool = False
     """whether it was a leaf of autograd, so that its gradient is accumulated there"""
     tensor: torch.Tensor | None = None
+    owner: tuple[torch.nn.Module, str] | None = None
+    """the module and attribute that hold a parameter or buffer"""
+    argument: int | None = None
+    """which tensor among the call's arguments it is"""
+
+    def live(self) -> torch.Tensor | None:
+        """The tensor to run with; None for an argument, which the caller gives."""
+        if self.owner is None:
+            return self.tensor
+        module, name = self.owner
+        found: torch.Tensor = getattr(module, name)
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +90,8 @@ class Mutation:
     value: Value
     unseen: bool = False
     """the op that wrote does not tell autograd (batch norm's statistics)"""
+    rebound: bool = False
+    """the program bound the buffer's attribute to another tensor"""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,9 +116,15 @@ class Requirements:
     """What a later call has to look like, beside the types of its tensors."""
 
     in_structure: Any
-    out_structure: Any
-    constants: list[tuple[str, Any]] = field(default_factory=list)
+    out_structure: Any = None
+    names: list[str] = field(default_factory=list)
+    """of the arguments' leaves, in order"""
+    constants: dict[str, Any] = field(default_factory=dict)
     """Python arguments by name, with the value that the run saw"""
+    repeated: list[tuple[int, int]] = field(default_factory=list)
+    """pairs of tensor arguments that were one tensor"""
+    training: list[tuple[torch.nn.Module, bool]] = field(default_factory=list)
+    """the modules' train() or eval() flags that the run saw"""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,5 +1,6 @@
 """Types of a leaf's results: torch's own FakeTensor, asked once per operand types."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class Inference:
 
     def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            with self.mode:
+            with self.mode, self._kernels():
                 return func(*args, **kwargs)
         except (
             torch_api.DynamicOutputShapeException,
@@ -69,6 +70,9 @@ class Inference:
                 kind="no meta kernel",
                 do=f"register one: torch.library.register_fake({func.name()!r})",
             ) from error
+
+    def _kernels(self) -> AbstractContextManager[None]:
+        return torch_api.python_meta_kernels() if self.symbols.env else nullcontext()
 
     def _fake(self, tree: Tree, fakes: list[torch.Tensor]) -> Any:
         if isinstance(tree, TensorType):

@@ -7,7 +7,8 @@ import torch
 from torch import fx
 
 from foretrace.errors import Refusal
-from foretrace.ir.program import Graph, Recorded
+from foretrace.ir.program import Graph, Input, Mutation, Recorded
+from foretrace.runtime.guards import flat_inputs
 from foretrace.trace.structure import take_apart
 
 
@@ -15,7 +16,7 @@ def run_forward(
     module: fx.GraphModule, graph: Graph, recorded: Recorded, args: Any, kwargs: Any
 ) -> Any:
     """Call a forward cut like the program: same outputs, same writes."""
-    flat = flat_inputs(recorded, args, kwargs)
+    flat = flat_inputs(recorded, *take_apart((tuple(args), kwargs)))
     return _finish(recorded, flat, module(*flat))[0]
 
 
@@ -28,7 +29,7 @@ def run_joint(
     tangents: Sequence[torch.Tensor] | None,
 ) -> tuple[Any, dict[str, torch.Tensor | None]]:
     """Call a joint cut: the outputs, and the gradient of everything that requires one."""
-    flat = flat_inputs(recorded, args, kwargs)
+    flat = flat_inputs(recorded, *take_apart((tuple(args), kwargs)))
     wanted = [item for item in graph.inputs if item.role.kind == "tangent"]
     if len(wanted) != len(tangents or ()):
         raise Refusal(
@@ -46,19 +47,6 @@ def run_joint(
     return outputs, dict(zip(names, rest, strict=True))
 
 
-def flat_inputs(recorded: Recorded, args: Any, kwargs: Any) -> list[Any]:
-    """The graph's inputs from a call's arguments and the live parameters."""
-    leaves, structure = take_apart((tuple(args), kwargs))
-    if structure != recorded.requires.in_structure:
-        raise Refusal(
-            "the arguments are nested in another way than those of the capture",
-            kind="guard broken",
-            do="capture again with arguments of this form",
-        )
-    tensors = iter([leaf for _, leaf in leaves if isinstance(leaf, torch.Tensor)])
-    return [next(tensors) if i.tensor is None else i.tensor for i in recorded.inputs]
-
-
 def _finish(recorded: Recorded, flat: list[Any], results: Sequence[Any]) -> tuple[Any, list[Any]]:
     """Write back and build the outputs; also the results that follow them."""
     count = len(recorded.outputs)
@@ -66,7 +54,7 @@ def _finish(recorded: Recorded, flat: list[Any], results: Sequence[Any]) -> tupl
     news = {}
     for mutation, new in zip(recorded.mutations, rest, strict=False):
         news[mutation.index] = new
-        _write_back(flat[mutation.index], new, mutation.unseen)
+        _write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
     for position, output in enumerate(recorded.outputs):
         if output.same_as is not None:
             outputs[position] = flat[output.same_as]
@@ -78,9 +66,12 @@ def _finish(recorded: Recorded, flat: list[Any], results: Sequence[Any]) -> tupl
     return built, rest[len(recorded.mutations) :]
 
 
-def _write_back(live: torch.Tensor, new: torch.Tensor, unseen: bool) -> None:
+def _write_back(item: Input, live: torch.Tensor, new: torch.Tensor, mutation: Mutation) -> None:
     """Write as the program did: followed, under no_grad, or without autograd's knowledge."""
-    if unseen:
+    if mutation.rebound and item.owner is not None:
+        setattr(*item.owner, new)
+        return
+    if mutation.unseen:
         live.data.copy_(new)
         return
     leaf = live.is_leaf and live.requires_grad

@@ -21,6 +21,11 @@ class Guard:
     condition: sympy.Basic
     frame: Frame | None
 
+    @property
+    def symbols(self) -> frozenset[sympy.Symbol]:
+        """The symbols that it speaks of."""
+        return frozenset(self.condition.free_symbols)  # type: ignore[arg-type]
+
     def holds(self, sizes: dict[sympy.Symbol, int]) -> bool:
         """Whether the condition is true of these sizes."""
         return bool(self.condition.subs(sizes))
@@ -89,10 +94,10 @@ class Symbols:
         """Anything as torch takes it: expressions become symbolic numbers."""
         if not isinstance(item, sympy.Basic) or self.env is None:
             return item
-        if isinstance(item, sympy.logic.boolalg.Boolean):
-            return self.env.create_symboolnode(item)
         if item.is_integer:
             return self.env.create_symintnode(item, hint=self.hint(item))
+        if item.is_Boolean:  # a Symbol is one too, to sympy
+            return self.env.create_symboolnode(item)
         return self.env.create_symfloatnode(item, hint=float(self.concrete(item)))
 
     def concrete(self, item: Any) -> Any:
@@ -106,7 +111,7 @@ class Symbols:
         """The number that the size had in the captured run."""
         if isinstance(size, int) or self.env is None:
             return int(size)
-        return int(self.env.size_hint(size))
+        return int(size.xreplace(torch_api.symbol_values(self.env)))
 
     def simplify(self, expr: sympy.Basic) -> sympy.Basic:
         """The expression with what the guards say put in."""

@@ -344,9 +344,10 @@ def cudnn_dropout(ask: Question) -> str | None:
 def cudnn_head_dims(ask: Question) -> str | None:
     query, value = ask.call.query.shape[-1], ask.call.value.shape[-1]
     limit = 128
-    newer = ask.capability == (9, 0) or ask.capability[0] == 10  # noqa: PLR2004 - Hopper, Blackwell
-    if newer and ask.cudnn >= (9, 11) and ask.same(query, 192) and ask.same(value, 128):
-        limit = 192
+    if ask.capability == (9, 0) and ask.cudnn >= (9, 10):
+        limit = 256
+    elif ask.capability[0] == 10 and ask.cudnn >= (9, 11):  # noqa: PLR2004 - Blackwell
+        limit = 192 if ask.same(query, 192) and ask.same(value, 128) else 128
     if not (ask.at_most(query, limit) and ask.at_most(value, limit)):
         return f"head dims {query}, {value} are above {limit}"
     if ask.divides(8, query) and ask.divides(8, value):
@@ -382,8 +383,7 @@ CUDA: dict[str, tuple[Condition, ...]] = {
     ),
     "efficient": (
         *(efficient_is_on, sm50_to_sm121, four_dimensions, efficient_head_dims, aligned_offsets),
-        *(some_positions, dense_last_dimension, equal_batch, equal_or_grouped_heads),
-        efficient_dtype,
+        *(some_positions, dense_last_dimension, equal_batch, equal_heads, efficient_dtype),
     ),
     "cudnn": (
         *(cudnn_is_there, cudnn_is_on, four_dimensions, cudnn_may_vary, low_precision_dtype),

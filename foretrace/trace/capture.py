@@ -4,6 +4,7 @@ import gc
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal, user_frame_of
 from foretrace.ir.op import Value
+from foretrace.ir.types import TensorType
 from foretrace.ir.program import Input, Mutation, Output, Recorded, Requirements, Role
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.symbols.sizes import Symbols
@@ -46,12 +48,15 @@ class Capture:
             types, semantics, sources, self.lift, self.lift_constant, self.answer
         )
 
-    def stand(self, tensor: torch.Tensor, kind: Any, name: str) -> Abstract:
+    def stand(
+        self, tensor: torch.Tensor, kind: Any, name: str,
+        owner: tuple[torch.nn.Module, str] | None = None,
+    ) -> Abstract:  # fmt: skip
         """The abstract tensor for a real one; the same one each time."""
         known = self.stands.get(id(tensor))
         if known is not None:
             return known
-        value = Value(self.types.of(self.dynamic.fake(tensor, name), self._label(tensor)), name)
+        value = Value(self._type(tensor, name, kind), name)
         abstract = self.types.abstract(value)
         abstract.leaf = tensor.is_leaf
         if isinstance(tensor, torch.nn.Parameter):
@@ -59,11 +64,41 @@ class Capture:
         self.stands[id(tensor)] = abstract
         live = None if kind == "input" else tensor
         role = Role(kind, name)
-        self.inputs.append(Input(value, role, tensor.is_leaf, live))
+        self.inputs.append(Input(value, role, tensor.is_leaf, live, owner))
         self.real.append(tensor)
         if kind == "constant":
             self.constants.known[value] = tensor
         return abstract
+
+    def arguments(self, leaves: list[tuple[str, Any]], requires: Requirements) -> list[Any]:
+        """Abstract tensors for the tensors among the arguments."""
+        stands, places = [], dict[int, int]()
+        tensors = (leaf for _, leaf in leaves if isinstance(leaf, torch.Tensor))
+        for place, tensor in enumerate(tensors):
+            if id(tensor) in places:
+                requires.repeated.append((places[id(tensor)], place))
+            places.setdefault(id(tensor), place)
+        for name, leaf in leaves:
+            if not isinstance(leaf, torch.Tensor):
+                stands.append(leaf)
+                continue
+            known = id(leaf) in self.stands
+            stands.append(self.stand(leaf, "input", name))
+            if not known:
+                self.inputs[-1] = replace(self.inputs[-1], argument=places[id(leaf)])
+        return stands
+
+    def _type(self, tensor: torch.Tensor, name: str, kind: str) -> TensorType:
+        known = self.types.of(tensor, self._label(tensor))
+        geometry = self.dynamic.geometry(tensor, name) if kind == "input" else None
+        if geometry is None:
+            return known
+        return self.types.intern(
+            TensorType(
+                geometry.shape, geometry.stride, known.dtype, known.device, geometry.offset,
+                known.requires_grad, known.lazy,
+            )  # fmt: skip
+        )
 
     def _label(self, tensor: torch.Tensor) -> torch.device | None:
         return self.device if tensor.device != self.device else None
@@ -98,39 +133,43 @@ def record(
     owners = owners_of(fn)
     capture.names = names_of_tensors(fn)
     leaves, in_structure = _arguments(fn, args, kwargs)
-    constants = [(name, leaf) for name, leaf in leaves if not isinstance(leaf, torch.Tensor)]
+    requires = Requirements(
+        in_structure,
+        names=[name for name, _ in leaves],
+        constants={n: leaf for n, leaf in leaves if not isinstance(leaf, torch.Tensor)},
+    )
     with unchanged_state(), borrowed(owners) as loan:
         loan.replace(capture.stand)
-        stands = [
-            capture.stand(leaf, "input", name) if isinstance(leaf, torch.Tensor) else leaf
-            for name, leaf in leaves
-        ]
+        requires.training = loan.training()
+        stands = capture.arguments(leaves, requires)
         call_args, call_kwargs = in_structure.build(iter(stands))
         with running(capture.recorder, module_paths(owners)):
             result = _run(fn, call_args, call_kwargs, capture.recorder)
-            outs, out_structure = take_apart(result)
+            outs, requires.out_structure = take_apart(result)
             mutations = _mutations(capture, loan)
             written = {mutation.index for mutation in mutations}
             _check_shared_memory(capture.real, written)
             outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
+        capture.dynamic.check()
         loan.check_attributes({id(stand) for stand in capture.stands.values()})
     return Recorded(
         capture.recorder.scope, capture.inputs, outputs, mutations,
         capture.types.symbols, capture.types.symbols.guards(), target,
-        Requirements(in_structure, out_structure, constants),
+        requires,
     )  # fmt: skip
 
 
 def _arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Leaves of the arguments, named as the signature names them."""
-    names = _positional_names(fn, len(args))
+    names = positional_names(fn, len(args))
     _, structure = take_apart((tuple(args), kwargs))
     named = [pair for name, arg in zip(names, args, strict=True) for pair in take_apart(arg, name)[0]]
     named += [pair for name, arg in kwargs.items() for pair in take_apart(arg, name)[0]]
     return named, structure
 
 
-def _positional_names(fn: Callable[..., Any], count: int) -> list[str]:
+def positional_names(fn: Callable[..., Any], count: int) -> list[str]:
+    """Names of the first `count` positional arguments."""
     call = fn.forward if isinstance(fn, torch.nn.Module) else fn
     try:
         parameters = list(inspect.signature(call).parameters.values())
@@ -206,7 +245,7 @@ def _mutations(capture: Capture, loan: Borrowed) -> list[Mutation]:
     for before, now in loan.rebound():
         if isinstance(now, Abstract) and id(now) not in stood:
             value = now.value or current(now.alias, recorder)
-            found.append(Mutation(indices[id(before)], value))
+            found.append(Mutation(indices[id(before)], value, rebound=True))
     return found
 
 

@@ -13,8 +13,8 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.trace.abstract import Abstract
 
-Stand: TypeAlias = Callable[[torch.Tensor, str, str], Abstract]
-"""(tensor, kind, name) -> its abstract tensor"""
+Stand: TypeAlias = Callable[[torch.Tensor, str, str, tuple[nn.Module, str]], Abstract]
+"""(tensor, kind, name, (module, attribute)) -> its abstract tensor"""
 
 
 def owners_of(fn: Callable[..., Any]) -> dict[str, nn.Module]:
@@ -65,7 +65,12 @@ class Borrowed:
             for kind, table in zip(("parameter", "buffer"), tables, strict=True):
                 for name, tensor in table.items():
                     if tensor is not None:
-                        table[name] = stand(tensor, kind, loan.full_name(name))
+                        owner = (loan.module, name)
+                        table[name] = stand(tensor, kind, loan.full_name(name), owner)
+
+    def training(self) -> list[tuple[nn.Module, bool]]:
+        """The modules with their train() or eval() flags."""
+        return [(loan.module, loan.module.training) for loan in self._loans]
 
     def rebound(self) -> Iterator[tuple[torch.Tensor, Any]]:
         """(tensor before, what is there now) of each buffer."""

@@ -1,0 +1,8 @@
+"""`python -m foretrace` is the command `foretrace`."""
+
+import sys
+
+from foretrace.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""The command line: `foretrace show`, `foretrace explain` and `foretrace check`."""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from foretrace.cli import check, explain, show
+from foretrace.cli.arguments import Options, parser
+from foretrace.cli.render import Screen
+from foretrace.errors import Refusal
+
+DONE, DIFFERENT, REFUSED, INTERRUPTED = 0, 1, 2, 130
+
+COMMANDS: dict[str, Callable[[Options, Screen], int]] = {
+    "show": show.run,
+    "explain": explain.run,
+    "check": check.run,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the arguments say.
+
+    Returns:
+        0: done; 1: a difference was found; 2: refused, or wrong use; 130: interrupted.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    screen = Screen(json="--json" in words)
+    try:
+        options = parser().parse_args(words)
+        with screen.quiet_warnings():
+            return COMMANDS[options.command](options, screen)
+    except Refusal as refusal:
+        screen.refusal(refusal)
+        return REFUSED
+    except SystemExit as exit_:  # --help
+        return exit_.code if isinstance(exit_.code, int) else DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED

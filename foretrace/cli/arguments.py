@@ -1,0 +1,90 @@
+"""What can be asked for at the command line."""
+
+import argparse
+from typing import Any, NoReturn, TypeAlias
+
+from foretrace.errors import Refusal
+
+Options: TypeAlias = argparse.Namespace
+CUTS = ("export", "aten", "joint")
+AUTO = "auto"
+
+PROGRAM = (
+    "file.py[:name] or package.module:name, a function that returns (callable, args) or"
+    " (callable, args, kwargs); without a name it is `program`"
+)
+LOSS = (
+    "which output a joint cut differentiates; `none`: the gradients of all outputs are inputs;"
+    " default: 0 if output 0 is a scalar that requires grad, else none"
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose complaints are refusals."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse what was typed."""
+        usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
+        raise Refusal(message, kind="wrong use", do=(f"use  {usage}", f"see  {self.prog} --help"))
+
+
+def parser() -> Parser:
+    """The commands and their options."""
+    whole = Parser(prog="foretrace", description="Graphs of a PyTorch program, and why.")
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _show(commands)
+    _explain(commands)
+    _check(commands)
+    return whole
+
+
+def _show(commands: Any) -> None:
+    show = commands.add_parser("show", help="print a cut", description="Print a cut of a program.")
+    show.add_argument("program", metavar="PROGRAM", help=PROGRAM)
+    _cut_options(show, "export")
+
+
+def _explain(commands: Any) -> None:
+    text = "Print a node's path in the tree: your line, the op as written, each level below."
+    explain = commands.add_parser("explain", help="say why a node is there", description=text)
+    explain.add_argument("program", metavar="PROGRAM", help=PROGRAM)
+    explain.add_argument("node", metavar="NODE", help="a node's name, as `show` prints it")
+    _cut_options(explain, "joint")
+
+
+def _check(commands: Any) -> None:
+    text = "Run the cuts and eager side by side; count what is bitwise equal."
+    check = commands.add_parser("check", help="hold every cut against eager", description=text)
+    check.add_argument("programs", metavar="PROGRAM", nargs="+", help=PROGRAM)
+    modes = check.add_mutually_exclusive_group()
+    for mode in ("train", "eval"):
+        modes.add_argument(
+            f"--{mode}", dest="modes", action="store_const", const=(mode,),
+            default=("train", "eval"), help=f"after {mode}() only; default: both",
+        )  # fmt: skip
+    _json(check)
+
+
+def _cut_options(command: Any, cut: str) -> None:
+    add = command.add_argument
+    add("--cut", choices=CUTS, default=cut, help=f"which graph; default: {cut}")
+    add("--target", metavar="T", help="the device to capture for; default: that of the inputs")
+    add("--keep", metavar="OP", action="append", default=[], help="leave this op whole")
+    add("--open", metavar="OP", action="append", default=[], help="take this op apart")
+    add("--dynamic", action="store_true", help="leave every input size open")
+    add("--eval", action="store_true", help="call eval() first; default: as the program is")
+    add("--loss", metavar="N", type=loss, default=AUTO, help=LOSS)
+    _json(command)
+
+
+def _json(command: Any) -> None:
+    command.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def loss(text: str) -> int | str | None:
+    """An index, None for "none", or AUTO."""
+    if text in ("none", AUTO):
+        return AUTO if text == AUTO else None
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither an index nor `none`")
+    return int(text)

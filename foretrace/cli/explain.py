@@ -1,0 +1,39 @@
+"""`foretrace explain`: why a node is in a graph."""
+
+from rich.syntax import Syntax
+from rich.text import Text
+
+from foretrace.cli.arguments import Options
+from foretrace.cli.cuts import made
+from foretrace.cli.render import THEME, Screen
+from foretrace.explain.explanation import INDENT, LABEL, Explanation, Row
+
+
+def run(options: Options, screen: Screen) -> int:
+    """Print the node's path in the tree."""
+    with made(options, screen) as found:
+        explanation = found.cut.explain(options.node)
+        if screen.json:
+            screen.data({**found.to_dict(), **explanation.to_dict()})
+        else:
+            _print(explanation, screen)
+    return 0
+
+
+def _print(explanation: Explanation, screen: Screen) -> None:
+    screen.line(Text(explanation.node, "bold") + Text(f": {explanation.head}"))
+    labelled = ""
+    for row in explanation.rows():
+        labelled = row.label or labelled
+        left = Text(" " * INDENT * (row.depth + 1)) + Text(row.label, "cyan")
+        screen.indented(left, _right(row, labelled), INDENT * (row.depth + 1) + LABEL)
+
+
+def _right(row: Row, labelled: str) -> Text | Syntax:
+    if row.missing:
+        return Text(f"MISSING: {row.text}" if row.label else row.text, "bold red")
+    if row.label:
+        return Text(row.text, "bold" if row.label in ("written", "rule") else "")
+    if labelled == "line":
+        return Syntax(row.text, "python", theme=THEME, background_color="default", word_wrap=True)
+    return Text(row.text, "dim")

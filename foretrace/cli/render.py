@@ -1,0 +1,136 @@
+"""What people see: colour and tables on a terminal, plain text elsewhere; JSON for programs."""
+
+import json as json_module
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from rich import box
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from foretrace.errors import Refusal
+
+Update: TypeAlias = Callable[[str], None]
+THEME = "ansi_dark"
+CLOSED_PIPE = 141
+
+
+class Paper(Console):
+    """A console on which nothing has a meaning but what is meant: no markup, no guessed colours."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        """The reader has gone; be silent, as other tools are."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(CLOSED_PIPE)
+
+
+class Screen:
+    """Where a command writes: answers to stdout, all else to stderr."""
+
+    def __init__(self, *, json: bool) -> None:
+        self.json = json
+        self.out, self.err = Paper(), Paper(stderr=True)
+
+    @property
+    def terminal(self) -> bool:
+        """Whether a person looks at stdout."""
+        return self.out.is_terminal
+
+    def data(self, answer: Any) -> None:
+        """An answer for programs."""
+        self.out.print(json_module.dumps(answer, indent=2), soft_wrap=True)
+
+    def line(self, text: str | Text = "", style: str = "") -> None:
+        """A line of an answer; never cut, never broken."""
+        self.out.print(text, style=style, soft_wrap=True)
+
+    def code(self, text: str) -> None:
+        """Python, in colour on a terminal; lines are broken by the terminal alone."""
+        if not self.terminal:
+            self.line(text)
+            return
+        syntax = Syntax("", "python", theme=THEME, background_color="default")
+        highlighted = syntax.highlight(text)
+        highlighted.rstrip()
+        self.line(highlighted)
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[Text]], left: int) -> None:
+        """A table; the first `left` columns are text, the others numbers."""
+        if not self.terminal:
+            plain = [list(head), *([cell.plain for cell in row] for row in rows)]
+            widths = [max(map(len, column)) for column in zip(*plain, strict=True)]
+            for row in plain:
+                self.line("  ".join(_cells(row, widths, left)).rstrip())
+            return
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+        for index, title in enumerate(head):
+            table.add_column(title, justify="left" if index < left else "right")
+        for row in rows:
+            table.add_row(*row)
+        self.out.print(table)
+
+    def indented(self, left: Text, right: Text | Syntax, width: int) -> None:
+        """Text beside a label; what does not fit goes on below the text."""
+        if not self.terminal:
+            right = right if isinstance(right, Text) else Text(right.code)
+            self.line(f"{left.plain:<{width}}{right.plain}".rstrip())
+            return
+        grid = Table.grid()
+        grid.add_column(width=width, no_wrap=True)
+        grid.add_column(overflow="fold")
+        grid.add_row(left, right)
+        self.out.print(grid)
+
+    def refusal(self, refusal: Refusal) -> None:
+        """Why there is no answer."""
+        if self.json:
+            self.data({"refusal": refusal.to_dict()})
+            return
+        what, *rest = str(refusal).splitlines()
+        self.err.print(what, style="bold red", soft_wrap=True)
+        for row in rest:
+            self.err.print(Text(row[:8], "cyan") + Text(row[8:]), soft_wrap=True)
+
+    @contextmanager
+    def busy(self, doing: str) -> Iterator[Update]:
+        """Says what is being done while it takes time, to people only."""
+        if self.json or not self.err.is_terminal:
+            yield _ignore
+            return
+        with self.err.status(Text(doing)) as status:
+            yield lambda now: status.update(Text(now))
+
+    @contextmanager
+    def quiet_warnings(self) -> Iterator[None]:
+        """Warnings of libraries wait until the answer is printed; each is told once."""
+        with warnings.catch_warnings(record=True) as caught:
+            try:
+                yield
+            finally:
+                told = {f"{w.filename}:{w.lineno}": w for w in caught}
+                for place, warning in told.items():
+                    self._warning(place, warning)
+
+    def _warning(self, place: str, warning: warnings.WarningMessage) -> None:
+        text = str(warning.message).partition("\n")[0]
+        what = f"{warning.category.__name__}: {text}\n  at    {place}"
+        self.err.print(what, style="yellow", soft_wrap=True)
+
+
+def _cells(row: Sequence[str], widths: Sequence[int], left: int) -> Iterator[str]:
+    for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        yield cell.ljust(width) if index < left else cell.rjust(width)
+
+
+def _ignore(now: str) -> None:
+    """Nobody looks."""

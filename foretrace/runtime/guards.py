@@ -1,0 +1,136 @@
+"""Check a call against what the capture relied on, before anything runs."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.program import Input, Recorded
+from foretrace.ir.types import TensorType
+from foretrace.symbols.sizes import Size
+
+AGAIN = "capture again with inputs like these"
+
+
+def flat_inputs(
+    recorded: Recorded, leaves: list[tuple[str, Any]], structure: Any
+) -> list[torch.Tensor]:
+    """The graph's inputs from a call's arguments and the live parameters.
+
+    Raises:
+        Refusal: the call breaks a guard.
+    """
+    _check_form(recorded, leaves, structure)
+    given = {id_: leaf for id_, leaf in enumerate(leaves) if isinstance(leaf[1], torch.Tensor)}
+    tensors = _by_input(recorded, [leaf for _, leaf in given.values()])
+    sizes: dict[sympy.Symbol, int] = {}
+    for item, tensor in zip(recorded.inputs, tensors, strict=True):
+        _check_kind(item, tensor)
+        _bind(item, tensor, sizes)
+    for item, tensor in zip(recorded.inputs, tensors, strict=True):
+        _check_sizes(item, tensor, sizes)
+    _check_guards(recorded, sizes)
+    return tensors
+
+
+def _check_form(recorded: Recorded, leaves: list[tuple[str, Any]], structure: Any) -> None:
+    requires = recorded.requires
+    if structure != requires.in_structure:
+        raise _broken("the arguments are nested in another way than those of the capture")
+    for name, leaf in zip(requires.names, (leaf for _, leaf in leaves), strict=True):
+        is_tensor = isinstance(leaf, torch.Tensor)
+        if is_tensor == (name in requires.constants):
+            raise _broken(f"{name} is {'a' if is_tensor else 'no'} tensor, unlike in the capture")
+        if not is_tensor and not _same(requires.constants[name], leaf):
+            raise _broken(f"{name} is {leaf!r}, the capture saw {requires.constants[name]!r}")
+    for module, training in requires.training:
+        if module.training != training:
+            raise _broken(
+                f"{type(module).__name__} is in {_mode(module.training)} mode,"
+                f" the capture saw it in {_mode(training)} mode"
+            )
+
+
+def _same(before: Any, now: Any) -> bool:
+    return type(before) is type(now) and (before is now or bool(before == now))
+
+
+def _mode(training: bool) -> str:
+    return "train()" if training else "eval()"
+
+
+def _by_input(recorded: Recorded, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """One tensor for each input; an argument that was given twice is one input."""
+    tensors: list[torch.Tensor] = []
+    for item in recorded.inputs:
+        live = item.live()
+        tensors.append(given[item.argument] if live is None else live)  # type: ignore[index]
+    for first, second in recorded.requires.repeated:
+        if given[first] is not given[second]:
+            raise _broken("two arguments were one tensor in the capture and are two now")
+    return tensors
+
+
+def _check_kind(item: Input, tensor: torch.Tensor) -> None:
+    type = item.value.type  # noqa: A001
+    for what, now, before in (
+        ("dtype", tensor.dtype, type.dtype),
+        ("device", tensor.device, type.device),
+        ("number of dimensions", tensor.dim(), len(type.shape)),
+    ):
+        if now != before:
+            raise _broken(f"{item.role.name} has {what} {now}, the capture has {before}")
+
+
+def _bind(item: Input, tensor: torch.Tensor, sizes: dict[sympy.Symbol, int]) -> None:
+    """Learn the symbols that are sizes of this input."""
+    for size, number in zip(item.value.type.shape, tensor.shape, strict=True):
+        if isinstance(size, sympy.Symbol):
+            sizes.setdefault(size, number)
+
+
+def _check_sizes(item: Input, tensor: torch.Tensor, sizes: dict[sympy.Symbol, int]) -> None:
+    type = item.value.type  # noqa: A001
+    for dim, (size, now) in enumerate(zip(type.shape, tensor.shape, strict=True)):
+        if _number(size, sizes) != now:
+            raise _broken(
+                f"size {dim} of {item.role.name} is {now}, the capture has {size}",
+                "pass dynamic_shapes= to capture for sizes that vary",
+            )
+    if tensor.numel() and tuple(_strides(type, tensor, sizes)):
+        raise _broken(
+            f"{item.role.name} has strides {tuple(tensor.stride())},"
+            f" the capture has {tuple(type.stride)}",
+            "make it contiguous, or capture with such a layout",
+        )
+
+
+def _strides(
+    type: TensorType, tensor: torch.Tensor, sizes: dict[sympy.Symbol, int]  # noqa: A002
+) -> Iterator[int]:
+    """The dimensions whose stride matters and differs."""
+    for dim, (stride, now) in enumerate(zip(type.stride, tensor.stride(), strict=True)):
+        if tensor.shape[dim] > 1 and _number(stride, sizes) != now:
+            yield dim
+
+
+def _check_guards(recorded: Recorded, sizes: dict[sympy.Symbol, int]) -> None:
+    for guard in recorded.guards:
+        if guard.symbols <= sizes.keys() and not guard.holds(sizes):
+            shown = ", ".join(f"{s} = {n}" for s, n in sizes.items() if s in guard.symbols)
+            raise Refusal(
+                f"guard broken: {guard.condition}, which the program relied on, with {shown}",
+                kind="guard broken",
+                at=guard.frame,
+                do=(AGAIN, "or change the line so that it does not depend on the size"),
+            )
+
+
+def _number(size: Size, sizes: dict[sympy.Symbol, int]) -> int:
+    return size if isinstance(size, int) else int(size.xreplace(sizes))
+
+
+def _broken(what: str, do: str = AGAIN) -> Refusal:
+    return Refusal(f"guard broken: {what}", kind="guard broken", do=do)
