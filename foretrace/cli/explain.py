@@ -6,7 +6,7 @@ from rich.text import Text
 from foretrace.cli.arguments import Options
 from foretrace.cli.cuts import made
 from foretrace.cli.render import THEME, Screen
-from foretrace.explain.explanation import INDENT, LABEL, Explanation, Row
+from foretrace.explain.explanation import INDENT, Explanation, Row
 
 
 def run(options: Options, screen: Screen) -> int:
@@ -26,13 +26,13 @@ def _print(explanation: Explanation, screen: Screen) -> None:
     for row in explanation.rows():
         labelled = row.label or labelled
         left = Text(" " * INDENT * (row.depth + 1)) + Text(row.label, "cyan")
-        screen.indented(left, _right(row, labelled), INDENT * (row.depth + 1) + LABEL)
+        screen.indented(left, _right(row, labelled), row.indent)
 
 
 def _right(row: Row, labelled: str) -> Text | Syntax:
     if row.missing:
-        return Text(f"MISSING: {row.text}" if row.label else row.text, "bold red")
-    if row.label:
+        return Text(row.text if row.note else f"MISSING: {row.text}", "bold red")
+    if not row.note:
         return Text(row.text, "bold" if row.label in ("written", "rule") else "")
     if labelled == "line":
         return Syntax(row.text, "python", theme=THEME, background_color="default", word_wrap=True)

@@ -179,5 +179,5 @@ def _problem(made: Any) -> str:
 
 
 def _near(name: str, names: Sequence[str]) -> tuple[str, ...]:
-    near = difflib.get_close_matches(name, names, n=3)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.7)
     return (f"near it are {', '.join(near)}",) if near else ()

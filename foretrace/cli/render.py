@@ -19,6 +19,7 @@ from foretrace.errors import Refusal
 Update: TypeAlias = Callable[[str], None]
 THEME = "ansi_dark"
 CLOSED_PIPE = 141
+FOLD = 8
 
 
 class Paper(Console):
@@ -55,14 +56,24 @@ class Screen:
         self.out.print(text, style=style, soft_wrap=True)
 
     def code(self, text: str) -> None:
-        """Python, in colour on a terminal; lines are broken by the terminal alone."""
+        """Python, in colour on a terminal, where what does not fit goes on further in below."""
         if not self.terminal:
             self.line(text)
             return
         syntax = Syntax("", "python", theme=THEME, background_color="default")
-        highlighted = syntax.highlight(text)
-        highlighted.rstrip()
-        self.line(highlighted)
+        for line in syntax.highlight(text.rstrip()).split():
+            self.line(self._folded(line))
+
+    def _folded(self, line: Text) -> Text:
+        width = self.out.width
+        indent = len(line.plain) - len(line.plain.lstrip())
+        inside = width - indent - FOLD
+        if line.cell_len <= width or inside < FOLD:
+            return line
+        first, *rest = line[indent:].wrap(self.out, inside)
+        for part in rest:
+            first.append("\n" + " " * (indent + FOLD)).append_text(part)
+        return Text(" " * indent) + first
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[Text]], left: int) -> None:
         """A table; the first `left` columns are text, the others numbers."""

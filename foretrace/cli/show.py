@@ -23,6 +23,7 @@ def run(options: Options, screen: Screen) -> int:
             where = f"  at {guard.frame}" if guard.frame is not None else ""
             screen.line(f"guard: {guard.condition}{where}", "yellow")
         screen.line(_summary(found), "bold")
+        screen.line(f"captured in {found.capture_ms:.0f} ms, cut in {found.cut_ms:.0f} ms")
     return 0
 
 
@@ -39,10 +40,7 @@ def _summary(found: Made) -> str:
         counted(len(signature.inputs), "input"),
         counted(len(signature.outputs), "output"),
     )
-    return (
-        f"{of['cut']} cut of {of['program']} on {of['target']}: {', '.join(sizes)};"
-        f" captured in {found.capture_ms:.0f} ms, cut in {found.cut_ms:.0f} ms"
-    )
+    return f"{of['cut']} cut of {of['program']} on {of['target']}: {', '.join(sizes)}"
 
 
 def counted(count: int, word: str) -> str:

@@ -46,12 +46,18 @@ class Link:
 
 
 class Row(NamedTuple):
-    """One line to print; a note has no label."""
+    """One line to print."""
 
     depth: int
     label: str
     text: str
     missing: bool
+    note: bool = False
+
+    @property
+    def indent(self) -> int:
+        """Where its text begins."""
+        return INDENT * (self.depth + 1) + LABEL + INDENT * self.note
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +112,12 @@ def _rows(links: list[Link], depth: int) -> Iterator[Row]:
         before = link
         yield Row(depth, "" if repeats else link.kind, link.text, link.missing)
         for note in link.notes:
-            yield Row(depth, "", f"  {note}", link.missing)
+            yield Row(depth, "", note, link.missing, note=True)
         yield from _rows(list(link.path), depth + 1)
 
 
 def line_of(row: Row) -> str:
     """A row as plain text."""
-    mark = "MISSING: " if row.missing and row.label else ""
-    return f"{' ' * INDENT * (row.depth + 1)}{row.label:<{LABEL}}{mark}{row.text}"
+    mark = "MISSING: " if row.missing and not row.note else ""
+    head = f"{' ' * INDENT * (row.depth + 1)}{row.label}"
+    return f"{head:<{row.indent}}{mark}{row.text}"

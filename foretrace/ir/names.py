@@ -17,7 +17,7 @@ class Names:
 
     def new(self, wish: str) -> str:
         """The wish as an identifier, with a number after it if it is taken."""
-        base = NOT_A_NAME.sub("_", wish).strip("_").lower() or "value"
+        base = NOT_A_NAME.sub("_", wish).rstrip("_").lower() or "value"
         if base[0].isdigit() or keyword.iskeyword(base):
             base = f"_{base}"
         count, name = self._next.get(base, 0), base

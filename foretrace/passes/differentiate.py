@@ -33,6 +33,7 @@ from foretrace.ir.types import TensorType
 from foretrace.rules.derive import Derivatives, Rule
 from foretrace.rules.infer import Inference
 from foretrace.rules.table import RuleTable
+from foretrace.trace.functions import FunctionCall
 from foretrace.trace.meaning import Given
 
 ENGINE = RuleName("accumulate", "engine")
@@ -82,6 +83,8 @@ class Differentiation:
             self._unfollowed(op)
         elif not op.origin.grad_mode:
             return
+        elif isinstance(op.target, FunctionCall):
+            self._function(op, op.target)
         elif not op.leaf and not op.writes and not self.table.wins(op.target):
             self._composite(op)
         else:
@@ -274,6 +277,13 @@ class Differentiation:
             )  # fmt: skip
         )
         return outs[step.position]
+
+    def _function(self, op: Op, call: FunctionCall) -> None:
+        """A user's autograd.Function: its own backward, run over abstract gradients."""
+        results = list(op.result) if isinstance(op.result, tuple) else [op.result]
+        tangents = [self.gradients.get(v) if isinstance(v, Value) else None for v in results]
+        rule = self.derivatives.function_rule(call, list(op.args), tangents, results)
+        self._apply(op, rule, rule.operands, (), ())
 
     # ---- kept ops ----------------------------------------------------------------------------
 

@@ -7,11 +7,11 @@ be serialized needs.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 
 from foretrace.ir.op import Op, Value, Write, substitute
-from foretrace.ir.types import TensorType
 
 aten = torch.ops.aten
 
@@ -24,6 +24,8 @@ def with_history(ops: Iterable[Op], below: Below) -> Iterator[Op]:
     for op in ops:
         if is_unseen_write(op):
             yield from _overwritten(op)
+        elif op.target is aten.as_strided_scatter.default and op.args[0].type.requires_grad:
+            yield from _scattered(op)
         elif _escapes(op, below):
             yield from _detached(op)
         else:
@@ -53,13 +55,26 @@ def _detached(op: Op) -> Iterator[Op]:
         yield _call(op, aten.detach.default, (before,), out)
 
 
+def _scattered(op: Op) -> Iterator[Op]:
+    """`as_strided_scatter` by a copy: torch's own derivative of it is wrong for the base.
+
+    Seen on torch 2.13: its gradient is that of what was overwritten, not of what was left.
+    """
+    base, source, sizes, strides, offset = op.args
+    (out,) = op.outs
+    part, done = Value(source.type), Value(source.type)
+    yield _call(op, aten.clone.default, (base,), out)
+    yield _call(op, aten.as_strided.default, (out, sizes, strides, offset - base.type.offset), part)
+    yield _call(op, aten.copy_.default, (part, source), done)
+
+
 def _overwritten(op: Op) -> Iterator[Op]:
     """`base` with other content: its history, and the content that the write's value form gives."""
     (out,), base = op.outs, op.args[0]
     raw = Value(out.type.with_grad(False))
     for inner in op.body or ():
         yield from _detached_or_same(_with_outs(inner, {out: raw}))
-    kept, view = Value(_dense(out.type)), Value(out.type.with_grad(False))
+    kept, view = Value(out.type.with_grad(False)), Value(out.type.with_grad(False))
     yield _call(op, aten.clone.default, (base,), out)
     yield _call(op, aten.detach.default, (out,), view)
     yield _call(op, aten.copy_.default, (view, raw), kept)
@@ -67,10 +82,6 @@ def _overwritten(op: Op) -> Iterator[Op]:
 
 def _detached_or_same(op: Op) -> Iterator[Op]:
     yield from with_history([op], lambda _: False)
-
-
-def _dense(type: TensorType) -> TensorType:  # noqa: A002 - its name is `type`
-    return type.with_grad(False)
 
 
 def _with_outs(op: Op, renamed: dict[Value, Value]) -> Op:
@@ -83,5 +94,5 @@ def _with_outs(op: Op, renamed: dict[Value, Value]) -> Op:
     )  # fmt: skip
 
 
-def _call(because: Op, func: object, args: tuple[Value, ...], out: Value) -> Op:
+def _call(because: Op, func: object, args: tuple[Any, ...], out: Value) -> Op:
     return Op(func, args, {}, out, (out,), origin=because.origin)

@@ -21,6 +21,7 @@ from foretrace.rules.table import BackwardCall, Registered, RuleTable
 from foretrace.rules.schemas import schema_of
 from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.effects import current
+from foretrace.trace.functions import FunctionCall, backward_of
 from foretrace.trace.meaning import Given, Schema
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.sources import Sources
@@ -281,6 +282,27 @@ class Derivatives:
             t.differentiable and i not in registered.not_followed for i, t in enumerate(types)
         )
 
+    def function_rule(
+        self, call: FunctionCall, operands: list[Any], tangents: list[Value | None],
+        results: list[Value],
+    ) -> Rule:  # fmt: skip
+        """The backward of one call of an autograd.Function, in the call's own values."""
+        device = next(v for v in operands if isinstance(v, Value)).type.device
+        tape = Tape(self.types, self._semantics, device, self._meanings)
+        tape.results = ()
+        with torch_api.no_dispatch_modes(), torch_api.with_autograd(), tape, torch.no_grad():
+            grads = [t and tape.abstract(t) for t in tangents]
+            found = backward_of(
+                call, grads, lambda i: torch.zeros_like(tape.abstract(results[i]))
+            )
+            values = tuple(None if g is None else current_value(g, tape) for g in found)
+        name = RuleName(f"{call.function.__name__}.backward", "registered")
+        given = tuple(zip(operands, values, strict=True))
+        kept = tuple((v, g) for v, g in given if isinstance(v, Value))
+        ops = needed(list(flat_values(tape.scope)), [g for _, g in kept])
+        wanted = tuple(v for v, _ in kept)
+        return Rule(name, wanted, (), (), (), ops, tuple(g for _, g in kept))
+
     def _registered(
         self,
         registered: Registered,
@@ -394,7 +416,7 @@ def _keeps_copy(func: Any, saving: bool) -> bool:
 
 def _unknown(out: torch.Tensor) -> bool:
     """Whether autograd would refuse to differentiate the operator."""
-    return out.grad_fn is not None and out.grad_fn.name() == "NotImplemented"
+    return out.grad_fn is not None and out.grad_fn.name().endswith("NotImplemented")
 
 
 def _unfollowed(tree: Tree) -> Any:

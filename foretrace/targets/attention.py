@@ -4,15 +4,9 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Choice
-from foretrace.targets.conditions import (
-    CPU,
-    CUDA,
-    META,
-    AttentionCall,
-    Condition,
-    Enabled,
-    Question,
-)
+from foretrace.targets.attention_call import AttentionCall, Condition, Enabled, Question
+from foretrace.targets.attention_conditions import CPU, META
+from foretrace.targets.attention_cuda import CUDA
 from foretrace.targets.profile import Target
 
 __all__ = ["AttentionCall", "Enabled", "choose_attention"]

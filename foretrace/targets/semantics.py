@@ -3,16 +3,24 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from foretrace import torch_api
 from foretrace.ir.op import Choice, Tree, Value, ViewStep
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.infer import Inference
 from foretrace.rules.schemas import schema_of
 from foretrace.rules.table import RuleTable
+from foretrace.targets.attention import AttentionCall, Enabled, choose_attention
+from foretrace.targets.bodies import attention_body
 from foretrace.targets.profile import Target
 from foretrace.trace.abstract import Types
 from foretrace.trace.meaning import Schema
 
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+ATTENTION_DEFAULTS: dict[str, Any] = {
+    "attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,
+}  # fmt: skip
 COMPOSITE = "CompositeImplicitAutograd"
 
 
@@ -23,12 +31,15 @@ class TargetSemantics:
         self.target, self.table = target, table
         self.inference = Inference(types, types.symbols)
         self.derivatives = Derivatives(types, self.inference, table)
+        self.symbols = types.symbols
         self._composite: dict[Any, bool] = {}
 
     def body_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]
     ) -> tuple[Callable[..., Any] | None, Choice | None]:
         """The kernel that takes the op apart on the target, or None for a leaf; and why."""
+        if func is ATTENTION:
+            return self._attention(func, args, kwargs)
         composite = self._composite.get(func)
         if composite is None:
             composite = self._composite[func] = torch_api.kernel_for(func, COMPOSITE)
@@ -38,6 +49,27 @@ class TargetSemantics:
             reason = f"{self.target.name} has a kernel of its own for it"
             return None, Choice("kernel", "whole", reason, (("opened", "eager keeps it whole"),))
         return torch_api.composite_kernel(func), None
+
+    def _attention(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree]
+    ) -> tuple[Callable[..., Any], Choice]:
+        """Attention: the kernel is chosen from data for a target that this build may lack."""
+        named = {**ATTENTION_DEFAULTS, **schema_of(func).bind(args, kwargs)}
+        mask = named["attn_mask"]
+        call = AttentionCall(
+            *(named[name].type for name in ("query", "key", "value")),
+            mask=mask.type if isinstance(mask, Value) else None,
+            dropout=named["dropout_p"],
+            causal=named["is_causal"],
+            scale=named["scale"],
+            gqa=named["enable_gqa"],
+            grad_mode=torch.is_grad_enabled(),
+            enabled=Enabled.now(),
+            concrete=self.symbols.hint,
+        )
+        choice = choose_attention(self.target, call)
+        linked = self.target.device.type in ("cpu", "meta")
+        return (torch_api.composite_kernel(func) if linked else attention_body(choice)), choice
 
     def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         """Types of a leaf's results."""

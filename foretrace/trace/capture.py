@@ -19,6 +19,7 @@ from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.constants import Constants
 from foretrace.trace.effects import alias_of, current
+from foretrace.trace.functions import function_calls
 from foretrace.trace.meaning import Semantics
 from foretrace.trace.modules import module_calls
 from foretrace.trace.owners import Borrowed, borrowed, module_paths, names_of_tensors, owners_of
@@ -267,7 +268,12 @@ def _check_shared_memory(real: list[torch.Tensor], written: set[int]) -> None:
 @contextmanager
 def running(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
     """The recorder sees every call inside."""
-    with torch_api.below_autograd(), module_calls(recorder, paths), recorder:
+    with (
+        torch_api.below_autograd(),
+        function_calls(recorder),
+        module_calls(recorder, paths),
+        recorder,
+    ):
         yield
 
 

@@ -358,9 +358,9 @@ class _Inline:
         origin = recorder.origin()
         with recorder.inner_scope(origin.frame) as ops, recorder:
             result = self.kernel(*recorder.concrete(args, env), **recorder.concrete(kwargs, env))
+            handed = [t for t in torch_api.tree_leaves(result) if isinstance(t, Abstract)]
+            values = [t.value or current(t.alias, recorder) for t in (*handed, *tensors)]
         made = {out for op in ops for out in op.outs}
-        handed = [t for t in torch_api.tree_leaves(result) if isinstance(t, Abstract)]
-        values = [t.value or current(t.alias, recorder) for t in (*handed, *tensors)]
         outs = tuple(v for v in dict.fromkeys(values) if v in made)
         named = iter(values)
         tree = _map_leaves(result, lambda t: next(named) if isinstance(t, Abstract) else t)

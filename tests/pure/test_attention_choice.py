@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from foretrace import torch_api
@@ -15,7 +14,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.types import TensorType
 from foretrace.targets.attention import AttentionCall, Enabled, choose_attention
 from foretrace.targets.profile import Target, target_of
-from tests.pure.attention_calls import DTYPES, Call, calls, dense
+from tests.pure.attention_calls import Call, calls, dense
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
@@ -217,11 +216,6 @@ def test_the_users_order_is_kept():
 # --------------------------------------------------------------------------------- unknown sizes
 
 
-def symbol(name: str, number: int):
-    from_user = torch._dynamo.source.ConstantSource(name)
-    return ShapeEnv().create_symbol(number, from_user)
-
-
 def symbolic(batch, length, head_dim, dtype=torch.float16) -> TensorType:
     shape = (batch, 4, length, head_dim)
     stride = (4 * length * head_dim, length * head_dim, head_dim, 1)
@@ -265,7 +259,7 @@ def test_the_caller_may_decide(sizes):
     operand = symbolic(sizes["batch"], sizes["length"], sizes["head"])
     call = AttentionCall(operand, operand, operand, decide=decide)
     choice = choose_attention(target_of("cuda:sm80", CPU), call)
-    assert choice.value == "efficient" or choice.value == "math"
+    assert choice.value in ("efficient", "math")
     assert dict(choice.rejected)["flash"] == f"head dim {sizes['head']} is above 256"
     assert asked
 
@@ -297,6 +291,3 @@ def test_own_kernels_are_those_of_the_installed_build():
         has = partial(lambda key, name: torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
         assert target_of(spec, CPU).own_kernels == {name for name in both if has(key, name)}
 
-
-assert DTYPES
-assert st

@@ -1,0 +1,189 @@
+"""What attention kernels ask of a call on CUDA.
+
+Read in `cuda/sdp_utils.cpp`, and compared with what the C++ of the CUDA 13.0 build of torch 2.13.0
+answers for devices from 7.0 to 12.1 and cuDNN from 9.0 to 9.23.
+"""
+
+import torch
+
+from foretrace.targets.attention_call import Condition, Question
+from foretrace.targets.attention_conditions import (
+    dense_last_dimension,
+    dense_or_single_last_dimension,
+    dtype_in,
+    equal_batch,
+    equal_head_dims,
+    equal_heads,
+    equal_or_dividing_heads,
+    equal_or_grouped_heads,
+    flash_is_on,
+    four_dimensions,
+    listed,
+    mask_broadcasts,
+    math_is_on,
+    no_mask,
+    some_positions,
+    version,
+)
+
+
+def efficient_is_on(ask: Question) -> str | None:
+    """The user has not switched the kernel off."""
+    return None if ask.call.enabled.efficient else "efficient is switched off"
+
+
+def cudnn_is_on(ask: Question) -> str | None:
+    """The user has not switched the kernel off."""
+    return None if ask.call.enabled.cudnn else "cudnn is switched off"
+
+
+def low_precision_dtype(ask: Question) -> str | None:
+    """The matrix units multiply the dtype, and add in float32."""
+    newer = ask.capability >= (8, 0)
+    return dtype_in(ask, torch.float16, *([torch.bfloat16] if newer else []))
+
+
+def efficient_dtype(ask: Question) -> str | None:
+    """The kernel is compiled for the dtype."""
+    newer = ask.capability >= (8, 0)
+    return dtype_in(ask, torch.float16, torch.float32, *([torch.bfloat16] if newer else []))
+
+
+def sm80_to_sm121(ask: Question) -> str | None:
+    """The kernel is compiled for the device."""
+    return _capability_from(ask, (8, 0))
+
+
+def sm50_to_sm121(ask: Question) -> str | None:
+    """The kernel is compiled for the device."""
+    return _capability_from(ask, (5, 0))
+
+
+def _capability_from(ask: Question, least: tuple[int, int]) -> str | None:
+    if least <= ask.capability <= (12, 1):
+        return None
+    return f"compute capability is not {version(least)} to 12.1 but {version(ask.capability)}"
+
+
+def flash_head_dim(ask: Question) -> str | None:
+    """Heads are of one size, at most 256."""
+    dim = ask.call.query.shape[-1]
+    return equal_head_dims(ask) or (
+        None if ask.at_most(dim, 256) else f"head dim {dim} is above 256"
+    )
+
+
+def flash_backward_head_dim(ask: Question) -> str | None:
+    """The backward kernel has not enough shared memory for large heads on these devices."""
+    small = (8, 6) <= ask.capability <= (8, 9) or (12, 0) <= ask.capability <= (12, 1)
+    dim = ask.call.query.shape[-1]
+    if not (ask.call.trains and small) or ask.at_most(dim, 192):
+        return None
+    if ask.call.dropout == 0 and not ask.at_most(dim, 224):
+        return None
+    return f"no backward for head dim {dim} on compute capability {version(ask.capability)}"
+
+
+def square_if_causal(ask: Question) -> str | None:
+    """The kernel aligns the causal mask to the last position, PyTorch to the first."""
+    lengths = [ask.call.query.shape[-2], ask.call.key.shape[-2]]
+    if not ask.call.causal or ask.same(*lengths):
+        return None
+    return f"is_causal with sequence lengths that differ: {listed(lengths)}"
+
+
+def efficient_head_dims(ask: Question) -> str | None:
+    """Rows of query and key, and of value, are whole vectors."""
+    query, key, value = (operand.shape[-1] for operand in ask.call.operands)
+    step = _alignment(ask)
+    if not ask.same(query, key):
+        return f"head dims of query and key differ: {query}, {key}"
+    if all(ask.divides(step, dim) and not ask.at_most(dim, 0) for dim in (query, value)):
+        return None
+    return f"head dims {query}, {value} are not multiples of {step}"
+
+
+def aligned_offsets(ask: Question) -> str | None:
+    """The kernel reads whole vectors; what is unknown of an offset is taken to be right."""
+    step = _alignment(ask)
+    if ask.capability < (8, 0):
+        return None
+    offsets = [operand.offset for operand in ask.call.operands]
+    if all(not isinstance(offset, int) or offset % step == 0 for offset in offsets):
+        return None
+    return f"storage offsets are not multiples of {step} elements: {listed(offsets)}"
+
+
+def _alignment(ask: Question) -> int:
+    """Elements that the matrix units read at once."""
+    half = ask.call.query.dtype in (torch.float16, torch.bfloat16)
+    if ask.capability >= (8, 0):
+        return 8 if half else 4
+    return 8 if half and ask.capability >= (7, 0) else 1
+
+
+def cudnn_is_there(ask: Question) -> str | None:
+    """The build has a cuDNN with attention."""
+    return None if ask.cudnn >= (9, 0) else "no cuDNN 9.0 or newer"
+
+
+def cudnn_may_vary(ask: Question) -> str | None:
+    """Deterministic results are not asked for."""
+    deterministic = ask.call.enabled.deterministic
+    return "deterministic results are asked for" if deterministic else None
+
+
+def cudnn_dropout(ask: Question) -> str | None:
+    """The version has dropout, and the probability is a multiple of its resolution."""
+    dropout = ask.call.dropout
+    if dropout > 0 and (9, 11, 0) < ask.cudnn < (9, 14, 0):
+        return f"cuDNN {version(ask.cudnn)} has no dropout"
+    whole = (dropout * 16.0).is_integer()
+    return None if whole else f"dropout {dropout} is not a multiple of 1/16"
+
+
+def cudnn_head_dims(ask: Question) -> str | None:
+    """Head dims are multiples of 8 and within what the version has for the device."""
+    query, value = ask.call.query.shape[-1], ask.call.value.shape[-1]
+    limit = 128
+    if ask.capability == (9, 0) and ask.cudnn >= (9, 10):
+        limit = 256
+    elif ask.capability[0] == 10 and ask.cudnn >= (9, 11):  # noqa: PLR2004 - Blackwell
+        limit = 192 if ask.same(query, 192) and ask.same(value, 128) else 128
+    if not (ask.at_most(query, limit) and ask.at_most(value, limit)):
+        return f"head dims {query}, {value} are above {limit}"
+    if ask.divides(8, query) and ask.divides(8, value):
+        return None
+    return f"head dims {query}, {value} are not multiples of 8"
+
+
+def cudnn_sizes(ask: Question) -> str | None:
+    """Sizes are within what the kernel counts, and not the single positions it lacks."""
+    batch, heads, length, _ = ask.call.query.shape
+    if not (ask.at_most(batch, 65535) and ask.at_most(heads, 65535)):
+        return f"batch size {batch} or number of heads {heads} is above 65535"
+    if ask.same(ask.call.key.shape[-2], 1):
+        return "the key's sequence length is 1"
+    if ask.call.dropout != 0 and ask.same(length, 1):
+        return "dropout with a query of length 1"
+    return None
+
+
+CUDA: dict[str, tuple[Condition, ...]] = {
+    "flash": (
+        *(flash_is_on, four_dimensions, no_mask, flash_head_dim, sm80_to_sm121),
+        *(flash_backward_head_dim, square_if_causal, low_precision_dtype, equal_batch),
+        *(equal_or_grouped_heads, some_positions, dense_or_single_last_dimension),
+    ),
+    "efficient": (
+        *(efficient_is_on, sm50_to_sm121, four_dimensions, efficient_head_dims, aligned_offsets),
+        *(some_positions, dense_last_dimension, equal_batch, equal_heads, efficient_dtype),
+    ),
+    "cudnn": (
+        *(cudnn_is_there, cudnn_is_on, four_dimensions, cudnn_may_vary, low_precision_dtype),
+        *(mask_broadcasts, sm80_to_sm121, cudnn_dropout, some_positions),
+        *(dense_or_single_last_dimension, equal_batch, equal_or_dividing_heads),
+        *(cudnn_sizes, cudnn_head_dims),
+    ),
+    "math": (math_is_on,),
+}
