@@ -4,6 +4,7 @@ Checked on torch 2.13.0 (CPU wheel). Nothing else in the package uses `torch._C`
 private name, so a new torch version is checked by reading this file.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -257,3 +258,14 @@ def python_meta_kernels() -> Iterator[None]:
     """Prefer torch's Python meta kernels, which know symbolic sizes; some in C++ fix them."""
     with enable_python_dispatcher():
         yield
+
+
+@contextmanager
+def quiet_fake_tensor() -> Iterator[None]:
+    """FakeTensor logs an error before it raises one; ours says the same in its own form."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

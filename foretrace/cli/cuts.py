@@ -69,7 +69,8 @@ def _check_selector(selector: str, program: Program) -> None:
     for op in _all_ops(program.recorded.ops):
         if selects(selector, op):
             return
-        names.add(op.target.class_name if isinstance(op.target, ModuleCall) else target_name(op.target))
+        target = op.target
+        names.add(target.class_name if isinstance(target, ModuleCall) else target_name(target))
     near = difflib.get_close_matches(selector, names, NEAR_NAMES) or sorted(names)[:NEAR_NAMES]
     raise Refusal(
         f"no op or module of the program is called {selector}", kind="wrong use",

@@ -62,7 +62,7 @@ def _is_file(place: str) -> bool:
     return place.endswith(".py") or os.sep in place
 
 
-# ---- modules --------------------------------------------------------------------------------------
+# ---- modules ------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def _existing(place: str) -> Path:
 
 
 def _from_module(place: str) -> ModuleType:
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, str(Path.cwd()))
     if _spec_of(place) is None:
         raise Refusal(f"there is no module {place}", kind="no program", do=FORM)
     with Raised(f"{place} raised", "mend it: Python cannot import it either"):
@@ -112,7 +112,7 @@ def _spec_of(place: str) -> Any:
         return None
 
 
-# ---- the function in it ---------------------------------------------------------------------------
+# ---- the function in it -------------------------------------------------------------------------
 
 
 def _function(module: ModuleType, name: str, place: str) -> Callable[[], Any]:

@@ -80,8 +80,8 @@ class Screen:
         if not self.terminal:
             plain = [list(head), *([cell.plain for cell in row] for row in rows)]
             widths = [max(map(len, column)) for column in zip(*plain, strict=True)]
-            for row in plain:
-                self.line("  ".join(_cells(row, widths, left)).rstrip())
+            for cells in plain:
+                self.line("  ".join(_cells(cells, widths, left)).rstrip())
             return
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
         for index, title in enumerate(head):

@@ -11,9 +11,11 @@ from foretrace.explain.explanation import Explanation
 from foretrace.explain.why import explain
 from foretrace.ir.fx import to_fx
 from foretrace.ir.program import Graph, Recorded, Signature
-from foretrace.passes.cut import Level, Selector, forward_graph, joint_graph, needs
+from foretrace.passes.cut import Level, forward_graph, joint_graph, needs
+from foretrace.passes.select import Selector, check_selectors
 from foretrace.rules.norms import NORM_RULES
-from foretrace.rules.table import RuleTable
+from foretrace.rules.reductions import REDUCTION_RULES
+from foretrace.rules.table import BackwardCall, Registered, RuleTable, rule_name
 from foretrace.runtime.calls import run_forward, run_joint
 from foretrace.symbols.dynamic import dynamic_of
 from foretrace.symbols.sizes import Symbols
@@ -23,7 +25,8 @@ from foretrace.trace.abstract import Types
 from foretrace.trace.capture import Capture, positional_names, record
 from foretrace.trace.sources import Sources
 
-RULES = RuleTable(NORM_RULES)
+RULES: RuleTable = RuleTable({**NORM_RULES, **REDUCTION_RULES})
+"""The rules that win over derived ones; `foretrace.rule` adds to them."""
 
 
 class Program:
@@ -59,6 +62,7 @@ class Program:
             Refusal: an op on the way of a gradient has no derivative, or the loss is no scalar.
         """
         level = Level(kind == "export", tuple(keep), tuple(open))
+        check_selectors(self.recorded.ops, (*level.keep, *level.open))
         if kind == "joint":
             graph = joint_graph(self.recorded, self.semantics, level, loss)
         elif kind in ("export", "aten"):
@@ -145,8 +149,7 @@ def capture(
     Raises:
         Refusal: the program has no exact graph; the message has the user's line and a way out.
     """
-    if not callable(fn):
-        raise Refusal(f"{fn!r} is not callable", kind="wrong call", do="pass a function or module")
+    _check_call(fn, args, kwargs)
     sources = Sources()
     symbols = Symbols(sources.here)
     types = Types(symbols)
@@ -155,8 +158,37 @@ def capture(
     semantics = TargetSemantics(chosen, types, table)
     positional = positional_names(fn, len(args))
     dynamic = dynamic_of(dynamic_shapes, positional, {*positional, *(kwargs or {})}, symbols)
-    run = Capture(types, semantics, sources, chosen.device, dynamic)
+    label = chosen.device if target is not None else None
+    run = Capture(types, semantics, sources, label, dynamic)
     return Program(record(fn, tuple(args), kwargs or {}, run, chosen), semantics)
+
+
+def _check_call(fn: Any, args: Any, kwargs: Any) -> None:
+    for good, what in (
+        (callable(fn), f"{fn!r:.60} is not callable"),
+        (isinstance(args, (tuple, list)), f"args is a {type(args).__name__}, not a tuple"),
+        (kwargs is None or isinstance(kwargs, dict), f"kwargs is a {type(kwargs).__name__}"),
+    ):
+        if not good:
+            raise Refusal(
+                what, kind="wrong call",
+                do="call it as foretrace.capture(function_or_module, (arg, ...), {name: arg})",
+            )  # fmt: skip
+
+
+def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:
+    """Let foretrace use `backward` for an operator instead of torch's own derivative.
+
+    Args:
+        op: an OpOverload, or a packet such as torch.ops.aten.histc for all its overloads; a
+            composite that has a rule is not opened on the way of a gradient.
+        backward: a function of a BackwardCall (args, kwargs, results, grads, needs) that computes
+            with torch ops, and returns the gradient of each tensor argument, or None.
+
+    Raises:
+        Refusal: `backward` is not callable.
+    """
+    RULES.register(op, Registered(backward, rule_name(op, backward)))
 
 
 def _device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:

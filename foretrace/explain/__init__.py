@@ -1,0 +1,1 @@
+"""Why a node is in a graph, and what differs between graphs."""

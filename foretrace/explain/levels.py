@@ -1,7 +1,8 @@
 """An op's way down the tree: the user's line, the modules, the op as written, each level below."""
 
-import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from foretrace import torch_api
 from foretrace.errors import Frame
@@ -98,7 +99,7 @@ class Levels:
     # ---- one level ----------------------------------------------------------------------------
 
     def _level(self, above: Op | None, op: Op) -> Link:
-        facts = {"op": name_of(op), "outs": [repr(out.type) for out in op.outs]}
+        facts: dict[str, Any] = {"op": name_of(op), "outs": [repr(out.type) for out in op.outs]}
         if above is None:
             return Link("written", spell(op), _write_notes(op), facts)
         how, rule = self._opened(above)
@@ -109,7 +110,8 @@ class Levels:
         """What takes an op apart, as lines and as one word; None if nothing is known to."""
         chosen, name = choice_notes(op.choice), target_name(op.target)
         if isinstance(op.target, Write) or op.writes:
-            return (f"by the value form of {name}: what it writes is a new value", *chosen), "value form"
+            form = f"by the value form of {name}: what it writes is a new value"
+            return (form, *chosen), "value form"
         if has_composite_kernel(op):
             kernel = f"by {name}'s {COMPOSITE} kernel, as in eager on {self.target}"
             return (kernel, *chosen), COMPOSITE
@@ -138,12 +140,13 @@ class Levels:
         return ("keep= names it", *chosen)
 
 
-# ---- words ----------------------------------------------------------------------------------------
+# ---- words --------------------------------------------------------------------------------------
 
 
 def line_link(frame: Frame) -> Link:
     """The user's line and the code on it."""
-    here = os.path.relpath(frame.file) if frame.file.startswith(os.getcwd() + os.sep) else frame.file
+    file = Path(frame.file)
+    here = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     facts = {
         "file": frame.file, "line": frame.line, "function": frame.function, "code": frame.text,
     }  # fmt: skip
@@ -191,7 +194,8 @@ def _write_notes(op: Op) -> tuple[str, ...]:
 
 def has_composite_kernel(op: Op) -> bool:
     """Whether the installed torch can take the op apart above autograd."""
-    return isinstance(op.target, torch_api.OpOverload) and torch_api.kernel_for(op.target, COMPOSITE)
+    target = op.target
+    return isinstance(target, torch_api.OpOverload) and torch_api.kernel_for(target, COMPOSITE)
 
 
 def name_of(op: Op) -> str:

@@ -11,7 +11,7 @@ from foretrace.errors import Refusal
 from foretrace.explain.explanation import Explanation, Link
 from foretrace.explain.levels import Levels, maker_of, name_of, spell
 from foretrace.explain.nodes import call_text, is_size, part_links, size_links, type_text
-from foretrace.ir.op import Backward, Op, RuleName, target_name
+from foretrace.ir.op import Backward, Op, target_name
 from foretrace.ir.program import Graph, Recorded
 
 NEAR_NAMES = 5
@@ -149,8 +149,8 @@ class _Telling:
         inputs = [each for each in self.module.graph.nodes if each.op == "placeholder"]
         index = inputs.index(node)
         if self.around:
-            spelled = spell(self.around[-1])
-            return Link("input", f"argument {index} of the call of {spelled}", facts={"index": index})
+            text = f"argument {index} of the call of {spell(self.around[-1])}"
+            return Link("input", text, facts={"index": index})
         if index >= len(self.graph.inputs):
             return Link("input", f"the role of input {index}", missing=True)
         item = self.graph.inputs[index]
@@ -174,13 +174,13 @@ class _Telling:
                 "role": {"kind": output.role.kind, "name": output.role.name},
                 "node": result.name if isinstance(result, fx.Node) else None,
             }
-            why = ()
+            why: tuple[str, ...] = ()
             if output.role.kind == "gradient" and result is None:
                 why = ("no output that is differentiated depends on it",)
             yield Link("output", f"{index}: {output.role} is {result}", why, facts)
 
 
-# ---- words ----------------------------------------------------------------------------------------
+# ---- words --------------------------------------------------------------------------------------
 
 
 def _rule_link(op: Op) -> Link:

@@ -22,11 +22,8 @@ from foretrace.ir.program import Graph, Input, Output, Recorded, Role
 from foretrace.ir.types import TensorType
 from foretrace.passes.differentiate import Differentiation
 from foretrace.passes.history import is_unseen_write, with_history
+from foretrace.passes.select import Selector, selects
 from foretrace.targets.semantics import TargetSemantics
-
-Selector = str | Callable[[Op], bool] | Any
-"""The name of an op or module class, an OpOverload or packet, or a predicate on an Op."""
-
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -52,20 +49,6 @@ class Level:
     def kept(self, op: Op) -> bool:
         """Whether the user asked to keep it."""
         return any(selects(selector, op) for selector in self.keep)
-
-
-def selects(selector: Selector, op: Op) -> bool:
-    """Whether a selector means this op."""
-    target = op.target
-    if isinstance(selector, str):
-        names = {target_name(target), str(target)}
-        if isinstance(target, ModuleCall):
-            names |= {target.class_name, target.path}
-        return selector.removeprefix("aten.").removeprefix("aten::") in names or selector in names
-    if selector in (target, getattr(target, "overloadpacket", None)):
-        return True
-    is_predicate = callable(selector) and not hasattr(selector, "overloads")
-    return is_predicate and not hasattr(selector, "overloadpacket") and bool(selector(op))
 
 
 def _touches(op: Op) -> bool:
@@ -151,9 +134,9 @@ def _seed(recorded: Recorded, walk: Differentiation, loss: int | None) -> list[I
 
 
 def _loss_value(recorded: Recorded, loss: int) -> Value:
-    if not 0 <= loss < len(recorded.outputs):
+    if not isinstance(loss, int) or not 0 <= loss < len(recorded.outputs):
         raise Refusal(
-            f"loss={loss}, but the program has {len(recorded.outputs)} outputs",
+            f"loss={loss!r}, but the program has {len(recorded.outputs)} outputs",
             kind="wrong loss",
             do="give the index of a scalar output, or None to pass tangents",
         )

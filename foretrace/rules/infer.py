@@ -9,9 +9,13 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Tree
 from foretrace.ir.types import TensorType
+from foretrace.rules.probe import probe
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Types
 from foretrace.trace.meaning import Given
+
+
+NOT_SYMBOLIC = "does not support symbolic shapes"
 
 
 class Inference:
@@ -45,6 +49,15 @@ class Inference:
         return self._known[key]
 
     def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        try:
+            return self._once(func, args, kwargs)
+        except RuntimeError as error:
+            if NOT_SYMBOLIC not in str(error):
+                raise
+        numbers = self.symbols.numbers()
+        return probe(lambda call: self._once(func, *call), (args, kwargs), numbers, str(func))
+
+    def _once(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         fakes: list[torch.Tensor] = []
         with torch_api.no_dispatch_modes(), torch_api.with_autograd(), torch.no_grad():
             real_args, real_kwargs = self._fake((args, kwargs), fakes)
@@ -53,7 +66,7 @@ class Inference:
 
     def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            with self.mode, self._kernels():
+            with self.mode, self._kernels(), torch_api.quiet_fake_tensor():
                 return func(*args, **kwargs)
         except (
             torch_api.DynamicOutputShapeException,

@@ -13,7 +13,6 @@ from foretrace.runtime.raised import Attempt, first_line
 from foretrace.runtime.stage import Seen, Stage
 from foretrace.trace.owners import borrowed, owners_of
 
-
 TRAINABLE = ("export", "eager")
 """Cuts whose outputs autograd follows."""
 
@@ -180,7 +179,7 @@ class Comparison:
         written = {mutation.index for mutation in self.recorded.mutations}
         for index, (item, before) in enumerate(zip(self.recorded.inputs, self.before, strict=True)):
             eager, ours = self.eager.state[index], seen.state[index]
-            if index in written or difference(before, eager, ignore) or difference(before, ours, ignore):
+            if index in written or any(difference(before, now, ignore) for now in (eager, ours)):
                 yield _item(cut, item.role.kind, item.role.name, difference(eager, ours, ignore))
 
     def _gradients(self, cut: str, seen: Seen) -> Iterator[Item]:

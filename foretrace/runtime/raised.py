@@ -1,7 +1,7 @@
 """What the user's code raises, as a refusal with the user's line."""
 
 from types import TracebackType
-from typing import Any
+from typing import Self
 
 from foretrace.errors import Frame, Refusal, user_frame_of
 from foretrace.trace.sources import LIBRARY_DIRS
@@ -22,7 +22,9 @@ class Raised:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if isinstance(error, Refusal) or not isinstance(error, (Exception, SystemExit)):
             return
         raise Refusal(
@@ -54,9 +56,11 @@ class Attempt:
 
     error: Exception | None = None
 
-    def __enter__(self) -> "Attempt":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
         self.error = error if isinstance(error, Exception) else None
         return self.error is not None

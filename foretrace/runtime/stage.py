@@ -34,13 +34,13 @@ class Followed(torch.autograd.Function):
     """Gives a tensor a history, in place, so that it is no leaf."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:  # noqa: ARG004 - followed
         """Hand the tensor on."""
         ctx.mark_dirty(tensor)
         return tensor
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:  # noqa: ARG004 - torch's form
         """Nothing is before it."""
         return None, None
 
@@ -61,7 +61,8 @@ class Stage:
         self.leaves, self.structure = take_apart((tuple(args), kwargs))
         self.live = [item.tensor for item in recorded.inputs if item.tensor is not None]
         tensors = [leaf for _, leaf in self.leaves if isinstance(leaf, Tensor)]
-        self.devices = sorted({t.device for t in (*self.live, *tensors) if t.device.type == "cuda"}, key=str)
+        devices = {tensor.device for tensor in (*self.live, *tensors)}
+        self.devices = sorted((d for d in devices if d.type == "cuda"), key=str)
 
     def before(self) -> list[Sight]:
         """Every input of the graph, before any run."""
@@ -138,8 +139,9 @@ class Run:
         self.loan, recorded = loan, stage.recorded
         copies = copies_of([leaf for _, leaf in stage.leaves], keep={id(t) for t in stage.live})
         self.args, self.kwargs = stage.structure.build(iter(copies))
-        given = iter(dict.fromkeys(t for t in copies if isinstance(t, Tensor) and not _in(t, stage.live)))
-        self.state = [i.tensor if i.tensor is not None else next(given) for i in recorded.inputs]
+        given = [t for t in copies if isinstance(t, Tensor) and not _in(t, stage.live)]
+        rest = iter(dict.fromkeys(given))
+        self.state = [i.tensor if i.tensor is not None else next(rest) for i in recorded.inputs]
         self.edges = {
             item.role.name: get_gradient_edge(tensor)
             for item, tensor in zip(recorded.inputs, self.state, strict=True)
@@ -216,4 +218,5 @@ def _copy(tensor: Tensor, storages: dict[int, Any]) -> Tensor:
     if not tensor.requires_grad or tensor.is_leaf:
         return copy.requires_grad_(tensor.requires_grad)
     anchor = torch.zeros((), requires_grad=True)
-    return Followed.apply(anchor, copy)  # type: ignore[no-any-return, no-untyped-call]
+    followed: Tensor = Followed.apply(anchor, copy)  # type: ignore[no-untyped-call]
+    return followed

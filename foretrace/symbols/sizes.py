@@ -107,6 +107,11 @@ class Symbols:
         value = item.xreplace(torch_api.symbol_values(self.env))
         return plain(value) if value.is_integer else float(value)
 
+    def numbers(self) -> dict[sympy.Symbol, int]:
+        """The number that each symbol had in the captured run."""
+        values = torch_api.symbol_values(self.env) if self.env else {}
+        return {symbol: int(value) for symbol, value in values.items()}
+
     def hint(self, size: Size) -> int:
         """The number that the size had in the captured run."""
         if isinstance(size, int) or self.env is None:

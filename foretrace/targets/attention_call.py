@@ -102,7 +102,7 @@ class Question:
 
     def same(self, *sizes: Size) -> bool:
         """Whether all sizes are equal."""
-        return all(self.holds(equal(sizes[0], size)) for size in sizes[1:])
+        return all(self.holds(_equal(sizes[0], size)) for size in sizes[1:])
 
     def at_most(self, size: Size, limit: int) -> bool:
         """Whether a size is not above the limit."""
@@ -110,11 +110,12 @@ class Question:
 
     def divides(self, number: Size, size: Size) -> bool:
         """Whether a size is a multiple of the number."""
-        return not self.same(number, 0) and self.holds(equal(size % number, 0))
+        return not self.same(number, 0) and self.holds(_equal(size % number, 0))
 
 
 Condition: TypeAlias = Callable[[Question], str | None]
+"""Why the kernel cannot take the call; None where it can."""
 
 
-def equal(left: Size, right: Size) -> Any:
+def _equal(left: Size, right: Size) -> Any:
     return left == right or sympy.Eq(left, right)

@@ -5,7 +5,6 @@ table keeps the order in which eager's C++ asks. Read in `sdp_utils_cpp.h` of to
 compared with the installed build.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -125,6 +124,7 @@ def equal_head_dims(ask: Question) -> str | None:
 
 
 def dtype_in(ask: Question, *dtypes: torch.dtype) -> str | None:
+    """The kernel is compiled for the dtype."""
     if ask.call.query.dtype in dtypes:  # that all three are equal was asked of the whole call
         return None
     return f"dtype {named(ask.call.query.dtype)} is not one of {listed(map(named, dtypes))}"
@@ -146,12 +146,15 @@ META: dict[str, tuple[Condition, ...]] = {"math": ()}
 
 
 def listed(items: Any) -> str:
+    """As a sentence has them."""
     return ", ".join(map(str, items))
 
 
 def named(dtype: torch.dtype) -> str:
+    """The name that a user would say."""
     return str(dtype).removeprefix("torch.")
 
 
 def version(numbers: tuple[int, ...]) -> str:
+    """As "9.20.0"."""
     return ".".join(map(str, numbers))

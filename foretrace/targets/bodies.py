@@ -6,7 +6,7 @@ the operators that the C++ of a CUDA build calls, in the same order and with the
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -15,7 +15,8 @@ from foretrace.targets.attention import ZEROS
 
 aten = torch.ops.aten
 
-Kernel = Callable[..., torch.Tensor]
+Operands: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Kernel: TypeAlias = Callable[..., torch.Tensor]
 VECTOR = 8
 """Elements to a multiple of which head dims (flash) and rows of a mask (efficient) are padded."""
 
@@ -35,10 +36,9 @@ def attention_body(choice: Choice) -> Kernel:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        if choice.value != ZEROS:
-            attn_mask = _additive(attn_mask, query.dtype)
-        options = {"scale": scale, "gqa": enable_gqa, "dropout": dropout_p, "causal": is_causal}
-        return kernel((query, key, value), attn_mask, **options)
+        mask = attn_mask if choice.value == ZEROS else _additive(attn_mask, query.dtype)
+        options = {"dropout": dropout_p, "causal": is_causal, "scale": scale, "gqa": enable_gqa}
+        return kernel((query, key, value), mask=mask, **options)
 
     return body
 
@@ -51,7 +51,7 @@ def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | N
     return aten.where.ScalarSelf(mask, 0.0, out)
 
 
-def _zeros(qkv: tuple[torch.Tensor, ...], mask: torch.Tensor | None, **_: Any) -> torch.Tensor:
+def _zeros(qkv: Operands, **_: Any) -> torch.Tensor:
     """Zeros that depend on all operands, so that each gets a gradient of its own shape."""
     query, key, value = qkv
     shape = [*query.shape[:-1], value.shape[-1]]
@@ -63,9 +63,8 @@ def _zeros(qkv: tuple[torch.Tensor, ...], mask: torch.Tensor | None, **_: Any) -
 
 
 def _flash(
-    qkv: tuple[torch.Tensor, ...], mask: None, *, dropout: float, causal: bool,
-    scale: float | None, **_: Any,
-) -> torch.Tensor:  # fmt: skip
+    qkv: Operands, *, dropout: float, causal: bool, scale: float | None, **_: Any
+) -> torch.Tensor:
     size = qkv[0].shape[-1]
     padded = [_pad_head(tensor) for tensor in qkv]
     if scale is None:  # of the head dim before padding; eager fixes it as a number as well
@@ -77,7 +76,7 @@ def _flash(
 
 
 def _efficient(
-    qkv: tuple[torch.Tensor, ...], mask: torch.Tensor | None, *, dropout: float, causal: bool,
+    qkv: Operands, *, mask: torch.Tensor | None, dropout: float, causal: bool,
     scale: float | None, **_: Any,
 ) -> torch.Tensor:  # fmt: skip
     query, key, value = qkv
@@ -91,7 +90,7 @@ def _efficient(
 
 
 def _cudnn(
-    qkv: tuple[torch.Tensor, ...], mask: torch.Tensor | None, *, dropout: float, causal: bool,
+    qkv: Operands, *, mask: torch.Tensor | None, dropout: float, causal: bool,
     scale: float | None, **_: Any,
 ) -> torch.Tensor:  # fmt: skip
     return aten._scaled_dot_product_cudnn_attention.default(
@@ -100,7 +99,7 @@ def _cudnn(
 
 
 def _math(
-    qkv: tuple[torch.Tensor, ...], mask: torch.Tensor | None, *, dropout: float, causal: bool,
+    qkv: Operands, *, mask: torch.Tensor | None, dropout: float, causal: bool,
     scale: float | None, gqa: bool,
 ) -> torch.Tensor:  # fmt: skip
     return aten._scaled_dot_product_attention_math.default(
@@ -108,7 +107,7 @@ def _math(
     )[0]
 
 
-def _trains(qkv: tuple[torch.Tensor, ...]) -> bool:
+def _trains(qkv: Operands) -> bool:
     """Whether the backward will need the sums of the softmax."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in qkv)
 
@@ -122,7 +121,8 @@ def _pad_head(tensor: torch.Tensor) -> torch.Tensor:
 
 def _aligned(mask: torch.Tensor) -> bool:
     """Whether every row starts at a multiple of eight elements; an unknown stride does not."""
-    *outer, last = mask.stride()
+    strides: tuple[Any, ...] = mask.stride()
+    *outer, last = strides
     return last == 1 and all(isinstance(n, int) and n % VECTOR == 0 for n in outer)
 
 

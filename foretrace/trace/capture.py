@@ -206,7 +206,7 @@ class _Reported:
         if known is not None:
             raise known from None
         at = user_frame_of(traceback, LIBRARY_DIRS)
-        path = [str(call) for call in self.recorder.module.stack()] if self.recorder.module else []
+        path = self.recorder.module_path(error)
         if isinstance(error, Refusal):
             raise error.located(at, path, ()) from None
         raise Refusal(

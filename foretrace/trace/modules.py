@@ -1,5 +1,6 @@
 """nn.Module calls become nodes of the tree."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +37,7 @@ class ModuleCalls:
 
     def leave(self, module: nn.Module, args: Any, result: Any) -> None:
         """A module's forward has ended, also by an exception."""
+        self.recorder.note_failure(sys.exc_info()[1])
         while self._open:
             scope, outer, opened = self._open.pop()
             self.recorder.scope, self.recorder.module = scope, outer

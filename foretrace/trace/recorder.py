@@ -58,6 +58,7 @@ class Recorder(torch_api.TorchDispatchMode):
         self.meanings: dict[tuple[Any, ...], Meaning] = {}
         self._origins: dict[tuple[Any, ...], Origin] = {}
         self._depth = 0
+        self._failure: tuple[BaseException | None, list[str]] = (None, [])
         self._frame_inside: Frame | None = None
 
     @classmethod
@@ -83,6 +84,17 @@ class Recorder(torch_api.TorchDispatchMode):
             return self._abstract(self.emit(func, values, named, meaning), meaning, tensors)
         except Refusal as refusal:
             raise self._located(refusal, func) from None
+
+    def note_failure(self, error: BaseException | None) -> None:
+        """Remember the innermost module call that an exception left."""
+        if error is not None and self._failure[0] is not error:
+            self._failure = (error, self.module_path())
+
+    def module_path(self, error: BaseException | None = None) -> list[str]:
+        """The module calls that are running, or that the error came from."""
+        if error is not None and self._failure[0] is error:
+            return self._failure[1]
+        return [str(call) for call in self.module.stack()] if self.module else []
 
     def grad_mode(self) -> bool:
         """Whether autograd would follow the next op."""
@@ -319,8 +331,7 @@ class Recorder(torch_api.TorchDispatchMode):
         """Add the user's line, the module and the ops around; remember it in case it is caught."""
         if self._depth == 0:
             near = [f"  {op!r}" for op in self.log[-1:]] + [f"> {func}"]
-            path = [str(call) for call in self.module.stack()] if self.module else []
-            refusal.located(self.sources.here(), path, near)
+            refusal.located(self.sources.here(), self.module_path(), near)
             self.first_refusal = self.first_refusal or refusal
         return refusal
 

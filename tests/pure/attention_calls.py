@@ -106,54 +106,56 @@ def _operand(row: Sequence[Any]) -> Operand:
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+def rarely(draw: Any, usual: Any, other: Any) -> Any:
+    """The other one in about one of 25 calls."""
+    return other if draw(st.integers(0, 24)) == 7 else usual
+
+
 @st.composite
 def operands(draw: Any, shape: Sequence[int], dtype: torch.dtype) -> Operand:
     """An operand of the shape: dense, transposed, with gaps, or expanded."""
-    turned = len(shape) > 1 and draw(st.integers(0, 7)) == 0
+    turned = len(shape) > 1 and rarely(draw, False, True)
     made = dense(*shape, dtype=dtype, transposed=turned)
-    stride = tuple(n * draw(st.sampled_from([1, 1, 1, 1, 2])) for n in made.stride)
-    stride = tuple(0 if draw(st.integers(0, 9)) == 0 else n for n in stride)
-    gradient = draw(st.booleans())
-    return Operand(made.shape, stride, draw(st.sampled_from([0, 0, 3])), dtype, gradient)
+    stride = tuple(n * rarely(draw, 1, draw(st.sampled_from([0, 2]))) for n in made.stride)
+    return Operand(made.shape, stride, rarely(draw, 0, 3), dtype, draw(st.booleans()))
 
 
 @st.composite
 def masks(draw: Any, full: Sequence[int], dtype: torch.dtype) -> Operand:
     """A mask that broadcasts, or nearly, to the shape of the scores."""
-    rank = draw(st.integers(1, len(full)))
-    shape = [draw(st.sampled_from([n, n, n, 1, n + 1])) for n in full[-rank:]]
-    kind = draw(st.sampled_from([torch.bool, torch.bool, dtype, torch.float32, torch.int64]))
+    rank = draw(st.sampled_from([2, len(full), len(full), *range(1, len(full))]))
+    shape = [rarely(draw, draw(st.sampled_from([n, n, 1])), n + 1) for n in full[-rank:]]
+    kind = rarely(draw, draw(st.sampled_from([torch.bool, dtype, torch.float32])), torch.int64)
     made = draw(operands(shape, kind))
-    return Operand(made.shape, made.stride, 0, kind, kind in FLOATS and made.requires_grad)
+    gradient = kind in FLOATS and rarely(draw, False, True)
+    return Operand(made.shape, made.stride, 0, kind, gradient)
 
 
 @st.composite
 def calls(draw: Any) -> Call:
     """Calls near the borders of what each kernel takes; few are wrong."""
-
-    def rarely(usual: Any, other: Any) -> Any:
-        return draw(st.sampled_from([usual] * 7 + [other]))
-
-    rank = draw(st.sampled_from([4, 4, 4, 4, 2, 3]))
+    rank = draw(st.sampled_from([4, 4, 4, 4, 4, 2, 3]))
     size = st.integers(1, 3)
     lead = [draw(size) for _ in range(rank - 2)]
-    rows, columns = rarely(draw(size) * 4, 0), rarely(draw(size) * 4, 0)
-    head = rarely(draw(st.sampled_from([1, 2, 8])), 0)
-    key_lead = [rarely(n, 1) for n in lead]
-    value_lead = rarely(key_lead, lead)
-    if lead and draw(st.booleans()):
+    rows, columns = (rarely(draw, draw(size) * 4, 0) for _ in range(2))
+    head = rarely(draw, draw(st.sampled_from([1, 2, 8])), 0)
+    key_lead = [rarely(draw, n, 1) for n in lead]
+    value_lead = rarely(draw, key_lead, lead)
+    grouped = draw(st.booleans())
+    if lead and rarely(draw, grouped, not grouped):
         lead[-1] *= 2
     dtype = draw(st.sampled_from(FLOATS))
     query = draw(operands([*lead, rows, head], dtype))
-    key = draw(operands([*key_lead, columns, rarely(head, 4)], rarely(dtype, torch.float32)))
-    value = draw(operands([*value_lead, columns, rarely(head, 3)], dtype))
+    other = rarely(draw, dtype, torch.float32)
+    key = draw(operands([*key_lead, columns, rarely(draw, head, 4)], other))
+    value = draw(operands([*value_lead, columns, rarely(draw, head, 3)], dtype))
     mask = draw(masks([*lead, rows, columns], dtype)) if draw(st.booleans()) else None
     return Call(
         *(query, key, value, mask),
-        dropout=rarely(0.0, 0.5),
+        dropout=rarely(draw, 0.0, 0.5),
         causal=draw(st.booleans()),
-        scale=rarely(None, 0.5),
-        gqa=draw(st.booleans()),
+        scale=rarely(draw, None, 0.5),
+        gqa=grouped,
         grad_mode=draw(st.booleans()),
-        enabled=Enabled(flash=rarely(True, False), math=rarely(True, False)),
+        enabled=Enabled(flash=rarely(draw, True, False), math=rarely(draw, True, False)),
     )

@@ -54,8 +54,7 @@ def our_kernel(call: Call, target: Target) -> str:
     try:
         return choose_attention(target, call.typed(target.device)).value
     except Refusal as refusal:
-        assert refusal.kind in ("wrong call", "no attention kernel")
-        return "error"
+        return "error" if refusal.kind in ("wrong call", "no attention kernel") else refusal.kind
 
 
 # ------------------------------------------------------------------------------------------- cpu
@@ -290,4 +289,3 @@ def test_own_kernels_are_those_of_the_installed_build():
     for spec, key in (("cpu", "CPU"), ("meta", "Meta")):
         has = partial(lambda key, name: torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
         assert target_of(spec, CPU).own_kernels == {name for name in both if has(key, name)}
-

@@ -1,0 +1,80 @@
+"""Symbolic result types of operators whose meta kernel knows numbers only.
+
+The kernel runs twice, with two sets of numbers for the symbols. A size of the result that equals
+the same operand's size both times is that size; one that is the same number both times is fixed.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sympy
+
+from foretrace.errors import Refusal
+from foretrace.ir.op import Tree
+from foretrace.ir.types import Size, TensorType
+
+Numbers = dict[sympy.Symbol, int]
+
+
+def probe(infer: Callable[[Tree], Tree], call: Tree, numbers: Numbers, name: str) -> Tree:
+    """The types of a call's results, found by two runs with numbers for the symbols.
+
+    Raises:
+        Refusal: a size of the result is no size of an operand.
+    """
+    other = {symbol: number + 6 + 2 * i for i, (symbol, number) in enumerate(numbers.items())}
+    both = [infer(_with_numbers(call, each)) for each in (numbers, other)]
+    sizes = list(dict.fromkeys(_sizes(call)))
+    known = {tuple(_number(size, each) for each in (numbers, other)): size for size in sizes}
+    return _merged(*both, known, name)
+
+
+def _merged(one: Tree, two: Tree, known: dict[tuple[int, ...], Size], name: str) -> Tree:
+    if isinstance(one, (tuple, list)):
+        return type(one)([_merged(a, b, known, name) for a, b in zip(one, two, strict=True)])
+    if not isinstance(one, TensorType):
+        return one
+
+    def size(pair: tuple[Any, Any]) -> Size:
+        if pair in known:
+            return known[pair]
+        if pair[0] == pair[1]:
+            return int(pair[0])
+        raise Refusal(
+            f"{name} has no meta kernel for symbolic sizes, and its result has a new size",
+            kind="no meta kernel",
+            do="capture it without dynamic_shapes, or make the sizes that it works on static",
+        )
+
+    shape = tuple(map(size, zip(one.shape, two.shape, strict=True)))
+    stride = tuple(map(size, zip(one.stride, two.stride, strict=True)))
+    return TensorType(shape, stride, one.dtype, one.device, size((one.offset, two.offset)))
+
+
+def _sizes(tree: Tree) -> Iterator[Size]:
+    if isinstance(tree, TensorType):
+        yield from (*tree.shape, *tree.stride, tree.offset)
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from _sizes(item)
+    elif isinstance(tree, dict):
+        yield from _sizes(list(tree.values()))
+    elif isinstance(tree, sympy.Basic):
+        yield tree  # type: ignore[misc]
+
+
+def _with_numbers(tree: Tree, numbers: Numbers) -> Tree:
+    if isinstance(tree, TensorType):
+        shape = tuple(_number(size, numbers) for size in tree.shape)
+        stride = tuple(_number(size, numbers) for size in tree.stride)
+        offset = _number(tree.offset, numbers)
+        return TensorType(shape, stride, tree.dtype, tree.device, offset, lazy=tree.lazy)
+    if isinstance(tree, (tuple, list)):
+        return type(tree)([_with_numbers(item, numbers) for item in tree])
+    if isinstance(tree, dict):
+        return {name: _with_numbers(item, numbers) for name, item in tree.items()}
+    return _number(tree, numbers) if isinstance(tree, sympy.Basic) else tree
+
+
+def _number(size: Any, numbers: Numbers) -> int:
+    return int(size.xreplace(numbers)) if isinstance(size, sympy.Basic) else size
