@@ -44,7 +44,12 @@ class Emitter:
             hasattr(op.target, "overloadpacket") and set(op.outs) <= set(values_in(op.result))
         )
         name = self.names.new(wish(op))
-        if callable_whole:
+        as_module = getattr(op.target, "as_module", None)
+        if as_module is not None and set(op.outs) <= set(values_in(op.result)):
+            self.root.add_module(name, as_module())
+            node = self.graph.create_node("call_module", name, self._arguments(op.args), {}, name)
+            self._results(op, node, op.result)
+        elif callable_whole:
             args, kwargs = self._arguments(op.args), self._arguments(op.kwargs)
             node = self.graph.create_node("call_function", op.target, args, kwargs, name)
             self._results(op, node, op.result)

@@ -82,4 +82,5 @@ def _write_back(item: Input, live: torch.Tensor, new: torch.Tensor, mutation: Mu
 def _same_view(live: torch.Tensor, view: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """The view of the live tensor that `view` is of `whole`."""
     offset = view.storage_offset() - whole.storage_offset() + live.storage_offset()
-    return live.as_strided(view.shape, view.stride(), offset)
+    seen = live if view.requires_grad else live.detach()
+    return seen.as_strided(view.shape, view.stride(), offset)

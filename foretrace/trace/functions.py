@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.function import Function, FunctionCtx
 
 from foretrace.errors import Refusal
@@ -54,6 +55,22 @@ class FunctionCall:
 
     def __str__(self) -> str:
         return self.function.__name__
+
+    def as_module(self) -> nn.Module:
+        """The call as a module, for a graph that trains eagerly."""
+        return Applied(self.function)
+
+
+class Applied(nn.Module):
+    """Calls an autograd.Function."""
+
+    def __init__(self, function: type[Function]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        """What `function.apply` returns."""
+        return self.function.apply(*args)
 
 
 @contextmanager

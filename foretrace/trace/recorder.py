@@ -31,6 +31,7 @@ PLAIN = frozenset({
 LIFT_FRESH = torch.ops.aten.lift_fresh.default
 LIFT_FRESH_COPY = torch.ops.aten.lift_fresh_copy.default
 """A constant of the program is copied where it is made, as each run makes it anew."""
+INDEX = torch.ops.aten.index.Tensor
 
 
 class Recorder(torch_api.TorchDispatchMode):
@@ -308,6 +309,10 @@ class Recorder(torch_api.TorchDispatchMode):
             else tensors[t.operand] if isinstance(t, Given) else t,
         )  # fmt: skip
 
+    def again(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """Record another call in the place of one that could not be."""
+        return self.__torch_dispatch__(func, (), args)
+
     def abstract(self, value: Value) -> Abstract:
         """A new abstract tensor for the value."""
         return self.types.abstract(value)
@@ -346,6 +351,8 @@ class _Fold:
         self, recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree],
         tensors: list[Abstract],
     ) -> Any:  # fmt: skip
+        if func is INDEX and (places := _places(recorder, args[1])) is not None:
+            return recorder.again(func, (tensors[0], places))
         try:
             result = recorder.answer(recorder, func, args, kwargs)
         except Refusal as refusal:
@@ -353,6 +360,21 @@ class _Fold:
         return _map_leaves(
             result, lambda t: recorder.lift_constant(t) if isinstance(t, torch.Tensor) else t
         )
+
+
+def _places(recorder: Recorder, indices: list[Value | None]) -> list[Abstract | None] | None:
+    """Constant masks among indices as the places where they are true; None if a mask is unknown."""
+    places: list[Abstract | None] = []
+    for index in indices:
+        if index is None or index.type.dtype not in (torch.bool, torch.uint8):
+            places.append(index and recorder.abstract(index))
+            continue
+        try:
+            found = recorder.answer(recorder, torch.ops.aten.nonzero.default, (index,), {})
+        except Refusal:
+            return None
+        places += [recorder.lift_constant(place) for place in found.unbind(1)]
+    return places
 
 
 class _Inline:

@@ -43,7 +43,7 @@ def labelled(like: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
 
 
 class Lines(torch_api.TorchDispatchMode):
-    """One line a call: operator, shapes of its tensors, constants."""
+    """One line a call: operator ("sdp" for "_scaled_dot_product"), shapes, constants."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Lines(torch_api.TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         named = [f"{name}={described(arg)}" for name, arg in kwargs.items() if name != "device"]
-        name = func.name().removeprefix("aten::")
+        name = func.name().removeprefix("aten::").replace("_scaled_dot_product", "sdp")
         self.lines.append(f"{name}({', '.join([*map(described, args), *named])})")
         if "attention" in name:
             kinds = [str(result.type) for result in func._schema.returns]
@@ -99,18 +99,14 @@ ROWS = [
     (
         "cuda:sm80",
         three(half(2, 3, 4, 8), causal=True),
-        [
-            "_scaled_dot_product_flash_attention"
-            "(2x3x4x8, 2x3x4x8, 2x3x4x8, 0.0, True, scale=0.35355339059327373)"
-        ],
+        ["sdp_flash_attention(2x3x4x8, 2x3x4x8, 2x3x4x8, 0.0, True, scale=0.35355339059327373)"],
     ),
     (
         "cuda:sm80",
         three(half(2, 3, 4, 7), dropout=0.5),
         [
             *["pad(2x3x4x7, [0, 1])"] * 3,
-            "_scaled_dot_product_flash_attention"
-            "(2x3x4x8, 2x3x4x8, 2x3x4x8, 0.5, scale=0.3779644730092272)",
+            "sdp_flash_attention(2x3x4x8, 2x3x4x8, 2x3x4x8, 0.5, scale=0.3779644730092272)",
             "slice.Tensor(2x3x4x8, -1, 0, 7)",
         ],
     ),
@@ -123,7 +119,7 @@ ROWS = [
             "pad(4x4, [0, 4])",
             "slice.Tensor(4x8, -1, 0, 4)",
             "expand(4x4, [2, 3, 4, 4])",
-            "_scaled_dot_product_efficient_attention(2x3x4x8, 2x3x4x8, 2x3x4x8, 2x3x4x4, True)",
+            "sdp_efficient_attention(2x3x4x8, 2x3x4x8, 2x3x4x8, 2x3x4x4, True)",
         ],
     ),
     (
@@ -131,8 +127,7 @@ ROWS = [
         three(dense(2, 3, 8, 8), mask=dense(2, 1, 8, 8), scale=0.5),
         [
             "expand(2x1x8x8, [2, 3, 8, 8])",
-            "_scaled_dot_product_efficient_attention"
-            "(2x3x8x8, 2x3x8x8, 2x3x8x8, 2x3x8x8, False, scale=0.5)",
+            "sdp_efficient_attention(2x3x8x8, 2x3x8x8, 2x3x8x8, 2x3x8x8, False, scale=0.5)",
         ],
     ),
     (
@@ -141,14 +136,13 @@ ROWS = [
         [
             "scalar_tensor(-inf, dtype=float16)",
             "where.ScalarSelf(4x4, 0.0, ())",
-            "_scaled_dot_product_cudnn_attention"
-            "(2x3x4x8, 2x3x4x8, 2x3x4x8, 4x4, True, scale=0.5)",
+            "sdp_cudnn_attention(2x3x4x8, 2x3x4x8, 2x3x4x8, 4x4, True, scale=0.5)",
         ],
     ),
     (
         "cuda:sm90",
         Call(dense(2, 4, 8, 8), dense(2, 2, 8, 8), dense(2, 2, 8, 8), gqa=True),
-        ["_scaled_dot_product_attention_math(2x4x8x8, 2x2x8x8, 2x2x8x8, enable_gqa=True)"],
+        ["sdp_attention_math(2x4x8x8, 2x2x8x8, 2x2x8x8, enable_gqa=True)"],
     ),
     (
         "cuda:sm80",
