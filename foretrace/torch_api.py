@@ -170,9 +170,9 @@ def no_dispatch_modes() -> Iterator[None]:
             _C._push_on_torch_dispatch_stack(mode)
 
 
-def dispatch_modes() -> int:
-    """How many modes are active."""
-    return int(_C._len_torch_dispatch_stack())
+def is_active(mode: TorchDispatchMode) -> bool:
+    """Whether a mode under `FAKE_MODE_KEY` is on the stack; while it answers a call it is not."""
+    return _C._get_dispatch_mode(FAKE_MODE_KEY) is mode
 
 
 def tensor_tables(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -4,12 +4,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from foretrace import torch_api
 from foretrace.errors import Frame
 from foretrace.explain.explanation import Link
 from foretrace.ir.op import Choice, ModuleCall, Op, Value, Write, target_name
-from foretrace.ir.program import Recorded
+from foretrace.ir.program import Graph, Recorded
 from foretrace.targets.semantics import COMPOSITE
+from foretrace.trace.functions import FunctionCall
+
+SCATTER = torch.ops.aten.as_strided_scatter.default
 
 
 def path_to(ops: Sequence[Op], wanted: Op) -> list[Op]:
@@ -32,7 +37,7 @@ def _search(ops: Sequence[Op], wanted: Op, calls: set[ModuleCall] | None) -> lis
             levels.pop()
             if path:
                 path.pop()
-        elif op is wanted or _same_call(op, wanted):
+        elif op is wanted or same_call(op, wanted):
             return [*path, op]
         elif op.region and not (calls is not None and _elsewhere(op, calls)):
             path.append(op)
@@ -44,13 +49,16 @@ def _elsewhere(op: Op, calls: set[ModuleCall]) -> bool:
     return isinstance(op.target, ModuleCall) and op.target not in calls
 
 
-def _same_call(op: Op, wanted: Op) -> bool:
-    """Whether a cut's op is the tree's, but for what else it returns."""
-    return op.region is not None and op.region is wanted.region and op.target is wanted.target
+def same_call(op: Op, wanted: Op) -> bool:
+    """Whether a cut's op is the tree's, but for what it returns beside or instead."""
+    if op.target is not wanted.target:
+        return False
+    same_body = op.region is not None and op.region is wanted.region
+    return same_body or (bool(op.args) and op.args is wanted.args)
 
 
 def maker_of(ops: Sequence[Op], value: Value) -> Op | None:
-    """The op as written that has `value` among its outs."""
+    """The highest op that has `value` among its outs: the op as written, or one inside it."""
     levels = [iter(ops)]
     while levels:
         op = next(levels[-1], None)
@@ -58,7 +66,7 @@ def maker_of(ops: Sequence[Op], value: Value) -> Op | None:
             levels.pop()
         elif value in op.outs:
             return op
-        elif isinstance(op.target, ModuleCall) and op.region:
+        elif op.region:
             levels.append(iter(op.region))
     return None
 
@@ -66,8 +74,8 @@ def maker_of(ops: Sequence[Op], value: Value) -> Op | None:
 class Levels:
     """Tells the paths of one program's ops, in the cut of the given kind."""
 
-    def __init__(self, recorded: Recorded, cut: str) -> None:
-        self.recorded, self.cut = recorded, cut
+    def __init__(self, recorded: Recorded, graph: Graph) -> None:
+        self.recorded, self.cut, self.made = recorded, graph.kind, graph.ops
         self.target = str(getattr(recorded.target, "name", recorded.target))
 
     def links(self, op: Op) -> Iterator[Link]:
@@ -76,13 +84,28 @@ class Levels:
         yield self._line(op)
         for call in op.origin.module.stack() if op.origin.module else ():
             yield module_link(call)
-        if not path:
+        served = op if path else self._stands_for(op)
+        path = path or (path_to(self.recorded.ops, served) if served is not None else [])
+        if served is None or not path:
             yield Link("written", f"{spell(op)} is not in the tree", missing=True)
             return
         calls = [each for each in path if not isinstance(each.target, ModuleCall)]
         for above, each in zip([None, *calls], calls, strict=False):
             yield self._level(above, each)
-        yield self._end(path[-1])
+        yield self._end(path[-1]) if served is op else history_link(op, served)
+
+    def _stands_for(self, op: Op) -> Op | None:
+        """The op of the tree whose history the cut spells out by this one."""
+        makers = {out: each for each in self.made for out in each.outs}
+        waiting = [*op.outs, *op.operands[:1]]
+        while waiting:
+            value = waiting.pop(0)
+            found = maker_of(self.recorded.ops, value)
+            if found is not None:
+                return found if _loses_history(found) else None
+            if value in makers and makers[value] is not op:
+                waiting += makers[value].operands[:1]
+        return None
 
     # ---- the top ------------------------------------------------------------------------------
 
@@ -115,6 +138,8 @@ class Levels:
         if has_composite_kernel(op):
             kernel = f"by {name}'s {COMPOSITE} kernel, as in eager on {self.target}"
             return (kernel, *chosen), COMPOSITE
+        if isinstance(op.target, FunctionCall):
+            return (f"by the forward of {name}, an autograd.Function", *chosen), "autograd.Function"
         if chosen:
             return chosen, "choice"
         return (f"what takes {name} apart is not known",), None
@@ -159,6 +184,24 @@ def module_link(call: ModuleCall) -> Link:
     facts = {"path": call.path, "class": call.qualified_class}
     path = f"{call.path}: " if call.path else ""
     return Link("module", f"{path}{call.qualified_class}", facts=facts)
+
+
+def _loses_history(op: Op) -> bool:
+    """Whether autograd sees less of it than a graph would show."""
+    unseen = isinstance(op.target, Write) and not op.target.followed
+    return unseen or not op.origin.grad_mode or op.target is SCATTER
+
+
+def history_link(op: Op, served: Op) -> Link:
+    """Why a cut has an op that the program did not call."""
+    name = target_name(op.target)
+    if isinstance(served.target, Write):
+        why = "autograd does not follow this write: new content, the history of what was there"
+    elif served.target is SCATTER:
+        why = "torch's own derivative of as_strided_scatter is wrong for its base"
+    else:
+        why = "the program ran this under torch.no_grad(), and a graph has no grad mode"
+    return Link("history", f"{name} keeps what autograd follows as in the program", (why,))
 
 
 def choice_notes(choice: Choice | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from torch import fx
 
 from foretrace.errors import Refusal
 from foretrace.explain.explanation import Explanation, Link
-from foretrace.explain.levels import Levels, maker_of, name_of, spell
+from foretrace.explain.levels import Levels, maker_of, name_of, same_call, spell
 from foretrace.explain.nodes import call_text, is_size, part_links, size_links, type_text
 from foretrace.ir.op import Backward, Op, target_name
 from foretrace.ir.program import Graph, Recorded
@@ -76,7 +76,7 @@ class _Telling:
         self, recorded: Recorded, graph: Graph, module: fx.GraphModule, around: list[Op]
     ) -> None:
         self.recorded, self.graph, self.module, self.around = recorded, graph, module, around
-        self.levels = Levels(recorded, graph.kind)
+        self.levels = Levels(recorded, graph)
         self.names: dict[Op, str] = {}
         for node in reversed(module.graph.nodes):
             if isinstance(_op_of(node), Op):
@@ -92,6 +92,8 @@ class _Telling:
         elif isinstance(op, Op):
             side = "backward" if op.because is not None else "forward"
             links = [*part_links(node, op), *self._op(op)]
+        elif node.op == "get_attr":
+            side, links = "input", list(self._held(node))
         elif is_size(node):
             side, links = "size", list(size_links(node))
         else:
@@ -127,10 +129,16 @@ class _Telling:
         served = because if not isinstance(because.target, str) else self._root(op, because)
         if isinstance(served, Link):
             return served
-        known = self.names.get(served)
+        known = self._name(served)
         notes = (f"node {known} of this graph",) if known else ()
         facts = {"op": name_of(served), "node": known}
         return Link("because", spell(served), notes, facts, tuple(self.levels.links(served)))
+
+    def _name(self, op: Op) -> str | None:
+        """The node that calls an op of the tree, if it is whole in this graph."""
+        if op in self.names or op.leaf:
+            return self.names.get(op)
+        return next((name for each, name in self.names.items() if same_call(op, each)), None)
 
     def _root(self, op: Op, because: Op) -> Op | Link:
         """Where the backward begins no op is served; the loss's own maker is, if it has one."""
@@ -161,6 +169,14 @@ class _Telling:
         if item.tensor is not None:
             notes.append("read from the live tensor at each call")
         return Link("input", str(item.role), tuple(notes), facts)
+
+    def _held(self, node: fx.Node) -> Iterator[Link]:
+        """An object that the graph module holds because no argument can spell it."""
+        held = getattr(self.module, str(node.target))
+        text = f"a {type(held).__name__} of the program's own, which the graph module holds"
+        yield Link("held", text, facts={"class": type(held).__name__})
+        for user in node.users:
+            yield Link("user", f"{user.name} takes it", facts={"node": user.name})
 
     def _outputs(self, node: fx.Node) -> Iterator[Link]:
         results: Any = node.args[0]

@@ -3,7 +3,7 @@
 A parent and its children share the same values, so a cut is a flattening without renaming.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -14,6 +14,9 @@ Target: TypeAlias = Any
 """What an op calls: an OpOverload, a ModuleCall, a Backward, or a Python operator."""
 Tree: TypeAlias = Any
 """Values and constants, nested in tuples, lists, dicts and slices, as the call had them."""
+
+
+NESTED = frozenset({tuple, list, dict})
 
 
 class Value:
@@ -183,16 +186,28 @@ class Op:
         return f"{self.outs} = {target_name(self.target)}{self.args}"
 
 
-def values_in(tree: Tree) -> Iterator[Value]:
+def values_in(tree: Tree) -> list[Value]:
     """The values of a nested structure, left to right."""
-    if isinstance(tree, Value):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
+    found: list[Value] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Tree, found: list[Value]) -> None:
+    kind = type(tree)
+    if kind is Value:
+        found.append(tree)
+    elif kind is tuple or kind is list:
         for item in tree:
-            yield from values_in(item)
-    elif isinstance(tree, dict):
+            if type(item) is Value:
+                found.append(item)
+            elif item.__class__ in NESTED:
+                _collect(item, found)
+    elif kind is dict:
         for item in tree.values():
-            yield from values_in(item)
+            _collect(item, found)
+    elif isinstance(tree, (tuple, list)):
+        _collect(list(tree), found)
 
 
 def map_values(tree: Tree, change: Callable[[Value], Tree]) -> Tree:

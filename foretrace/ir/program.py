@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from foretrace.ir.op import Op, Tree, Value
+from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Guard, Symbols
 
 Kind: TypeAlias = Literal[
@@ -60,6 +61,8 @@ class Output:
     """the input that the program handed back"""
     view_of: int | None = None
     """the written input whose memory the output shares"""
+    view_type: TensorType | None = None
+    """how the output looks at that memory"""
 
 
 @dataclass(frozen=True, slots=True)

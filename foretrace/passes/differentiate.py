@@ -105,7 +105,7 @@ class Differentiation:
         rule, args = self._rule(op.target, op, op.args, op.kwargs, self._tangents(op))
         if rule is None:
             return
-        occurrences = list(values_in(args))
+        occurrences = values_in(args)
         self._apply(op, rule, occurrences, _returned(op), self._tangents(op))
 
     def _rule(
@@ -116,7 +116,7 @@ class Differentiation:
             return None, both
         typed = map_values(both, lambda v: v.type)
         given = tuple(t and t.type for t in tangents)
-        positions = frozenset(_written_positions(op, list(values_in(both))))
+        positions = frozenset(_written_positions(op, values_in(both)))
         try:
             return self.derivatives.rule(func, *typed, given, positions), both
         except Refusal as refusal:
@@ -216,7 +216,7 @@ class Differentiation:
         rule, both = self._rule(write.func, op, args, op.kwargs, [part])
         if rule is None:
             return
-        occurrences = list(values_in(both))
+        occurrences = values_in(both)
         written = args[0]
         env: dict[Value, Any] = dict(zip(rule.operands, occurrences, strict=True))
         if any(v in rule.results for inner in rule.ops for v in inner.operands):
@@ -302,7 +302,7 @@ class Differentiation:
 
 def _returned(op: Op) -> list[Value]:
     """The tensors that the call returned, in order; a write's new content for what it wrote."""
-    return list(values_in(op.result))
+    return values_in(op.result)
 
 
 def _written_positions(op: Op, occurrences: list[Value]) -> list[int]:

@@ -7,8 +7,8 @@ import torch
 from torch import fx
 
 from foretrace.errors import Refusal
-from foretrace.ir.program import Graph, Input, Mutation, Recorded
-from foretrace.runtime.guards import flat_inputs
+from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
+from foretrace.runtime.guards import Numbers, flat_inputs, number
 from foretrace.trace.structure import take_apart
 
 
@@ -16,8 +16,8 @@ def run_forward(
     module: fx.GraphModule, graph: Graph, recorded: Recorded, args: Any, kwargs: Any
 ) -> Any:
     """Call a forward cut like the program: same outputs, same writes."""
-    flat = flat_inputs(recorded, *take_apart((tuple(args), kwargs)))
-    return _finish(recorded, flat, module(*flat))[0]
+    flat, sizes = flat_inputs(recorded, *take_apart((tuple(args), kwargs)))
+    return _finish(recorded, flat, sizes, module(*flat))[0]
 
 
 def run_joint(
@@ -29,7 +29,7 @@ def run_joint(
     tangents: Sequence[torch.Tensor] | None,
 ) -> tuple[Any, dict[str, torch.Tensor | None]]:
     """Call a joint cut: the outputs, and the gradient of everything that requires one."""
-    flat = flat_inputs(recorded, *take_apart((tuple(args), kwargs)))
+    flat, sizes = flat_inputs(recorded, *take_apart((tuple(args), kwargs)))
     wanted = [item for item in graph.inputs if item.role.kind == "tangent"]
     if len(wanted) != len(tangents or ()):
         raise Refusal(
@@ -42,12 +42,14 @@ def run_joint(
     detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in (*flat, *(tangents or ()))]
     with torch.enable_grad():
         results = module(*detached)
-    outputs, rest = _finish(recorded, flat, results)
+    outputs, rest = _finish(recorded, flat, sizes, results)
     names = [o.role.name for o in graph.outputs if o.role.kind == "gradient"]
     return outputs, dict(zip(names, rest, strict=True))
 
 
-def _finish(recorded: Recorded, flat: list[Any], results: Sequence[Any]) -> tuple[Any, list[Any]]:
+def _finish(
+    recorded: Recorded, flat: list[Any], sizes: Numbers, results: Sequence[Any]
+) -> tuple[Any, list[Any]]:
     """Write back and build the outputs; also the results that follow them."""
     count = len(recorded.outputs)
     outputs, rest = list(results[:count]), list(results[count:])
@@ -59,9 +61,8 @@ def _finish(recorded: Recorded, flat: list[Any], results: Sequence[Any]) -> tupl
         if output.same_as is not None:
             outputs[position] = flat[output.same_as]
         elif output.view_of is not None:
-            outputs[position] = _same_view(
-                flat[output.view_of], outputs[position], news[output.view_of]
-            )
+            followed = outputs[position].requires_grad
+            outputs[position] = _same_view(flat, sizes, recorded, output, followed)
     built = recorded.requires.out_structure.build(iter(outputs))
     return built, rest[len(recorded.mutations) :]
 
@@ -79,8 +80,14 @@ def _write_back(item: Input, live: torch.Tensor, new: torch.Tensor, mutation: Mu
         live.copy_(new)
 
 
-def _same_view(live: torch.Tensor, view: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """The view of the live tensor that `view` is of `whole`."""
-    offset = view.storage_offset() - whole.storage_offset() + live.storage_offset()
-    seen = live if view.requires_grad else live.detach()
-    return seen.as_strided(view.shape, view.stride(), offset)
+def _same_view(
+    flat: list[Any], sizes: Numbers, recorded: Recorded, output: Output, followed: bool
+) -> torch.Tensor:
+    """The live input's memory, seen as the output saw it in the run."""
+    if output.view_of is None or output.view_type is None:
+        raise AssertionError(output)
+    live, seen = flat[output.view_of], output.view_type
+    before = recorded.inputs[output.view_of].value.type.offset
+    shape, stride = (tuple(number(n, sizes) for n in part) for part in (seen.shape, seen.stride))
+    offset = number(seen.offset, sizes) - number(before, sizes) + live.storage_offset()
+    return (live if followed else live.detach()).as_strided(shape, stride, offset)

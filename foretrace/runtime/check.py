@@ -183,10 +183,12 @@ class Comparison:
                 yield _item(cut, item.role.kind, item.role.name, difference(eager, ours, ignore))
 
     def _gradients(self, cut: str, seen: Seen) -> Iterator[Item]:
+        layout = ("stride",) if cut in TRAINABLE else ()  # of autograd's own choosing there
+        ignore = ("requires_grad", *layout)
         for name, eager in self.eager.gradients.items():
             reason = "the cut has no gradient of that name"
             if name in seen.gradients:
-                reason = difference(eager, seen.gradients[name], ("requires_grad",))
+                reason = difference(eager, seen.gradients[name], ignore)
             yield _item(cut, "gradient", name, reason)
 
 

@@ -11,13 +11,14 @@ from foretrace.ir.program import Input, Recorded
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Size
 
+Numbers = dict[sympy.Symbol, int]
 AGAIN = "capture again with inputs like these"
 
 
 def flat_inputs(
     recorded: Recorded, leaves: list[tuple[str, Any]], structure: Any
-) -> list[torch.Tensor]:
-    """The graph's inputs from a call's arguments and the live parameters.
+) -> tuple[list[torch.Tensor], Numbers]:
+    """The graph's inputs, and what the symbols are, from a call's arguments and the live parameters.
 
     Raises:
         Refusal: the call breaks a guard.
@@ -25,14 +26,14 @@ def flat_inputs(
     _check_form(recorded, leaves, structure)
     given = {id_: leaf for id_, leaf in enumerate(leaves) if isinstance(leaf[1], torch.Tensor)}
     tensors = _by_input(recorded, [leaf for _, leaf in given.values()])
-    sizes: dict[sympy.Symbol, int] = {}
+    sizes: Numbers = {}
     for item, tensor in zip(recorded.inputs, tensors, strict=True):
         _check_kind(item, tensor)
         _bind(item, tensor, sizes)
     for item, tensor in zip(recorded.inputs, tensors, strict=True):
         _check_sizes(item, tensor, sizes)
     _check_guards(recorded, sizes)
-    return tensors
+    return tensors, sizes
 
 
 def _check_form(recorded: Recorded, leaves: list[tuple[str, Any]], structure: Any) -> None:
@@ -84,17 +85,17 @@ def _check_kind(item: Input, tensor: torch.Tensor) -> None:
             raise _broken(f"{item.role.name} has {what} {now}, the capture has {before}")
 
 
-def _bind(item: Input, tensor: torch.Tensor, sizes: dict[sympy.Symbol, int]) -> None:
+def _bind(item: Input, tensor: torch.Tensor, sizes: Numbers) -> None:
     """Learn the symbols that are sizes of this input."""
     for size, number in zip(item.value.type.shape, tensor.shape, strict=True):
         if isinstance(size, sympy.Symbol):
             sizes.setdefault(size, number)
 
 
-def _check_sizes(item: Input, tensor: torch.Tensor, sizes: dict[sympy.Symbol, int]) -> None:
+def _check_sizes(item: Input, tensor: torch.Tensor, sizes: Numbers) -> None:
     type = item.value.type  # noqa: A001
     for dim, (size, now) in enumerate(zip(type.shape, tensor.shape, strict=True)):
-        if _number(size, sizes) != now:
+        if number(size, sizes) != now:
             raise _broken(
                 f"size {dim} of {item.role.name} is {now}, the capture has {size}",
                 "pass dynamic_shapes= to capture for sizes that vary",
@@ -108,15 +109,15 @@ def _check_sizes(item: Input, tensor: torch.Tensor, sizes: dict[sympy.Symbol, in
 
 
 def _strides(
-    type: TensorType, tensor: torch.Tensor, sizes: dict[sympy.Symbol, int]  # noqa: A002
+    type: TensorType, tensor: torch.Tensor, sizes: Numbers  # noqa: A002
 ) -> Iterator[int]:
     """The dimensions whose stride matters and differs."""
     for dim, (stride, now) in enumerate(zip(type.stride, tensor.stride(), strict=True)):
-        if tensor.shape[dim] > 1 and _number(stride, sizes) != now:
+        if tensor.shape[dim] > 1 and number(stride, sizes) != now:
             yield dim
 
 
-def _check_guards(recorded: Recorded, sizes: dict[sympy.Symbol, int]) -> None:
+def _check_guards(recorded: Recorded, sizes: Numbers) -> None:
     for guard in recorded.guards:
         if guard.symbols <= sizes.keys() and not guard.holds(sizes):
             shown = ", ".join(f"{s} = {n}" for s, n in sizes.items() if s in guard.symbols)
@@ -128,7 +129,8 @@ def _check_guards(recorded: Recorded, sizes: dict[sympy.Symbol, int]) -> None:
             )
 
 
-def _number(size: Size, sizes: dict[sympy.Symbol, int]) -> int:
+def number(size: Size, sizes: Numbers) -> int:
+    """A size as a number."""
     return size if isinstance(size, int) else int(size.xreplace(sizes))
 
 

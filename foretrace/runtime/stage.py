@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from foretrace.ir.program import Recorded
+from foretrace.ir.op import Op
+from foretrace.ir.program import Input, Recorded
 from foretrace.runtime.bits import Sight
 from foretrace.runtime.raised import Raised
 from foretrace.trace.owners import Borrowed, borrowed, owners_of
 from foretrace.trace.structure import take_apart
-
-TANGENT_SEED = 1234
 
 
 @dataclass(slots=True)
@@ -62,6 +61,8 @@ class Stage:
         self.live = [item.tensor for item in recorded.inputs if item.tensor is not None]
         tensors = [leaf for _, leaf in self.leaves if isinstance(leaf, Tensor)]
         devices = {tensor.device for tensor in (*self.live, *tensors)}
+        self.tangents: list[Tensor] | None = None
+        self.generators = generators_in(recorded.ops)
         self.devices = sorted((d for d in devices if d.type == "cuda"), key=str)
 
     def before(self) -> list[Sight]:
@@ -87,13 +88,9 @@ class Stage:
             return run.seen(cut(*run.args, **run.kwargs), {})
 
     def joint(self, cut: Callable[..., Any]) -> Seen:
-        """A joint cut."""
+        """A joint cut, with the tangents of the eager run."""
         with self._run() as run:
-            tangents = None
-            if self.loss is None:
-                types = [o.value.type for o in self.recorded.outputs if _followed(o.value)]
-                tangents = self._tangents([(t.shape, t.dtype, t.device) for t in types])
-            result, gradients = cut(*run.args, tangents=tangents, **run.kwargs)
+            result, gradients = cut(*run.args, tangents=self.tangents, **run.kwargs)
             return run.seen(result, gradients)
 
     # ---- one run --------------------------------------------------------------------------------
@@ -101,6 +98,7 @@ class Stage:
     @contextmanager
     def _run(self) -> Iterator["Run"]:
         saved = [(t, t.requires_grad, contents_of(t)) for t in dict.fromkeys(self.live)]
+        drawn = [(generator, generator.get_state()) for generator in self.generators]
         try:
             with torch.random.fork_rng(self.devices), borrowed(self.owners) as loan:
                 torch.manual_seed(self.seed)
@@ -110,26 +108,29 @@ class Stage:
                 if tensor.requires_grad and not followed:
                     tensor.detach_()
                 put_back(tensor, contents)
+            for generator, state in drawn:
+                generator.set_state(state)
 
     def _backward(self, result: Any, run: "Run") -> dict[str, Any]:
         """The gradients that autograd's engine finds, by name; no `.grad` is written."""
         outputs = [leaf for _, leaf in take_apart(result)[0]]
+        wanted = [o for o in outputs if isinstance(o, Tensor) and o.requires_grad]
         if self.loss is not None:
-            wanted: list[Any] = [outputs[self.loss]]
-            tangents = None
+            wanted, tangents = [outputs[self.loss]], None
         else:
-            wanted = [o for o in outputs if isinstance(o, Tensor) and o.requires_grad]
-            tangents = self._tangents([(o.shape, o.dtype, o.device) for o in wanted])
-        if not run.edges or not any(o.requires_grad for o in wanted):
+            self.tangents = self.tangents or [*map(_tangent, wanted, range(len(wanted)))]
+            tangents = self.tangents
+        if not run.edges or not wanted:
             return {}
         found = torch.autograd.grad(wanted, list(run.edges.values()), tangents, allow_unused=True)
         return dict(zip(run.edges, found, strict=True))
 
-    def _tangents(self, types: list[Any]) -> list[Tensor]:
-        """The same random numbers each time."""
-        generator = torch.Generator().manual_seed(TANGENT_SEED)
-        made = [torch.randn(shape, dtype=dtype, generator=generator) for shape, dtype, _ in types]
-        return [tangent.to(device) for tangent, (*_, device) in zip(made, types, strict=True)]
+
+def _tangent(output: Tensor, seed: int) -> Tensor:
+    """Random numbers in the output's layout, the same each time."""
+    generator = torch.Generator().manual_seed(seed)
+    made = torch.randn(output.shape, dtype=output.dtype, generator=generator)
+    return torch.empty_like(output.detach()).copy_(made)
 
 
 class Run:
@@ -139,15 +140,14 @@ class Run:
         self.loan, recorded = loan, stage.recorded
         copies = copies_of([leaf for _, leaf in stage.leaves], keep={id(t) for t in stage.live})
         self.args, self.kwargs = stage.structure.build(iter(copies))
-        given = [t for t in copies if isinstance(t, Tensor) and not _in(t, stage.live)]
-        rest = iter(dict.fromkeys(given))
-        self.state = [i.tensor if i.tensor is not None else next(rest) for i in recorded.inputs]
+        given = [copy for copy in copies if isinstance(copy, Tensor)]
+        self.state = [_tensor_of(item, given) for item in recorded.inputs]
         self.edges = {
             item.role.name: get_gradient_edge(tensor)
             for item, tensor in zip(recorded.inputs, self.state, strict=True)
             if item.value.type.requires_grad
         }
-        self.devices = stage.devices
+        self.devices, self.generators = stage.devices, stage.generators
 
     def seen(self, result: Any, gradients: dict[str, Any]) -> Seen:
         """What there is to see now."""
@@ -155,6 +155,7 @@ class Run:
         rebound = {id(old): new for old, new in self.loan.rebound() if isinstance(new, Tensor)}
         state = [rebound.get(id(tensor), tensor) for tensor in self.state]
         random = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self.devices)]
+        random += [generator.get_state() for generator in self.generators]
         return Seen(
             [(name, _sight(leaf)) for name, leaf in leaves],
             structure,
@@ -164,16 +165,29 @@ class Run:
         )
 
 
-def _in(tensor: Tensor, tensors: list[Tensor]) -> bool:
-    return any(tensor is each for each in tensors)
+def _tensor_of(item: Input, given: list[Tensor]) -> Tensor:
+    if item.tensor is not None:
+        return item.tensor
+    if item.argument is None:
+        raise AssertionError("an input is an argument or a live tensor")
+    return given[item.argument]
 
 
 def _sight(leaf: Any) -> Any:
     return Sight.of(leaf) if isinstance(leaf, Tensor) else leaf
 
 
-def _followed(value: Any) -> bool:
-    return bool(getattr(getattr(value, "type", None), "requires_grad", False))
+def generators_in(ops: list[Op]) -> list[torch.Generator]:
+    """The generators of the program's own that its ops draw from."""
+    found: dict[torch.Generator, None] = {}
+    stack = list(ops)
+    while stack:
+        op = stack.pop()
+        for item in (*op.args, *op.kwargs.values()):
+            if isinstance(item, torch.Generator):
+                found[item] = None
+        stack += op.region if op.definition is None and op.region else ()
+    return list(found)
 
 
 # ---- copies -------------------------------------------------------------------------------------

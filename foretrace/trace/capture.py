@@ -230,7 +230,9 @@ def _output(name: str, leaf: Any, capture: Capture, written: set[int]) -> Output
     same_as = next((i for i, each in enumerate(stands) if each is stand), None)
     root = stand.alias.root.tensor() if stand.alias is not None else None
     view_of = next((i for i in written if stands[i] is root), None)
-    return Output(value, role, same_as, view_of if same_as is None else None)
+    if same_as is not None or view_of is None:
+        return Output(value, role, same_as)
+    return Output(value, role, None, view_of, capture.types.of(stand))
 
 
 def _mutations(capture: Capture, loan: Borrowed) -> list[Mutation]:

@@ -56,6 +56,11 @@ class Records(Protocol):
         """For each result of a leaf, whether autograd follows it now."""
 
 
+def sort_key(stride: Any) -> tuple[int, Any]:
+    """Orders strides; of symbolic ones, the one with more factors is the larger."""
+    return (0, stride) if isinstance(stride, int) else (len(stride.args) or 1, str(stride))
+
+
 class Alias:
     """One tensor among those that share its memory."""
 
@@ -284,8 +289,8 @@ def _new_contents(
     functional = recorder.semantics.schema(func).functional
     if functional is None:
         raise AssertionError(func)
-    if func is aten.bernoulli_.float:
-        return [_drawn(recorder, functional, args, kwargs)]
+    if recorder.semantics.schema(func).random and not _draws_as_value(func, args[0].type):
+        return [_drawn(recorder, func, args, kwargs)]
     op = recorder.call(functional.call, *functional.arguments(args, kwargs))
     news = op.outs[len(op.outs) - len(targets) :]
     return [
@@ -294,15 +299,30 @@ def _new_contents(
     ]
 
 
-def _drawn(recorder: Records, functional: Any, args: Tree, kwargs: dict[str, Tree]) -> Value:
-    """`bernoulli_` fills memory in its order; `bernoulli` fills a contiguous result in its own."""
-    order = memory_order(args[0].type)
-    (_, *rest), named = functional.arguments(args, kwargs)
-    if order == list(range(len(order))):
-        return recorder.call(functional.call, (args[0], *rest), named).outs[0]
-    straight = recorder.call(aten.permute.default, (args[0], order)).outs[0]
-    drawn = recorder.call(functional.call, (straight, *rest), named).outs[0]
-    return recorder.call(aten.permute.default, (drawn, _inverse(order))).outs[0]
+def _drawn(recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Value:
+    """An op that draws numbers in the order of memory: run in place on new memory of that layout."""
+    like = args[0].type
+    sizes, strides = list(like.shape), list(like.stride)
+    fresh = recorder.call(aten.new_empty_strided.default, (args[0], sizes, strides)).outs[0]
+    drawn = Value(fresh.type)
+    recorder.append(
+        Op(func, (fresh, *args[1:]), kwargs, drawn, (drawn,), origin=recorder.origin())
+    )
+    return drawn
+
+
+def _draws_as_value(func: Any, like: TensorType) -> bool:
+    """Whether the value form draws the same numbers: it does for memory without gaps.
+
+    `bernoulli`, unlike all others, gives a contiguous result.
+    """
+    expected: Any = 1
+    order = memory_order(like)
+    for dim in reversed(order):
+        if like.shape[dim] != 1 and like.stride[dim] != expected:
+            return False
+        expected = expected * like.shape[dim]
+    return func is not aten.bernoulli_.float or order == list(range(len(order)))
 
 
 def _copied(recorder: Records, old: Value, source: Value, whole: bool) -> Value:
@@ -336,7 +356,8 @@ def _strided(recorder: Records, old: Value, new: Value) -> Value:
 
 def memory_order(type: TensorType) -> list[int]:  # noqa: A002
     """The dimensions from the slowest to the fastest in memory."""
-    return sorted(range(len(type.shape)), key=lambda dim: type.stride[dim], reverse=True)
+    dims = range(len(type.shape))
+    return sorted(dims, key=lambda dim: sort_key(type.stride[dim]), reverse=True)
 
 
 def _inverse(order: list[int]) -> list[int]:

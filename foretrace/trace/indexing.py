@@ -33,6 +33,8 @@ class Indexing:
 
     def get(self, tensor: torch.Tensor, index: Any) -> torch.Tensor:
         """What `tensor[index]` is."""
+        if _is_integer(index):
+            return _select(tensor, 0, _integer(index), 0)
         if isinstance(index, slice):
             return _slice(tensor, 0, index, skip_whole=False)
         walk = _Walk(tensor, _parts(index))
@@ -42,14 +44,14 @@ class Indexing:
 
     def set(self, tensor: torch.Tensor, index: Any, new: Any) -> None:
         """Do `tensor[index] = new`."""
-        if tensor.layout is not torch.strided:
+        if str(tensor.layout).startswith("torch.sparse"):
             raise TypeError("Cannot assign to a sparse tensor")
         value = new if isinstance(new, torch.Tensor) else _as_tensor(new, tensor)
         on_cpu = value.device.type == "cpu" or _made_on_cpu(new, tensor)
         if index is False:
             return
-        if index is True or isinstance(index, torch.SymInt):
-            _write(_single(tensor, index), value, on_cpu)
+        if (single := _single(tensor, index)) is not None:
+            _write(single, value, on_cpu)
             return
         walk = _Walk(tensor, _parts(index))
         if not walk.indices:
@@ -69,8 +71,7 @@ class _Walk:
         self.indices: list[torch.Tensor | None] = []
         self.dim = 0
         self.specified = sum(map(_dims_taken, parts))
-        only = len(parts) == 1
-        if self.specified > tensor.dim() and not (only and _is_integer(parts[0])):
+        if self.specified > tensor.dim():
             raise IndexError(f"too many indices for tensor of dimension {tensor.dim()}")
         for place, part in enumerate(parts):
             self.take(place, part)
@@ -209,10 +210,10 @@ def _slice(tensor: torch.Tensor, dim: int, part: slice, *, skip_whole: bool) -> 
     start, stop, step = _bounds(part)
     if not step > 0:
         raise ValueError("step must be greater than zero")
-    shape = tensor.shape
-    if shape and skip_whole and _is_known(start == 0) and _is_known(shape[dim] <= stop):
-        if step == 1:
-            return tensor
+    size = tensor.shape[dim] if dim < tensor.dim() else None
+    whole = skip_whole and size is not None and _is_known(start == 0) and _is_known(size <= stop)
+    if whole and step == 1:
+        return tensor
     return aten.slice.Tensor(tensor, dim, start, stop, step)
 
 
@@ -233,11 +234,15 @@ def _select(tensor: torch.Tensor, dim: int, index: Any, place: int) -> torch.Ten
     return aten.select.int(tensor, dim, index)
 
 
-def _single(tensor: torch.Tensor, index: Any) -> torch.Tensor:
-    """The part of the tensor that True or an unknown number stands for."""
+def _single(tensor: torch.Tensor, index: Any) -> torch.Tensor | None:
+    """What an index that is a bool, number or slice by itself stands for; None for others."""
     if index is True:
         return aten.unsqueeze.default(tensor, 0)
-    return _select(tensor, 0, index, 0)
+    if isinstance(index, torch.SymInt):
+        return _select(tensor, 0, index, 0)
+    if isinstance(index, slice):
+        return _slice(tensor, 0, index, skip_whole=True)
+    return _select(tensor, 0, _integer(index), 0) if _is_integer(index) else None
 
 
 def _bool_index(value: bool, device: torch.device) -> torch.Tensor:
@@ -255,13 +260,11 @@ def _index_tensor(sequence: Any, device: torch.device) -> torch.Tensor:
         with torch_api.no_dispatch_modes():
             plain = torch.from_numpy(sequence)
         return aten.to.device(aten.lift_fresh.default(plain), device, _index_dtype(plain.dtype))
-    known = _known(sequence)
+    known, place = _known(sequence), "meta" if device.type == "meta" else "cpu"
     with torch_api.no_dispatch_modes():
-        dtype = _index_dtype(torch.tensor(known).dtype)
-        plain = torch.tensor(known, dtype=dtype)
-        if device.type == "meta":
-            return torch.empty(plain.shape, dtype=dtype, device=device)
-    return aten.lift_fresh.default(plain)
+        dtype = _index_dtype(torch.tensor(known, device="meta").dtype)  # infers, reads no numbers
+        plain = torch.tensor(known, dtype=dtype, device=place)
+    return plain if place == "meta" else aten.lift_fresh.default(plain)
 
 
 def _index_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -94,8 +94,8 @@ class Schema:
         """(position of a result, position of the operand whose memory it shares)."""
         if self.viewed is None:
             return ()
-        base = next(values_in(self.bind(args, kwargs)[self.viewed]))
-        operand = list(values_in((args, kwargs))).index(base)
+        base = values_in(self.bind(args, kwargs)[self.viewed])[0]
+        operand = values_in((args, kwargs)).index(base)
         return tuple((position, operand) for position in range(count))
 
 

@@ -5,7 +5,7 @@ value as its out (see `effects`), so that nothing after the recorder has to know
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import sympy
@@ -159,7 +159,7 @@ class Recorder(torch_api.TorchDispatchMode):
         self, func: Any, args: Tree, kwargs: dict[str, Tree], key: list[Any],
         tensors: list[Abstract] | None = None,
     ) -> Meaning:  # fmt: skip
-        operands = [t.value for t in tensors] if tensors else list(values_in((args, kwargs)))
+        operands = [t.value for t in tensors] if tensors else values_in((args, kwargs))
         if len(operands) > 1 and len(set(operands)) < len(operands):
             key.append(tuple(map(operands.index, operands)))
         found = self.meanings.get(tuple(key))
@@ -199,7 +199,7 @@ class Recorder(torch_api.TorchDispatchMode):
         self, func: Any, kernel: Any, args: Tree, kwargs: dict[str, Tree], choice: Any
     ) -> Meaning:
         """Run the body once over stand-ins, so that calls of equal types share it."""
-        occurrences = list(values_in((args, kwargs)))
+        occurrences = values_in((args, kwargs))
         operands = list(dict.fromkeys(occurrences))
         params = [Value(v.type, v.hint) for v in operands]
         stand_ins = [self.abstract(param) for param in params]
@@ -229,10 +229,13 @@ class Recorder(torch_api.TorchDispatchMode):
         return tree
 
     def _run_body(self, kernel: Any, args: Any, kwargs: Any) -> tuple[list[Op], Any]:
-        with self.inner_scope() as ops:
-            with self:
-                result = kernel(*args, **kwargs)
+        with self.inner_scope() as ops, self.listening():
+            result = kernel(*args, **kwargs)
         return ops, result
+
+    def listening(self) -> AbstractContextManager[Any]:
+        """The mode is active inside: again, where it was popped to answer a call."""
+        return nullcontext() if torch_api.is_active(self) else self
 
     @contextmanager
     def inner_scope(self, frame: Frame | None = None) -> Iterator[list[Op]]:
@@ -256,7 +259,7 @@ class Recorder(torch_api.TorchDispatchMode):
             outs: tuple[Value, ...] = (value,)
             result = value
         else:
-            operands = list(values_in((args, kwargs)))
+            operands = values_in((args, kwargs))
             made: list[Value] = []
             result = _fill(result, operands, made)
             outs = tuple(made)
@@ -389,7 +392,7 @@ class _Inline:
     ) -> Any:  # fmt: skip
         env = dict(zip(values_in((args, kwargs)), tensors, strict=True))
         origin = recorder.origin()
-        with recorder.inner_scope(origin.frame) as ops, recorder:
+        with recorder.inner_scope(origin.frame) as ops, recorder.listening():
             result = self.kernel(*recorder.concrete(args, env), **recorder.concrete(kwargs, env))
             handed = [t for t in torch_api.tree_leaves(result) if isinstance(t, Abstract)]
             values = [t.value or current(t.alias, recorder) for t in (*handed, *tensors)]
