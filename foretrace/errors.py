@@ -37,7 +37,7 @@ class Refusal(RuntimeError):
         kind: a short stable name, for programs ("no derivative", "data-dependent", ...).
     """
 
-    def __init__(  # noqa: PLR0913 - one keyword per part of the message
+    def __init__(
         self,
         what: str,
         *,

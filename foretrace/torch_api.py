@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    ShapeEnv,
-    StatelessSymbolicContext,
-    StrictMinMaxConstraint,
-)
 
 # The C bindings behind the dispatcher; the names used from it are listed below, one a function.
 from torch import _C
+
+# Lets the dispatcher ask Python for kernels, as FakeTensor needs under symbolic sizes.
+from torch._dispatch.python import enable_python_dispatcher
+
+# ShapeEnv names each symbol by a Source. The one for constants lies in torch._dynamo, whose import
+# takes half a second.
+from torch._guards import GuardSource, Source
 
 # FakeTensor and its mode are torch's own type inference: meta kernels, devices, layouts.
 from torch._subclasses.fake_tensor import (
@@ -30,8 +31,14 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    StrictMinMaxConstraint,
+)
 
-# The base class of a mode that sees every operator call; `torch.utils._python_dispatch` is its home.
+# The base class of a mode that sees every operator call; it has no public name.
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Containers are flattened as torch flattens them, so that registered classes are known.
@@ -46,14 +53,9 @@ from torch.utils._pytree import (
 
 # Evaluates the expressions of a ShapeEnv; its functions (FloorDiv, Mod, ...) are defined there.
 from torch.utils._sympy.interp import sympy_interp
+
+# The Python operators that such an evaluation uses.
 from torch.utils._sympy.reference import PythonReferenceAnalysis
-
-# Lets the dispatcher ask Python for kernels, as FakeTensor needs under symbolic sizes.
-from torch._dispatch.python import enable_python_dispatcher
-
-# ShapeEnv names each symbol by a Source. The one for constants lies in torch._dynamo, whose import
-# takes half a second.
-from torch._guards import GuardSource, Source
 
 # Lower and upper bound of a symbol, as ShapeEnv takes them.
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -117,9 +119,9 @@ def with_autograd() -> Iterator[None]:
     for name in members:
         if name.startswith("Autocast"):
             exclude = exclude.add(members[name])
-    with torch.inference_mode(False), _C._ForceDispatchKeyGuard(include, exclude):
-        with torch.enable_grad():
-            yield
+    guard = _C._ForceDispatchKeyGuard(include, exclude)
+    with torch.inference_mode(False), guard, torch.enable_grad():
+        yield
 
 
 def kernel_for(op: Any, key: str) -> bool:

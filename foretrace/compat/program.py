@@ -46,7 +46,7 @@ class Program:
         *,
         loss: int | None = None,
         keep: Iterable[Selector] = (),
-        open: Iterable[Selector] = (),  # noqa: A002 - the word of the public API
+        open: Iterable[Selector] = (),
     ) -> "Cut":
         """A graph of the program; the program does not run again.
 

@@ -72,7 +72,9 @@ class Emitter:
         self._results(op, node, tuple(op.outs))
 
     def _symbols_below(self, op: Op) -> list[sympy.Symbol]:
-        found = {s for each in _leaves_of(op.region or ()) for s in _symbols((each.args, each.kwargs))}
+        found = {
+            s for each in _leaves_of(op.region or ()) for s in _symbols((each.args, each.kwargs))
+        }
         return sorted(found, key=str)
 
     def size_placeholder(self, symbol: sympy.Symbol, outer: Any) -> None:
@@ -230,7 +232,7 @@ class Vals:
         """The fake tensor of a value."""
         known = self._known.get(value)
         if known is None:
-            type = value.type  # noqa: A001
+            type = value.type
             known = torch_api.fake_tensor(self.mode, self._meta(type), type.device)
             self._known[value] = known
         return known
@@ -243,7 +245,7 @@ class Vals:
             return tuple(self.tree(item) for item in tree)
         return tree
 
-    def _meta(self, type: TensorType) -> torch.Tensor:  # noqa: A002
+    def _meta(self, type: TensorType) -> torch.Tensor:
         if not type.symbols:
             return torch.empty_strided(type.shape, type.stride, dtype=type.dtype, device="meta")
         number = self.symbols.number

@@ -24,7 +24,7 @@ class Value:
 
     __slots__ = ("hint", "type")
 
-    def __init__(self, type: TensorType, hint: str = "") -> None:  # noqa: A002 - its name is `type`
+    def __init__(self, type: TensorType, hint: str = "") -> None:
         self.type, self.hint = type, hint
 
     def __repr__(self) -> str:

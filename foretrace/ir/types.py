@@ -1,9 +1,8 @@
 """Types of values: what is known of a tensor before it exists."""
 
-from typing import TypeAlias
-
 import operator
 from functools import reduce
+from typing import TypeAlias
 
 import sympy
 import torch
@@ -40,7 +39,7 @@ class TensorType:
         "_hash", "_key", "device", "dtype", "lazy", "offset", "requires_grad", "shape", "stride",
     )  # fmt: skip
 
-    def __init__(  # noqa: PLR0913 - a type is these six facts
+    def __init__(
         self,
         shape: tuple[Size, ...],
         stride: tuple[Size, ...],

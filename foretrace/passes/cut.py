@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -15,7 +14,6 @@ from foretrace.ir.op import (
     RuleName,
     Value,
     Write,
-    target_name,
     values_in,
 )
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role
@@ -25,9 +23,10 @@ from foretrace.passes.history import is_unseen_write, with_history
 from foretrace.passes.select import Selector, selects
 from foretrace.targets.semantics import TargetSemantics
 
+
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Which ops stay whole: all as written (export) or none (aten, joint), but for keep and open."""
+    """Which ops stay whole: all as written (export) or none (aten, joint); keep and open differ."""
 
     written: bool
     keep: tuple[Selector, ...] = ()
@@ -166,7 +165,7 @@ def _ones_like(value: Value, because: Op) -> Op:
     )  # fmt: skip
 
 
-# ---- what has to run ------------------------------------------------------------------------------
+# ---- what has to run ---------------------------------------------------------------------
 
 
 def _live(ops: list[Op], outputs: Sequence[Output], semantics: TargetSemantics) -> list[Op]:

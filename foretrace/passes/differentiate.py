@@ -148,9 +148,7 @@ class Differentiation:
             if gradient is not None and value.type.requires_grad:
                 self.add(value, gradient, op)
 
-    def _emit(
-        self, op: Op, name: RuleName, body: list[Op], found: Iterable[Value | None]
-    ) -> None:
+    def _emit(self, op: Op, name: RuleName, body: list[Op], found: Iterable[Value | None]) -> None:
         made = {out for inner in body for out in inner.outs}
         outs = tuple(dict.fromkeys(g for g in found if g is not None and g in made))
         if not body:
@@ -159,9 +157,16 @@ class Differentiation:
         target = Backward(op, name)
         self.scope.ops.append(
             Op(
-                target, used, {}, list(outs), outs,
-                origin=op.origin, region=body, because=op, rule=name,
-            )  # fmt: skip
+                target,
+                used,
+                {},
+                list(outs),
+                outs,
+                origin=op.origin,
+                region=body,
+                because=op,
+                rule=name,
+            )
         )
 
     def add(self, value: Value, gradient: Value, because: Op) -> None:
@@ -185,9 +190,15 @@ class Differentiation:
         value = Value(result)
         self.scope.ops.append(
             Op(
-                func, args, {}, value, (value,),
-                origin=because.origin, because=because, rule=rule,
-            )  # fmt: skip
+                func,
+                args,
+                {},
+                value,
+                (value,),
+                origin=because.origin,
+                because=because,
+                rule=rule,
+            )
         )
         return value
 
@@ -272,9 +283,15 @@ class Differentiation:
         tree = list(outs) if many else outs[0]
         self.scope.ops.append(
             Op(
-                step.func, args, step.kwargs, tree, tuple(outs),
-                origin=op.origin, because=op, rule=RuleName("CopySlices", "engine"),
-            )  # fmt: skip
+                step.func,
+                args,
+                step.kwargs,
+                tree,
+                tuple(outs),
+                origin=op.origin,
+                because=op,
+                rule=RuleName("CopySlices", "engine"),
+            )
         )
         return outs[step.position]
 
@@ -317,10 +334,15 @@ def _spelled(ops: Sequence[Op], env: dict[Value, Any], because: Op, rule: RuleNa
             env[out] = Value(out.type)
         spelled.append(
             Op(
-                op.target, substitute(op.args, env), substitute(op.kwargs, env),
-                substitute(op.result, env), tuple([env[out] for out in op.outs]),
-                origin=because.origin, because=because, rule=rule,
-            )  # fmt: skip
+                op.target,
+                substitute(op.args, env),
+                substitute(op.kwargs, env),
+                substitute(op.result, env),
+                tuple([env[out] for out in op.outs]),
+                origin=because.origin,
+                because=because,
+                rule=rule,
+            )
         )
     return spelled
 

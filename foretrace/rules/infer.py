@@ -14,7 +14,6 @@ from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Types
 from foretrace.trace.meaning import Given
 
-
 NOT_SYMBOLIC = "does not support symbolic shapes"
 
 
@@ -97,7 +96,7 @@ class Inference:
             return {name: self._fake(item, fakes) for name, item in tree.items()}
         return self.symbols.symbolic(tree)
 
-    def _meta(self, type: TensorType) -> torch.Tensor:  # noqa: A002
+    def _meta(self, type: TensorType) -> torch.Tensor:
         known = self._metas.get(type)
         if known is None:
             number = self.symbols.number

@@ -2,7 +2,8 @@
 
 `prod`'s formula asks whether there are zeros. For tensors without data autograd takes the answer
 that is always right, which rounds differently from the one eager takes when there are none. Here
-the same question becomes a `where`. Source: prod_backward in torch/csrc/autograd/FunctionsManual.cpp.
+the same question becomes a `where`. Source: prod_backward in
+torch/csrc/autograd/FunctionsManual.cpp.
 """
 
 from typing import Any

@@ -18,7 +18,7 @@ AGAIN = "capture again with inputs like these"
 def flat_inputs(
     recorded: Recorded, leaves: list[tuple[str, Any]], structure: Any
 ) -> tuple[list[torch.Tensor], Numbers]:
-    """The graph's inputs, and what the symbols are, from a call's arguments and the live parameters.
+    """The graph's inputs from a call's arguments and the live parameters, and the symbols.
 
     Raises:
         Refusal: the call breaks a guard.
@@ -75,7 +75,7 @@ def _by_input(recorded: Recorded, given: Sequence[torch.Tensor]) -> list[torch.T
 
 
 def _check_kind(item: Input, tensor: torch.Tensor) -> None:
-    type = item.value.type  # noqa: A001
+    type = item.value.type
     for what, now, before in (
         ("dtype", tensor.dtype, type.dtype),
         ("device", tensor.device, type.device),
@@ -93,7 +93,7 @@ def _bind(item: Input, tensor: torch.Tensor, sizes: Numbers) -> None:
 
 
 def _check_sizes(item: Input, tensor: torch.Tensor, sizes: Numbers) -> None:
-    type = item.value.type  # noqa: A001
+    type = item.value.type
     for dim, (size, now) in enumerate(zip(type.shape, tensor.shape, strict=True)):
         if number(size, sizes) != now:
             raise _broken(
@@ -109,7 +109,9 @@ def _check_sizes(item: Input, tensor: torch.Tensor, sizes: Numbers) -> None:
 
 
 def _strides(
-    type: TensorType, tensor: torch.Tensor, sizes: Numbers  # noqa: A002
+    type: TensorType,
+    tensor: torch.Tensor,
+    sizes: Numbers,
 ) -> Iterator[int]:
     """The dimensions whose stride matters and differs."""
     for dim, (stride, now) in enumerate(zip(type.stride, tensor.stride(), strict=True)):

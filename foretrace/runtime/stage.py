@@ -33,13 +33,13 @@ class Followed(torch.autograd.Function):
     """Gives a tensor a history, in place, so that it is no leaf."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:  # noqa: ARG004 - followed
+    def forward(ctx: Any, anchor: Tensor, tensor: Tensor) -> Tensor:
         """Hand the tensor on."""
         ctx.mark_dirty(tensor)
         return tensor
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:  # noqa: ARG004 - torch's form
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
         """Nothing is before it."""
         return None, None
 

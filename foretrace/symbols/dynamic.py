@@ -41,7 +41,9 @@ class Dynamic:
         fresh = torch_api.symbolic_sizes(
             self.symbols.start(), tensor, name, [_range(w) for w in wanted]
         )
-        geometry = Geometry(*(self.symbols.sizes(x) for x in fresh[:2]), self.symbols.size(fresh[2]))
+        geometry = Geometry(
+            *(self.symbols.sizes(x) for x in fresh[:2]), self.symbols.size(fresh[2])
+        )
         return self._shared(geometry, wanted, name)
 
     def _shared(self, geometry: Geometry, wanted: list[Any], name: str) -> Geometry:
@@ -107,7 +109,9 @@ def find_spec(spec: Any, path: list[str], name: str) -> Any:
     return spec
 
 
-def dynamic_of(dynamic_shapes: Any, positional: list[str], names: set[str], symbols: Symbols) -> Dynamic:
+def dynamic_of(
+    dynamic_shapes: Any, positional: list[str], names: set[str], symbols: Symbols
+) -> Dynamic:
     """Read the `dynamic_shapes` argument; `positional` are the names of the positional arguments.
 
     Raises:

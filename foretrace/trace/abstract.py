@@ -84,7 +84,7 @@ class Types:
         self._known: dict[TensorType, TensorType] = {}
         self._prototypes: dict[TensorType, torch.Tensor] = {}
 
-    def intern(self, type: TensorType) -> TensorType:  # noqa: A002
+    def intern(self, type: TensorType) -> TensorType:
         """The one object for all types equal to this."""
         return self._known.setdefault(type, type)
 
@@ -101,7 +101,7 @@ class Types:
 
     def abstract(self, value: Value) -> Abstract:
         """A new abstract tensor for the value."""
-        type = value.type  # noqa: A001
+        type = value.type
         prototype = self._prototypes.get(type)
         if prototype is None:
             prototype = self._prototypes[type] = self._prototype(type)
@@ -112,7 +112,7 @@ class Types:
         tensor.value, tensor.alias = value, None
         return tensor  # type: ignore[no-any-return]
 
-    def _prototype(self, type: TensorType) -> torch.Tensor:  # noqa: A002
+    def _prototype(self, type: TensorType) -> torch.Tensor:
         number = self.symbols.number
         return torch_api.make_wrapper(
             Abstract,

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -12,13 +13,12 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal, user_frame_of
 from foretrace.ir.op import Value
-from foretrace.ir.types import TensorType
 from foretrace.ir.program import Input, Mutation, Output, Recorded, Requirements, Role
+from foretrace.ir.types import TensorType
 from foretrace.symbols.dynamic import Dynamic
-from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Abstract, Types
+from foretrace.trace.alias import alias_of, current
 from foretrace.trace.constants import Constants
-from foretrace.trace.effects import alias_of, current
 from foretrace.trace.functions import function_calls
 from foretrace.trace.meaning import Semantics
 from foretrace.trace.modules import module_calls
@@ -96,9 +96,14 @@ class Capture:
             return known
         return self.types.intern(
             TensorType(
-                geometry.shape, geometry.stride, known.dtype, known.device, geometry.offset,
-                known.requires_grad, known.lazy,
-            )  # fmt: skip
+                geometry.shape,
+                geometry.stride,
+                known.dtype,
+                known.device,
+                geometry.offset,
+                known.requires_grad,
+                known.lazy,
+            )
         )
 
     def _label(self, tensor: torch.Tensor) -> torch.device | None:
@@ -164,7 +169,9 @@ def _arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
     """Leaves of the arguments, named as the signature names them."""
     names = positional_names(fn, len(args))
     _, structure = take_apart((tuple(args), kwargs))
-    named = [pair for name, arg in zip(names, args, strict=True) for pair in take_apart(arg, name)[0]]
+    named = [
+        pair for name, arg in zip(names, args, strict=True) for pair in take_apart(arg, name)[0]
+    ]
     named += [pair for name, arg in kwargs.items() for pair in take_apart(arg, name)[0]]
     return named, structure
 
@@ -199,7 +206,12 @@ class _Reported:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if not isinstance(error, Exception):
             return
         known = self.recorder.first_refusal

@@ -9,139 +9,17 @@ to a view rebases the history of its base (CopySlices); a write under no_grad, o
 changes the content and leaves the history.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
-from weakref import ref
+from typing import Any
 
 import torch
 
-from foretrace.errors import Frame, Refusal
-from foretrace.ir.op import Op, Origin, Tree, Value, ViewStep, Write, substitute, values_in
+from foretrace.errors import Refusal
+from foretrace.ir.op import Op, Tree, Value, ViewStep, Write, values_in
 from foretrace.trace.abstract import Abstract
-from foretrace.ir.types import TensorType
-from foretrace.trace.meaning import Semantics
-
+from foretrace.trace.alias import Alias, Records, alias_of, current
+from foretrace.trace.layout import copied, drawn, draws_as_value, in_layout
 
 aten = torch.ops.aten
-
-
-class Records(Protocol):
-    """The part of the recorder that effects need."""
-
-    semantics: Semantics
-    unseen: set[Value]
-
-    def call(
-        self, func: Any, args: Tree, kwargs: dict[str, Tree] | None = None, grad: bool = False
-    ) -> Op:
-        """Record a call given in values."""
-
-    def append(self, op: Op) -> None:
-        """Add an op to the current scope."""
-
-    def inner_scope(self, frame: Frame | None = None) -> AbstractContextManager[list[Op]]:
-        """Ops recorded inside go to the yielded list."""
-
-    def origin(self) -> Origin:
-        """The current origin."""
-
-    def grad_mode(self) -> bool:
-        """Whether autograd would follow the next op."""
-
-    def abstract(self, value: Value) -> Abstract:
-        """A new abstract tensor."""
-
-    def followed_results(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
-        """For each result of a leaf, whether autograd follows it now."""
-
-
-def sort_key(stride: Any) -> tuple[int, Any]:
-    """Orders strides; of symbolic ones, the one with more factors is the larger."""
-    return (0, stride) if isinstance(stride, int) else (len(stride.args) or 1, str(stride))
-
-
-class Alias:
-    """One tensor among those that share its memory."""
-
-    __slots__ = ("children", "parent", "step", "tensor", "value")
-
-    def __init__(self, tensor: Abstract, parent: "Alias | None", step: ViewStep | None) -> None:
-        self.tensor: Callable[[], Abstract | None] = ref(tensor)
-        self.parent, self.step = parent, step
-        self.value: Value | None = tensor.value
-        self.children: list[Alias] = []
-
-    @property
-    def root(self) -> "Alias":
-        """The tensor that owns the memory."""
-        return self if self.parent is None else self.parent.root
-
-    @property
-    def is_view(self) -> bool:
-        """Whether it looks at a part of memory that another tensor owns."""
-        return self.parent is not None and self.step is not None and self.step.followed
-
-    def up_to_history(self) -> tuple["Alias", list["Alias"]]:
-        """The member that carries autograd's history of this one, and the way down from it."""
-        at, path = self, list[Alias]()
-        while at.parent is not None and at.step is not None and at.step.followed:
-            path.append(at)
-            at = at.parent
-        return at, path[::-1]
-
-    def members(self) -> Iterator["Alias"]:
-        """This one and all views of it."""
-        yield self
-        for child in self.children:
-            yield from child.members()
-
-    def become(self, value: Value | None) -> None:
-        """Stand for another value from now on; None: stale."""
-        self.value = value
-        tensor = self.tensor()
-        if tensor is not None:
-            tensor.value = value
-
-
-def alias_of(tensor: Abstract) -> Alias:
-    """The tensor's place among those that share its memory."""
-    if tensor.alias is None:
-        tensor.alias = Alias(tensor, None, None)
-    alias: Alias = tensor.alias
-    return alias
-
-
-def link(view: Abstract, base: Abstract, op: Op, position: int, grad_mode: bool) -> None:
-    """Note that `view`, an out of `op`, shares the memory of `base`."""
-    parent = alias_of(base)
-    if parent.value is None:
-        raise AssertionError("a base was read when it was viewed")
-    step = ViewStep(
-        op.target, op.args, op.kwargs, parent.value, position, grad_mode,
-        op.target is not aten.detach.default,
-    )  # fmt: skip
-    view.alias = Alias(view, parent, step)
-    parent.children.append(view.alias)
-
-
-def current(alias: Alias, recorder: Records) -> Value:
-    """The member's value now; a stale one is viewed again from its parent."""
-    if alias.value is None:
-        if alias.parent is None or alias.step is None:
-            raise AssertionError("the owner of memory is never stale")
-        alias.become(_view_again(alias.step, current(alias.parent, recorder), recorder))
-    if alias.value is None:
-        raise AssertionError("a view that was read again is not stale")
-    return alias.value
-
-
-def _view_again(step: ViewStep, base: Value, recorder: Records) -> Value:
-    args, kwargs = substitute((step.args, step.kwargs), {step.base: base})
-    return recorder.call(step.func, args, kwargs, grad=step.grad_mode).outs[step.position]
-
-
-# ---- writes -------------------------------------------------------------------------------------
 
 
 def written(
@@ -264,7 +142,18 @@ def _spread(recorder: Records, history: Alias, new: Value) -> None:
         content.type = content.type.with_grad(old.type.requires_grad)
         steps = tuple(member.step for member in path if member.step is not None)
         target = Write(aten.copy_.default, steps, followed=False)
-        recorder.append(Op(target, (old, (new,)), {}, content, (content,), origin=origin, region=body, writes=True))
+        recorder.append(
+            Op(
+                target,
+                (old, (new,)),
+                {},
+                content,
+                (content,),
+                origin=origin,
+                region=body,
+                writes=True,
+            )
+        )
         _renew(recorder, root, content)
     _renew(recorder, history, new)
 
@@ -285,95 +174,18 @@ def _new_contents(
     """What each target holds after the write, in the target's own layout and memory of its own."""
     if func is aten.copy_.default:
         old = current(alias_of(targets[0]), recorder)
-        return [_copied(recorder, old, args[1], whole=not alias_of(targets[0]).is_view)]
+        return [copied(recorder, old, args[1], whole=not alias_of(targets[0]).is_view)]
     functional = recorder.semantics.schema(func).functional
     if functional is None:
         raise AssertionError(func)
-    if recorder.semantics.schema(func).random and not _draws_as_value(func, args[0].type):
-        return [_drawn(recorder, func, args, kwargs)]
+    if recorder.semantics.schema(func).random and not draws_as_value(func, args[0].type):
+        return [drawn(recorder, func, args, kwargs)]
     op = recorder.call(functional.call, *functional.arguments(args, kwargs))
     news = op.outs[len(op.outs) - len(targets) :]
     return [
-        _in_layout(recorder, alias_of(target), new)
+        in_layout(recorder, alias_of(target), new)
         for target, new in zip(targets, news, strict=True)
     ]
-
-
-def _drawn(recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Value:
-    """An op that draws numbers in the order of memory: run in place on new memory of that layout."""
-    like = args[0].type
-    sizes, strides = list(like.shape), list(like.stride)
-    fresh = recorder.call(aten.new_empty_strided.default, (args[0], sizes, strides)).outs[0]
-    drawn = Value(fresh.type)
-    recorder.append(
-        Op(func, (fresh, *args[1:]), kwargs, drawn, (drawn,), origin=recorder.origin())
-    )
-    return drawn
-
-
-def _draws_as_value(func: Any, like: TensorType) -> bool:
-    """Whether the value form draws the same numbers: it does for memory without gaps.
-
-    `bernoulli`, unlike all others, gives a contiguous result.
-    """
-    expected: Any = 1
-    order = memory_order(like)
-    for dim in reversed(order):
-        if like.shape[dim] != 1 and like.stride[dim] != expected:
-            return False
-        expected = expected * like.shape[dim]
-    return func is not aten.bernoulli_.float or order == list(range(len(order)))
-
-
-def _copied(recorder: Records, old: Value, source: Value, whole: bool) -> Value:
-    """New memory with the content of `source`, by differentiable ops; `whole`: in old's layout."""
-    new, like = source, old.type
-    if new.type.dtype != like.dtype or new.type.device != like.device:
-        options = {"dtype": like.dtype, "device": like.device}
-        new = recorder.call(aten._to_copy.default, (new,), options).outs[0]
-    if new.type.shape != like.shape:
-        new = recorder.call(aten.expand.default, (new, list(like.shape))).outs[0]
-    if whole and not new.type.same_layout(like):
-        return _strided(recorder, old, new)
-    own_memory = new is not source and new.type.shape == source.type.shape
-    return new if own_memory else recorder.call(aten.clone.default, (new,)).outs[0]
-
-
-def _strided(recorder: Records, old: Value, new: Value) -> Value:
-    """The content of `new` in memory of its own with the strides of `old`."""
-    like = old.type
-    order = memory_order(like)
-    straight = recorder.call(aten.permute.default, (new, order)).outs[0]
-    options = {"memory_format": torch.contiguous_format}
-    copy = recorder.call(aten.clone.default, (straight,), options).outs[0]
-    back = recorder.call(aten.permute.default, (copy, _inverse(order))).outs[0]
-    if back.type.stride == like.stride:
-        return back
-    empty = recorder.call(aten.new_empty_strided.default, (old, list(like.shape), list(like.stride)))
-    args = (empty.outs[0], new, list(like.shape), list(like.stride), 0)
-    return recorder.call(aten.as_strided_scatter.default, args).outs[0]
-
-
-def memory_order(type: TensorType) -> list[int]:  # noqa: A002
-    """The dimensions from the slowest to the fastest in memory."""
-    dims = range(len(type.shape))
-    return sorted(dims, key=lambda dim: sort_key(type.stride[dim]), reverse=True)
-
-
-def _inverse(order: list[int]) -> list[int]:
-    return [order.index(dim) for dim in range(len(order))]
-
-
-def _in_layout(recorder: Records, target: Alias, new: Value) -> Value:
-    """New content as the target holds it; a resized `out` takes the result's layout."""
-    old = current(target, recorder)
-    if new.type.shape != old.type.shape:
-        return new
-    if new.type.dtype != old.type.dtype:
-        new = recorder.call(aten._to_copy.default, (new,), {"dtype": old.type.dtype}).outs[0]
-    if target.is_view or new.type.same_layout(old.type):
-        return new
-    return _strided(recorder, old, new)
 
 
 def _write_many(

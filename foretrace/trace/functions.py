@@ -15,7 +15,7 @@ from torch.autograd.function import Function, FunctionCtx
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Value
 from foretrace.trace.abstract import Abstract
-from foretrace.trace.effects import current
+from foretrace.trace.alias import current
 from foretrace.trace.recorder import Recorder
 
 
@@ -163,7 +163,7 @@ def backward_of(call: FunctionCall, grads: list[Any], zeros: Any) -> tuple[Any, 
     wanted = len(context.needs_input_grad)
     if len(found) < wanted or any(g is not None for g in found[wanted:]):
         raise Refusal(
-            f"{call.function.__name__}.backward returned {len(found)} gradients for {wanted} inputs",
+            f"{call}.backward returned {len(found)} gradients for {wanted} inputs",
             kind="wrong rule",
             do="return one gradient, or None, for each argument of forward",
         )

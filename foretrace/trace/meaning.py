@@ -126,3 +126,29 @@ class Semantics(Protocol):
 
         A call of None means that `new` itself is the whole content.
         """
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """What is not a list or a tuple, left to right."""
+    if isinstance(tree, (tuple, list)):
+        return [leaf for item in tree for leaf in leaves(item)]
+    return [tree]
+
+
+def map_leaves(tree: Tree, change: Callable[[Any], Any]) -> Tree:
+    """The structure with every leaf changed."""
+    if isinstance(tree, (tuple, list)):
+        return type(tree)([map_leaves(item, change) for item in tree])
+    return change(tree)
+
+
+def fill(result: Tree, operands: list[Value], made: list[Value]) -> Tree:
+    """The result structure with a new value for each type and the operand for each Given."""
+    if isinstance(result, TensorType):
+        made.append(Value(result))
+        return made[-1]
+    if isinstance(result, Given):
+        return operands[result.operand]
+    if isinstance(result, (tuple, list)):
+        return type(result)([fill(item, operands, made) for item in result])
+    return result

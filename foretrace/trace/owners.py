@@ -110,7 +110,9 @@ class _Loan:
         self.path, self.module = path, module
         self.attributes = dict(vars(module))
         self.containers = {
-            name: item.copy() for name, item in self.attributes.items() if type(item) in (dict, list)
+            name: item.copy()
+            for name, item in self.attributes.items()
+            if type(item) in (dict, list)
         }
 
     def full_name(self, name: str) -> str:
@@ -126,7 +128,9 @@ class _Loan:
 
 
 def _holds_abstract(item: Any, stands: set[int]) -> bool:
-    members = item.values() if isinstance(item, dict) else item if isinstance(item, list) else [item]
+    members = (
+        item.values() if isinstance(item, dict) else item if isinstance(item, list) else [item]
+    )
     return any(isinstance(member, Abstract) and id(member) not in stands for member in members)
 
 

@@ -18,7 +18,7 @@ class Sources:
 
     def here(self) -> Frame | None:
         """The user's line that is running now."""
-        library, frame = self._library, sys._getframe(1)  # noqa: SLF001 - inspect is 50x slower
+        library, frame = self._library, sys._getframe(1)
         at: FrameType | None = frame
         while at is not None:
             code = at.f_code

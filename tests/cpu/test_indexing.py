@@ -8,9 +8,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from foretrace import torch_api
 from foretrace.trace.indexing import Indexing
+from tests.labelled import Lines, labelled
 
 INDEXING = Indexing()
 ERRORS = (IndexError, TypeError, ValueError, RuntimeError)
@@ -172,3 +174,76 @@ def test_on_meta_as_well(tensor, index, new):
     tensor = tensor.to("meta")
     assert outcome(INDEXING.get, tensor, index) == outcome(own_get, tensor, index)
     assert outcome(INDEXING.set, tensor, index, new) == outcome(own_set, tensor, index, new)
+
+
+# ------------------------------------------------------------------------------ labelled cuda
+
+
+def cuda(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return labelled(torch.empty(shape, dtype=dtype, device="meta"))
+
+
+SUBJECT, PLACES, NUMBER = cuda(4, 5, 6), cuda(2, dtype=torch.int64), cuda()
+
+READS = [  # what a CUDA build of torch 2.13.0 calls
+    (-1, ["select.int(4x5x6, 0, -1)"]),
+    ((slice(None), slice(0, 5)), ["alias(4x5x6)"]),
+    ((..., slice(1, 3), None), ["slice.Tensor(4x5x6, 2, 1, 3)", "unsqueeze(4x5x2, 3)"]),
+    ((slice(None), PLACES), ["index.Tensor(4x5x6, [None, 2])"]),
+    ([0, 2], ["lift_fresh(2)", "index.Tensor(4x5x6, [2])"]),
+    (
+        np.array([0, 1]),
+        ["lift_fresh(2)", "to.device(2, cuda:0, int64)", "index.Tensor(4x5x6, [2])"],
+    ),
+    (
+        True,
+        [
+            "unsqueeze(4x5x6, 0)",
+            "zeros([1], dtype=int64, layout=strided)",
+            "index.Tensor(1x4x5x6, [1])",
+        ],
+    ),
+]
+WRITES = [
+    (0, 1, ["lift_fresh(())", "select.int(4x5x6, 0, 0)", "fill_.Tensor(5x6, ())"]),
+    (
+        0,
+        NUMBER,
+        ["select.int(4x5x6, 0, 0)", "view((), [])", "expand((), [5, 6])", "copy_(5x6, 5x6)"],
+    ),
+    (0, cuda(5, 6), ["select.int(4x5x6, 0, 0)", "copy_(5x6, 5x6)"]),
+    (PLACES, 1.5, ["lift_fresh(())", "index_put_(4x5x6, [2], ())"]),
+    (PLACES, cuda(1, 1, 6), ["view(1x1x6, [6])", "index_put_(4x5x6, [2], 6)"]),
+]
+
+
+@pytest.mark.parametrize(("index", "lines"), READS)
+def test_get_on_a_device_that_is_not_there(index, lines):
+    with torch_api.below_autograd(), Lines() as mode:
+        assert INDEXING.get(SUBJECT, index).device.type == "cuda"
+    assert mode.lines == lines
+
+
+@pytest.mark.parametrize(("index", "new", "lines"), WRITES)
+def test_set_on_a_device_that_is_not_there(index, new, lines):
+    with torch_api.below_autograd(), Lines() as mode:
+        INDEXING.set(SUBJECT, index, new)
+    assert mode.lines == lines
+
+
+# ------------------------------------------------------------------------------ unknown sizes
+
+
+def test_unknown_sizes_guard_as_little_as_the_bindings():
+    for index in (0, -1, slice(None), (slice(None), 0), (slice(0, None), None), (..., slice(1, 3))):
+        assert guards(INDEXING.get, index) == guards(own_get, index)
+
+
+def guards(way, index):
+    env = ShapeEnv(duck_shape=False)
+    mode = torch_api.FakeTensorMode(shape_env=env)
+    dynamic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+    tensor = mode.from_tensor(torch.zeros(4, 5), symbolic_context=dynamic)
+    with mode:
+        result = way(tensor, index)
+    return [str(guard.expr) for guard in env.guards], str(result.shape)

@@ -1,0 +1,220 @@
+"""The tape: what autograd runs for one op, recorded over stand-ins.
+
+Stand-ins carry the label "cpu", whatever the target. An in-place op inside a formula is made a
+value, as in a program.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.op import Op, Origin, Tree, Value, ViewStep, values_in
+from foretrace.ir.types import TensorType
+from foretrace.rules.infer import Inference
+from foretrace.rules.schemas import schema_of
+from foretrace.rules.table import RuleTable
+from foretrace.trace.abstract import Abstract, Types
+from foretrace.trace.alias import current
+from foretrace.trace.meaning import Given, Schema
+from foretrace.trace.recorder import Recorder
+from foretrace.trace.sources import Sources
+
+LABEL = torch.device("cpu")
+"""Stand-ins carry this label, whatever the target: autograd cannot run on a device that is absent,
+and a leaf's formula does not depend on the device."""
+NOWHERE = Origin(None, None, grad_mode=False)
+
+
+class FormulaSemantics:
+    """Inside a formula every op is a leaf, and nothing is followed."""
+
+    def __init__(self, inference: Inference, table: RuleTable) -> None:
+        self.inference, self.table = inference, table
+
+    def body_kernel(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[None, None]:
+        """No op is opened: autograd has opened composites before the tape sees them."""
+        return None, None
+
+    def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        """Types of a leaf's results."""
+        return self.inference.infer(func, args, kwargs)
+
+    def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
+        """Nothing in a formula is differentiated again."""
+        return ()
+
+    def schema(self, func: Any) -> Schema:
+        """What the operator's schema says."""
+        return schema_of(func)
+
+    def put_back(self, step: ViewStep | None, base: Value, new: Value) -> Any:
+        """The call that gives `base` with a view of it replaced."""
+        return self.table.put_back(step, base, new) if step is not None else None
+
+
+class Tape(Recorder):
+    """Records what autograd runs for one op: with stand-ins, and writes made values."""
+
+    def __init__(
+        self, types: Types, semantics: FormulaSemantics, device: torch.device, meanings: Any
+    ) -> None:
+        super().__init__(types, semantics, Sources(), _no_lift, _no_lift, _no_answer)
+        self.device, self.meanings = device, meanings
+        self.main: Any = None
+        self.results: tuple[Value, ...] | None = None
+        self.written: tuple[Value, ...] = ()
+        self._alive: list[Abstract] = []
+
+    def grad_mode(self) -> bool:
+        """The rule itself is not differentiated."""
+        return False
+
+    def origin(self) -> Origin:
+        """A rule has no place in the program until it is used."""
+        return NOWHERE
+
+    def abstract(self, value: Value) -> Abstract:
+        """A stand-in of the value's type that autograd can work with."""
+        type = value.type
+        label = TensorType(
+            type.shape, type.stride, type.dtype, LABEL, type.offset, type.requires_grad, type.lazy
+        )
+        tensor = self.types.abstract(Value(self.types.intern(label)))
+        tensor.value = value
+        self._alive.append(tensor)
+        return tensor
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note one call and answer it."""
+        forward = self.results is None
+        main = forward and func is self.main
+        if not main and _keeps_copy(func, forward and self.main is not None):
+            return self._same(args[0])
+        if kwargs and self.device != LABEL and kwargs.get("device") is not None:
+            on_label = torch.device(kwargs["device"]) == LABEL
+            kwargs = {**kwargs, "device": self.device if on_label else kwargs["device"]}
+        return (
+            self._run_main(func, args, kwargs or {})
+            if main
+            else super().__torch_dispatch__(func, types, args, kwargs)
+        )
+
+    def _run_main(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Answer the op whose rule is wanted; it is not part of the rule."""
+        tensors = [t for t in torch_api.tree_leaves((args, kwargs)) if isinstance(t, Abstract)]
+        typed = _typed((args, kwargs), self.types)
+        result = self.semantics.infer(func, *typed)
+        answer = self._answer(result, tensors)
+        returned = tensors_in(answer)
+        self.results = tuple(map(_value, returned))
+        self.written = tuple(self._rewritten(func, args, kwargs, returned))
+        return answer
+
+    def _rewritten(self, func: Any, args: Any, kwargs: Any, returned: Any) -> Iterator[Value]:
+        """New values for operands that the op writes to without returning them."""
+        stand_ins = {_value(t): t for t in torch_api.tree_leaves((args, kwargs))
+                     if isinstance(t, Abstract)}  # fmt: skip
+        values = [_maptensors_in(tree) for tree in (args, kwargs)]
+        for value in self.semantics.schema(func).written_now(*values):
+            tensor = stand_ins[value]
+            if not any(tensor is each for each in returned):
+                tensor.value = Value(value.type)
+                yield tensor.value
+
+    def _answer(self, result: Tree, tensors: list[Abstract]) -> Any:
+        if isinstance(result, TensorType):
+            return self.abstract(Value(result))
+        if isinstance(result, Given):
+            operand = tensors[result.operand]
+            operand.value = Value(_value(operand).type)  # written: another value from now on
+            return operand
+        if isinstance(result, (tuple, list)):
+            return type(result)([self._answer(item, tensors) for item in result])
+        return result
+
+    def _same(self, tensor: Abstract) -> Abstract:
+        """A copy that autograd keeps: the same value."""
+        value = _value(tensor)
+        copy = self.abstract(Value(value.type.with_grad(False)))
+        copy.value = value
+        return copy
+
+
+def _value(tensor: Abstract) -> Value:
+    if tensor.value is None:
+        raise Refusal("a formula writes to what it reads elsewhere", kind="no derivative")
+    return tensor.value
+
+
+def _typed(tree: Any, types: Types) -> Tree:
+    if isinstance(tree, Abstract):
+        return _value(tree).type.with_grad(False)
+    if isinstance(tree, (tuple, list)):
+        return (
+            [_typed(t, types) for t in tree]
+            if type(tree) is not tuple
+            else tuple([_typed(t, types) for t in tree])
+        )
+    if isinstance(tree, dict):
+        return {name: _typed(item, types) for name, item in tree.items()}
+    if isinstance(tree, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return types.symbols.scalar(tree)
+    return tree
+
+
+def _maptensors_in(tree: Any) -> Any:
+    if isinstance(tree, Abstract):
+        return _value(tree)
+    if isinstance(tree, (tuple, list)):
+        return [_maptensors_in(item) for item in tree]
+    if isinstance(tree, dict):
+        return {name: _maptensors_in(item) for name, item in tree.items()}
+    return tree
+
+
+def _no_lift(tensor: torch.Tensor) -> Abstract:
+    raise Refusal("a derivative uses a tensor from outside", kind="no derivative")
+
+
+def _no_answer(recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
+    raise Refusal(f"a derivative asks for data: {func}", kind="no derivative")
+
+
+def _keeps_copy(func: Any, saving: bool) -> bool:
+    """Calls by which autograd keeps a tensor for later; they compute nothing."""
+    return func is torch.ops.aten.detach.default or (
+        saving and func is torch.ops.aten.clone.default
+    )
+
+
+def current_value(tensor: Any, tape: Tape) -> Value:
+    """The value that a tensor of the tape stands for now."""
+    return tensor.value or current(tensor.alias, tape)
+
+
+def flat_values(ops: list[Op]) -> Iterator[Op]:
+    """The ops with the value forms of writes in their place."""
+    for op in ops:
+        if op.writes:
+            yield from flat_values(op.body or [])
+        else:
+            yield op
+
+
+def needed(ops: list[Op], results: Any) -> tuple[Op, ...]:
+    """The ops on which the results depend, in order."""
+    wanted = set(values_in(results))
+    kept = []
+    for op in reversed(ops):
+        if any(out in wanted for out in op.outs):
+            kept.append(op)
+            wanted.update(op.operands)
+    return tuple(reversed(kept))
+
+
+def tensors_in(result: Any) -> list[Any]:
+    """The tensors that a call returned, in order."""
+    return [leaf for leaf in torch_api.tree_leaves(result) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,93 @@
+"""New contents in the layout of what they are written over, by ops that have derivatives."""
+
+from typing import Any
+
+import torch
+
+from foretrace.ir.op import Op, Tree, Value
+from foretrace.ir.types import TensorType
+from foretrace.trace.alias import Alias, Records, current
+
+aten = torch.ops.aten
+
+
+def drawn(recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Value:
+    """An op that draws numbers in the order of memory: in place, on new memory so laid out."""
+    like = args[0].type
+    sizes, strides = list(like.shape), list(like.stride)
+    fresh = recorder.call(aten.new_empty_strided.default, (args[0], sizes, strides)).outs[0]
+    drawn = Value(fresh.type)
+    recorder.append(Op(func, (fresh, *args[1:]), kwargs, drawn, (drawn,), origin=recorder.origin()))
+    return drawn
+
+
+def draws_as_value(func: Any, like: TensorType) -> bool:
+    """Whether the value form draws the same numbers: it does for memory without gaps.
+
+    `bernoulli`, unlike all others, gives a contiguous result.
+    """
+    expected: Any = 1
+    order = memory_order(like)
+    for dim in reversed(order):
+        if like.shape[dim] != 1 and like.stride[dim] != expected:
+            return False
+        expected = expected * like.shape[dim]
+    return func is not aten.bernoulli_.float or order == list(range(len(order)))
+
+
+def copied(recorder: Records, old: Value, source: Value, whole: bool) -> Value:
+    """New memory with the content of `source`, by differentiable ops; `whole`: in old's layout."""
+    new, like = source, old.type
+    if new.type.dtype != like.dtype or new.type.device != like.device:
+        options = {"dtype": like.dtype, "device": like.device}
+        new = recorder.call(aten._to_copy.default, (new,), options).outs[0]
+    if new.type.shape != like.shape:
+        new = recorder.call(aten.expand.default, (new, list(like.shape))).outs[0]
+    if whole and not new.type.same_layout(like):
+        return _strided(recorder, old, new)
+    own_memory = new is not source and new.type.shape == source.type.shape
+    return new if own_memory else recorder.call(aten.clone.default, (new,)).outs[0]
+
+
+def _strided(recorder: Records, old: Value, new: Value) -> Value:
+    """The content of `new` in memory of its own with the strides of `old`."""
+    like = old.type
+    order = memory_order(like)
+    straight = recorder.call(aten.permute.default, (new, order)).outs[0]
+    options = {"memory_format": torch.contiguous_format}
+    copy = recorder.call(aten.clone.default, (straight,), options).outs[0]
+    back = recorder.call(aten.permute.default, (copy, _inverse(order))).outs[0]
+    if back.type.stride == like.stride:
+        return back
+    empty = recorder.call(
+        aten.new_empty_strided.default, (old, list(like.shape), list(like.stride))
+    )
+    args = (empty.outs[0], new, list(like.shape), list(like.stride), 0)
+    return recorder.call(aten.as_strided_scatter.default, args).outs[0]
+
+
+def _sort_key(stride: Any) -> tuple[int, Any]:
+    """Orders strides; of symbolic ones, the one with more factors is the larger."""
+    return (0, stride) if isinstance(stride, int) else (len(stride.args) or 1, str(stride))
+
+
+def memory_order(type: TensorType) -> list[int]:
+    """The dimensions from the slowest to the fastest in memory."""
+    dims = range(len(type.shape))
+    return sorted(dims, key=lambda dim: _sort_key(type.stride[dim]), reverse=True)
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return [order.index(dim) for dim in range(len(order))]
+
+
+def in_layout(recorder: Records, target: Alias, new: Value) -> Value:
+    """New content as the target holds it; a resized `out` takes the result's layout."""
+    old = current(target, recorder)
+    if new.type.shape != old.type.shape:
+        return new
+    if new.type.dtype != old.type.dtype:
+        new = recorder.call(aten._to_copy.default, (new,), {"dtype": old.type.dtype}).outs[0]
+    if target.is_view or new.type.same_layout(old.type):
+        return new
+    return _strided(recorder, old, new)

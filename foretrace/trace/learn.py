@@ -1,0 +1,173 @@
+"""Learn what a call means, once for all calls with operands of the same types.
+
+A composite's body runs once over stand-ins and is shared; where it depends on more than types (it
+writes to an operand, or asks for a constant's value), it is recorded anew at each call.
+"""
+
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.op import Definition, Op, Tree, Value, map_values, values_in
+from foretrace.ir.types import TensorType
+from foretrace.trace.abstract import Abstract
+from foretrace.trace.alias import Records, current
+from foretrace.trace.effects import written
+from foretrace.trace.meaning import Given, Meaning, leaves, map_leaves
+
+INDEX = torch.ops.aten.index.Tensor
+
+
+def learn(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
+) -> Meaning:
+    """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
+    kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
+    if kernel is not None:
+        return _learn_body(recorder, kernel, args, kwargs, choice)
+    schema = recorder.semantics.schema(func)
+    if schema.written_now(args, kwargs):
+        return Meaning(None, inline=written)
+    if not schema.returns_tensors:
+        return Meaning(None, inline=Answer())
+    typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
+    try:
+        result = recorder.semantics.infer(func, *typed)
+    except Refusal as refusal:
+        if refusal.kind != "data-dependent":
+            raise
+        return Meaning(None, inline=Fold(refusal))
+    fresh = [t for t in leaves(result) if isinstance(t, TensorType)]
+    if grad_mode and any(v.type.requires_grad for v in values_in((args, kwargs))):
+        followed = recorder.semantics.followed(func, *typed)
+        fresh = [t.with_grad(on) for t, on in zip(fresh, followed, strict=True)]
+    types = iter(map(recorder.types.intern, fresh))
+    result = map_leaves(result, lambda t: next(types) if isinstance(t, TensorType) else t)
+    return Meaning(result, None, choice, schema.view_positions(args, kwargs, len(fresh)))
+
+
+def _learn_body(
+    recorder: Records, kernel: Any, args: Tree, kwargs: dict[str, Tree], choice: Any
+) -> Meaning:
+    """Run the body once over stand-ins, so that calls of equal types share it."""
+    occurrences = values_in((args, kwargs))
+    operands = list(dict.fromkeys(occurrences))
+    params = [Value(v.type, v.hint) for v in operands]
+    stand_ins = [recorder.abstract(param) for param in params]
+    env = dict(zip(operands, stand_ins, strict=True))
+    inline = Meaning(None, choice=choice, inline=Inline(kernel, choice))
+    try:
+        ops, result = _run_body(recorder, kernel, *recorder.concrete((args, kwargs), env))
+    except Refusal as refusal:
+        if refusal.kind != "data-dependent":
+            raise
+        return inline
+    if any(s.value is not p for s, p in zip(stand_ins, params, strict=True)):
+        return inline
+    places = [occurrences.index(v) for v in operands]
+    return _definition_meaning(params, ops, result, stand_ins, places, choice) or inline
+
+
+def _run_body(recorder: Records, kernel: Any, args: Any, kwargs: Any) -> tuple[list[Op], Any]:
+    with recorder.inner_scope() as ops, recorder.listening():
+        result = kernel(*args, **kwargs)
+    return ops, result
+
+
+class Answer:
+    """A call that returns a number: known only where its operands are constants."""
+
+    def __call__(
+        self, recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree],
+        tensors: list[Abstract],
+    ) -> Any:  # fmt: skip
+        return recorder.answer(recorder, func, args, kwargs)
+
+
+class Fold:
+    """A call whose result's size depends on data: known where its operands are constants."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+
+    def __call__(
+        self, recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree],
+        tensors: list[Abstract],
+    ) -> Any:  # fmt: skip
+        if func is INDEX and (places := _places(recorder, args[1])) is not None:
+            return recorder.again(func, (tensors[0], places))
+        try:
+            result = recorder.answer(recorder, func, args, kwargs)
+        except Refusal as refusal:
+            raise self.refusal if refusal.kind == "data-dependent" else refusal from None
+        return map_leaves(
+            result, lambda t: recorder.lift_constant(t) if isinstance(t, torch.Tensor) else t
+        )
+
+
+def _places(recorder: Records, indices: list[Value | None]) -> list[Abstract | None] | None:
+    """Constant masks among indices as the places where they are true; None if a mask is unknown."""
+    places: list[Abstract | None] = []
+    for index in indices:
+        if index is None or index.type.dtype not in (torch.bool, torch.uint8):
+            places.append(index and recorder.abstract(index))
+            continue
+        try:
+            found = recorder.answer(recorder, torch.ops.aten.nonzero.default, (index,), {})
+        except Refusal:
+            return None
+        places += [recorder.lift_constant(place) for place in found.unbind(1)]
+    return places
+
+
+class Inline:
+    """Records a body anew at each call, over the call's own tensors."""
+
+    def __init__(self, kernel: Any, choice: Any) -> None:
+        self.kernel, self.choice = kernel, choice
+
+    def __call__(
+        self, recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree],
+        tensors: list[Abstract],
+    ) -> Any:  # fmt: skip
+        env = dict(zip(values_in((args, kwargs)), tensors, strict=True))
+        origin = recorder.origin()
+        with recorder.inner_scope(origin.frame) as ops, recorder.listening():
+            result = self.kernel(*recorder.concrete(args, env), **recorder.concrete(kwargs, env))
+            handed = [t for t in torch_api.tree_leaves(result) if isinstance(t, Abstract)]
+            values = [t.value or current(t.alias, recorder) for t in (*handed, *tensors)]
+        made = {out for op in ops for out in op.outs}
+        outs = tuple(v for v in dict.fromkeys(values) if v in made)
+        named = iter(values)
+        tree = map_leaves(result, lambda t: next(named) if isinstance(t, Abstract) else t)
+        recorder.append(
+            Op(func, args, kwargs, tree, outs, origin=origin, region=ops, choice=self.choice)
+        )
+        return result
+
+
+def _definition_meaning(
+    params: list[Value], ops: list[Op], result: Any, stand_ins: list[Abstract],
+    places: list[int], choice: Any,
+) -> Meaning | None:  # fmt: skip
+    """The meaning of a composite whose body ran over stand-ins; None if calls cannot share it."""
+    made = {out for op in ops for out in op.outs}
+    handed = [leaf for leaf in leaves(result) if isinstance(leaf, Abstract)]
+    outs = [leaf.value for leaf in handed if leaf.value in made]
+    if len(set(outs)) < len(outs):
+        return None
+    views = tuple(
+        (outs.index(leaf.value), places[i])
+        for leaf in handed if leaf.value in made and leaf.alias is not None
+        for i, stand_in in enumerate(stand_ins) if leaf.alias.root is stand_in.alias
+    )  # fmt: skip
+
+    def describe(leaf: Any) -> Any:
+        if not isinstance(leaf, Abstract) or leaf.value is None:
+            return leaf
+        return leaf.value.type if leaf.value in made else Given(places[params.index(leaf.value)])
+
+    body = Definition(tuple(params), tuple(ops), tuple(v for v in outs if v is not None))
+    return Meaning(map_leaves(result, describe), body, choice, views)
