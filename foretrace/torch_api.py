@@ -224,7 +224,7 @@ def symbolic_sizes(
 
     `torch._dynamo.source.ConstantSource` would import dynamo; any Source does.
     """
-    context = StatelessSymbolicContext(
+    context: Any = StatelessSymbolicContext(
         dynamic_sizes=[DimDynamic.DYNAMIC if want else DimDynamic.STATIC for want in wanted],
         constraint_sizes=[
             StrictMinMaxConstraint(vr=ValueRanges(*want), warn_only=False)

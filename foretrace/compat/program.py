@@ -24,6 +24,7 @@ from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.abstract import Types
 from foretrace.trace.capture import Capture, positional_names, record
 from foretrace.trace.sources import Sources
+from foretrace.trace.structure import take_apart
 
 RULES: RuleTable = RuleTable({**NORM_RULES, **REDUCTION_RULES})
 """The rules that win over derived ones; `foretrace.rule` adds to them."""
@@ -192,7 +193,8 @@ def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:
 
 
 def _device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:
-    tensors = [x for x in (*args, *(kwargs or {}).values()) if isinstance(x, torch.Tensor)]
-    if not tensors and isinstance(fn, torch.nn.Module):
-        tensors = list(fn.parameters())[:1]
-    return tensors[0].device if tensors else torch.device("cpu")
+    leaves = [leaf for _, leaf in take_apart((args, kwargs or {}))[0]]
+    if isinstance(fn, torch.nn.Module):
+        leaves += list(fn.parameters())[:1]
+    devices = (leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return next(devices, torch.device("cpu"))

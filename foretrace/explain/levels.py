@@ -57,18 +57,20 @@ def same_call(op: Op, wanted: Op) -> bool:
     return same_body or (bool(op.args) and op.args is wanted.args)
 
 
-def maker_of(ops: Sequence[Op], value: Value) -> Op | None:
-    """The highest op that has `value` among its outs: the op as written, or one inside it."""
+def makers_of(ops: Sequence[Op], value: Value) -> list[Op]:
+    """The ops that have `value` among their outs: as written, then each below that made it."""
+    found: list[Op] = []
     levels = [iter(ops)]
     while levels:
         op = next(levels[-1], None)
         if op is None:
             levels.pop()
         elif value in op.outs:
-            return op
+            found.append(op)
+            levels = [iter(op.region or ())]
         elif op.region:
             levels.append(iter(op.region))
-    return None
+    return found
 
 
 class Levels:
@@ -100,11 +102,14 @@ class Levels:
         waiting = [*op.outs, *op.operands[:1]]
         while waiting:
             value = waiting.pop(0)
-            found = maker_of(self.recorded.ops, value)
-            if found is not None:
-                return found if _loses_history(found) else None
-            if value in makers and makers[value] is not op:
-                waiting += makers[value].operands[:1]
+            maker = makers.get(value)
+            ways = makers_of(self.recorded.ops, value)
+            if maker is not None and maker is not op:
+                ways += path_to(self.recorded.ops, maker)
+                waiting += maker.operands[:1]
+            for each in reversed(ways):
+                if _loses_history(each):
+                    return each
         return None
 
     # ---- the top ------------------------------------------------------------------------------
@@ -188,8 +193,10 @@ def module_link(call: ModuleCall) -> Link:
 
 def _loses_history(op: Op) -> bool:
     """Whether autograd sees less of it than a graph would show."""
-    unseen = isinstance(op.target, Write) and not op.target.followed
-    return unseen or not op.origin.grad_mode or op.target is SCATTER
+    if isinstance(op.target, Write) or op.target is SCATTER:
+        return op.target is SCATTER or not op.target.followed
+    loose = any(not out.type.requires_grad and out.type.differentiable for out in op.outs)
+    return loose and any(value.type.requires_grad for value in op.operands)
 
 
 def history_link(op: Op, served: Op) -> Link:
@@ -199,8 +206,10 @@ def history_link(op: Op, served: Op) -> Link:
         why = "autograd does not follow this write: new content, the history of what was there"
     elif served.target is SCATTER:
         why = "torch's own derivative of as_strided_scatter is wrong for its base"
-    else:
+    elif not served.origin.grad_mode:
         why = "the program ran this under torch.no_grad(), and a graph has no grad mode"
+    else:
+        why = "the program did not let autograd follow this, and a graph's operator would be"
     return Link("history", f"{name} keeps what autograd follows as in the program", (why,))
 
 

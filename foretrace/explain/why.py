@@ -9,7 +9,7 @@ from torch import fx
 
 from foretrace.errors import Refusal
 from foretrace.explain.explanation import Explanation, Link
-from foretrace.explain.levels import Levels, maker_of, name_of, same_call, spell
+from foretrace.explain.levels import Levels, makers_of, name_of, same_call, spell
 from foretrace.explain.nodes import call_text, is_size, part_links, size_links, type_text
 from foretrace.ir.op import Backward, Op, target_name
 from foretrace.ir.program import Graph, Recorded
@@ -44,12 +44,13 @@ def explain(recorded: Recorded, graph: Graph, module: fx.GraphModule, name: str)
     around: list[Op] = []
     for step in outer:
         node = _find(module, step, name)
-        if node.op != "call_module":
+        inside = module.get_submodule(step) if node.op == "call_module" else None
+        if not isinstance(inside, fx.GraphModule):
             raise Refusal(
                 f"{step} has no nodes inside", kind="unknown node", do=f'ask for "{step}" itself'
             )
         around.append(_op_of(node))
-        module = module.get_submodule(step)  # type: ignore[assignment]
+        module = inside
     return _Telling(recorded, graph, module, around).node(_find(module, last, name), name)
 
 
@@ -148,8 +149,8 @@ class _Telling:
         for item in self.recorded.inputs:
             if item.value is value:
                 return Link("because", f"the loss is the {item.role}")
-        found = maker_of(self.recorded.ops, value) if value is not None else None
-        return found or Link("because", "the op that made the loss", missing=True)
+        makers = makers_of(self.recorded.ops, value) if value is not None else []
+        return makers[0] if makers else Link("because", "the op that made the loss", missing=True)
 
     # ---- inputs and outputs ---------------------------------------------------------------------
 

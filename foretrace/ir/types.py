@@ -36,7 +36,7 @@ class TensorType:
     """
 
     __slots__ = (
-        "_hash", "_key", "device", "dtype", "lazy", "offset", "requires_grad", "shape", "stride",
+        "_hash", "device", "dtype", "key", "lazy", "offset", "requires_grad", "shape", "stride",
     )  # fmt: skip
 
     def __init__(
@@ -52,14 +52,14 @@ class TensorType:
         self.shape, self.stride, self.offset = shape, stride, offset
         self.dtype, self.device, self.requires_grad = dtype, device, requires_grad
         self.lazy = lazy
-        self._key = (shape, stride, offset, dtype, device, requires_grad, lazy)
-        self._hash = hash(self._key)
+        self.key = (shape, stride, offset, dtype, device, requires_grad, lazy)
+        self._hash = hash(self.key)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, TensorType) and self._key == other._key)
+        return self is other or (isinstance(other, TensorType) and self.key == other.key)
 
     def __repr__(self) -> str:
         name = DTYPE_NAMES.get(self.dtype, str(self.dtype).removeprefix("torch."))

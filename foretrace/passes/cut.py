@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -132,7 +133,7 @@ def _seed(recorded: Recorded, walk: Differentiation, loss: int | None) -> list[I
     return tangents
 
 
-def _loss_value(recorded: Recorded, loss: int) -> Value:
+def _loss_value(recorded: Recorded, loss: Any) -> Value:
     if not isinstance(loss, int) or not 0 <= loss < len(recorded.outputs):
         raise Refusal(
             f"loss={loss!r}, but the program has {len(recorded.outputs)} outputs",

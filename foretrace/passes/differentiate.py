@@ -19,7 +19,6 @@ from foretrace.ir.op import (
     Backward,
     ModuleCall,
     Op,
-    Origin,
     RuleName,
     Tree,
     Value,
@@ -30,6 +29,7 @@ from foretrace.ir.op import (
     values_in,
 )
 from foretrace.ir.types import TensorType
+from foretrace.passes.spell import located, made, returned, spelled, used_by, written_positions
 from foretrace.rules.derive import Derivatives, Rule
 from foretrace.rules.infer import Inference
 from foretrace.rules.table import RuleTable
@@ -106,7 +106,7 @@ class Differentiation:
         if rule is None:
             return
         occurrences = values_in(args)
-        self._apply(op, rule, occurrences, _returned(op), self._tangents(op))
+        self._apply(op, rule, occurrences, returned(op), self._tangents(op))
 
     def _rule(
         self, func: Any, op: Op, args: Tree, kwargs: Any, tangents: Sequence[Value | None]
@@ -114,16 +114,17 @@ class Differentiation:
         both = (args, kwargs)
         if not any(t is not None for t in tangents):
             return None, both
-        typed = map_values(both, lambda v: v.type)
+        typed_args, typed_kwargs = map_values(both, lambda v: v.type)
         given = tuple(t and t.type for t in tangents)
-        positions = frozenset(_written_positions(op, values_in(both)))
+        positions = frozenset(written_positions(op, values_in(both)))
         try:
-            return self.derivatives.rule(func, *typed, given, positions), both
+            rule = self.derivatives.rule(func, typed_args, typed_kwargs, given, positions)
         except Refusal as refusal:
-            raise _located(refusal, op) from None
+            raise located(refusal, op) from None
+        return rule, both
 
     def _tangents(self, op: Op) -> list[Value | None]:
-        return [self.gradients.get(v) for v in _returned(op)]
+        return [self.gradients.get(v) for v in returned(op)]
 
     def _apply(
         self,
@@ -141,7 +142,7 @@ class Differentiation:
             (formal, actual) for formal, actual in zip(rule.tangents, tangents, strict=True)
             if formal is not None
         )  # fmt: skip
-        body = _spelled(rule.ops, env, op, rule.name)
+        body = spelled(rule.ops, env, op, rule.name)
         found = [g and env[g] for g in rule.gradients]
         self._emit(op, rule.name, body, found)
         for value, gradient in zip(occurrences, found, strict=True):
@@ -149,11 +150,11 @@ class Differentiation:
                 self.add(value, gradient, op)
 
     def _emit(self, op: Op, name: RuleName, body: list[Op], found: Iterable[Value | None]) -> None:
-        made = {out for inner in body for out in inner.outs}
-        outs = tuple(dict.fromkeys(g for g in found if g is not None and g in made))
+        inside = {out for inner in body for out in inner.outs}
+        outs = tuple(dict.fromkeys(g for g in found if g is not None and g in inside))
         if not body:
             return
-        used = tuple(v for v in _free(body) if v not in made)
+        used = tuple(v for v in used_by(body) if v not in inside)
         target = Backward(op, name)
         self.scope.ops.append(
             Op(
@@ -233,7 +234,7 @@ class Differentiation:
         if any(v in rule.results for inner in rule.ops for v in inner.operands):
             env[rule.results[0]] = self._part(write, out, op)
         env.update({t: part for t in rule.tangents if t is not None})
-        body = _spelled(rule.ops, env, op, rule.name)
+        body = spelled(rule.ops, env, op, rule.name)
         found = [g and env[g] for g in rule.gradients]
         self._emit(op, rule.name, body, found)
         self._put_back(op, write, base, bases, written, found[0])
@@ -259,7 +260,13 @@ class Differentiation:
         for step, outer in zip(reversed(write.steps), reversed(bases[:-1]), strict=True):
             call = self.table.put_back(step, outer, new)
             if call is None:
-                args = (bases[0], gradient, *_geometry(written.type))
+                args = (
+                    bases[0],
+                    gradient,
+                    list(written.type.shape),
+                    list(written.type.stride),
+                    written.type.offset,
+                )
                 new = self._call(torch.ops.aten.as_strided_scatter.default, args, op)
                 break
             func, args, _ = call
@@ -307,7 +314,7 @@ class Differentiation:
     def _whole(self, op: Op) -> None:
         """One backward op whose body is the derivative of the op's body."""
         body = op.body or []
-        outer, inside = self.scope, _made(body)
+        outer, inside = self.scope, made(body)
         self.scope = Scope(inside=inside)
         self.walk(body)
         inner, self.scope = self.scope, outer
@@ -315,58 +322,3 @@ class Differentiation:
         self._emit(op, name, inner.ops, [g for _, g, _ in inner.pending])
         for value, gradient, because in inner.pending:
             self.add(value, gradient, because)
-
-
-def _returned(op: Op) -> list[Value]:
-    """The tensors that the call returned, in order; a write's new content for what it wrote."""
-    return values_in(op.result)
-
-
-def _written_positions(op: Op, occurrences: list[Value]) -> list[int]:
-    return [0] if op.writes and occurrences else []
-
-
-def _spelled(ops: Sequence[Op], env: dict[Value, Any], because: Op, rule: RuleName) -> list[Op]:
-    """A rule's ops in the words of one call."""
-    spelled = []
-    for op in ops:
-        for out in op.outs:
-            env[out] = Value(out.type)
-        spelled.append(
-            Op(
-                op.target,
-                substitute(op.args, env),
-                substitute(op.kwargs, env),
-                substitute(op.result, env),
-                tuple([env[out] for out in op.outs]),
-                origin=because.origin,
-                because=because,
-                rule=rule,
-            )
-        )
-    return spelled
-
-
-def _made(ops: Iterable[Op]) -> set[Value]:
-    found: set[Value] = set()
-    for op in ops:
-        found.update(op.outs)
-        if op.region is not None or op.definition is not None:
-            found |= _made(op.body or ())
-    return found
-
-
-def _free(ops: Iterable[Op]) -> list[Value]:
-    """The values that ops use, each once, in order."""
-    return list(dict.fromkeys(v for op in ops for v in values_in((op.args, op.kwargs))))
-
-
-def _geometry(written: TensorType) -> tuple[Any, ...]:
-    return (list(written.shape), list(written.stride), written.offset)
-
-
-def _located(refusal: Refusal, op: Op) -> Refusal:
-    origin: Origin = op.origin
-    path = [str(call) for call in origin.module.stack()] if origin.module else []
-    near = [f"  {v!r}" for v in op.operands] + [f"> {op!r}"]
-    return refusal.located(origin.frame, path, near)

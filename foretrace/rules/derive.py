@@ -163,7 +163,7 @@ class Derivatives:
         inferred = self.inference.infer(func, *_unfollowed((args, kwargs)))
         found = [t for t in torch_api.tree_leaves(inferred) if isinstance(t, TensorType)]
         results = tuple(map(Value, found))
-        given = tuple(t and Value(t.with_grad(False)) for t in tangents)
+        given = tuple(None if t is None else Value(t.with_grad(False)) for t in tangents)
         tape.results = results
         with tape, torch.no_grad():
             stand_ins = iter([tape.abstract(value) for value in operands])
@@ -172,7 +172,7 @@ class Derivatives:
                 real_args,
                 real_kwargs,
                 tuple(tape.abstract(value) for value in results),
-                tuple(value and tape.abstract(value) for value in given),
+                tuple(None if value is None else tape.abstract(value) for value in given),
                 tuple(t.requires_grad for t in types),
             )
             gradients = registered.backward(call)
@@ -199,7 +199,7 @@ class Derivatives:
             edges: list[Any] = []
             for i, tensor in enumerate(stand_ins):
                 if tensor.requires_grad and i in written:
-                    stand_ins[i] = copy = self._history(tape, tensor, operands[i])
+                    stand_ins[i] = copy = self._history(tensor, operands[i])
                     edges.append(get_gradient_edge(copy))
                 else:
                     edges.append(tensor if tensor.requires_grad else None)
@@ -211,11 +211,12 @@ class Derivatives:
             raise Refusal(f"no derivative: {func} is taken apart on this build", kind="opened")
         return _Forward(tape, operands, edges, tensors_in(result))
 
-    def _history(self, tape: Tape, tensor: Abstract, value: Value) -> Abstract:
+    def _history(self, tensor: Abstract, value: Value) -> Abstract:
         """A copy that is no leaf, so that it may be written to."""
-        copy = tensor.clone()
+        copy: Any = tensor.clone()
         copy.value = value
-        return copy  # type: ignore[return-value]
+        stood: Abstract = copy
+        return stood
 
     def _concrete(self, tree: Tree, stand_ins: Any) -> Any:
         if isinstance(tree, TensorType):
@@ -230,8 +231,12 @@ class Derivatives:
         self, func: Any, forward: _Forward, tangents: tuple[TensorType | None, ...]
     ) -> Rule:
         tape = forward.tape
-        given = tuple(t and Value(t.with_grad(False)) for t in tangents)
-        pairs = [(o, tape.abstract(g)) for o, g in zip(forward.outs, given, strict=True) if g]
+        given = tuple(None if t is None else Value(t.with_grad(False)) for t in tangents)
+        pairs = [
+            (out, tape.abstract(tangent))
+            for out, tangent in zip(forward.outs, given, strict=True)
+            if tangent is not None and out.requires_grad
+        ]
         wanted = [edge for edge in forward.edges if edge is not None]
         name = pairs[0][0].grad_fn.name() if pairs[0][0].grad_fn is not None else ""
         with tape:

@@ -13,7 +13,7 @@ def fused_rms_norm_backward(call: BackwardCall) -> tuple[Any, ...]:
     Only builds with a kernel for it follow that line; a CPU build opens the op above autograd.
     """
     x, shape, weight, *_ = call.args
-    grad, (_, rstd) = call.grads[0], call.results
+    grad, (_, rstd) = call.gradient, call.results
     mask = [call.needs[0], len(call.needs) > 1 and call.needs[1]]
     grads = torch.ops.aten._fused_rms_norm_backward.default(grad, x, shape, rstd, weight, mask)
     return (grads[0],) if weight is None else (grads[0], grads[1])

@@ -23,10 +23,10 @@ def probe(infer: Callable[[Tree], Tree], call: Tree, numbers: Numbers, name: str
         Refusal: a size of the result is no size of an operand.
     """
     other = {symbol: number + 6 + 2 * i for i, (symbol, number) in enumerate(numbers.items())}
-    both = [infer(_with_numbers(call, each)) for each in (numbers, other)]
+    one, two = (infer(_with_numbers(call, each)) for each in (numbers, other))
     sizes = list(dict.fromkeys(_sizes(call)))
     known = {tuple(_number(size, each) for each in (numbers, other)): size for size in sizes}
-    return _merged(*both, known, name)
+    return _merged(one, two, known, name)
 
 
 def _merged(one: Tree, two: Tree, known: dict[tuple[int, ...], Size], name: str) -> Tree:
@@ -60,7 +60,7 @@ def _sizes(tree: Tree) -> Iterator[Size]:
     elif isinstance(tree, dict):
         yield from _sizes(list(tree.values()))
     elif isinstance(tree, sympy.Basic):
-        yield tree  # type: ignore[misc]
+        yield tree
 
 
 def _with_numbers(tree: Tree, numbers: Numbers) -> Tree:

@@ -15,7 +15,7 @@ from foretrace.rules.table import BackwardCall, Registered
 
 def prod_backward(call: BackwardCall) -> Any:
     """The gradient of the product of all elements."""
-    (x, *_), grad, (result,) = call.args, call.grads[0], call.results
+    (x, *_), grad, (result,) = call.args, call.gradient, call.results
     plain = grad * (result / x).conj()
     if x.dim() == 0 or x.numel() == 0:
         return plain
@@ -29,7 +29,7 @@ def prod_dim_backward(call: BackwardCall) -> Any:
     """The gradient of the product along one dimension."""
     x, dim, *rest = call.args
     keepdim = rest[0] if rest else call.kwargs.get("keepdim", False)
-    grad, (result,) = call.grads[0], call.results
+    grad, (result,) = call.gradient, call.results
     if x.dim() == 0:
         return grad
     if not keepdim and x.dim() != 1:

@@ -24,6 +24,14 @@ class BackwardCall:
     needs: tuple[bool, ...]
     """for each tensor argument, whether a gradient is wanted"""
 
+    @property
+    def gradient(self) -> torch.Tensor:
+        """The gradient of the first result, for ops that have only this one."""
+        first = self.grads[0]
+        if first is None:
+            raise Refusal("the first result has no gradient", kind="wrong rule")
+        return first
+
 
 @dataclass(frozen=True, slots=True)
 class Registered:

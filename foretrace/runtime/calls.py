@@ -39,9 +39,7 @@ def run_joint(
         )
     # Some kernels do another thing under no_grad (mkldnn_rnn_layer keeps no workspace), so the
     # grad mode is eager's, and nothing is followed because nothing requires grad.
-    detached = [
-        x.detach() if isinstance(x, torch.Tensor) else x for x in (*flat, *(tangents or ()))
-    ]
+    detached = [tensor.detach() for tensor in (*flat, *(tangents or ()))]
     with torch.enable_grad():
         results = module(*detached)
     outputs, rest = _finish(recorded, flat, sizes, results)

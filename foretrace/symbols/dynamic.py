@@ -41,9 +41,8 @@ class Dynamic:
         fresh = torch_api.symbolic_sizes(
             self.symbols.start(), tensor, name, [_range(w) for w in wanted]
         )
-        geometry = Geometry(
-            *(self.symbols.sizes(x) for x in fresh[:2]), self.symbols.size(fresh[2])
-        )
+        shape, stride = (self.symbols.sizes(part) for part in fresh[:2])
+        geometry = Geometry(shape, stride, self.symbols.size(fresh[2]))
         return self._shared(geometry, wanted, name)
 
     def _shared(self, geometry: Geometry, wanted: list[Any], name: str) -> Geometry:
@@ -56,10 +55,9 @@ class Dynamic:
                 raise _constant_size(name, dim, size, want)
             first = self.named.setdefault(want.__name__, size)
             same[size] = first
-        return Geometry(
-            *(tuple(_put(x, same) for x in part) for part in (geometry.shape, geometry.stride)),
-            _put(geometry.offset, same),
-        )
+        both = (geometry.shape, geometry.stride)
+        shape, stride = (tuple(_put(size, same) for size in part) for part in both)
+        return Geometry(shape, stride, _put(geometry.offset, same))
 
     def _wanted(self, tensor: torch.Tensor, name: str) -> list[Any]:
         if self.spec is True:

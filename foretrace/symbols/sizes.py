@@ -24,7 +24,7 @@ class Guard:
     @property
     def symbols(self) -> frozenset[sympy.Symbol]:
         """The symbols that it speaks of."""
-        return frozenset(self.condition.free_symbols)  # type: ignore[arg-type]
+        return frozenset(self.condition.free_symbols)
 
     def holds(self, sizes: dict[sympy.Symbol, int]) -> bool:
         """Whether the condition is true of these sizes."""
@@ -133,4 +133,4 @@ class Symbols:
 
 def plain(expr: sympy.Basic) -> Size:
     """The expression, or an int where it is one."""
-    return int(expr) if isinstance(expr, (int, sympy.Integer)) else expr  # type: ignore[return-value]
+    return int(expr) if isinstance(expr, (int, sympy.Integer)) else expr

@@ -57,7 +57,9 @@ class TargetSemantics:
         named = {**ATTENTION_DEFAULTS, **schema_of(func).bind(args, kwargs)}
         mask = named["attn_mask"]
         call = AttentionCall(
-            *(named[name].type for name in ("query", "key", "value")),
+            query=named["query"].type,
+            key=named["key"].type,
+            value=named["value"].type,
             mask=mask.type if isinstance(mask, Value) else None,
             dropout=named["dropout_p"],
             causal=named["is_causal"],

@@ -23,10 +23,10 @@ class Abstract(torch.Tensor):
     leaf: bool = False
     indexing: Any = None
 
-    __torch_function__ = torch_api.disabled_torch_function
+    __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> NoReturn:
         raise Refusal(
@@ -110,7 +110,7 @@ class Types:
             if type.lazy:
                 torch_api.set_lazy(tensor, type.lazy)
         tensor.value, tensor.alias = value, None
-        return tensor  # type: ignore[no-any-return]
+        return tensor
 
     def _prototype(self, type: TensorType) -> torch.Tensor:
         number = self.symbols.number

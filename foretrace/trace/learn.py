@@ -112,7 +112,7 @@ def _places(recorder: Records, indices: list[Value | None]) -> list[Abstract | N
     places: list[Abstract | None] = []
     for index in indices:
         if index is None or index.type.dtype not in (torch.bool, torch.uint8):
-            places.append(index and recorder.abstract(index))
+            places.append(None if index is None else recorder.abstract(index))
             continue
         try:
             found = recorder.answer(recorder, torch.ops.aten.nonzero.default, (index,), {})
@@ -155,7 +155,7 @@ def _definition_meaning(
     """The meaning of a composite whose body ran over stand-ins; None if calls cannot share it."""
     made = {out for op in ops for out in op.outs}
     handed = [leaf for leaf in leaves(result) if isinstance(leaf, Abstract)]
-    outs = [leaf.value for leaf in handed if leaf.value in made]
+    outs = [v for leaf in handed if (v := leaf.value) is not None and v in made]
     if len(set(outs)) < len(outs):
         return None
     views = tuple(
@@ -169,5 +169,5 @@ def _definition_meaning(
             return leaf
         return leaf.value.type if leaf.value in made else Given(places[params.index(leaf.value)])
 
-    body = Definition(tuple(params), tuple(ops), tuple(v for v in outs if v is not None))
+    body = Definition(tuple(params), tuple(ops), tuple(outs))
     return Meaning(map_leaves(result, describe), body, choice, views)

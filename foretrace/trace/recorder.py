@@ -14,6 +14,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.op import ModuleCall, Op, Origin, Target, Tree, Value, map_values, values_in
+from foretrace.ir.text import neighbourhood
 from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.alias import link
@@ -22,6 +23,7 @@ from foretrace.trace.meaning import Given, Meaning, Semantics, fill, map_leaves
 from foretrace.trace.reading import Call, key_of
 from foretrace.trace.sources import Sources
 
+NOWHERE = Origin(None, None)
 LIFT_FRESH = torch.ops.aten.lift_fresh.default
 LIFT_FRESH_COPY = torch.ops.aten.lift_fresh_copy.default
 """A constant of the program is copied where it is made, as each run makes it anew."""
@@ -39,7 +41,7 @@ class Recorder(torch_api.TorchDispatchMode):
         lift_constant: Callable[[torch.Tensor], Abstract],
         answer: Callable[["Recorder", Any, Tree, dict[str, Tree]], Any],
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._mode_key = torch_api.FAKE_MODE_KEY
         self.types, self.semantics, self.sources = types, semantics, sources
         self.lift, self.lift_constant, self.answer = lift, lift_constant, answer
@@ -73,7 +75,7 @@ class Recorder(torch_api.TorchDispatchMode):
                 return meaning.inline(self, func, values, named, tensors)
             return self._abstract(self.emit(func, values, named, meaning), meaning, tensors)
         except Refusal as refusal:
-            raise self._located(refusal, func) from None
+            raise self._located(refusal, func, values, named) from None
 
     def note_failure(self, error: BaseException | None) -> None:
         """Remember the innermost module call that an exception left."""
@@ -98,13 +100,13 @@ class Recorder(torch_api.TorchDispatchMode):
     ) -> Meaning:  # fmt: skip
         operands = [t.value for t in tensors] if tensors else values_in((args, kwargs))
         if len(operands) > 1 and len(set(operands)) < len(operands):
-            key.append(tuple(map(operands.index, operands)))
+            key.append(tuple(operands.index(operand) for operand in operands))
         found = self.meanings.get(tuple(key))
         if found is None:
             try:
                 found = learn(self, func, args, kwargs, grad_mode=key[1])
             except Refusal as refusal:
-                raise self._located(refusal, func) from None
+                raise self._located(refusal, func, args, kwargs) from None
             self.meanings[tuple(key)] = found
         return found
 
@@ -214,10 +216,10 @@ class Recorder(torch_api.TorchDispatchMode):
         typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
         return self.semantics.followed(func, *typed)
 
-    def _located(self, refusal: Refusal, func: Any) -> Refusal:
+    def _located(self, refusal: Refusal, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Refusal:
         """Add the user's line, the module and the ops around; remember it in case it is caught."""
         if self._depth == 0:
-            near = [f"  {op!r}" for op in self.log[-1:]] + [f"> {func}"]
+            near = neighbourhood(self.log[-2:], Op(func, args, kwargs, None, (), origin=NOWHERE))
             refusal.located(self.sources.here(), self.module_path(), near)
             self.first_refusal = self.first_refusal or refusal
         return refusal

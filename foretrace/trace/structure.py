@@ -84,7 +84,7 @@ def _holds_tensors(item: Any, depth: int) -> bool:
 
 
 def _rebuild(kind: type, attributes: dict[str, Any]) -> Any:
-    new = object.__new__(kind)
+    new: Any = object.__new__(kind)
     for name, item in attributes.items():
         object.__setattr__(new, name, item)
     return new

@@ -70,7 +70,9 @@ def test_nothing_is_left_behind() -> None:
 
 
 def test_tangents_where_there_is_no_loss() -> None:
-    report = check(foretrace.capture, lambda x: (x.sin(), x.cos()), (torch.randn(3).requires_grad_(),))
+    report = check(
+        foretrace.capture, lambda x: (x.sin(), x.cos()), (torch.randn(3).requires_grad_(),)
+    )
     assert report.equal
     assert report.loss is None
     assert report.mode == "as is"

@@ -1,4 +1,4 @@
-"""Every node says why it is there: the user's line, each level below, the derivative, the choice."""
+"""Every node says why it is there: the user's line, each level below, the derivative."""
 
 import inspect
 import json
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 import foretrace
 from foretrace.cli.load import loaded
 from foretrace.explain.explanation import Explanation, Link
+from tests.zoo import CASES
+from tests.zoo.registry import Case
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,7 +89,8 @@ def explained(cut: foretrace.Cut) -> dict[str, Explanation]:
     """Every node of a graph, and of what was kept whole in it."""
     names = list(cut.nodes)
     for path, module in cut.graph_module.named_modules():
-        names += [f"{path}.{node.name}" for node in module.graph.nodes] if path else []
+        if path and isinstance(module, torch.fx.GraphModule):
+            names += [f"{path}.{node.name}" for node in module.graph.nodes]
     return {name: cut.explain(name) for name in names}
 
 
@@ -117,6 +120,24 @@ def test_no_link_is_missing_where_ops_are_kept(keep: str, kind: str) -> None:
 def test_no_link_is_missing_on_any_target(target: str) -> None:
     for made in (attention(1, 2), PROGRAMS["rms_norm"]()):
         complete(foretrace.capture(*made, target=target).cut("joint", loss=0))
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+def test_no_link_is_missing_in_the_zoo(case: Case) -> None:
+    given = case.subject()
+    try:
+        program = foretrace.capture(given.fn, given.args, given.kwargs)
+        cuts = [
+            program.cut(kind, **({"loss": case.loss} if kind == "joint" else {}))
+            for kind in case.cuts
+        ]
+    except foretrace.Refusal as refusal:
+        if not case.may_refuse:
+            raise
+        pytest.xfail(f"{case.may_refuse}: {refusal}")
+    for cut in cuts:
+        complete(cut)
 
 
 # --------------------------------------------------------------------------- what is in a path

@@ -1,0 +1,61 @@
+"""Ops in the words of one call; what ops make and use."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from foretrace.errors import Refusal
+from foretrace.ir.op import Op, RuleName, Value, substitute, values_in
+from foretrace.ir.text import neighbourhood
+
+
+def returned(op: Op) -> list[Value]:
+    """The tensors that the call returned, in order; a write's new content for what it wrote."""
+    return values_in(op.result)
+
+
+def written_positions(op: Op, occurrences: list[Value]) -> list[int]:
+    """Positions of the operands that an in-place op writes to: its first."""
+    return [0] if op.writes and occurrences else []
+
+
+def spelled(ops: Sequence[Op], env: dict[Value, Any], because: Op, rule: RuleName) -> list[Op]:
+    """A rule's ops in the words of one call."""
+    copies = []
+    for op in ops:
+        for out in op.outs:
+            env[out] = Value(out.type)
+        copies.append(
+            Op(
+                op.target,
+                substitute(op.args, env),
+                substitute(op.kwargs, env),
+                substitute(op.result, env),
+                tuple([env[out] for out in op.outs]),
+                origin=because.origin,
+                because=because,
+                rule=rule,
+            )
+        )
+    return copies
+
+
+def made(ops: Iterable[Op]) -> set[Value]:
+    """Everything that ops make, in their bodies too."""
+    found: set[Value] = set()
+    for op in ops:
+        found.update(op.outs)
+        if op.region is not None or op.definition is not None:
+            found |= made(op.body or ())
+    return found
+
+
+def used_by(ops: Iterable[Op]) -> list[Value]:
+    """The values that ops use, each once, in order."""
+    return list(dict.fromkeys(v for op in ops for v in values_in((op.args, op.kwargs))))
+
+
+def located(refusal: Refusal, op: Op, makers: Sequence[Op] = ()) -> Refusal:
+    """The refusal with the place of an op."""
+    origin = op.origin
+    path = [str(call) for call in origin.module.stack()] if origin.module else []
+    return refusal.located(origin.frame, path, neighbourhood(makers, op))
