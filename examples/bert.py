@@ -1,7 +1,7 @@
-"""A training step of BERT on masked tokens: padded rows, and a loss over some positions only.
+"""A training step of BERT on masked tokens: a loss over some positions only, dropout, tied weights.
 
-The second row is shorter than the first, which `attention_mask` says; labels of -100 take no part
-in the loss. Dropout is on, and the output layer shares the embedding's weight.
+No row is padded. With an `attention_mask`, transformers asks in Python whether the mask is all
+ones and takes another way if it is; that depends on the input's data, so capture refuses it.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
 BATCH, LENGTH, VOCABULARY = 2, 32, 256
-PADDING, MASK, FIRST_WORD = 0, 1, 2
+MASK, FIRST_WORD = 1, 2
 IGNORED = -100
 
 
@@ -23,19 +23,15 @@ def program() -> tuple[BertForMaskedLM, tuple[()], dict[str, Tensor]]:
         num_attention_heads=4,
         intermediate_size=128,
         max_position_embeddings=LENGTH,
-        pad_token_id=PADDING,
     )
     return BertForMaskedLM(config).train(), (), batch()
 
 
 def batch() -> dict[str, Tensor]:
-    """Return two sentences, their masked tokens as labels, and where they end."""
+    """Return two sentences and their masked tokens as labels; -100 takes no part in the loss."""
     tokens = torch.randint(FIRST_WORD, VOCABULARY, (BATCH, LENGTH))
-    lengths = torch.tensor([LENGTH, LENGTH * 3 // 4])
-    present = torch.arange(LENGTH) < lengths[:, None]
-    hidden = present & (torch.arange(LENGTH) % 5 == 0)
+    hidden = (torch.arange(LENGTH) % 5 == 0).expand(BATCH, LENGTH)
     return {
-        "input_ids": tokens.where(present, PADDING).where(~hidden, MASK),
-        "attention_mask": present.long(),
+        "input_ids": tokens.where(~hidden, MASK),
         "labels": tokens.where(hidden, IGNORED),
     }

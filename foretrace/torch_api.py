@@ -271,3 +271,9 @@ def quiet_fake_tensor() -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
+
+
+def device_types_here() -> frozenset[str]:
+    """Device types on whose tensors the Python binding of `x[...]` works; else it takes a guard."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return frozenset({"cpu", "meta", *([found.type] if found is not None else [])})

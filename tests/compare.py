@@ -72,7 +72,7 @@ def same_as_eager(
     dynamic_shapes: object = None,
     target: object = None,
     keep: Sequence[object] = (),
-    open: Sequence[object] = (),  # noqa: A002  the public name
+    open: Sequence[object] = (),
     more_args: Sequence[Sequence[object]] = (),
     capture: Capture = foretrace.capture,
 ) -> Report:

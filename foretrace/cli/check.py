@@ -10,6 +10,7 @@ from foretrace.cli.load import loaded
 from foretrace.cli.render import Screen
 from foretrace.cli.show import counted
 from foretrace.compat.program import capture
+from foretrace.errors import Refusal
 from foretrace.runtime.check import Item, Report, check, has_modes
 
 SHOWN = 12
@@ -28,19 +29,37 @@ KINDS: dict[str, str] = {
 
 
 def run(options: Options, screen: Screen) -> int:
-    """Print one table for each program, and whether all is equal."""
+    """Print one table for each program, and whether all is equal.
+
+    Returns:
+        0: all is equal; 1: a difference was found; 2: one of several programs was refused.
+    """
     found: list[dict[str, Any]] = []
-    equal = True
+    code = 0
     for spec in options.programs:
-        reports = _reports(spec, options.modes, screen)
-        equal &= all(report.equal for report in reports)
-        if screen.json:
-            found += [{"program": spec, **report.to_dict()} for report in reports]
-        else:
+        try:
+            reports = _reports(spec, options.modes, screen)
+        except Refusal as refusal:
+            if len(options.programs) == 1:
+                raise
+            code = 2
+            found.append({"program": spec, "refusal": refusal.to_dict()})
+            _print_refusal(spec, refusal, screen)
+            continue
+        code = max(code, int(not all(report.equal for report in reports)))
+        found += [{"program": spec, **report.to_dict()} for report in reports]
+        if not screen.json:
             _print(spec, reports, screen)
     if screen.json:
-        screen.data({"equal": equal, "checks": found})
-    return 0 if equal else 1
+        screen.data({"equal": code == 0, "checks": found})
+    return code
+
+
+def _print_refusal(spec: str, refusal: Refusal, screen: Screen) -> None:
+    if not screen.json:
+        screen.line(spec, "bold")
+        screen.refusal(refusal)
+        screen.line()
 
 
 def _reports(spec: str, modes: Sequence[str], screen: Screen) -> list[Report]:
@@ -95,15 +114,16 @@ def _differences(report: Report, screen: Screen) -> None:
 def _verdict(items: Sequence[Item]) -> str:
     """`all 147 gradients, 2 outputs bitwise equal`; a thing counts once, however often it is in."""
     different = {(item.what, item.name) for item in items if not item.equal}
-    every = dict.fromkeys((item.what, item.name) for item in items)
+    found = [(item.what, item.name) for item in items if item.what != "random state"]
+    every = dict.fromkeys(found)
     chosen = [pair for pair in every if not different or pair in different]
     parts = [
         counted(count, KINDS[kind])
         for kind in KINDS
-        if kind != "random state" and (count := sum(what == kind for what, _ in chosen))
+        if (count := sum(what == kind for what, _ in chosen))
     ]
     if not different:
-        return f"all {', '.join(parts)} bitwise equal"
+        return f"{'all ' if len(every) > 1 else ''}{', '.join(parts)} bitwise equal"
     if any(what == "random state" for what, _ in different):
         parts.append("the random state")
     return f"different from eager: {', '.join(parts)}"

@@ -21,7 +21,7 @@ def run(options: Options, screen: Screen) -> int:
 
 
 def _print(explanation: Explanation, screen: Screen) -> None:
-    screen.line(Text(explanation.node, "bold") + Text(f": {explanation.head}"))
+    screen.paragraph(Text(explanation.node, "bold") + Text(f": {explanation.head}"))
     labelled = ""
     for row in explanation.rows():
         labelled = row.label or labelled

@@ -49,11 +49,26 @@ class Screen:
 
     def data(self, answer: Any) -> None:
         """An answer for programs."""
-        self.out.print(json_module.dumps(answer, indent=2), soft_wrap=True)
+        self._write(json_module.dumps(answer, indent=2))
 
     def line(self, text: str | Text = "", style: str = "") -> None:
-        """A line of an answer; never cut, never broken."""
-        self.out.print(text, style=style, soft_wrap=True)
+        """A line of an answer; never cut, and broken by the terminal alone."""
+        if self.terminal:
+            self.out.print(text, style=style, soft_wrap=True)
+        else:
+            self._write(str(text))
+
+    def paragraph(self, text: Text) -> None:
+        """A line whose rest goes on further in below, where it does not fit."""
+        self.line(self._folded(text) if self.terminal else text)
+
+    def _write(self, text: str) -> None:
+        """Without rich, which takes a second for what a large graph has to say."""
+        try:
+            self.out.file.write(f"{text}\n")
+            self.out.file.flush()
+        except BrokenPipeError:
+            self.out.on_broken_pipe()
 
     def code(self, text: str) -> None:
         """Python, in colour on a terminal, where what does not fit goes on further in below."""
@@ -62,7 +77,7 @@ class Screen:
             return
         syntax = Syntax("", "python", theme=THEME, background_color="default")
         for line in syntax.highlight(text.rstrip()).split():
-            self.line(self._folded(line))
+            self.paragraph(line)
 
     def _folded(self, line: Text) -> Text:
         width = self.out.width
@@ -81,7 +96,7 @@ class Screen:
             plain = [list(head), *([cell.plain for cell in row] for row in rows)]
             widths = [max(map(len, column)) for column in zip(*plain, strict=True)]
             for cells in plain:
-                self.line("  ".join(_cells(cells, widths, left)).rstrip())
+                self._write("  ".join(_cells(cells, widths, left)).rstrip())
             return
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
         for index, title in enumerate(head):
@@ -94,7 +109,7 @@ class Screen:
         """Text beside a label; what does not fit goes on below the text."""
         if not self.terminal:
             right = right if isinstance(right, Text) else Text(right.code)
-            self.line(f"{left.plain:<{width}}{right.plain}".rstrip())
+            self._write(f"{left.plain:<{width}}{right.plain}".rstrip())
             return
         grid = Table.grid()
         grid.add_column(width=width, no_wrap=True)

@@ -1,0 +1,1 @@
+"""foretrace's own entry points: capture, Program, Cut and rule."""

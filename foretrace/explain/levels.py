@@ -193,8 +193,10 @@ def module_link(call: ModuleCall) -> Link:
 
 def _loses_history(op: Op) -> bool:
     """Whether autograd sees less of it than a graph would show."""
-    if isinstance(op.target, Write) or op.target is SCATTER:
-        return op.target is SCATTER or not op.target.followed
+    if isinstance(op.target, Write):
+        return not op.target.followed
+    if op.target is SCATTER:
+        return True
     loose = any(not out.type.requires_grad and out.type.differentiable for out in op.outs)
     return loose and any(value.type.requires_grad for value in op.operands)
 

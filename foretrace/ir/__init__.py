@@ -1,0 +1,1 @@
+"""Values, ops, the recorded program, and graphs cut from it."""

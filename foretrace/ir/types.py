@@ -94,6 +94,12 @@ class TensorType:
             self.shape, self.stride, self.dtype, self.device, self.offset, requires_grad, self.lazy
         )
 
+    def on(self, device: torch.device) -> "TensorType":
+        """The same type on another device."""
+        return TensorType(
+            self.shape, self.stride, self.dtype, device, self.offset, self.requires_grad, self.lazy
+        )
+
     def same_layout(self, other: "TensorType") -> bool:
         """Whether both have the same shape, strides and dtype."""
         mine, theirs = (

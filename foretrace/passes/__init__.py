@@ -1,0 +1,1 @@
+"""From the recorded tree to graphs: cut, differentiate, select."""

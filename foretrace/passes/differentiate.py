@@ -115,7 +115,7 @@ class Differentiation:
         if not any(t is not None for t in tangents):
             return None, both
         typed_args, typed_kwargs = map_values(both, lambda v: v.type)
-        given = tuple(t and t.type for t in tangents)
+        given = tuple(None if t is None else t.type for t in tangents)
         positions = frozenset(written_positions(op, values_in(both)))
         try:
             rule = self.derivatives.rule(func, typed_args, typed_kwargs, given, positions)

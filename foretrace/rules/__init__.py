@@ -1,0 +1,1 @@
+"""What an op means: the types of its results, and its derivative."""

@@ -14,6 +14,7 @@ from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Types
 from foretrace.trace.meaning import Given
 
+NOT_LINKED = "not linked with support for"
 NOT_SYMBOLIC = "does not support symbolic shapes"
 
 
@@ -51,10 +52,19 @@ class Inference:
         try:
             return self._once(func, args, kwargs)
         except RuntimeError as error:
+            if NOT_LINKED in str(error):
+                return self._elsewhere(func, args, kwargs)
             if NOT_SYMBOLIC not in str(error):
                 raise
         numbers = self.symbols.numbers()
         return probe(lambda call: self._once(func, *call), (args, kwargs), numbers, str(func))
+
+    def _elsewhere(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        """For a device that the build lacks, where torch's kernel takes a device guard: as on cpu."""
+        absent = [t.device for t in _types((args, kwargs)) if t.device.type != "cpu"]
+        there, here = absent[0], torch.device("cpu")
+        result = self._once(func, *_moved((args, kwargs), there, here))
+        return _moved(result, here, there)
 
     def _once(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         fakes: list[torch.Tensor] = []
@@ -117,6 +127,23 @@ class Inference:
         if isinstance(result, (tuple, list)):
             return type(result)([self._describe(item, fakes) for item in result])
         return result
+
+
+def _types(tree: Tree) -> list[TensorType]:
+    return [leaf for leaf in torch_api.tree_leaves(tree) if isinstance(leaf, TensorType)]
+
+
+def _moved(tree: Tree, old: torch.device, new: torch.device) -> Any:
+    """The structure with one device in the place of another."""
+    if isinstance(tree, TensorType):
+        return tree.on(new) if tree.device == old else tree
+    if isinstance(tree, torch.device):
+        return new if tree == old else tree
+    if isinstance(tree, (tuple, list)):
+        return type(tree)([_moved(item, old, new) for item in tree])
+    if isinstance(tree, dict):
+        return {name: _moved(item, old, new) for name, item in tree.items()}
+    return tree
 
 
 def frozen(tree: Tree) -> Any:

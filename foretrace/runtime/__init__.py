@@ -1,0 +1,1 @@
+"""Call a cut, check the call, and hold it against eager."""

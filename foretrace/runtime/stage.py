@@ -142,11 +142,12 @@ class Run:
         self.args, self.kwargs = stage.structure.build(iter(copies))
         given = [copy for copy in copies if isinstance(copy, Tensor)]
         self.state = [_tensor_of(item, given) for item in recorded.inputs]
-        self.edges = {
-            item.role.name: get_gradient_edge(tensor)
-            for item, tensor in zip(recorded.inputs, self.state, strict=True)
-            if item.value.type.requires_grad
-        }
+        self.edges: dict[str, Any] = {}
+        for item, tensor in zip(recorded.inputs, self.state, strict=True):
+            if item.value.type.requires_grad:
+                name = item.role.name
+                name = f"{name} ({item.role.kind})" if name in self.edges else name
+                self.edges[name] = get_gradient_edge(tensor)
         self.devices, self.generators = stage.devices, stage.generators
 
     def seen(self, result: Any, gradients: dict[str, Any]) -> Seen:

@@ -1,0 +1,1 @@
+"""What a device decides: profiles, and choices with their reasons."""

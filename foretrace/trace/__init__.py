@@ -1,0 +1,1 @@
+"""Run the program once over abstract tensors, and keep what it did."""

@@ -9,6 +9,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Value
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Symbols
+from foretrace.trace.indexing import Indexing
 
 
 class Abstract(torch.Tensor):
@@ -48,6 +49,13 @@ class Abstract(torch.Tensor):
         """Numbers, where they follow from constants."""
         return [row.tolist() for row in self.unbind(0)] if self.dim() else self.item()
 
+    def contiguous(  # the binding takes a device guard, which an absent device has not
+        self, memory_format: torch.memory_format = torch.contiguous_format
+    ) -> torch.Tensor:
+        """As `Tensor.contiguous`."""
+        result: torch.Tensor = torch.ops.aten.contiguous.default(self, memory_format=memory_format)
+        return result
+
     def __getitem__(self, index: Any) -> torch.Tensor:
         return self.indexing.get(self, index) if self.indexing else super().__getitem__(index)
 
@@ -81,6 +89,8 @@ class Types:
 
     def __init__(self, symbols: Symbols) -> None:
         self.symbols = symbols
+        self._here = torch_api.device_types_here()
+        self._indexing = Indexing()
         self._known: dict[TensorType, TensorType] = {}
         self._prototypes: dict[TensorType, torch.Tensor] = {}
 
@@ -110,6 +120,8 @@ class Types:
             if type.lazy:
                 torch_api.set_lazy(tensor, type.lazy)
         tensor.value, tensor.alias = value, None
+        if type.device.type not in self._here:
+            tensor.indexing = self._indexing
         return tensor
 
     def _prototype(self, type: TensorType) -> torch.Tensor:

@@ -98,7 +98,7 @@ class Recorder(torch_api.TorchDispatchMode):
         self, func: Any, args: Tree, kwargs: dict[str, Tree], key: list[Any],
         tensors: list[Abstract] | None = None,
     ) -> Meaning:  # fmt: skip
-        operands = [t.value for t in tensors] if tensors else values_in((args, kwargs))
+        operands = values_in((args, kwargs))
         if len(operands) > 1 and len(set(operands)) < len(operands):
             key.append(tuple(operands.index(operand) for operand in operands))
         found = self.meanings.get(tuple(key))

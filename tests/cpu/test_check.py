@@ -97,6 +97,22 @@ def test_inputs_that_share_memory_and_are_no_leaves() -> None:
     assert names(report, "joint", "gradient") == {"a", "b"}
 
 
+def test_two_gradients_under_one_name_are_two() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.x).sum()
+
+    report = check(foretrace.capture, Scaled(), (torch.full((3,), 2.0, requires_grad=True),))
+    assert report.count("export", "gradient") == (2, 2)
+    assert report.count("joint", "gradient")[1] == 2
+    if not report.equal:
+        pytest.xfail("a gradient of the joint cut hides another of the same name")
+
+
 def test_what_has_modes() -> None:
     assert has_modes(nn.Dropout())
     assert not has_modes(torch.sin)

@@ -248,6 +248,18 @@ def test_check_several_programs(folder: Path, capsys: pytest.CaptureFixture[str]
     ]
 
 
+def test_check_goes_on_after_a_refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["check", "mine.py:branches", "mine.py:with_kwargs", "--eval"]
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert "asks for a number that depends on the inputs" in said.err
+    assert "\n1 output bitwise equal" in said.out
+    assert main([*words, "--json"]) == 2
+    first, second = data(capsys)["checks"]
+    assert first["refusal"]["kind"] == "data-dependent"
+    assert second["equal"]
+
+
 # --------------------------------------------------------------------------- where a program stands
 
 
