@@ -60,7 +60,7 @@ class Inference:
         return probe(lambda call: self._once(func, *call), (args, kwargs), numbers, str(func))
 
     def _elsewhere(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
-        """For a device that the build lacks, where torch's kernel takes a device guard: as on cpu."""
+        """As on cpu: for a device that the build lacks, where the meta kernel takes a guard of it."""
         absent = [t.device for t in _types((args, kwargs)) if t.device.type != "cpu"]
         there, here = absent[0], torch.device("cpu")
         result = self._once(func, *_moved((args, kwargs), there, here))
