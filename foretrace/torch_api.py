@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +114,21 @@ def below_autograd() -> Iterator[None]:
 @contextmanager
 def with_autograd() -> Iterator[None]:
     """Inside `below_autograd`: let torch's own autograd record, as in a plain eager program."""
+    guard = _C._ForceDispatchKeyGuard(*_plain_keys())
+    with torch.inference_mode(False), guard, torch.enable_grad():
+        yield
+
+
+@cache
+def _plain_keys() -> tuple[Any, Any]:
+    """What the dispatcher includes and excludes in a thread that has changed nothing."""
     key, members = _C.DispatchKey, _C.DispatchKey.__members__
     include = _C.DispatchKeySet(key.BackendSelect).add(key.ADInplaceOrView)
     exclude = _C.DispatchKeySet(key.AutocastCPU)
     for name in members:
         if name.startswith("Autocast"):
             exclude = exclude.add(members[name])
-    guard = _C._ForceDispatchKeyGuard(include, exclude)
-    with torch.inference_mode(False), guard, torch.enable_grad():
-        yield
+    return include, exclude
 
 
 def kernel_for(op: Any, key: str) -> bool:
@@ -277,3 +284,10 @@ def device_types_here() -> frozenset[str]:
     """Device types on whose tensors the Python binding of `x[...]` works; else it takes a guard."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return frozenset({"cpu", "meta", *([found.type] if found is not None else [])})
+
+
+def fake_mode(shape_env: ShapeEnv | None) -> FakeTensorMode:
+    """A FakeTensorMode without its cache: each call is asked once, so it would only cost."""
+    mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
+    mode.cache_enabled = False
+    return mode

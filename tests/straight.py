@@ -76,12 +76,13 @@ VIEWS: dict[str, Callable[[Tensor, Tensor, int], Made]] = {
     "to": lambda a, b, n: a.to(torch.float32),
 }
 WRITES: dict[str, Callable[[Tensor, Tensor, int], Made]] = {
-    "add_": lambda a, b, n: a.add_(b),
-    "mul_": lambda a, b, n: a.mul_(b),
+    # `b` may share a's memory: eager then reads what it has just written, in an order of its own
+    "add_": lambda a, b, n: a.add_(b.clone()),
+    "mul_": lambda a, b, n: a.mul_(b.clone()),
     "scale_": lambda a, b, n: a.mul_(n),
     "sigmoid_": lambda a, b, n: a.sigmoid_(),
     "relu_": lambda a, b, n: F.relu(a, inplace=True),
-    "copy_": lambda a, b, n: a.copy_(b),
+    "copy_": lambda a, b, n: a.copy_(b.clone()),
     "zero_": lambda a, b, n: a.zero_(),
     "clamp_": lambda a, b, n: a.clamp_(-n, n),
     "masked_fill_": lambda a, b, n: a.masked_fill_(b > 0, n),

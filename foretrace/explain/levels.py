@@ -120,8 +120,11 @@ class Levels:
             return line_link(frame)
         call = op.origin.module
         outermost = call.stack()[0].qualified_class if call else ""
-        if outermost.startswith("torch."):
-            return Link("line", f"none of yours: the program is {outermost} itself")
+        if call is None or outermost.startswith("torch."):
+            program = outermost or "a function of a library"
+            return Link("line", f"none of yours: the program is {program} itself")
+        if op.target is call and call.outer is None:
+            return Link("line", "none of yours: capture calls the program itself")
         return Link("line", f"the user's line of {spell(op)}", missing=True)
 
     # ---- one level ----------------------------------------------------------------------------

@@ -143,8 +143,10 @@ class _Telling:
 
     def _root(self, op: Op, because: Op) -> Op | Link:
         """Where the backward begins no op is served; the loss's own maker is, if it has one."""
-        if because.target == "tangent":
-            return Link("because", "two outputs are one value; their tangents are added")
+        if because.target == "output":
+            return Link(
+                "because", "an output that no op made, or two that are one: tangents add up"
+            )
         value = next(iter(op.operands), None)
         for item in self.recorded.inputs:
             if item.value is value:

@@ -13,7 +13,7 @@ from foretrace.ir.names import Names, wish
 from foretrace.ir.op import Op, Tree, Value, values_in
 from foretrace.ir.program import Graph
 from foretrace.ir.types import TensorType
-from foretrace.symbols.sizes import Symbols
+from foretrace.symbols.sizes import Symbols, free_symbols
 
 Needs = Callable[[Op], list[Value]]
 
@@ -73,7 +73,9 @@ class Emitter:
 
     def _symbols_below(self, op: Op) -> list[sympy.Symbol]:
         found = {
-            s for each in _leaves_of(op.region or ()) for s in _symbols((each.args, each.kwargs))
+            s
+            for each in _leaves_of(op.region or ())
+            for s in free_symbols((each.args, each.kwargs))
         }
         return sorted(found, key=str)
 
@@ -206,14 +208,6 @@ def emit_flat(emitter: Emitter, op: Op) -> None:
 
 def _leaves_of(ops: Iterable[Op]) -> list[Op]:
     return [leaf for op in ops for leaf in ([op] if op.leaf else _leaves_of(op.body or ()))]
-
-
-def _symbols(tree: Tree) -> set[sympy.Symbol]:
-    if isinstance(tree, (tuple, list)):
-        return {s for item in tree for s in _symbols(item)}
-    if isinstance(tree, dict):
-        return {s for item in tree.values() for s in _symbols(item)}
-    return set(tree.free_symbols) if isinstance(tree, sympy.Basic) else set()
 
 
 def _class_name(name: str) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from foretrace.ir.op import Op, Tree, Value
 from foretrace.ir.types import TensorType
-from foretrace.symbols.sizes import Guard, Symbols
+from foretrace.symbols.sizes import Symbols
 
 Kind: TypeAlias = Literal[
     "parameter", "buffer", "input", "captured", "constant", "tangent", "saved",
@@ -109,7 +109,8 @@ class Recorded:
     outputs: list[Output]
     mutations: list[Mutation]
     symbols: Symbols
-    guards: tuple[Guard, ...]
+    guards: tuple[Any, ...]
+    """of Guard, or of anything with its attributes: conditions on the sizes of a later run"""
     target: Any
     requires: "Requirements"
 

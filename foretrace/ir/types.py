@@ -94,6 +94,32 @@ class TensorType:
             self.shape, self.stride, self.dtype, self.device, self.offset, requires_grad, self.lazy
         )
 
+    @property
+    def dense(self) -> bool:
+        """Whether its elements fill their memory without gaps and without overlap."""
+        expected: Size = 1
+        for dim in reversed(self.memory_order()):
+            if self.shape[dim] != 1 and self.stride[dim] != expected:
+                return False
+            expected = expected * self.shape[dim]
+        return True
+
+    def memory_order(self) -> list[int]:
+        """The dimensions from the slowest to the fastest in memory."""
+        key = [
+            (_sort_key(stride), size != 1)
+            for stride, size in zip(self.stride, self.shape, strict=True)
+        ]
+        return sorted(range(len(key)), key=lambda dim: key[dim], reverse=True)
+
+    def contiguous(self) -> "TensorType":
+        """The same type laid out in order."""
+        strides: list[Size] = [1]
+        for size in reversed(self.shape[1:]):
+            strides.append(strides[-1] * size)
+        stride = tuple(reversed(strides[: len(self.shape)]))
+        return TensorType(self.shape, stride, self.dtype, self.device)
+
     def on(self, device: torch.device) -> "TensorType":
         """The same type on another device."""
         return TensorType(
@@ -107,3 +133,8 @@ class TensorType:
             (other.shape, other.stride, other.dtype),
         )
         return mine == theirs
+
+
+def _sort_key(stride: Size) -> tuple[int, object]:
+    """Orders strides; of symbolic ones, the one with more factors is the larger."""
+    return (0, stride) if isinstance(stride, int) else (len(stride.args) or 1, str(stride))

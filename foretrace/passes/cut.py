@@ -104,6 +104,10 @@ def _mutation_outputs(recorded: Recorded) -> list[Output]:
     ]
 
 
+NOWHERE = Op("output", (), {}, None, (), origin=Origin(None, None))
+"""What an output is because of that no op made: an input handed back."""
+
+
 # ---- where the backward walk starts --------------------------------------------------------------
 
 
@@ -111,8 +115,7 @@ def _seed(recorded: Recorded, walk: Differentiation, loss: int | None) -> list[I
     """Give the outputs their gradients: one for a loss, new inputs for tangents."""
     if loss is not None:
         value = _loss_value(recorded, loss)
-        maker = next((op for op in reversed(recorded.ops) if value in op.outs), None)
-        because = maker or Op("loss", (), {}, None, (), origin=Origin(None, None))
+        because = _maker(recorded.ops, value) or NOWHERE
         ones = _ones_like(value, because)
         walk.scope.ops.append(ones)
         walk.gradients[value] = ones.outs[0]
@@ -121,9 +124,10 @@ def _seed(recorded: Recorded, walk: Differentiation, loss: int | None) -> list[I
     for output in recorded.outputs:
         value = output.value
         if isinstance(value, Value) and value.type.requires_grad:
-            tangent = Value(value.type.with_grad(False), f"tangent_{output.role.name}")
+            plain = value.type.with_grad(False)
+            tangent = Value(plain if plain.dense else plain.contiguous())
             tangents.append(Input(tangent, Role("tangent", output.role.name or "output")))
-            walk.add(value, tangent, Op("tangent", (), {}, None, (), origin=Origin(None, None)))
+            walk.add(value, tangent, _maker(recorded.ops, value) or NOWHERE)
     if not tangents:
         raise Refusal(
             "no output requires grad, so there is no gradient to compute",
@@ -131,6 +135,17 @@ def _seed(recorded: Recorded, walk: Differentiation, loss: int | None) -> list[I
             do='use cut("aten"), or let a parameter or an input require grad',
         )
     return tangents
+
+
+def _maker(ops: Iterable[Op], value: Value) -> Op | None:
+    """The op as written that made a value."""
+    for op in ops:
+        if value in op.outs:
+            return op
+        found = _maker(op.region or (), value) if isinstance(op.target, ModuleCall) else None
+        if found is not None:
+            return found
+    return None
 
 
 def _loss_value(recorded: Recorded, loss: Any) -> Value:

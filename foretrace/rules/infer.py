@@ -31,9 +31,7 @@ class Inference:
     def mode(self) -> torch_api.FakeTensorMode:
         """The fake mode; made when the first call is asked about, over the program's symbols."""
         if self._mode is None:
-            self._mode = torch_api.FakeTensorMode(
-                shape_env=self.symbols.env, allow_non_fake_inputs=True
-            )
+            self._mode = torch_api.fake_mode(self.symbols.env)
         return self._mode
 
     def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
@@ -60,7 +58,7 @@ class Inference:
         return probe(lambda call: self._once(func, *call), (args, kwargs), numbers, str(func))
 
     def _elsewhere(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
-        """As on cpu: for a device that the build lacks, where the meta kernel takes a guard of it."""
+        """As on cpu: for a device that the build lacks, where a meta kernel takes a guard of it."""
         absent = [t.device for t in _types((args, kwargs)) if t.device.type != "cpu"]
         there, here = absent[0], torch.device("cpu")
         result = self._once(func, *_moved((args, kwargs), there, here))

@@ -8,7 +8,8 @@ from torch import fx
 
 from foretrace.errors import Refusal
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
-from foretrace.runtime.guards import Numbers, flat_inputs, number
+from foretrace.runtime.guards import flat_inputs, number
+from foretrace.symbols.sizes import Numbers
 from foretrace.trace.structure import take_apart
 
 
@@ -39,12 +40,32 @@ def run_joint(
         )
     # Some kernels do another thing under no_grad (mkldnn_rnn_layer keeps no workspace), so the
     # grad mode is eager's, and nothing is followed because nothing requires grad.
-    detached = [tensor.detach() for tensor in (*flat, *(tangents or ()))]
+    detached = [tensor.detach() for tensor in flat]
+    for item, tangent in zip(wanted, tangents or (), strict=True):
+        detached.append(_laid_out(item, tangent.detach(), sizes))
     with torch.enable_grad():
         results = module(*detached)
     outputs, rest = _finish(recorded, flat, sizes, results)
     names = [o.role.name for o in graph.outputs if o.role.kind == "gradient"]
     return outputs, dict(zip(names, rest, strict=True))
+
+
+def _laid_out(item: Input, tangent: torch.Tensor, sizes: Numbers) -> torch.Tensor:
+    """A tangent in the layout of its output, which the backward graph was made for."""
+    type = item.value.type
+    shape, stride = (tuple(number(n, sizes) for n in part) for part in (type.shape, type.stride))
+    if tuple(tangent.shape) != shape or tangent.dtype != type.dtype:
+        raise Refusal(
+            f"the {item.role} is {tangent.dtype}{list(tangent.shape)},"
+            f" its output is {type.dtype}{list(shape)}",
+            kind="wrong tangents",
+            do="pass tangents of the outputs' shapes and dtypes",
+        )
+    if tangent.stride() == stride or not tangent.numel():
+        return tangent
+    return torch.empty_strided(shape, stride, dtype=type.dtype, device=tangent.device).copy_(
+        tangent
+    )
 
 
 def _finish(

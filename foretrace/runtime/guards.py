@@ -9,9 +9,8 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.types import TensorType
-from foretrace.symbols.sizes import Size
+from foretrace.symbols.sizes import Numbers, Size
 
-Numbers = dict[sympy.Symbol, int]
 AGAIN = "capture again with inputs like these"
 
 

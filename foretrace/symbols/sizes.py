@@ -12,6 +12,8 @@ from foretrace import torch_api
 from foretrace.errors import Frame
 
 Size: TypeAlias = int | sympy.Expr
+Numbers: TypeAlias = dict[sympy.Symbol, int]
+"""what the symbols are in one run"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,11 @@ class Symbols:
 
     def concrete(self, item: Any) -> Any:
         """Anything with the numbers of the captured run put in for symbols."""
-        if not isinstance(item, sympy.Basic) or self.env is None:
-            return item
-        value = item.xreplace(torch_api.symbol_values(self.env))
-        return plain(value) if value.is_integer else float(value)
+        return with_numbers(item, torch_api.symbol_values(self.env)) if self.env else item
+
+    def fixed(self, size: Size) -> int:
+        """The size as a number, which becomes a guard."""
+        return int(self.number(size))
 
     def numbers(self) -> dict[sympy.Symbol, int]:
         """The number that each symbol had in the captured run."""
@@ -134,3 +137,20 @@ class Symbols:
 def plain(expr: sympy.Basic) -> Size:
     """The expression, or an int where it is one."""
     return int(expr) if isinstance(expr, (int, sympy.Integer)) else expr
+
+
+def with_numbers(item: Any, numbers: Numbers) -> Any:
+    """Anything with numbers in the place of symbols."""
+    if not isinstance(item, sympy.Basic):
+        return item
+    value = sympy.sympify(item.xreplace(numbers))
+    return plain(value) if value.is_integer else float(value)
+
+
+def free_symbols(tree: Any) -> set[sympy.Symbol]:
+    """The symbols in a nested structure."""
+    if isinstance(tree, (tuple, list)):
+        return {symbol for item in tree for symbol in free_symbols(item)}
+    if isinstance(tree, dict):
+        return free_symbols(list(tree.values()))
+    return set(tree.free_symbols) if isinstance(tree, sympy.Basic) else set()

@@ -66,22 +66,24 @@ class Abstract(torch.Tensor):
             super().__setitem__(index, new)
 
 
-def _needs_data(name: str) -> Any:
+def _refused(name: str, what: str, kind: str, do: str) -> Any:
     def method(self: Abstract, *args: object, **kwargs: object) -> NoReturn:
-        raise Refusal(
-            f"tensor.{name} reads values that do not exist before the program runs",
-            kind="data-dependent",
-            do="compute with the tensor instead, or do this outside the captured program",
-        )
+        raise Refusal(f"tensor.{name} {what}", kind=kind, do=do)
 
     method.__name__ = name
     return method
 
 
 for _name in ("numpy", "__array__", "data_ptr", "untyped_storage", "storage"):
-    setattr(Abstract, _name, _needs_data(_name))
+    setattr(Abstract, _name, _refused(
+        _name, "reads values that do not exist before the program runs", "data-dependent",
+        "compute with the tensor instead, or do this outside the captured program",
+    ))  # fmt: skip
 for _name in ("backward", "register_hook", "register_post_accumulate_grad_hook"):
-    setattr(Abstract, _name, _needs_data(_name))
+    setattr(Abstract, _name, _refused(
+        _name, "asks autograd, which does not run while a program is captured", "autograd inside",
+        'do it outside the captured program; cut("joint") has the backward graph',
+    ))  # fmt: skip
 
 
 class Types:
@@ -107,6 +109,24 @@ class Types:
         lazy = "conj" * tensor.is_conj() + "neg" * tensor.is_neg()
         return self.intern(
             TensorType(shape, stride, tensor.dtype, device, offset, tensor.requires_grad, lazy)
+        )
+
+    def fixed(self, type: TensorType) -> TensorType:
+        """The type with numbers for its symbols, which become guards."""
+        if not type.symbols:
+            return type
+        fixed = self.symbols.fixed
+        shape, stride = tuple(map(fixed, type.shape)), tuple(map(fixed, type.stride))
+        return self.intern(
+            TensorType(
+                shape,
+                stride,
+                type.dtype,
+                type.device,
+                fixed(type.offset),
+                type.requires_grad,
+                type.lazy,
+            )
         )
 
     def abstract(self, value: Value) -> Abstract:

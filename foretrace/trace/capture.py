@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -40,7 +41,7 @@ class Capture:
         dynamic: Dynamic,
     ) -> None:
         self.types, self.device, self.dynamic = types, device, dynamic
-        self.constants = Constants(semantics, types.symbols)
+        self.constants = Constants(semantics, types.symbols.concrete)
         self.inputs: list[Input] = []
         self.real: list[torch.Tensor] = []
         self.stands: dict[int, Abstract] = {}
@@ -64,12 +65,20 @@ class Capture:
             abstract.mark_parameter()
         self.stands[id(tensor)] = abstract
         live = None if kind == "input" else tensor
-        role = Role(kind, name)
+        role = Role(kind, self._unique(name))
         self.inputs.append(Input(value, role, tensor.is_leaf, live, owner))
         self.real.append(tensor)
         if kind == "constant":
-            self.constants.known[value] = tensor
+            self.constants.give(value, tensor)
         return abstract
+
+    def _unique(self, name: str) -> str:
+        """The name, with a number after it if a parameter or argument has it already."""
+        taken, count, found = {item.role.name for item in self.inputs}, 0, name
+        while found in taken:
+            count += 1
+            found = f"{name}_{count}"
+        return found
 
     def arguments(self, leaves: list[tuple[str, Any]], requires: Requirements) -> list[Any]:
         """Abstract tensors for the tensors among the arguments."""
@@ -121,7 +130,7 @@ class Capture:
 
     def answer(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         """A number that depends on constants alone."""
-        return self.constants.answer(recorder.log, func, args, kwargs)
+        return self.constants.answer(recorder.log, func, args, kwargs, recorder.sources.here())
 
 
 def record(
@@ -158,11 +167,10 @@ def record(
             outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
         capture.dynamic.check()
         loan.check_attributes({id(stand) for stand in capture.stands.values()})
-    return Recorded(
-        capture.recorder.scope, capture.inputs, outputs, mutations,
-        capture.types.symbols, capture.types.symbols.guards(), target,
-        requires,
-    )  # fmt: skip
+    symbols = capture.types.symbols
+    guards = (*symbols.guards(), *capture.constants.answered)
+    ops, inputs = capture.recorder.scope, capture.inputs
+    return Recorded(ops, inputs, outputs, mutations, symbols, guards, target, requires)
 
 
 def _arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -190,6 +198,7 @@ def positional_names(fn: Callable[..., Any], count: int) -> list[str]:
 
 
 def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
+    recorder.sources.last = _run.__code__
     with _Reported(recorder):
         result = fn(*args, **kwargs)
     if recorder.first_refusal is not None:  # the program caught it
@@ -304,12 +313,13 @@ def unchanged_state() -> Iterator[None]:
             stack.callback(gc.enable)
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
-        before = torch.get_rng_state()
+        before, python = torch.get_rng_state(), random.getstate()
         stack.callback(torch.set_rng_state, before)
+        stack.callback(random.setstate, python)
         yield
-        if not torch.equal(before, torch.get_rng_state()):
+        if not torch.equal(before, torch.get_rng_state()) or random.getstate() != python:
             raise Refusal(
-                "the program seeds the random number generator, or draws outside of torch's ops",
+                "the program seeds a random number generator, or draws outside of torch's ops",
                 kind="side effect",
-                do="seed before the captured program is called",
+                do="seed and draw before the captured program is called, and pass the number",
             )

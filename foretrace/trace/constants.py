@@ -4,14 +4,17 @@ transformers asks `(position_ids.diff() != 1).all()` of positions that it made b
 question has one answer, which is found by running the constants' own ops.
 """
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
-from foretrace.ir.op import ModuleCall, Op, Tree, Value, values_in
-from foretrace.symbols.sizes import Symbols
+from foretrace.errors import Frame, Refusal
+from foretrace.ir.op import ModuleCall, Op, Tree, Value, target_name, values_in
+from foretrace.symbols.sizes import Numbers, free_symbols, with_numbers
 from foretrace.trace.meaning import Semantics
 
 MAX_ELEMENTS = 1 << 24
@@ -21,23 +24,58 @@ MAX_ELEMENTS = 1 << 24
 class Constants:
     """Real values of what depends on no input; computed when asked for, then kept."""
 
-    def __init__(self, semantics: Semantics, symbols: Symbols) -> None:
-        self.semantics, self.symbols = semantics, symbols
+    def __init__(self, semantics: Semantics, concrete: Callable[[Any], Any]) -> None:
+        self.semantics, self._put_numbers = semantics, concrete
+        self.given: dict[Value, torch.Tensor] = {}
         self.known: dict[Value, torch.Tensor] = {}
-        self._makers: dict[Value, Op] = {}
+        self.makers: dict[Value, Op] = {}
+        self.answered: list[Answered] = []
         self._seen = 0
 
-    def answer(self, log: list[Op], func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
-        """Run a call whose operands are constants."""
+    def give(self, value: Value, tensor: torch.Tensor) -> None:
+        """A constant that the program made from Python numbers."""
+        self.given[value] = self.known[value] = tensor
+
+    def answer(
+        self, log: list[Op], func: Any, args: Tree, kwargs: dict[str, Tree], frame: Frame | None
+    ) -> Any:
+        """Run a call whose operands are constants; an answer that sizes decide is a guard.
+
+        Raises:
+            Refusal: it depends on an input, or is too large.
+        """
         for op in log[self._seen :]:
             self._note(op)
         self._seen = len(log)
+        answer = self.run(func, args, kwargs)
+        symbols = frozenset(self._symbols((args, kwargs), set()))
+        if symbols:
+            self.answered.append(Answered(self, func, args, kwargs, answer, symbols, frame))
+        return answer
+
+    def run(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
+        """Run a call on the constants' values."""
         with torch_api.plain_torch():
             real = self._real((args, kwargs), func)
             return func(*real[0], **real[1])
 
+    def at(self, sizes: Numbers) -> "Constants":
+        """The same constants where the symbols are other numbers."""
+        other = Constants(self.semantics, lambda item: with_numbers(item, sizes))
+        other.given, other.known, other.makers = self.given, dict(self.given), self.makers
+        return other
+
+    def _symbols(self, tree: Tree, seen: set[Value]) -> Iterator[sympy.Symbol]:
+        """The symbols on which a call's operands depend."""
+        yield from free_symbols(tree)
+        for value in values_in(tree):
+            op = self.makers.get(value)
+            if op is not None and value not in seen:
+                seen.add(value)
+                yield from self._symbols((op.args, op.kwargs, _needs(op)), seen)
+
     def _note(self, op: Op) -> None:
-        self._makers.update(dict.fromkeys(op.outs, op))
+        self.makers.update(dict.fromkeys(op.outs, op))
         if op.definition is None:
             for inner in op.region or ():
                 self._note(inner)
@@ -62,7 +100,7 @@ class Constants:
                 self._run(op)
 
     def _maker(self, value: Value, asker: Any) -> Op:
-        op = self._makers.get(value)
+        op = self.makers.get(value)
         if op is None or _random(op, self.semantics):
             raise Refusal(
                 f"{asker} asks for a number that depends on the inputs",
@@ -101,7 +139,32 @@ class Constants:
             return type(tree)([self._concrete(item) for item in tree])
         if isinstance(tree, dict):
             return {name: self._concrete(item) for name, item in tree.items()}
-        return self.symbols.concrete(tree)
+        return self._put_numbers(tree)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answered:
+    """A question about constants whose answer depends on sizes, as a guard on the sizes."""
+
+    constants: Constants
+    func: Any
+    args: Tree
+    kwargs: dict[str, Tree]
+    answer: Any
+    symbols: frozenset[sympy.Symbol]
+    frame: Frame | None
+
+    @property
+    def condition(self) -> str:
+        """What the program relied on."""
+        return f"{target_name(self.func)} of a constant made from these sizes is {self.answer}"
+
+    def holds(self, sizes: Numbers) -> bool:
+        """Whether the answer is the same with these sizes."""
+        now = self.constants.at(sizes).run(self.func, self.args, self.kwargs)
+        if isinstance(now, torch.Tensor):
+            return torch.equal(now, self.answer)
+        return bool(now == self.answer)
 
 
 def _needs(op: Op) -> list[Value]:

@@ -26,13 +26,9 @@ def draws_as_value(func: Any, like: TensorType) -> bool:
 
     `bernoulli`, unlike all others, gives a contiguous result.
     """
-    expected: Any = 1
-    order = memory_order(like)
-    for dim in reversed(order):
-        if like.shape[dim] != 1 and like.stride[dim] != expected:
-            return False
-        expected = expected * like.shape[dim]
-    return func is not aten.bernoulli_.float or order == list(range(len(order)))
+    order = like.memory_order()
+    in_order = order == list(range(len(order)))
+    return like.dense and (func is not aten.bernoulli_.float or in_order)
 
 
 def copied(recorder: Records, old: Value, source: Value, whole: bool) -> Value:
@@ -52,29 +48,18 @@ def copied(recorder: Records, old: Value, source: Value, whole: bool) -> Value:
 def _strided(recorder: Records, old: Value, new: Value) -> Value:
     """The content of `new` in memory of its own with the strides of `old`."""
     like = old.type
-    order = memory_order(like)
+    order = like.memory_order()
     straight = recorder.call(aten.permute.default, (new, order)).outs[0]
     options = {"memory_format": torch.contiguous_format}
     copy = recorder.call(aten.clone.default, (straight,), options).outs[0]
     back = recorder.call(aten.permute.default, (copy, _inverse(order))).outs[0]
-    if back.type.stride == like.stride:
-        return back
+    if back.type.stride == like.stride or recorder.types.symbols.env is not None:
+        return back  # under symbolic sizes gaps are closed: readers get the same numbers
     empty = recorder.call(
         aten.new_empty_strided.default, (old, list(like.shape), list(like.stride))
     )
     args = (empty.outs[0], new, list(like.shape), list(like.stride), 0)
     return recorder.call(aten.as_strided_scatter.default, args).outs[0]
-
-
-def _sort_key(stride: Any) -> tuple[int, Any]:
-    """Orders strides; of symbolic ones, the one with more factors is the larger."""
-    return (0, stride) if isinstance(stride, int) else (len(stride.args) or 1, str(stride))
-
-
-def memory_order(type: TensorType) -> list[int]:
-    """The dimensions from the slowest to the fastest in memory."""
-    dims = range(len(type.shape))
-    return sorted(dims, key=lambda dim: _sort_key(type.stride[dim]), reverse=True)
 
 
 def _inverse(order: list[int]) -> list[int]:

@@ -18,6 +18,7 @@ from foretrace.trace.effects import written
 from foretrace.trace.meaning import Given, Meaning, leaves, map_leaves
 
 INDEX = torch.ops.aten.index.Tensor
+NOT_SYMBOLIC = "with symbolic sizes"
 
 
 def learn(
@@ -55,11 +56,9 @@ def _learn_body(
     occurrences = values_in((args, kwargs))
     operands = list(dict.fromkeys(occurrences))
     params = [Value(v.type, v.hint) for v in operands]
-    stand_ins = [recorder.abstract(param) for param in params]
-    env = dict(zip(operands, stand_ins, strict=True))
     inline = Meaning(None, choice=choice, inline=Inline(kernel, choice))
     try:
-        ops, result = _run_body(recorder, kernel, *recorder.concrete((args, kwargs), env))
+        ops, result, stand_ins = _run_body(recorder, kernel, (args, kwargs), operands, params)
     except Refusal as refusal:
         if refusal.kind != "data-dependent":
             raise
@@ -70,10 +69,28 @@ def _learn_body(
     return _definition_meaning(params, ops, result, stand_ins, places, choice) or inline
 
 
-def _run_body(recorder: Records, kernel: Any, args: Any, kwargs: Any) -> tuple[list[Op], Any]:
+def _run_body(
+    recorder: Records, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
+) -> tuple[list[Op], Any, list[Abstract]]:
+    """The ops of a body, what it returned, and the stand-ins that it ran over."""
+    try:
+        return _over_stand_ins(recorder, kernel, call, operands, params)
+    except RuntimeError as error:
+        if NOT_SYMBOLIC not in str(error):
+            raise
+    for param in params:  # C++ that knows numbers only: the sizes become guards
+        param.type = recorder.types.fixed(param.type)
+    return _over_stand_ins(recorder, kernel, call, operands, params)
+
+
+def _over_stand_ins(
+    recorder: Records, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
+) -> tuple[list[Op], Any, list[Abstract]]:
+    stand_ins = [recorder.abstract(param) for param in params]
+    args, kwargs = recorder.concrete(call, dict(zip(operands, stand_ins, strict=True)))
     with recorder.inner_scope() as ops, recorder.listening():
         result = kernel(*args, **kwargs)
-    return ops, result
+    return ops, result, stand_ins
 
 
 class Answer:

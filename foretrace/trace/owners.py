@@ -86,7 +86,8 @@ class Borrowed:
         """
         for loan in self._loans:
             for name, now in vars(loan.module).items():
-                if name not in TABLES and _holds_abstract(now, stands):
+                unchanged = now is loan.attributes.get(name) and name not in loan.containers
+                if not unchanged and name not in TABLES and _holds_abstract(now, stands):
                     raise Refusal(
                         f"the program stores a tensor in the attribute `{name}`"
                         f" of {loan.path or type(loan.module).__name__}",

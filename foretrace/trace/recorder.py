@@ -17,13 +17,15 @@ from foretrace.ir.op import ModuleCall, Op, Origin, Target, Tree, Value, map_val
 from foretrace.ir.text import neighbourhood
 from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract, Types
-from foretrace.trace.alias import link
+from foretrace.trace.alias import current, link
 from foretrace.trace.learn import learn
 from foretrace.trace.meaning import Given, Meaning, Semantics, fill, map_leaves
 from foretrace.trace.reading import Call, key_of
 from foretrace.trace.sources import Sources
 
 NOWHERE = Origin(None, None)
+SIZE = torch.ops.aten.size.default
+"""Asked by C++ that knows numbers only, of a tensor with symbolic sizes."""
 LIFT_FRESH = torch.ops.aten.lift_fresh.default
 LIFT_FRESH_COPY = torch.ops.aten.lift_fresh_copy.default
 """A constant of the program is copied where it is made, as each run makes it anew."""
@@ -64,6 +66,8 @@ class Recorder(torch_api.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record one call and answer it with abstract tensors."""
+        if func is SIZE:
+            return self._sizes(args[0])
         if func is LIFT_FRESH and not isinstance(args[0], Abstract):
             args, func = (self.lift_constant(args[0]),), LIFT_FRESH_COPY
         call = Call(self, func, self.grad_mode())
@@ -76,6 +80,11 @@ class Recorder(torch_api.TorchDispatchMode):
             return self._abstract(self.emit(func, values, named, meaning), meaning, tensors)
         except Refusal as refusal:
             raise self._located(refusal, func, values, named) from None
+
+    def _sizes(self, tensor: Abstract) -> tuple[int, ...]:
+        """Sizes as numbers, which become guards."""
+        value = tensor.value or current(tensor.alias, self)
+        return tuple(map(self.types.symbols.fixed, value.type.shape))
 
     def note_failure(self, error: BaseException | None) -> None:
         """Remember the innermost module call that an exception left."""

@@ -13,6 +13,8 @@ class Sources:
     """Finds the innermost frame that is neither ours nor torch's; remembers what it found."""
 
     def __init__(self) -> None:
+        self.last: CodeType | None = None
+        """the code of ours that calls the program: no frame above it is the program's"""
         self._library: dict[CodeType, bool] = {}
         self._frames: dict[tuple[CodeType, int], Frame] = {}
 
@@ -27,6 +29,8 @@ class Sources:
                 inside = library[code] = is_library(code, LIBRARY_DIRS)
             if not inside:
                 return self._frame(at)
+            if code is self.last:
+                return None
             at = at.f_back
         return None
 
