@@ -5,6 +5,7 @@ private name, so a new torch version is checked by reading this file.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -139,15 +140,43 @@ def kernel_for(op: Any, key: str) -> bool:
 def composite_kernel(op: Any) -> Callable[..., Any]:
     """The kernel by which eager mode takes a composite operator apart.
 
-    Not `OpOverload.decompose()`, which prefers Python kernels that eager mode never runs.
+    Not `OpOverload.decompose()`, which prefers Python kernels that eager mode never runs. Autocast
+    acts on what is inside, as in eager, unless it has acted on the operator itself.
     """
     key = _C.DispatchKey.CompositeImplicitAutograd
     call: Callable[..., Any] = op._op_dk
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        return call(key, *args, **kwargs)
+        with autocast_inside(op):
+            return call(key, *args, **kwargs)
 
     return kernel
+
+
+def autocast_state() -> tuple[Any, ...] | None:
+    """The dtypes to which autocast casts on cpu and cuda now; None where it is off."""
+    cpu, cuda = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+    if not cpu and not cuda:
+        return None
+    dtypes = (torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"))
+    return (cpu, cuda, *dtypes, torch.is_autocast_cache_enabled())
+
+
+@contextmanager
+def autocast_inside(op: Any) -> Iterator[None]:
+    """Let autocast see the operators inside a composite that it does not know itself.
+
+    A mode answers with the autocast keys excluded; a composite's body has them in eager mode.
+    """
+    exclude, changed = _C._dispatch_tls_local_exclude_set(), False
+    for device, name in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+        if torch.is_autocast_enabled(device) and not kernel_for(op, name):
+            exclude, changed = exclude.remove(_C.DispatchKey.__members__[name]), True
+    if not changed:
+        yield
+        return
+    with _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), exclude):
+        yield
 
 
 def schema_of(op: Any) -> Any:
@@ -291,3 +320,28 @@ def fake_mode(shape_env: ShapeEnv | None) -> FakeTensorMode:
     mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
     mode.cache_enabled = False
     return mode
+
+
+@contextmanager
+def no_engine(refuse: Callable[..., Any]) -> Iterator[None]:
+    """Inside, `torch.autograd.grad` and `backward` call `refuse` instead of the engine.
+
+    Both look `_engine_run_backward` up in `torch.autograd`.
+    """
+    namespace = vars(torch.autograd)
+    before, namespace["_engine_run_backward"] = namespace["_engine_run_backward"], refuse
+    try:
+        yield
+    finally:
+        namespace["_engine_run_backward"] = before
+
+
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Whether a hook on the tensor sees, and may change, its gradient."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+
+
+def symbol_ranges(shape_env: ShapeEnv) -> dict[Any, tuple[int, int]]:
+    """The bounds that ShapeEnv keeps of each symbol; without a bound above, a very large one."""
+    bounds = shape_env.var_to_range
+    return {s: (int(r.lower), int(min(r.upper, sys.maxsize))) for s, r in bounds.items()}

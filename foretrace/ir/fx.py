@@ -11,7 +11,7 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.ir.names import Names, wish
 from foretrace.ir.op import Op, Tree, Value, values_in
-from foretrace.ir.program import Graph
+from foretrace.ir.program import Graph, Output
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Symbols, free_symbols
 
@@ -260,4 +260,10 @@ def to_fx(
         emitter.placeholder(item.value, item.role.name)
     for op in graph.ops:
         emitter.emit(op)
-    return emitter.finish([output.value for output in graph.outputs], graph.kind)
+    return emitter.finish(map(_spelled, graph.outputs), graph.kind)
+
+
+def _spelled(output: Output) -> Tree:
+    """What the graph returns for an output; objects that code cannot spell are added by the run."""
+    known = output.value is None or isinstance(output.value, (Value, sympy.Basic, bool, int, float))
+    return output.value if known else None

@@ -41,6 +41,8 @@ class Input:
     """the module and attribute that hold a parameter or buffer"""
     argument: int | None = None
     """which tensor among the call's arguments it is"""
+    hooked: bool = False
+    """whether a hook of the user sees its gradient"""
 
     def live(self) -> torch.Tensor | None:
         """The tensor to run with; None for an argument, which the caller gives."""

@@ -83,6 +83,7 @@ def joint_graph(
     recorded: Recorded, semantics: TargetSemantics, level: Level, loss: int | None
 ) -> Graph:
     """Forward and backward in one graph: outputs, new contents, then gradients."""
+    _check_hooks(recorded)
     walk = Differentiation(semantics.derivatives, semantics.inference, semantics.table, level.whole)
     tangents = _seed(recorded, walk, loss)
     walk.walk(recorded.ops)
@@ -95,6 +96,16 @@ def joint_graph(
     flat = [*flatten(recorded.ops, level), *flatten(walk.scope.ops, level)]
     ops = _live(flat, outputs, semantics)
     return Graph([*recorded.inputs, *tangents], _with_saved(ops, outputs), outputs, "joint")
+
+
+def _check_hooks(recorded: Recorded) -> None:
+    for item in recorded.inputs:
+        if item.hooked and item.value.type.requires_grad:
+            raise Refusal(
+                f"{item.role} has a hook on its gradient, which no graph contains",
+                kind="hook",
+                do="remove the hook, and change the gradient that the joint cut returns",
+            )
 
 
 def _mutation_outputs(recorded: Recorded) -> list[Output]:

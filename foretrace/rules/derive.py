@@ -174,6 +174,7 @@ class Derivatives:
                 tuple(tape.abstract(value) for value in results),
                 tuple(None if value is None else tape.abstract(value) for value in given),
                 tuple(t.requires_grad for t in types),
+                tape.device,
             )
             gradients = registered.backward(call)
         values = _one_each(func, gradients, len(operands), tape)

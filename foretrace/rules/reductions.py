@@ -51,7 +51,23 @@ def _safe(grad: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
     return grad * (before * after).conj()
 
 
+def extremum_backward(call: BackwardCall) -> Any:
+    """The gradient of the largest or smallest element, shared among equals.
+
+    Source: evenly_distribute_backward in torch/csrc/autograd/FunctionsManual.cpp, which asks
+    whether the value is NaN, and fills zeros on a CPU where it multiplies on other devices.
+    """
+    (x, *_), grad, (value,) = call.args, call.gradient, call.results
+    if call.device.type != "cpu":
+        mask = x == value
+        return mask * (grad / mask.sum())
+    mask = torch.where(value.isnan(), x.isnan(), x == value)
+    return grad.new_zeros(x.shape).masked_fill_(mask, grad / mask.sum())
+
+
 REDUCTION_RULES: dict[Any, Registered] = {
     torch.ops.aten.prod.default: Registered(prod_backward, "ProdBackward0"),
+    torch.ops.aten.max.default: Registered(extremum_backward, "EvenlyDistributeBackward0"),
+    torch.ops.aten.min.default: Registered(extremum_backward, "EvenlyDistributeBackward0"),
     torch.ops.aten.prod.dim_int: Registered(prod_dim_backward, "ProdBackward1"),
 }

@@ -23,6 +23,8 @@ class BackwardCall:
     """the gradient of each result, or None"""
     needs: tuple[bool, ...]
     """for each tensor argument, whether a gradient is wanted"""
+    device: torch.device
+    """the true device of the call; the tensors here carry another label"""
 
     @property
     def gradient(self) -> torch.Tensor:

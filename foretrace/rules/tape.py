@@ -38,6 +38,9 @@ class FormulaSemantics:
         """No op is opened: autograd has opened composites before the tape sees them."""
         return None, None
 
+    def ambient(self, func: Any) -> None:
+        """A formula is always taken apart in the same way."""
+
     def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         """Types of a leaf's results."""
         return self.inference.infer(func, args, kwargs)

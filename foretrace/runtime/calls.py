@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
 from foretrace.errors import Refusal
+from foretrace.ir.op import Value
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
 from foretrace.runtime.guards import flat_inputs, number
 from foretrace.symbols.sizes import Numbers
@@ -79,7 +81,9 @@ def _finish(
         news[mutation.index] = new
         _write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
     for position, output in enumerate(recorded.outputs):
-        if output.same_as is not None:
+        if not isinstance(output.value, (Value, sympy.Basic)):
+            outputs[position] = output.value
+        elif output.same_as is not None:
             outputs[position] = flat[output.same_as]
         elif output.view_of is not None:
             followed = outputs[position].requires_grad

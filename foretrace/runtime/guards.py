@@ -10,6 +10,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Numbers, Size
+from foretrace.trace.capture import check_shared_memory
 
 AGAIN = "capture again with inputs like these"
 
@@ -32,6 +33,8 @@ def flat_inputs(
     for item, tensor in zip(recorded.inputs, tensors, strict=True):
         _check_sizes(item, tensor, sizes)
     _check_guards(recorded, sizes)
+    _check_ranges(recorded, sizes)
+    check_shared_memory(tensors, {mutation.index for mutation in recorded.mutations})
     return tensors, sizes
 
 
@@ -127,6 +130,16 @@ def _check_guards(recorded: Recorded, sizes: Numbers) -> None:
                 kind="guard broken",
                 at=guard.frame,
                 do=(AGAIN, "or change the line so that it does not depend on the size"),
+            )
+
+
+def _check_ranges(recorded: Recorded, sizes: Numbers) -> None:
+    for symbol, (least, most) in recorded.symbols.ranges().items():
+        now = sizes.get(symbol)
+        if now is not None and not least <= now <= most:
+            raise _broken(
+                f"a dynamic size is {now}; the capture holds for sizes from {least} to {most}",
+                "capture with an example of this size: 0 and 1 are always sizes of their own",
             )
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import sympy
 import torch
+from sympy.logic.boolalg import Boolean
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from foretrace import torch_api
@@ -98,7 +99,7 @@ class Symbols:
             return item
         if item.is_integer:
             return self.env.create_symintnode(item, hint=self.hint(item))
-        if item.is_Boolean:  # a Symbol is one too, to sympy
+        if isinstance(item, Boolean):  # a Symbol is one too, to sympy
             return self.env.create_symboolnode(item)
         return self.env.create_symfloatnode(item, hint=float(self.concrete(item)))
 
@@ -109,6 +110,14 @@ class Symbols:
     def fixed(self, size: Size) -> int:
         """The size as a number, which becomes a guard."""
         return int(self.number(size))
+
+    def ranges(self) -> dict[sympy.Symbol, tuple[int, int]]:
+        """From where to where each symbol may be, by the user's Dim and by torch's own rule."""
+        return torch_api.symbol_ranges(self.env) if self.env else {}
+
+    def decide(self, relation: sympy.Basic) -> bool:
+        """Whether a relation between sizes holds in the captured run; it becomes a guard."""
+        return bool(self.symbolic(relation))
 
     def numbers(self) -> dict[sympy.Symbol, int]:
         """The number that each symbol had in the captured run."""

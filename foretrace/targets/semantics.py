@@ -68,10 +68,17 @@ class TargetSemantics:
             grad_mode=torch.is_grad_enabled(),
             enabled=Enabled.now(),
             concrete=self.symbols.hint,
+            decide=self.symbols.decide if self.symbols.env else None,
         )
         choice = choose_attention(self.target, call)
         linked = self.target.device.type in ("cpu", "meta")
         return (torch_api.composite_kernel(func) if linked else attention_body(choice)), choice
+
+    def ambient(self, func: Any) -> Any:
+        """Autocast and the attention switches, where the body asks for them."""
+        autocast = torch_api.autocast_state()
+        switches = Enabled.now() if func is ATTENTION else None
+        return (autocast, switches) if autocast is not None or switches is not None else None
 
     def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         """Types of a leaf's results."""

@@ -40,10 +40,38 @@ class Abstract(torch.Tensor):
         """Let `isinstance(tensor, nn.Parameter)` be true, as it is of what this stands for."""
         self._is_param = True
 
+    def requires_grad_(self, requires_grad: bool = True) -> "Abstract":
+        """As `Tensor.requires_grad_` on a tensor of the program's own, whose gradient nobody gets."""
+        if self.leaf and requires_grad != self.requires_grad:
+            raise Refusal(
+                "the program changes requires_grad of an input or parameter",
+                kind="side effect",
+                do="set it before the capture, or use detach()",
+            )
+        super().requires_grad_(requires_grad)
+        return self
+
+    def follow(self, requires_grad: bool) -> None:
+        """Be followed by autograd from now on, or not."""
+        super().requires_grad_(requires_grad)
+
+    def __setattr__(self, name: str, new: Any) -> None:
+        if name in ("data", "requires_grad", "grad"):
+            raise Refusal(
+                f"the program sets tensor.{name}", kind="side effect",
+                do="use copy_ or a new tensor; set requires_grad before the capture",
+            )  # fmt: skip
+        super().__setattr__(name, new)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Abstract({self.value.type if self.value else 'stale'!r})"
+
+    __format__ = object.__format__
+
     def become_like(self, other: "Abstract") -> None:
         """Take another's sizes, as an in-place op that changes the shape does."""
         with torch_api.no_dispatch():
-            self.data = other
+            super().__setattr__("data", other)
 
     def tolist(self) -> Any:
         """Numbers, where they follow from constants."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -58,6 +58,7 @@ class Capture:
         known = self.stands.get(id(tensor))
         if known is not None:
             return known
+        _check_plain(tensor, name)
         value = Value(self._type(tensor, name, kind), name)
         abstract = self.types.abstract(value)
         abstract.leaf = tensor.is_leaf
@@ -66,7 +67,8 @@ class Capture:
         self.stands[id(tensor)] = abstract
         live = None if kind == "input" else tensor
         role = Role(kind, self._unique(name))
-        self.inputs.append(Input(value, role, tensor.is_leaf, live, owner))
+        hooked = torch_api.has_hooks(tensor)
+        self.inputs.append(Input(value, role, tensor.is_leaf, live, owner, hooked=hooked))
         self.real.append(tensor)
         if kind == "constant":
             self.constants.give(value, tensor)
@@ -133,6 +135,18 @@ class Capture:
         return self.constants.answer(recorder.log, func, args, kwargs, recorder.sources.here())
 
 
+def _check_plain(tensor: torch.Tensor, name: str) -> None:
+    fake = isinstance(tensor, torch_api.FakeTensor)
+    if tensor.layout is not torch.strided or tensor.is_nested or fake:
+        what = "a nested tensor" if tensor.is_nested else str(tensor.layout)
+        what = "a FakeTensor" if fake else what
+        raise Refusal(
+            f"{name} is {what}, and only strided tensors with data are captured",
+            kind="unsupported tensor",
+            do="pass a dense tensor, and convert it inside or outside the program",
+        )
+
+
 def record(
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -163,7 +177,7 @@ def record(
             outs, requires.out_structure = take_apart(result)
             mutations = _mutations(capture, loan)
             written = {mutation.index for mutation in mutations}
-            _check_shared_memory(capture.real, written)
+            check_shared_memory(capture.real, written)
             outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
         capture.dynamic.check()
         loan.check_attributes({id(stand) for stand in capture.stands.values()})
@@ -273,8 +287,10 @@ def _mutations(capture: Capture, loan: Borrowed) -> list[Mutation]:
     return found
 
 
-def _check_shared_memory(real: list[torch.Tensor], written: set[int]) -> None:
+def check_shared_memory(real: list[torch.Tensor], written: set[int]) -> None:
     """Refuse a write to an input whose memory another input shares."""
+    if not written:
+        return
     owners: dict[int, int] = {}
     for index, tensor in enumerate(real):
         if tensor.device.type == "meta" or tensor.numel() == 0:
@@ -288,11 +304,20 @@ def _check_shared_memory(real: list[torch.Tensor], written: set[int]) -> None:
             )
 
 
+def _no_autograd(*args: object, **kwargs: object) -> NoReturn:
+    raise Refusal(
+        "the program computes a gradient itself",
+        kind="autograd inside",
+        do=('let cut("joint") compute it', "or do it outside the captured program"),
+    )
+
+
 @contextmanager
 def running(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
     """The recorder sees every call inside."""
     with (
         torch_api.below_autograd(),
+        torch_api.no_engine(_no_autograd),
         function_calls(recorder),
         module_calls(recorder, paths),
         recorder,

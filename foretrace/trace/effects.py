@@ -80,7 +80,7 @@ def _leave_history(recorder: Records, tensor: Abstract) -> Abstract:
     alias = alias_of(tensor)
     op = recorder.call(aten.detach.default, (current(alias, recorder),))
     alias.become(op.outs[0])
-    tensor.requires_grad_(False)
+    tensor.follow(requires_grad=False)
     return tensor
 
 
@@ -165,7 +165,7 @@ def _renew(recorder: Records, owner: Alias, value: Value) -> None:
         if member is owner and tensor is not None and tuple(tensor.shape) != value.type.shape:
             tensor.become_like(recorder.abstract(value))
         if tensor is not None and value.type.requires_grad and value.type.differentiable:
-            tensor.requires_grad_()
+            tensor.follow(requires_grad=True)
 
 
 def _new_contents(

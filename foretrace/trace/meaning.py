@@ -94,8 +94,10 @@ class Schema:
         """(position of a result, position of the operand whose memory it shares)."""
         if self.viewed is None:
             return ()
-        base = values_in(self.bind(args, kwargs)[self.viewed])[0]
-        operand = values_in((args, kwargs)).index(base)
+        bases = values_in(self.bind(args, kwargs)[self.viewed])
+        if not bases:
+            return ()
+        operand = values_in((args, kwargs)).index(bases[0])
         return tuple((position, operand) for position in range(count))
 
 
@@ -106,6 +108,9 @@ class Semantics(Protocol):
         self, func: Any, args: Tree, kwargs: dict[str, Tree]
     ) -> tuple[Callable[..., Any] | None, Choice | None]:
         """The kernel that takes the op apart on the target, or None for a leaf; and why."""
+
+    def ambient(self, func: Any) -> Any:
+        """What beside its arguments the body depends on (autocast, switches); None: nothing."""
 
     def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         """Results of a leaf: arguments have a TensorType for each tensor, results as well.

@@ -108,6 +108,9 @@ class Recorder(torch_api.TorchDispatchMode):
         tensors: list[Abstract] | None = None,
     ) -> Meaning:  # fmt: skip
         operands = values_in((args, kwargs))
+        ambient = self.semantics.ambient(func)
+        if ambient is not None:
+            key.append(ambient)
         if len(operands) > 1 and len(set(operands)) < len(operands):
             key.append(tuple(operands.index(operand) for operand in operands))
         found = self.meanings.get(tuple(key))
