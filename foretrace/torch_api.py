@@ -21,6 +21,9 @@ from torch import _C
 # Lets the dispatcher ask Python for kernels, as FakeTensor needs under symbolic sizes.
 from torch._dispatch.python import enable_python_dispatcher
 
+# The functions behind `torch.func.grad`, which builds autograd nodes.
+from torch._functorch import eager_transforms
+
 # ShapeEnv names each symbol by a Source. The one for constants lies in torch._dynamo, whose import
 # takes half a second.
 from torch._guards import GuardSource, Source
@@ -49,7 +52,6 @@ from torch.utils._pytree import (
     tree_flatten,
     tree_flatten_with_path,
     tree_leaves,
-    tree_map,
     tree_unflatten,
 )
 
@@ -63,19 +65,10 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.value_ranges import ValueRanges
 
 __all__ = [
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
-    "FakeTensor",
-    "FakeTensorMode",
-    "TorchDispatchMode",
-    "TreeSpec",
-    "UnsupportedOperatorException",
-    "tree_flatten",
-    "tree_flatten_with_path",
-    "tree_leaves",
-    "tree_map",
-    "tree_unflatten",
-]
+    "DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode",
+    "TorchDispatchMode", "TreeSpec", "UnsupportedOperatorException", "enable_python_dispatcher",
+    "tree_flatten", "tree_flatten_with_path", "tree_leaves", "tree_unflatten",
+]  # fmt: skip
 
 TORCH_DIR = str(Path(torch.__file__).parent) + "/"
 
@@ -140,41 +133,33 @@ def kernel_for(op: Any, key: str) -> bool:
 def composite_kernel(op: Any) -> Callable[..., Any]:
     """The kernel by which eager mode takes a composite operator apart.
 
-    Not `OpOverload.decompose()`, which prefers Python kernels that eager mode never runs. Autocast
-    acts on what is inside, as in eager, unless it has acted on the operator itself.
+    Not `OpOverload.decompose()`, which prefers Python kernels that eager mode never runs.
     """
     key = _C.DispatchKey.CompositeImplicitAutograd
     call: Callable[..., Any] = op._op_dk
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with autocast_inside(op):
-            return call(key, *args, **kwargs)
+        return call(key, *args, **kwargs)
 
     return kernel
 
 
-def autocast_state() -> tuple[Any, ...] | None:
-    """The dtypes to which autocast casts on cpu and cuda now; None where it is off."""
-    cpu, cuda = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
-    if not cpu and not cuda:
-        return None
-    dtypes = (torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"))
-    return (cpu, cuda, *dtypes, torch.is_autocast_cache_enabled())
+def autocast_devices() -> frozenset[str]:
+    """The device types for which autocast is on; asked where no mode is answering a call."""
+    return frozenset(device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device))
+
+
+def autocast_knows(op: Any, device: str) -> bool:
+    """Whether autocast itself casts the arguments of an operator."""
+    return kernel_for(op, f"Autocast{device.upper()}")
 
 
 @contextmanager
-def autocast_inside(op: Any) -> Iterator[None]:
-    """Let autocast see the operators inside a composite that it does not know itself.
-
-    A mode answers with the autocast keys excluded; a composite's body has them in eager mode.
-    """
-    exclude, changed = _C._dispatch_tls_local_exclude_set(), False
-    for device, name in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-        if torch.is_autocast_enabled(device) and not kernel_for(op, name):
-            exclude, changed = exclude.remove(_C.DispatchKey.__members__[name]), True
-    if not changed:
-        yield
-        return
+def autocast_seen(devices: frozenset[str]) -> Iterator[None]:
+    """Let autocast see the operators inside a composite: a mode answers with its keys excluded."""
+    exclude, keys = _C._dispatch_tls_local_exclude_set(), _C.DispatchKey
+    for device in devices:
+        exclude = exclude.remove(getattr(keys, f"Autocast{device.upper()}"))
     with _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), exclude):
         yield
 
@@ -292,13 +277,6 @@ class _InputSource(Source):
 
 
 @contextmanager
-def python_meta_kernels() -> Iterator[None]:
-    """Prefer torch's Python meta kernels, which know symbolic sizes; some in C++ fix them."""
-    with enable_python_dispatcher():
-        yield
-
-
-@contextmanager
 def quiet_fake_tensor() -> Iterator[None]:
     """FakeTensor logs an error before it raises one; ours says the same in its own form."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
@@ -322,18 +300,15 @@ def fake_mode(shape_env: ShapeEnv | None) -> FakeTensorMode:
     return mode
 
 
-@contextmanager
-def no_engine(refuse: Callable[..., Any]) -> Iterator[None]:
-    """Inside, `torch.autograd.grad` and `backward` call `refuse` instead of the engine.
+def engine() -> Callable[..., Any]:
+    """What `torch.autograd.grad` calls."""
+    found: Callable[..., Any] = vars(torch.autograd)["_engine_run_backward"]
+    return found
 
-    Both look `_engine_run_backward` up in `torch.autograd`.
-    """
-    namespace = vars(torch.autograd)
-    before, namespace["_engine_run_backward"] = namespace["_engine_run_backward"], refuse
-    try:
-        yield
-    finally:
-        namespace["_engine_run_backward"] = before
+
+def functorch_active() -> bool:
+    """Whether a transform of `torch.func` is running."""
+    return bool(_C._are_functorch_transforms_active())
 
 
 def has_hooks(tensor: torch.Tensor) -> bool:
@@ -345,3 +320,45 @@ def symbol_ranges(shape_env: ShapeEnv) -> dict[Any, tuple[int, int]]:
     """The bounds that ShapeEnv keeps of each symbol; without a bound above, a very large one."""
     bounds = shape_env.var_to_range
     return {s: (int(r.lower), int(min(r.upper, sys.maxsize))) for s, r in bounds.items()}
+
+
+def node_of(tensor: torch.Tensor) -> Any:
+    """The autograd node that made a tensor; None if none did."""
+    return vars(_C._TensorBase)["grad_fn"].__get__(tensor)
+
+
+def node_name(tensor: torch.Tensor) -> str:
+    """The name of that node; empty if there is none."""
+    node = node_of(tensor)
+    return str(node.name()) if node is not None else ""
+
+
+PLACES: dict[str, tuple[Any, str]] = {
+    # `torch.autograd.grad` and `backward` look their way into the engine up here
+    "engine": (torch.autograd, "_engine_run_backward"),
+    # `torch.func.grad` and its like begin here
+    "func.grad": (eager_transforms, "_grad_increment_nesting"),
+    "manual_seed": (torch, "manual_seed"),
+    "seed": (torch, "seed"),
+    "set_rng_state": (torch, "set_rng_state"),
+    # `torch.autocast` calls these by name when it is entered and left
+    "autocast cache": (torch, "set_autocast_cache_enabled"),
+    "autocast": (torch, "set_autocast_enabled"),
+    "autocast cache on": (torch, "is_autocast_cache_enabled"),
+    "autocast end": (torch, "clear_autocast_cache"),
+}
+"""Functions of torch that are replaced while a program is captured, and where they stand."""
+
+
+@contextmanager
+def replaced(functions: dict[str, Callable[..., Any]]) -> Iterator[dict[str, Callable[..., Any]]]:
+    """Replace functions of PLACES inside; gives the originals."""
+    spaces = {name: (vars(PLACES[name][0]), PLACES[name][1]) for name in functions}
+    originals = {name: space[key] for name, (space, key) in spaces.items()}
+    for name, (space, key) in spaces.items():
+        space[key] = functions[name]
+    try:
+        yield originals
+    finally:
+        for name, (space, key) in spaces.items():
+            space[key] = originals[name]

@@ -111,10 +111,15 @@ class Recorded:
     outputs: list[Output]
     mutations: list[Mutation]
     symbols: Symbols
-    guards: tuple[Any, ...]
-    """of Guard, or of anything with its attributes: conditions on the sizes of a later run"""
+    answered: list[Any]
+    """guards on answers that constants gave; the others are the symbols'"""
     target: Any
     requires: "Requirements"
+
+    @property
+    def guards(self) -> tuple[Any, ...]:
+        """Conditions on the sizes of a later run; a cut may add some."""
+        return (*self.symbols.guards(), *self.answered)
 
 
 @dataclass(slots=True, eq=False)

@@ -44,7 +44,9 @@ class Level:
             return True
         if op.leaf or any(selects(s, op) for s in self.open):
             return op.leaf
-        return self.written and not isinstance(target, ModuleCall) and not _touches(op)
+        opened = op.choice is not None and op.choice.value == "opened"
+        callable_whole = not opened and not isinstance(target, ModuleCall) and not _touches(op)
+        return self.written and callable_whole
 
     def kept(self, op: Op) -> bool:
         """Whether the user asked to keep it."""

@@ -77,7 +77,8 @@ class Differentiation:
             else:
                 self.walk(op.body or ())
             return
-        if not any(out in self.gradients for out in op.outs):
+        opened = op.region is not None and op.definition is None and not op.writes
+        if not opened and not any(out in self.gradients for out in op.outs):
             return
         if isinstance(op.target, Write) and not op.target.followed:
             self._unfollowed(op)

@@ -239,7 +239,7 @@ class Derivatives:
             if tangent is not None and out.requires_grad
         ]
         wanted = [edge for edge in forward.edges if edge is not None]
-        name = pairs[0][0].grad_fn.name() if pairs[0][0].grad_fn is not None else ""
+        name = torch_api.node_name(pairs[0][0])
         with tape:
             found = self._grad(func, pairs, wanted)
         values = iter(g if g is None else current_value(g, tape) for g in found)
@@ -270,7 +270,7 @@ class Derivatives:
 
 def _unknown(out: torch.Tensor) -> bool:
     """Whether autograd would refuse to differentiate the operator."""
-    return out.grad_fn is not None and out.grad_fn.name().endswith("NotImplemented")
+    return torch_api.node_name(out).endswith("NotImplemented")
 
 
 def _unfollowed(tree: Tree) -> Any:

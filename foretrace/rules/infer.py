@@ -92,7 +92,7 @@ class Inference:
             ) from error
 
     def _kernels(self) -> AbstractContextManager[None]:
-        return torch_api.python_meta_kernels() if self.symbols.env else nullcontext()
+        return torch_api.enable_python_dispatcher() if self.symbols.env else nullcontext()
 
     def _fake(self, tree: Tree, fakes: list[torch.Tensor]) -> Any:
         if isinstance(tree, TensorType):

@@ -86,7 +86,7 @@ class Tape(Recorder):
             type.shape, type.stride, type.dtype, LABEL, type.offset, type.requires_grad, type.lazy
         )
         tensor = self.types.abstract(Value(self.types.intern(label)))
-        tensor.value = value
+        tensor.value, tensor.leaf = value, True
         self._alive.append(tensor)
         return tensor
 

@@ -75,10 +75,8 @@ class TargetSemantics:
         return (torch_api.composite_kernel(func) if linked else attention_body(choice)), choice
 
     def ambient(self, func: Any) -> Any:
-        """Autocast and the attention switches, where the body asks for them."""
-        autocast = torch_api.autocast_state()
-        switches = Enabled.now() if func is ATTENTION else None
-        return (autocast, switches) if autocast is not None or switches is not None else None
+        """The attention switches, where the body asks for them."""
+        return Enabled.now() if func is ATTENTION else None
 
     def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         """Types of a leaf's results."""

@@ -41,7 +41,7 @@ class Abstract(torch.Tensor):
         self._is_param = True
 
     def requires_grad_(self, requires_grad: bool = True) -> "Abstract":
-        """As `Tensor.requires_grad_` on a tensor of the program's own, whose gradient nobody gets."""
+        """As `Tensor.requires_grad_`, on a tensor that the program has made."""
         if self.leaf and requires_grad != self.requires_grad:
             raise Refusal(
                 "the program changes requires_grad of an input or parameter",
@@ -50,6 +50,33 @@ class Abstract(torch.Tensor):
             )
         super().requires_grad_(requires_grad)
         return self
+
+    @property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        """As eager has it: an input, or a tensor that autograd does not follow."""
+        return self.leaf or not self.requires_grad
+
+    @property
+    def grad_fn(self) -> Any:  # type: ignore[override]
+        """None for a leaf; anything else does not exist while a program is captured."""
+        node = torch_api.node_of(self)
+        if node is None and not self.is_leaf:
+            raise Refusal(
+                "the program reads tensor.grad_fn, which does not exist while it is captured",
+                kind="autograd inside",
+                do="use requires_grad or is_leaf, which are as in eager",
+            )
+        return node
+
+    @property
+    def grad(self) -> None:  # type: ignore[override]
+        """None, but for an input, whose gradient depends on what ran before."""
+        if self.leaf and self.requires_grad:
+            raise Refusal(
+                "the program reads the gradient of an input or parameter",
+                kind="autograd inside",
+                do="pass it as an argument",
+            )
 
     def follow(self, requires_grad: bool) -> None:
         """Be followed by autograd from now on, or not."""

@@ -10,6 +10,7 @@ import torch
 from foretrace.errors import Frame
 from foretrace.ir.op import Op, Origin, Tree, Value, ViewStep, substitute
 from foretrace.trace.abstract import Abstract, Types
+from foretrace.trace.casts import Casts
 from foretrace.trace.meaning import Semantics
 
 aten = torch.ops.aten
@@ -20,6 +21,7 @@ class Records(Protocol):
 
     types: Types
     semantics: Semantics
+    casts: Casts
     unseen: set[Value]
     lift: Callable[[torch.Tensor], Abstract]
     lift_constant: Callable[[torch.Tensor], Abstract]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -27,6 +27,7 @@ from foretrace.trace.owners import Borrowed, borrowed, module_paths, names_of_te
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.sources import LIBRARY_DIRS, Sources
 from foretrace.trace.structure import take_apart
+from foretrace.trace.surroundings import followed_autocast, refusing
 
 
 class Capture:
@@ -172,7 +173,8 @@ def record(
         requires.training = loan.training()
         stands = capture.arguments(leaves, requires)
         call_args, call_kwargs = in_structure.build(iter(stands))
-        with running(capture.recorder, module_paths(owners)):
+        absent = target.device.type not in torch_api.device_types_here()
+        with running(capture.recorder, module_paths(owners), absent):
             result = _run(fn, call_args, call_kwargs, capture.recorder)
             outs, requires.out_structure = take_apart(result)
             mutations = _mutations(capture, loan)
@@ -182,9 +184,9 @@ def record(
         capture.dynamic.check()
         loan.check_attributes({id(stand) for stand in capture.stands.values()})
     symbols = capture.types.symbols
-    guards = (*symbols.guards(), *capture.constants.answered)
+    answered = capture.constants.answered
     ops, inputs = capture.recorder.scope, capture.inputs
-    return Recorded(ops, inputs, outputs, mutations, symbols, guards, target, requires)
+    return Recorded(ops, inputs, outputs, mutations, symbols, answered, target, requires)
 
 
 def _arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -304,20 +306,13 @@ def check_shared_memory(real: list[torch.Tensor], written: set[int]) -> None:
             )
 
 
-def _no_autograd(*args: object, **kwargs: object) -> NoReturn:
-    raise Refusal(
-        "the program computes a gradient itself",
-        kind="autograd inside",
-        do=('let cut("joint") compute it', "or do it outside the captured program"),
-    )
-
-
 @contextmanager
-def running(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
+def running(recorder: Recorder, paths: dict[int, str], absent: bool) -> Iterator[None]:
     """The recorder sees every call inside."""
     with (
         torch_api.below_autograd(),
-        torch_api.no_engine(_no_autograd),
+        torch_api.replaced(refusing(absent)),
+        followed_autocast(recorder),
         function_calls(recorder),
         module_calls(recorder, paths),
         recorder,

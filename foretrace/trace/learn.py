@@ -14,6 +14,7 @@ from foretrace.ir.op import Definition, Op, Tree, Value, map_values, values_in
 from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.alias import Records, current
+from foretrace.trace.casts import INSIDE
 from foretrace.trace.effects import written
 from foretrace.trace.meaning import Given, Meaning, leaves, map_leaves
 
@@ -27,7 +28,7 @@ def learn(
     """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
     kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
     if kernel is not None:
-        return _learn_body(recorder, kernel, args, kwargs, choice)
+        return _learn_body(recorder, func, kernel, args, kwargs, choice)
     schema = recorder.semantics.schema(func)
     if schema.written_now(args, kwargs):
         return Meaning(None, inline=written)
@@ -50,15 +51,17 @@ def learn(
 
 
 def _learn_body(
-    recorder: Records, kernel: Any, args: Tree, kwargs: dict[str, Tree], choice: Any
+    recorder: Records, func: Any, kernel: Any, args: Tree, kwargs: dict[str, Tree], choice: Any
 ) -> Meaning:
     """Run the body once over stand-ins, so that calls of equal types share it."""
+    choice = choice or (INSIDE if recorder.casts.acts_inside(func) else None)
     occurrences = values_in((args, kwargs))
     operands = list(dict.fromkeys(occurrences))
     params = [Value(v.type, v.hint) for v in operands]
     inline = Meaning(None, choice=choice, inline=Inline(kernel, choice))
     try:
-        ops, result, stand_ins = _run_body(recorder, kernel, (args, kwargs), operands, params)
+        with recorder.casts.inside(func):
+            ops, result, stand_ins = _run_body(recorder, kernel, (args, kwargs), operands, params)
     except Refusal as refusal:
         if refusal.kind != "data-dependent":
             raise
@@ -151,7 +154,8 @@ class Inline:
     ) -> Any:  # fmt: skip
         env = dict(zip(values_in((args, kwargs)), tensors, strict=True))
         origin = recorder.origin()
-        with recorder.inner_scope(origin.frame) as ops, recorder.listening():
+        inside = recorder.casts.inside(func)
+        with recorder.inner_scope(origin.frame) as ops, recorder.listening(), inside:
             result = self.kernel(*recorder.concrete(args, env), **recorder.concrete(kwargs, env))
             handed = [t for t in torch_api.tree_leaves(result) if isinstance(t, Abstract)]
             values = [t.value or current(t.alias, recorder) for t in (*handed, *tensors)]

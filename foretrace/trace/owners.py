@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -54,6 +55,7 @@ class Borrowed:
     """Modules whose tensors are replaced for one run; knows what the run left in them."""
 
     def __init__(self, owners: dict[str, nn.Module]) -> None:
+        _check_not_scripted(owners)
         paths = module_paths(owners)
         modules = {id(m): m for owner in owners.values() for m in owner.modules()}
         self._loans = [_Loan(paths[key], module) for key, module in modules.items()]
@@ -101,6 +103,15 @@ class Borrowed:
             loan.restore()
 
 
+def _check_not_scripted(owners: dict[str, nn.Module]) -> None:
+    if any(isinstance(m, torch.jit.ScriptModule) for o in owners.values() for m in o.modules()):
+        raise Refusal(
+            "the program contains a TorchScript module, whose Python is gone",
+            kind="unsupported module",
+            do="capture the module that it was made from",
+        )
+
+
 TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 
 
@@ -110,10 +121,10 @@ class _Loan:
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path, self.module = path, module
         self.attributes = dict(vars(module))
-        self.containers = {
+        self.containers: dict[str, Any] = {
             name: item.copy()
             for name, item in self.attributes.items()
-            if type(item) in (dict, list)
+            if isinstance(item, (dict, list, set, deque))
         }
 
     def full_name(self, name: str) -> str:
@@ -123,9 +134,12 @@ class _Loan:
         vars(self.module).clear()
         vars(self.module).update(self.attributes)
         for name, content in self.containers.items():
-            container = self.attributes[name]
+            container: Any = self.attributes[name]
             container.clear()
-            container.update(content) if isinstance(container, dict) else container.extend(content)
+            if isinstance(container, (dict, set)):
+                container.update(content)
+            else:
+                container.extend(content)
 
 
 def _holds_abstract(item: Any, stands: set[int]) -> bool:

@@ -18,12 +18,14 @@ from foretrace.ir.text import neighbourhood
 from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.alias import current, link
+from foretrace.trace.casts import Casts
 from foretrace.trace.learn import learn
 from foretrace.trace.meaning import Given, Meaning, Semantics, fill, map_leaves
 from foretrace.trace.reading import Call, key_of
 from foretrace.trace.sources import Sources
 
 NOWHERE = Origin(None, None)
+CAST = torch.ops.aten.to.dtype
 SIZE = torch.ops.aten.size.default
 """Asked by C++ that knows numbers only, of a tensor with symbolic sizes."""
 LIFT_FRESH = torch.ops.aten.lift_fresh.default
@@ -47,6 +49,7 @@ class Recorder(torch_api.TorchDispatchMode):
         self._mode_key = torch_api.FAKE_MODE_KEY
         self.types, self.semantics, self.sources = types, semantics, sources
         self.lift, self.lift_constant, self.answer = lift, lift_constant, answer
+        self.casts = Casts()
         self.scope: list[Op] = []
         self.log: list[Op] = []
         self.module: ModuleCall | None = None
@@ -68,6 +71,8 @@ class Recorder(torch_api.TorchDispatchMode):
         """Record one call and answer it with abstract tensors."""
         if func is SIZE:
             return self._sizes(args[0])
+        if func is CAST and (known := self.casts.known(*args)) is not None:
+            return known
         if func is LIFT_FRESH and not isinstance(args[0], Abstract):
             args, func = (self.lift_constant(args[0]),), LIFT_FRESH_COPY
         call = Call(self, func, self.grad_mode())
@@ -77,7 +82,8 @@ class Recorder(torch_api.TorchDispatchMode):
         try:
             if meaning.inline is not None:
                 return meaning.inline(self, func, values, named, tensors)
-            return self._abstract(self.emit(func, values, named, meaning), meaning, tensors)
+            answer = self._abstract(self.emit(func, values, named, meaning), meaning, tensors)
+            return self.casts.keep(args, answer) if func is CAST else answer
         except Refusal as refusal:
             raise self._located(refusal, func, values, named) from None
 
@@ -108,9 +114,8 @@ class Recorder(torch_api.TorchDispatchMode):
         tensors: list[Abstract] | None = None,
     ) -> Meaning:  # fmt: skip
         operands = values_in((args, kwargs))
-        ambient = self.semantics.ambient(func)
-        if ambient is not None:
-            key.append(ambient)
+        ambient = (self.semantics.ambient(func), self.casts.state())
+        key.extend(each for each in ambient if each is not None)
         if len(operands) > 1 and len(set(operands)) < len(operands):
             key.append(tuple(operands.index(operand) for operand in operands))
         found = self.meanings.get(tuple(key))

@@ -1,0 +1,105 @@
+"""Autocast, as the recorder has to follow it: what is on, what it casts once, where it acts.
+
+While a mode answers a call, torch says that autocast is off; so its switches are followed by
+standing in the place of the functions that `torch.autocast` calls.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.ir.op import Choice, Value
+from foretrace.trace.abstract import Abstract
+
+INSIDE = Choice(
+    "autocast", "opened", "autocast casts what is inside it, which a call of it outside would not"
+)
+
+
+class Casts:
+    """The state of autocast during one capture."""
+
+    def __init__(self) -> None:
+        self.devices = torch_api.autocast_devices()
+        self._caching = torch.is_autocast_cache_enabled()
+        self._known: dict[tuple[Value, torch.dtype], Abstract] = {}
+        self._shielded = False
+
+    # ---- in the place of torch's functions ------------------------------------------------------
+
+    def switching(self, original: Callable[..., None]) -> Callable[..., None]:
+        """`torch.set_autocast_enabled`, followed."""
+
+        def set_autocast_enabled(*args: Any) -> None:
+            original(*args)
+            self.devices = torch_api.autocast_devices()
+
+        return set_autocast_enabled
+
+    def cache(self, enabled: bool) -> None:
+        """In the place of `torch.set_autocast_cache_enabled`: torch's own cache stays off.
+
+        It caches casts of leaves, and takes every abstract tensor for one.
+        """
+        self._caching = enabled
+
+    def caching(self) -> bool:
+        """In the place of `torch.is_autocast_cache_enabled`."""
+        return self._caching
+
+    def forget(self) -> None:
+        """In the place of `torch.clear_autocast_cache`: an outermost region has ended."""
+        self._known.clear()
+
+    # ---- casts of leaves, each made once a region ------------------------------------------------
+
+    def known(self, tensor: Any, dtype: Any = None, *_: Any) -> Abstract | None:
+        """The cast of this leaf that was made before."""
+        if not self._known or not isinstance(tensor, Abstract) or tensor.value is None:
+            return None
+        return self._known.get((tensor.value, dtype))
+
+    def keep(self, args: tuple[Any, ...], answer: Any) -> Any:
+        """Remember a cast that autocast would remember; gives it back."""
+        tensor, dtype = args[:2]
+        if self._caching and self.devices and self._remembered(tensor):
+            self._known[tensor.value, dtype] = answer
+        return answer
+
+    @staticmethod
+    def _remembered(tensor: Any) -> bool:
+        """Source: cached_cast in aten/src/ATen/autocast_mode.cpp."""
+        if not isinstance(tensor, Abstract) or tensor.value is None:
+            return False
+        return tensor.leaf and tensor.requires_grad and tensor.dtype is torch.float32
+
+    # ---- inside composites -----------------------------------------------------------------------
+
+    def state(self) -> Any:
+        """What a body depends on; None while autocast is off."""
+        if not self.devices:
+            return None
+        dtypes = tuple(map(torch.get_autocast_dtype, sorted(self.devices)))
+        return (self.devices, dtypes, self._shielded)
+
+    def acts_inside(self, func: Any) -> bool:
+        """Whether autocast sees the operators inside a composite, as it knows not itself."""
+        known = any(torch_api.autocast_knows(func, device) for device in self.devices)
+        return bool(self.devices) and not known and not self._shielded
+
+    @contextmanager
+    def inside(self, func: Any) -> Iterator[None]:
+        """Run the body of a composite under the autocast that eager has there."""
+        if not self.devices:
+            yield
+            return
+        before, seen = self._shielded, self.acts_inside(func)
+        self._shielded = not seen
+        try:
+            with torch_api.autocast_seen(self.devices if seen else frozenset()):
+                yield
+        finally:
+            self._shielded = before

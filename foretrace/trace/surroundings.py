@@ -1,0 +1,67 @@
+"""What the program does to torch itself while it runs: refused, or followed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.trace.recorder import Recorder
+
+
+def refusing(absent: bool) -> dict[str, Callable[..., Any]]:
+    """Stand-ins for functions of torch that no graph can repeat.
+
+    `absent`: the target is not there; then an autograd node would abort the process.
+    """
+    stand_ins: dict[str, Callable[..., Any]] = {"engine": _engine(torch_api.engine())}
+    stand_ins |= dict.fromkeys(("manual_seed", "seed", "set_rng_state"), _no_seed)
+    return stand_ins | ({"func.grad": _no_gradient} if absent else {})
+
+
+def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The engine for `torch.func`, which brings its own levels of autograd; else a refusal."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch_api.functorch_active():
+            return original(*args, **kwargs)
+        return _no_gradient()
+
+    return run
+
+
+def _no_gradient(*args: object, **kwargs: object) -> NoReturn:
+    raise Refusal(
+        "the program computes a gradient itself",
+        kind="autograd inside",
+        do=('let cut("joint") compute it', "or do it outside the captured program"),
+    )
+
+
+def _no_seed(*args: object, **kwargs: object) -> NoReturn:
+    raise Refusal(
+        "the program sets the state of the random number generator",
+        kind="side effect",
+        do="seed before the captured program is called",
+    )
+
+
+@contextmanager
+def followed_autocast(recorder: Recorder) -> Iterator[None]:
+    """The recorder follows autocast inside, and keeps its cache."""
+    before, casts = torch.is_autocast_cache_enabled(), recorder.casts
+    torch.set_autocast_cache_enabled(False)
+    stand_ins: dict[str, Callable[..., Any]] = {
+        "autocast": casts.switching(torch.set_autocast_enabled),
+        "autocast cache": casts.cache,
+        "autocast cache on": casts.caching,
+        "autocast end": casts.forget,
+    }
+    try:
+        with torch_api.replaced(stand_ins):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+        torch.clear_autocast_cache()
