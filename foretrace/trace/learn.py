@@ -18,6 +18,8 @@ from foretrace.trace.casts import INSIDE
 from foretrace.trace.effects import written
 from foretrace.trace.meaning import Given, Meaning, leaves, map_leaves
 
+ITEM = torch.ops.aten.item.default
+"""Its body refuses the label "meta", although a constant has a value on any device."""
 INDEX = torch.ops.aten.index.Tensor
 NOT_SYMBOLIC = "with symbolic sizes"
 
@@ -26,6 +28,8 @@ def learn(
     recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
 ) -> Meaning:
     """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
+    if func is ITEM:
+        return Meaning(None, inline=Answer())
     kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
     if kernel is not None:
         return _learn_body(recorder, func, kernel, args, kwargs, choice)
