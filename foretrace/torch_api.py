@@ -294,9 +294,9 @@ def device_types_here() -> frozenset[str]:
 
 
 def fake_mode(shape_env: ShapeEnv | None) -> FakeTensorMode:
-    """A FakeTensorMode without its cache: each call is asked once, so it would only cost."""
+    """A FakeTensorMode; without its cache under symbols, which other captures do not share."""
     mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
-    mode.cache_enabled = False
+    mode.cache_enabled = mode.cache_enabled and shape_env is None
     return mode
 
 

@@ -323,3 +323,11 @@ def expanded_then_cloned(x: Tensor) -> Tensor:
     y = x[:1].expand(3, 4).contiguous()
     y[1].add_(1)
     return y.mul_(x[1])
+
+
+@program(t(4, 4), loss=0)
+def composites_in_place_on_views(x: Tensor) -> Tensor:
+    y = x * 1
+    F.relu6(y[:2], inplace=True)
+    y[3].square_()
+    return (y * y).sum()

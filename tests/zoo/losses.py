@@ -131,3 +131,9 @@ def product_with_zeros(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 def counts_and_tests(x: Tensor) -> tuple[Tensor, ...]:
     y = x.detach()
     return (y > 0).sum(1), (y > 0).any(0), (y < 9).all(), y.argmin(1), y.count_nonzero(), x.sum()
+
+
+@program(t(3, 4), loss=0)
+def largest_and_smallest(x: Tensor) -> Tensor:
+    y = x.round()
+    return y.max() * 2 - (-x).min() + x.max()

@@ -184,3 +184,22 @@ def rotary(x: Tensor) -> Tensor:
 def next_token_loss(ids: Tensor, w: Tensor) -> Tensor:
     scores = F.embedding(ids, w) @ w.T
     return F.cross_entropy(scores[:, :-1].reshape(-1, 9), ids[:, 1:].reshape(-1))
+
+
+@program(t(3, 4), t(4, 4), loss=0)
+def autocast_inside_a_composite(x: Tensor, w: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = torch.einsum("ij,jk->ik", x, w)
+        return (y + torch.tensordot(x, w, 1)).float().sum()
+
+
+@program(t(3, 4), t(4, 4), loss=0)
+def autocast_activation_used_twice(x: Tensor, w: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x * 2
+        return (y @ w + y @ w).float().sum()
+
+
+@program(t(4), loss=0)
+def leaves_asked_for(x: Tensor) -> Tensor:
+    return x.sum() if (x * 2).is_leaf or not x.is_leaf else (x * 3).sum()
