@@ -41,7 +41,7 @@ class Inference:
             Refusal: the results' sizes depend on data, or there is no meta kernel.
             Exception: what eager raises for a wrong call.
         """
-        key = frozen((func, args, kwargs))
+        key = frozen((func, args, kwargs), followed=False)
         if key not in self._known:
             self._known[key] = self._run(func, args, kwargs)
         return self._known[key]
@@ -144,12 +144,18 @@ def _moved(tree: Tree, old: torch.device, new: torch.device) -> Any:
     return tree
 
 
-def frozen(tree: Tree) -> Any:
-    """The structure as a key: numbers of different types, and zeros of different sign, differ."""
+def frozen(tree: Tree, *, followed: bool = True) -> Any:
+    """The structure as a key: numbers of different types, and zeros of different sign, differ.
+
+    Without `followed`, it does not matter which tensors autograd follows.
+    """
+    if isinstance(tree, TensorType):
+        return tree if followed else tree.with_grad(False)
     if isinstance(tree, (tuple, list)):
-        return tuple([frozen(item) for item in tree])
+        return tuple([frozen(item, followed=followed) for item in tree])
     if isinstance(tree, dict):
-        return tuple([(name, frozen(item)) for name, item in tree.items()])
+        pairs = tree.items()
+        return tuple([(name, frozen(item, followed=followed)) for name, item in pairs])
     if isinstance(tree, float):
         return tree.hex()
     return (type(tree), tree) if isinstance(tree, (int, bool)) else tree
