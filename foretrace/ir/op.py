@@ -4,7 +4,7 @@ A parent and its children share the same values, so a cut is a flattening withou
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from foretrace.errors import Frame
@@ -273,13 +273,3 @@ def target_name(target: Target) -> str:
     if schema is not None:
         return str(schema.name).rpartition("::")[2]
     return str(getattr(target, "__name__", target))
-
-
-@dataclass(slots=True, eq=False)
-class Region:
-    """A list of ops over parameters, and what it hands out."""
-
-    params: list[Value]
-    ops: list[Op]
-    results: list[Tree]
-    history: tuple[str, ...] = field(default=())

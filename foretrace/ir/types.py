@@ -71,11 +71,6 @@ class TensorType:
         return self.dtype.is_floating_point or self.dtype.is_complex
 
     @property
-    def nbytes(self) -> Size:
-        """Bytes of the elements, without gaps."""
-        return self.numel * self.dtype.itemsize
-
-    @property
     def numel(self) -> Size:
         """Number of elements."""
         return reduce(operator.mul, self.shape, 1)

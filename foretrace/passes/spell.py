@@ -54,8 +54,8 @@ def used_by(ops: Iterable[Op]) -> list[Value]:
     return list(dict.fromkeys(v for op in ops for v in values_in((op.args, op.kwargs))))
 
 
-def located(refusal: Refusal, op: Op, makers: Sequence[Op] = ()) -> Refusal:
+def located(refusal: Refusal, op: Op) -> Refusal:
     """The refusal with the place of an op."""
     origin = op.origin
     path = [str(call) for call in origin.module.stack()] if origin.module else []
-    return refusal.located(origin.frame, path, neighbourhood(makers, op))
+    return refusal.located(origin.frame, path, neighbourhood((), op))

@@ -34,7 +34,7 @@ def schema_of(func: Any) -> Schema:
     schema = torch_api.schema_of(func)
     written = tuple(a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write)
     written += HIDDEN_WRITES.get(str(schema.name), ())
-    returned = [_alias_sets(r) for r in schema.returns]
+    returned = [r.alias_info for r in schema.returns]
     returns_written = bool(returned) and all(r and r.is_write for r in returned)
     return Schema(
         arguments=tuple(a.name for a in schema.arguments),
@@ -48,12 +48,8 @@ def schema_of(func: Any) -> Schema:
         returns_written=returns_written,
         multiple=len(schema.returns) > 1 or any("List" in str(r.type) for r in schema.returns),
         out_variant=any(a.is_out for a in schema.arguments),
-        functional=_functional(func, schema, written) if written else None,
+        functional=_functional(func, schema) if written else None,
     )
-
-
-def _alias_sets(argument: Any) -> Any:
-    return argument.alias_info
 
 
 def _viewed(schema: Any) -> str | None:
@@ -69,7 +65,7 @@ def _viewed(schema: Any) -> str | None:
     return None
 
 
-def _functional(func: Any, schema: Any, written: tuple[str, ...]) -> Functional | None:
+def _functional(func: Any, schema: Any) -> Functional | None:
     """The operator that returns what this one writes: found by its name and arguments."""
     outs = frozenset(a.name for a in schema.arguments if a.is_out)
     special = FUNCTIONAL_NAMES.get(func.name()) or FUNCTIONAL_NAMES.get(str(schema.name))
@@ -78,7 +74,7 @@ def _functional(func: Any, schema: Any, written: tuple[str, ...]) -> Functional 
         call = getattr(getattr(torch.ops.aten, packet), overload or "default")
         return Functional(call, outs, _defaults(schema, torch_api.schema_of(call)))
     kept = [(a.name, str(a.type)) for a in schema.arguments if a.name not in outs]
-    for candidate in _candidates(func, schema):
+    for candidate in _candidates(schema):
         other = torch_api.schema_of(candidate)
         arguments = [(a.name, str(a.type)) for a in other.arguments]
         if [t for _, t in arguments] == [t for _, t in kept] and not _writes(other):
@@ -99,7 +95,7 @@ def _writes(schema: Any) -> bool:
     return any(a.alias_info and a.alias_info.is_write for a in schema.arguments)
 
 
-def _candidates(func: Any, schema: Any) -> Iterator[Any]:
+def _candidates(schema: Any) -> Iterator[Any]:
     """Overloads whose name suggests that they are the value form."""
     namespace, _, name = str(schema.name).partition("::")
     library = getattr(torch.ops, namespace)

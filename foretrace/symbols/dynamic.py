@@ -1,6 +1,5 @@
 """Which sizes of the inputs are symbols: `dynamic_shapes` as torch.export takes it, or True."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,10 +165,3 @@ def _wrong(what: str) -> Refusal:
         kind="wrong dynamic_shapes",
         do="use torch.export's form, {argument: {dim: Dim}}, or True for every size",
     )
-
-
-def symbols_of(shape: tuple[Size, ...]) -> Iterator[tuple[int, sympy.Symbol]]:
-    """(dimension, symbol) of each size that is a symbol itself."""
-    for dim, size in enumerate(shape):
-        if isinstance(size, sympy.Symbol):
-            yield dim, size
