@@ -6,7 +6,7 @@ private name, so a new torch version is checked by reading this file.
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -26,7 +26,9 @@ from torch._functorch import eager_transforms
 
 # ShapeEnv names each symbol by a Source. The one for constants lies in torch._dynamo, whose import
 # takes half a second.
-from torch._guards import GuardSource, Source
+#
+# TracingContext holds what Dynamo knows of the graph that it hands to a backend.
+from torch._guards import GuardSource, Source, TracingContext, detect_fake_mode
 
 # FakeTensor and its mode are torch's own type inference: meta kernels, devices, layouts.
 from torch._subclasses.fake_tensor import (
@@ -298,6 +300,33 @@ def fake_mode(shape_env: ShapeEnv | None) -> FakeTensorMode:
     mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
     mode.cache_enabled = mode.cache_enabled and shape_env is None
     return mode
+
+
+def front_end(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]] | None:
+    """The fake mode of whoever runs the capture, and its FakeTensors for the inputs, in order.
+
+    Dynamo keeps its mode in a TracingContext, with how it has named the sizes of each tensor; its
+    mode remembers the FakeTensor that it made of a tensor, so nothing is named twice. What is no
+    tensor stays as it is. None: there is no front end.
+    """
+    mode = detect_fake_mode(list(inputs))
+    if mode is None:
+        return None
+    context = TracingContext.try_get()
+    known: Any = {} if context is None else context.tensor_to_context
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        named = known.get(tensor)
+        source = None if named is None else named.tensor_source
+        return mode.from_tensor(
+            tensor, static_shapes=named is None, symbolic_context=named, source=source, trace=False
+        )
+
+    return mode, [fake(each) if _is_real(each) else each for each in inputs]
+
+
+def _is_real(given: Any) -> bool:
+    return isinstance(given, torch.Tensor) and not isinstance(given, FakeTensor)
 
 
 def engine() -> Callable[..., Any]:

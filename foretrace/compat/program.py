@@ -154,7 +154,7 @@ def capture(
     sources = Sources()
     symbols = Symbols(sources.here)
     types = Types(symbols)
-    chosen = target_of(target, _device_of(fn, args, kwargs))
+    chosen = target_of(target, device_of(fn, args, kwargs))
     table = RULES
     semantics = TargetSemantics(chosen, types, table)
     positional = positional_names(fn, len(args))
@@ -192,7 +192,8 @@ def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:
     RULES.register(op, Registered(backward, rule_name(op, backward)))
 
 
-def _device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:
+def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:
+    """The device of the first tensor among the arguments and parameters; "cpu" without one."""
     leaves = [leaf for _, leaf in take_apart((args, kwargs or {}))[0]]
     if isinstance(fn, torch.nn.Module):
         leaves += list(fn.parameters())[:1]

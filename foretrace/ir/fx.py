@@ -11,9 +11,9 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.ir.names import Names, wish
 from foretrace.ir.op import Op, Tree, Value, values_in
-from foretrace.ir.program import Graph, Output
+from foretrace.ir.program import Graph, Input, Output
 from foretrace.ir.types import TensorType
-from foretrace.symbols.sizes import Symbols, free_symbols
+from foretrace.symbols.sizes import Size, Symbols, free_symbols
 
 Needs = Callable[[Op], list[Value]]
 
@@ -29,8 +29,15 @@ class Emitter:
         self.sizes: dict[sympy.Basic, Any] = {}
         self.op_nodes: dict[str, Op] = {}
 
+    def input(self, item: Input) -> None:
+        """One input of the graph: a tensor, or a size."""
+        if item.size is None:
+            self.placeholder(item.value, item.role.name)
+        else:
+            self.size_placeholder(item.size, item.role.name, self.symbols.symbolic(item.size))
+
     def placeholder(self, value: Value, name: str) -> None:
-        """One input."""
+        """One tensor from outside."""
         node = self.graph.create_node("placeholder", self.names.new(name), name=None)
         self._learn(value, node)
 
@@ -63,7 +70,7 @@ class Emitter:
             inner.placeholder(value, self.nodes[value].name)
         symbols = self._symbols_below(op)
         for symbol in symbols:
-            inner.size_placeholder(symbol, self._size(symbol))
+            inner.size_placeholder(symbol, str(symbol), self.symbols.symbolic(symbol))
         for each in op.region or ():
             emit_flat(inner, each)
         self.root.add_module(name, inner.finish(op.outs, name))
@@ -79,11 +86,12 @@ class Emitter:
         }
         return sorted(found, key=str)
 
-    def size_placeholder(self, symbol: sympy.Symbol, outer: Any) -> None:
-        """A size that a submodule gets from outside."""
-        node = self.graph.create_node("placeholder", self.names.new(str(symbol)))
-        node.meta["val"] = outer.meta["val"]
-        self.sizes[symbol] = node
+    def size_placeholder(self, size: Size, name: str, val: Any) -> None:
+        """A size from outside; what is computed of it begins here."""
+        node = self.graph.create_node("placeholder", self.names.new(name))
+        node.meta["val"] = val
+        if isinstance(size, sympy.Expr):
+            self.sizes.setdefault(self.symbols.simplify(size), node)
 
     def _results(self, op: Op, node: fx.Node, result: Tree) -> None:
         self._describe(node, op)
@@ -156,7 +164,7 @@ class Emitter:
         for value, node in self.nodes.items():
             if node.op == "placeholder":
                 for dim, size in enumerate(value.type.shape):
-                    if size == symbol:
+                    if self.symbols.simplify(size) == symbol:
                         return self._size_node(symbol, node, dim)
         raise AssertionError(f"no input has the size {symbol}")
 
@@ -257,7 +265,7 @@ def to_fx(
     """The graph module of a cut: its arguments and results are flat, in the signature's order."""
     emitter = Emitter(symbols, Vals(mode, symbols), needs)
     for item in graph.inputs:
-        emitter.placeholder(item.value, item.role.name)
+        emitter.input(item)
     for op in graph.ops:
         emitter.emit(op)
     return emitter.finish(map(_spelled, graph.outputs), graph.kind)

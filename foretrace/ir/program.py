@@ -8,12 +8,16 @@ import torch
 
 from foretrace.ir.op import Op, Tree, Value
 from foretrace.ir.types import TensorType
-from foretrace.symbols.sizes import Symbols
+from foretrace.symbols.sizes import Size, Symbols
 
 Kind: TypeAlias = Literal[
-    "parameter", "buffer", "input", "captured", "constant", "tangent", "saved",
+    "parameter", "buffer", "input", "captured", "constant", "tangent", "saved", "size",
     "output", "mutation", "gradient",
 ]  # fmt: skip
+
+
+NUMBER = TensorType((), (), torch.int64, torch.device("cpu"))
+"""The type of the value of an input that is a size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,11 @@ class Role:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Input:
-    """A value that the program gets; `tensor` is the live tensor of a parameter or constant."""
+    """A value that the program gets; `tensor` is the live tensor of a parameter or constant.
+
+    An input with a `size` is a number and no tensor: its value is never an operand, as ops name
+    sizes by expressions.
+    """
 
     value: Value
     role: Role
@@ -40,9 +48,11 @@ class Input:
     owner: tuple[torch.nn.Module, str] | None = None
     """the module and attribute that hold a parameter or buffer"""
     argument: int | None = None
-    """which tensor among the call's arguments it is"""
+    """which of the tensors and sizes among the call's arguments it is"""
     hooked: bool = False
     """whether a hook of the user sees its gradient"""
+    size: Size | None = None
+    """the expression that the input is the value of"""
 
     def live(self) -> torch.Tensor | None:
         """The tensor to run with; None for an argument, which the caller gives."""
@@ -51,6 +61,11 @@ class Input:
         module, name = self.owner
         found: torch.Tensor = getattr(module, name)
         return found
+
+
+def size_input(size: Size, role: Role, argument: int | None = None) -> Input:
+    """An input that is a size."""
+    return Input(Value(NUMBER, role.name), role, argument=argument, size=size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,15 +21,17 @@ NOT_SYMBOLIC = "does not support symbolic shapes"
 class Inference:
     """Asks FakeTensor for the results of a call whose tensors are given by type."""
 
-    def __init__(self, types: Types, symbols: Symbols) -> None:
+    def __init__(
+        self, types: Types, symbols: Symbols, mode: torch_api.FakeTensorMode | None = None
+    ) -> None:
         self.types, self.symbols = types, symbols
-        self._mode: torch_api.FakeTensorMode | None = None
+        self._mode = mode
         self._metas: dict[TensorType, torch.Tensor] = {}
         self._known: dict[Any, Tree] = {}
 
     @property
     def mode(self) -> torch_api.FakeTensorMode:
-        """The fake mode; made when the first call is asked about, over the program's symbols."""
+        """The fake mode: the front end's, or one of our own, made at the first question."""
         if self._mode is None:
             self._mode = torch_api.fake_mode(self.symbols.env)
         return self._mode
@@ -69,7 +71,10 @@ class Inference:
         with torch_api.no_dispatch_modes(), torch_api.with_autograd(), torch.no_grad():
             real_args, real_kwargs = self._fake((args, kwargs), fakes)
             result = self._ask(func, real_args, real_kwargs)
-        return self._describe(result, fakes)
+        described = self._describe(result, fakes)
+        if self.symbols.unknown([(t.shape, t.stride, t.offset) for t in _types(described)]):
+            raise _depends_on_data(func)  # a front end's mode makes a symbol for such a size
+        return described
 
     def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
@@ -79,11 +84,7 @@ class Inference:
             torch_api.DynamicOutputShapeException,
             torch_api.DataDependentOutputException,
         ) as error:
-            raise Refusal(
-                f"the size of what {func} returns depends on data",
-                kind="data-dependent",
-                do="use a form of fixed size: torch.where, a mask, or top-k",
-            ) from error
+            raise _depends_on_data(func) from error
         except (torch_api.UnsupportedOperatorException, NotImplementedError) as error:
             raise Refusal(
                 f"{func} has no meta kernel, so the types of its results are not known",
@@ -125,6 +126,14 @@ class Inference:
         if isinstance(result, (tuple, list)):
             return type(result)([self._describe(item, fakes) for item in result])
         return result
+
+
+def _depends_on_data(func: Any) -> Refusal:
+    return Refusal(
+        f"the size of what {func} returns depends on data",
+        kind="data-dependent",
+        do="use a form of fixed size: torch.where, a mask, or top-k",
+    )
 
 
 def _types(tree: Tree) -> list[TensorType]:

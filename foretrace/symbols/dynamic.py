@@ -32,6 +32,10 @@ class Dynamic:
         self.named: dict[str, sympy.Symbol] = {}
         self._used: set[str] = set()
 
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether the sizes of a FakeTensor are known here; it is taken as an input then."""
+        return False
+
     def geometry(self, tensor: torch.Tensor, name: str) -> Geometry | None:
         """The input's sizes with symbols put in; None where all are fixed."""
         wanted = self._wanted(tensor, name)

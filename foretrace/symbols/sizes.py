@@ -56,12 +56,14 @@ class NotingShapeEnv(ShapeEnv):
 class Symbols:
     """Numbers of the program as torch has them, and as types have them."""
 
-    def __init__(self, where: Callable[[], Frame | None] = lambda: None) -> None:
+    def __init__(
+        self, where: Callable[[], Frame | None] = lambda: None, env: ShapeEnv | None = None
+    ) -> None:
         self._where = where
-        self.env: NotingShapeEnv | None = None
+        self.env = env
 
-    def start(self) -> NotingShapeEnv:
-        """The ShapeEnv, made at the first symbolic size."""
+    def start(self) -> ShapeEnv:
+        """The ShapeEnv, made at the first symbolic size; a front end's, where there is one."""
         self.env = self.env or NotingShapeEnv(self._where)
         return self.env
 
@@ -112,8 +114,12 @@ class Symbols:
         return int(self.number(size))
 
     def ranges(self) -> dict[sympy.Symbol, tuple[int, int]]:
-        """From where to where each symbol may be, by the user's Dim and by torch's own rule."""
-        return torch_api.symbol_ranges(self.env) if self.env else {}
+        """From where to where each symbol may be, by the user's Dim and by torch's own rule.
+
+        Nothing for a front end's ShapeEnv, as for `guards`.
+        """
+        noting = isinstance(self.env, NotingShapeEnv)
+        return torch_api.symbol_ranges(self.env) if self.env and noting else {}
 
     def decide(self, relation: sympy.Basic) -> bool:
         """Whether a relation between sizes holds in the captured run; it becomes a guard."""
@@ -130,13 +136,21 @@ class Symbols:
             return int(size)
         return int(size.xreplace(torch_api.symbol_values(self.env)))
 
-    def simplify(self, expr: sympy.Basic) -> sympy.Basic:
-        """The expression with what the guards say put in."""
-        return self.env.simplify(expr) if self.env else expr
+    def unknown(self, tree: Any) -> list[sympy.Symbol]:
+        """Symbols that had no number in the captured run, as they depend on data."""
+        known = torch_api.symbol_values(self.env) if self.env else {}
+        return sorted(free_symbols(tree) - set(known), key=str)
+
+    def simplify(self, expr: Any) -> Any:
+        """The expression, or number, with what the guards say put in."""
+        return self.env.simplify(expr) if self.env and isinstance(expr, sympy.Basic) else expr
 
     def guards(self) -> tuple[Guard, ...]:
-        """What the program has assumed of its symbols so far."""
-        if self.env is None:
+        """What the program has assumed of its symbols so far.
+
+        Nothing for a front end's ShapeEnv: the front end checks its guards before it calls.
+        """
+        if not isinstance(self.env, NotingShapeEnv):
             return ()
         self.env.note()
         frames = self.env.frames

@@ -25,11 +25,20 @@ COMPOSITE = "CompositeImplicitAutograd"
 
 
 class TargetSemantics:
-    """Rules and choices together, for one program and target."""
+    """Rules and choices together, for one program and target.
 
-    def __init__(self, target: Target, types: Types, table: RuleTable) -> None:
+    `mode`: the fake mode of a front end, to whose symbols the program's types refer.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        types: Types,
+        table: RuleTable,
+        mode: torch_api.FakeTensorMode | None = None,
+    ) -> None:
         self.target, self.table = target, table
-        self.inference = Inference(types, types.symbols)
+        self.inference = Inference(types, types.symbols, mode)
         self.derivatives = Derivatives(types, self.inference, table)
         self.symbols = types.symbols
         self._composite: dict[Any, bool] = {}

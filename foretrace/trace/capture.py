@@ -1,10 +1,8 @@
 """Run the user's program once over abstract tensors, and keep what it did."""
 
-import gc
 import inspect
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -14,20 +12,29 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal, user_frame_of
 from foretrace.ir.op import Value
-from foretrace.ir.program import Input, Mutation, Output, Recorded, Requirements, Role
+from foretrace.ir.program import (
+    Input,
+    Mutation,
+    Output,
+    Recorded,
+    Requirements,
+    Role,
+    size_input,
+)
 from foretrace.ir.types import TensorType
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.alias import alias_of, current
 from foretrace.trace.constants import Constants
-from foretrace.trace.functions import function_calls
 from foretrace.trace.meaning import Semantics
-from foretrace.trace.modules import module_calls
 from foretrace.trace.owners import Borrowed, borrowed, module_paths, names_of_tensors, owners_of
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.sources import LIBRARY_DIRS, Sources
 from foretrace.trace.structure import take_apart
-from foretrace.trace.surroundings import followed_autocast, refusing
+from foretrace.trace.surroundings import running, unchanged_state
+
+GRAPH_INPUTS = (torch.Tensor, torch.SymInt)
+"""What among the arguments is an input of the graph; anything else is a constant of it."""
 
 
 class Capture:
@@ -44,8 +51,11 @@ class Capture:
         self.types, self.device, self.dynamic = types, device, dynamic
         self.constants = Constants(semantics, types.symbols.concrete)
         self.inputs: list[Input] = []
-        self.real: list[torch.Tensor] = []
-        self.stands: dict[int, Abstract] = {}
+        self.real: list[Any] = []
+        """what was given for each input: a tensor, or a symbolic number"""
+        self.stands: list[Any] = []
+        """what the program computes with in the place of each"""
+        self._known: dict[int, Abstract] = {}
         self.names: dict[int, str] = {}
         self.recorder = Recorder(
             types, semantics, sources, self.lift, self.lift_constant, self.answer
@@ -56,24 +66,29 @@ class Capture:
         owner: tuple[torch.nn.Module, str] | None = None,
     ) -> Abstract:  # fmt: skip
         """The abstract tensor for a real one; the same one each time."""
-        known = self.stands.get(id(tensor))
+        known = self._known.get(id(tensor))
         if known is not None:
             return known
-        _check_plain(tensor, name)
+        _check_plain(tensor, name, fake=self.dynamic.knows(tensor))
         value = Value(self._type(tensor, name, kind), name)
         abstract = self.types.abstract(value)
         abstract.leaf = tensor.is_leaf
         if isinstance(tensor, torch.nn.Parameter):
             abstract.mark_parameter()
-        self.stands[id(tensor)] = abstract
+        self._known[id(tensor)] = abstract
         live = None if kind == "input" else tensor
         role = Role(kind, self._unique(name))
         hooked = torch_api.has_hooks(tensor)
-        self.inputs.append(Input(value, role, tensor.is_leaf, live, owner, hooked=hooked))
-        self.real.append(tensor)
+        item = Input(value, role, tensor.is_leaf, live, owner, hooked=hooked)
+        self._append(item, tensor, abstract)
         if kind == "constant":
             self.constants.give(value, tensor)
         return abstract
+
+    def _append(self, item: Input, real: Any, stand: Any) -> None:
+        self.inputs.append(item)
+        self.real.append(real)
+        self.stands.append(stand)
 
     def _unique(self, name: str) -> str:
         """The name, with a number after it if a parameter or argument has it already."""
@@ -84,22 +99,30 @@ class Capture:
         return found
 
     def arguments(self, leaves: list[tuple[str, Any]], requires: Requirements) -> list[Any]:
-        """Abstract tensors for the tensors among the arguments."""
-        stands, places = [], dict[int, int]()
-        tensors = (leaf for _, leaf in leaves if isinstance(leaf, torch.Tensor))
-        for place, tensor in enumerate(tensors):
-            if id(tensor) in places:
-                requires.repeated.append((places[id(tensor)], place))
-            places.setdefault(id(tensor), place)
+        """Abstract tensors for the tensors among the arguments; sizes are inputs too."""
+        stands: list[Any] = []
+        first = dict[int, int]()
+        places = itertools.count()
         for name, leaf in leaves:
-            if not isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.SymInt):
+                stands.append(self._size(leaf, name, next(places)))
+            elif isinstance(leaf, torch.Tensor):
+                place = next(places)
+                if first.setdefault(id(leaf), place) != place:
+                    requires.repeated.append((first[id(leaf)], place))
+                known = id(leaf) in self._known
+                stands.append(self.stand(leaf, "input", name))
+                if not known:
+                    self.inputs[-1] = replace(self.inputs[-1], argument=place)
+            else:
                 stands.append(leaf)
-                continue
-            known = id(leaf) in self.stands
-            stands.append(self.stand(leaf, "input", name))
-            if not known:
-                self.inputs[-1] = replace(self.inputs[-1], argument=places[id(leaf)])
         return stands
+
+    def _size(self, number: torch.SymInt, name: str, place: int) -> torch.SymInt:
+        role = Role("size", self._unique(name))
+        item = size_input(self.types.symbols.size(number), role, place)
+        self._append(item, number, number)
+        return number
 
     def _type(self, tensor: torch.Tensor, name: str, kind: str) -> TensorType:
         known = self.types.of(tensor, self._label(tensor))
@@ -136,8 +159,8 @@ class Capture:
         return self.constants.answer(recorder.log, func, args, kwargs, recorder.sources.here())
 
 
-def _check_plain(tensor: torch.Tensor, name: str) -> None:
-    fake = isinstance(tensor, torch_api.FakeTensor)
+def _check_plain(tensor: torch.Tensor, name: str, fake: bool) -> None:
+    fake = isinstance(tensor, torch_api.FakeTensor) and not fake
     if tensor.layout is not torch.strided or tensor.is_nested or fake:
         what = "a nested tensor" if tensor.is_nested else str(tensor.layout)
         what = "a FakeTensor" if fake else what
@@ -166,7 +189,7 @@ def record(
     requires = Requirements(
         in_structure,
         names=[name for name, _ in leaves],
-        constants={n: leaf for n, leaf in leaves if not isinstance(leaf, torch.Tensor)},
+        constants={n: leaf for n, leaf in leaves if not isinstance(leaf, GRAPH_INPUTS)},
     )
     with unchanged_state(), borrowed(owners) as loan:
         loan.replace(capture.stand)
@@ -182,7 +205,7 @@ def record(
             check_shared_memory(capture.real, written)
             outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
         capture.dynamic.check()
-        loan.check_attributes({id(stand) for stand in capture.stands.values()})
+        loan.check_attributes({id(stand) for stand in capture.stands})
     symbols = capture.types.symbols
     answered = capture.constants.answered
     ops, inputs = capture.recorder.scope, capture.inputs
@@ -263,7 +286,7 @@ def _output(name: str, leaf: Any, capture: Capture, written: set[int]) -> Output
         return Output(leaf, role)
     stand = leaf if isinstance(leaf, Abstract) else capture.lift(leaf)
     value = stand.value or current(stand.alias, capture.recorder)
-    stands = list(capture.stands.values())
+    stands = capture.stands
     same_as = next((i for i, each in enumerate(stands) if each is stand), None)
     root = stand.alias.root.tensor() if stand.alias is not None else None
     view_of = next((i for i in written if stands[i] is root), None)
@@ -276,12 +299,14 @@ def _mutations(capture: Capture, loan: Borrowed) -> list[Mutation]:
     """Inputs that were written to, and buffers that were bound to another tensor."""
     recorder, stands = capture.recorder, capture.stands
     found = []
-    for index, (item, stand) in enumerate(zip(capture.inputs, stands.values(), strict=True)):
+    for index, (item, stand) in enumerate(zip(capture.inputs, stands, strict=True)):
+        if item.size is not None:
+            continue
         new = current(alias_of(stand), recorder)
         if new is not item.value:
             found.append(Mutation(index, new, new in recorder.unseen))
     indices = {id(item.tensor): index for index, item in enumerate(capture.inputs)}
-    stood = {id(stand) for stand in stands.values()}
+    stood = {id(stand) for stand in stands}
     for before, now in loan.rebound():
         if isinstance(now, Abstract) and id(now) not in stood:
             value = now.value or current(now.alias, recorder)
@@ -289,13 +314,13 @@ def _mutations(capture: Capture, loan: Borrowed) -> list[Mutation]:
     return found
 
 
-def check_shared_memory(real: list[torch.Tensor], written: set[int]) -> None:
+def check_shared_memory(real: list[Any], written: set[int]) -> None:
     """Refuse a write to an input whose memory another input shares."""
     if not written:
         return
     owners: dict[int, int] = {}
     for index, tensor in enumerate(real):
-        if tensor.device.type == "meta" or tensor.numel() == 0:
+        if not _has_memory(tensor):
             continue
         other = owners.setdefault(tensor.untyped_storage().data_ptr(), index)
         if other != index and {other, index} & written:
@@ -306,40 +331,7 @@ def check_shared_memory(real: list[torch.Tensor], written: set[int]) -> None:
             )
 
 
-@contextmanager
-def running(recorder: Recorder, paths: dict[int, str], absent: bool) -> Iterator[None]:
-    """The recorder sees every call inside."""
-    with (
-        torch_api.below_autograd(),
-        torch_api.replaced(refusing(absent)),
-        followed_autocast(recorder),
-        function_calls(recorder),
-        module_calls(recorder, paths),
-        recorder,
-    ):
-        yield
-
-
-@contextmanager
-def unchanged_state() -> Iterator[None]:
-    """Grad mode, default dtype, random numbers and the collector are as before, whatever happens.
-
-    Raises:
-        Refusal: the program seeded or drew from a generator in a way no graph can repeat.
-    """
-    with ExitStack() as stack:
-        if gc.isenabled():
-            gc.disable()
-            stack.callback(gc.enable)
-        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-        stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
-        before, python = torch.get_rng_state(), random.getstate()
-        stack.callback(torch.set_rng_state, before)
-        stack.callback(random.setstate, python)
-        yield
-        if not torch.equal(before, torch.get_rng_state()) or random.getstate() != python:
-            raise Refusal(
-                "the program seeds a random number generator, or draws outside of torch's ops",
-                kind="side effect",
-                do="seed and draw before the captured program is called, and pass the number",
-            )
+def _has_memory(given: Any) -> bool:
+    fake = isinstance(given, torch_api.FakeTensor)
+    known = isinstance(given, torch.Tensor) and not fake and given.device.type != "meta"
+    return known and given.numel() > 0

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
@@ -22,6 +22,8 @@ def owners_of(fn: Callable[..., Any]) -> dict[str, nn.Module]:
     """The modules that a callable reaches by name, by the prefix of their parameters' names."""
     if isinstance(fn, nn.Module):
         return {"": fn}
+    if isinstance(fn, fx.Interpreter):
+        return {"": fn.module}
     if isinstance(fn, functools.partial):
         return owners_of(fn.func)
     owner = getattr(fn, "__self__", None)

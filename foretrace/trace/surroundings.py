@@ -1,13 +1,17 @@
-"""What the program does to torch itself while it runs: refused, or followed."""
+"""What the program does to torch itself while it runs: refused, or followed; and put back."""
 
+import gc
+import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.trace.functions import function_calls
+from foretrace.trace.modules import module_calls
 from foretrace.trace.recorder import Recorder
 
 
@@ -65,3 +69,42 @@ def followed_autocast(recorder: Recorder) -> Iterator[None]:
     finally:
         torch.set_autocast_cache_enabled(before)
         torch.clear_autocast_cache()
+
+
+@contextmanager
+def running(recorder: Recorder, paths: dict[int, str], absent: bool) -> Iterator[None]:
+    """The recorder sees every call inside."""
+    with (
+        torch_api.below_autograd(),
+        torch_api.replaced(refusing(absent)),
+        followed_autocast(recorder),
+        function_calls(recorder),
+        module_calls(recorder, paths),
+        recorder,
+    ):
+        yield
+
+
+@contextmanager
+def unchanged_state() -> Iterator[None]:
+    """Grad mode, default dtype, random numbers and the collector are as before, whatever happens.
+
+    Raises:
+        Refusal: the program seeded or drew from a generator in a way no graph can repeat.
+    """
+    with ExitStack() as stack:
+        if gc.isenabled():
+            gc.disable()
+            stack.callback(gc.enable)
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
+        before, python = torch.get_rng_state(), random.getstate()
+        stack.callback(torch.set_rng_state, before)
+        stack.callback(random.setstate, python)
+        yield
+        if not torch.equal(before, torch.get_rng_state()) or random.getstate() != python:
+            raise Refusal(
+                "the program seeds a random number generator, or draws outside of torch's ops",
+                kind="side effect",
+                do="seed and draw before the captured program is called, and pass the number",
+            )

@@ -1,0 +1,101 @@
+"""Graphs that Dynamo hands over: captured over its sizes, guarded by its guards."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import foretrace
+from foretrace.compat.front_end import capture_graph
+from foretrace.compat.program import Program
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def seen_by_backend(fn: Callable[..., Any], *args: Any, dynamic: bool | None = True):
+    """The programs that a backend captures while `fn` runs once, and the guards of their sizes."""
+    programs: list[Program] = []
+
+    def backend(gm, inputs):
+        programs.append(capture_graph(gm, inputs))
+        for kind in ("export", "aten"):
+            programs[-1].cut(kind).graph_module  # noqa: B018 - printed as fx in Dynamo's fake mode
+        return gm.forward
+
+    torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=True)(*args)
+    return programs
+
+
+def scaled(x, y):
+    return torch.nn.functional.gelu(x) * x.shape[0], y.add_(1)
+
+
+def test_sizes_are_dynamos_own_symbols_and_inputs():
+    (program,) = seen_by_backend(scaled, torch.randn(4, 8), torch.randn(4, 8))
+    cut = program.cut("aten")
+    env = program.recorded.symbols.env
+    kinds = [role.kind for role in cut.signature.inputs]
+    assert sorted(kinds) == ["input", "input", "size", "size"]
+    for kind, node in zip(kinds, cut.graph_module.graph.find_nodes(op="placeholder"), strict=True):
+        val = node.meta["val"]
+        number = val if kind == "size" else val.shape[0]
+        assert isinstance(number, torch.SymInt)
+        assert number.node.shape_env is env
+    assert not any("sym_size" in name for name in cut.nodes)
+
+
+def test_what_is_assumed_of_a_size_is_a_guard_of_dynamos():
+    limits = []
+
+    def backend(gm, inputs):
+        program = capture_graph(gm, inputs)
+        symbols = program.recorded.symbols
+        (size,) = {s for item in program.recorded.inputs for s in item.value.type.symbols}
+        limits.append(symbols.decide(size > 5))
+        assert not program.recorded.guards  # a call need not check them again
+        return gm.forward
+
+    fn = torch.compile(lambda x: x.sin(), backend=backend, dynamic=True)
+    fn(torch.randn(4))
+    fn(torch.randn(3))
+    assert limits == [False]
+    fn(torch.randn(9))
+    fn(torch.randn(8))
+    assert limits == [False, True]
+
+
+def test_an_op_comes_from_the_users_line_and_module():
+    class Tiny(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.proj(x).relu()
+
+    (program,) = seen_by_backend(Tiny(), torch.randn(4, 8))
+    told = str(program.cut("aten").explain("addmm"))
+    assert "return self.proj(x).relu()" in told
+    assert "proj: torch.nn.modules.linear.Linear" in told
+
+
+def test_what_depends_on_data_is_refused_with_the_users_line():
+    def picking(x):
+        return x[x > 0]
+
+    with (
+        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True),
+        pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="depends on data") as caught,
+    ):
+        seen_by_backend(picking, torch.randn(4))
+    refusal = caught.value.inner_exception
+    assert isinstance(refusal, foretrace.Refusal)
+    assert refusal.at is not None
+    assert refusal.at.text == "return x[x > 0]"
