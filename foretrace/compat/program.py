@@ -11,12 +11,15 @@ from foretrace.explain.explanation import Explanation
 from foretrace.explain.why import explain
 from foretrace.ir.fx import to_fx
 from foretrace.ir.program import Graph, Recorded, Signature
-from foretrace.passes.cut import Level, forward_graph, joint_graph, needs
+from foretrace.passes.cut import Level, forward_graph, joint_graph
+from foretrace.passes.live import needs
+from foretrace.passes.partition import Pair, Saved, partition
+from foretrace.passes.policies import Policy
 from foretrace.passes.select import Selector, check_selectors
 from foretrace.rules.norms import NORM_RULES
 from foretrace.rules.reductions import REDUCTION_RULES
 from foretrace.rules.table import BackwardCall, Registered, RuleTable, rule_name
-from foretrace.runtime.calls import run_forward, run_joint
+from foretrace.runtime.calls import run_forward, run_half, run_joint
 from foretrace.symbols.dynamic import dynamic_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.profile import Target, target_of
@@ -25,6 +28,8 @@ from foretrace.trace.abstract import Types
 from foretrace.trace.capture import Capture, positional_names, record
 from foretrace.trace.sources import Sources
 from foretrace.trace.structure import take_apart
+
+HALVES = ("forward", "backward")
 
 RULES: RuleTable = RuleTable({**NORM_RULES, **REDUCTION_RULES})
 """The rules that win over derived ones; `foretrace.rule` adds to them."""
@@ -48,20 +53,25 @@ class Program:
         loss: int | None = None,
         keep: Iterable[Selector] = (),
         open: Iterable[Selector] = (),
+        policy: Policy = "min_cut",
     ) -> "Cut":
         """A graph of the program; the program does not run again.
 
         Args:
-            kind: "export" (forward, ops as written), "aten" (forward, leaf ops) or "joint"
-                (forward and backward).
-            loss: for "joint", the index of the scalar output to differentiate; None makes the
-                gradients of the outputs inputs of the graph.
+            kind: "export" (forward, ops as written), "aten" (forward, leaf ops), "joint"
+                (forward and backward), "forward" or "backward" (the halves of joint).
+            loss: for all but "export" and "aten", the index of the scalar output to differentiate;
+                None makes the gradients of the outputs inputs of the graph.
             keep: ops to leave whole: names, OpOverloads, or predicates on an Op.
             open: ops to take apart where the cut would leave them whole.
+            policy: for the halves, which values are saved: see `pair`.
 
         Raises:
             Refusal: an op on the way of a gradient has no derivative, or the loss is no scalar.
         """
+        if kind in HALVES:
+            pair = self.pair(loss=loss, policy=policy, keep=keep, open=open)
+            return pair[HALVES.index(kind)]
         level = Level(kind == "export", tuple(keep), tuple(open))
         check_selectors(self.recorded.ops, (*level.keep, *level.open))
         if kind == "joint":
@@ -71,16 +81,44 @@ class Program:
         else:
             raise Refusal(
                 f"there is no cut {kind!r}", kind="unknown cut",
-                do='use one of "export", "aten", "joint"',
+                do='use one of "export", "aten", "joint", "forward", "backward"',
             )  # fmt: skip
         return Cut(self, graph, loss)
+
+    def pair(
+        self,
+        *,
+        loss: int | None = None,
+        policy: Policy = "min_cut",
+        keep: Iterable[Selector] = (),
+        open: Iterable[Selector] = (),
+    ) -> tuple["Cut", "Cut"]:
+        """The forward and the backward half of the joint cut.
+
+        Args:
+            loss: the index of the scalar output to differentiate; None: tangents are inputs.
+            policy: "min_cut" (fewest bytes that running cheap ops again allows), "save_all",
+                "recompute_all", or a predicate on an Op (True: save what it made). Whatever it
+                says, random numbers are drawn once, and what ran under `torch.utils.checkpoint`
+                runs again.
+            keep: ops to leave whole: names, OpOverloads, or predicates on an Op.
+            open: ops to take apart where the cut would leave them whole.
+
+        Raises:
+            Refusal: as for the joint cut, or there is no such policy.
+        """
+        joint = self.cut("joint", loss=loss, keep=keep, open=open).graph
+        pair = partition(joint, self.recorded, self.semantics, policy)
+        return Cut(self, pair.forward, loss, pair), Cut(self, pair.backward, loss, pair)
 
 
 class Cut:
     """One graph: callable, printable, explainable."""
 
-    def __init__(self, program: Program, graph: Graph, loss: int | None) -> None:
-        self.program, self.graph, self.loss = program, graph, loss
+    def __init__(
+        self, program: Program, graph: Graph, loss: int | None, pair: Pair | None = None
+    ) -> None:
+        self.program, self.graph, self.loss, self.pair = program, graph, loss, pair
         self._module: fx.GraphModule | None = None
 
     @property
@@ -96,6 +134,11 @@ class Cut:
             mode = self.program.semantics.inference.mode
             self._module = to_fx(self.graph, recorded.symbols, mode, needs)
         return self._module
+
+    @property
+    def saved(self) -> tuple[Saved, ...]:
+        """What the forward half hands to the backward half; empty for the other cuts."""
+        return self.pair.saved if self.pair is not None else ()
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -119,12 +162,16 @@ class Cut:
         """Run the cut on inputs like those it was captured with.
 
         Returns:
-            What the program returns; for a joint cut, that and the gradients by name.
+            What the program returns; for a joint cut, that and the gradients by name; for a half
+            of it, its results in the signature's order, as its inputs are. A half checks no
+            guards and writes nothing back.
 
         Raises:
             Refusal: an input breaks what the capture relied on.
         """
         recorded = self.program.recorded
+        if self.graph.kind in HALVES:
+            return run_half(self.graph_module, self.graph, args)
         if self.graph.kind == "joint":
             return run_joint(self.graph_module, self.graph, recorded, args, kwargs, tangents)
         return run_forward(self.graph_module, self.graph, recorded, args, kwargs)

@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from foretrace import torch_api
-from foretrace.ir.names import Names, wish
-from foretrace.ir.op import Op, Tree, Value, values_in
+from foretrace.ir.names import Names, calls_target, wish
+from foretrace.ir.op import Op, Tree, Value
 from foretrace.ir.program import Graph, Input, Output
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Size, Symbols, free_symbols
@@ -47,16 +47,13 @@ class Emitter:
 
     def emit(self, op: Op) -> None:
         """One op: a call of its target, or of a submodule that holds its body."""
-        callable_whole = op.region is None or (
-            hasattr(op.target, "overloadpacket") and set(op.outs) <= set(values_in(op.result))
-        )
         name = self.names.new(wish(op))
         as_module = getattr(op.target, "as_module", None)
-        if as_module is not None and set(op.outs) <= set(values_in(op.result)):
+        if as_module is not None and calls_target(op):
             self.root.add_module(name, as_module())
             node = self.graph.create_node("call_module", name, self._arguments(op.args), {}, name)
             self._results(op, node, op.result)
-        elif callable_whole:
+        elif calls_target(op):
             args, kwargs = self._arguments(op.args), self._arguments(op.kwargs)
             node = self.graph.create_node("call_function", op.target, args, kwargs, name)
             self._results(op, node, op.result)

@@ -1,10 +1,14 @@
 """Names of nodes, as torch.fx would give them: mm, mm_1, ..."""
 
+import builtins
 import keyword
 import re
+from collections.abc import Iterable, Iterator
 
-from foretrace.ir.op import Op, target_name
+from foretrace.ir.op import Op, Tree, Value, target_name, values_in
 
+TAKEN = frozenset({*vars(builtins), "device", "inf", "nan", "torch"})
+"""Names that mean something in generated code: torch.fx would add a number to them later."""
 NOT_A_NAME = re.compile(r"[^0-9a-zA-Z_]+")
 
 
@@ -20,7 +24,7 @@ class Names:
         base = NOT_A_NAME.sub("_", wish).rstrip("_").lower() or "value"
         if base[0].isdigit() or keyword.iskeyword(base):
             base = f"_{base}"
-        count, name = self._next.get(base, 0), base
+        count, name = self._next.get(base, int(base in TAKEN)), base
         while name in self._taken or (count and name == base):
             name = f"{base}_{count}" if count else base
             count += 1
@@ -32,3 +36,33 @@ class Names:
 def wish(op: Op) -> str:
     """The name that an op asks for."""
     return target_name(op.target)
+
+
+def calls_target(op: Op) -> bool:
+    """Whether its node calls the target itself, and gives what the target returns."""
+    if op.region is None:
+        return True
+    callable_whole = hasattr(op.target, "overloadpacket") or hasattr(op.target, "as_module")
+    return callable_whole and set(op.outs) <= set(values_in(op.result))
+
+
+def value_names(inputs: Iterable[tuple[Tree, str]], ops: Iterable[Op]) -> dict[Value, str]:
+    """The name of each value's node in the fx graph of these inputs and ops."""
+    names, found = Names(), dict[Value, str]()
+    for value, name in inputs:
+        found[value] = names.new(name)
+    for op in ops:
+        name = names.new(wish(op))
+        result = op.result if calls_target(op) else tuple(op.outs)
+        found.update(_parts(op, result, name, names))
+    return found
+
+
+def _parts(op: Op, result: Tree, name: str, names: Names) -> Iterator[tuple[Value, str]]:
+    if isinstance(result, Value):
+        if result in op.outs:
+            yield result, name
+    elif isinstance(result, (tuple, list)):
+        for item in result:
+            if isinstance(item, (tuple, list)) or (isinstance(item, Value) and item in op.outs):
+                yield from _parts(op, item, names.new("getitem"), names)

@@ -76,6 +76,11 @@ class TensorType:
         return reduce(operator.mul, self.shape, 1)
 
     @property
+    def bytes(self) -> Size:
+        """What its elements take in memory."""
+        return self.numel * self.dtype.itemsize
+
+    @property
     def symbols(self) -> frozenset[sympy.Symbol]:
         """The symbols that its sizes, strides and offset mention."""
         sizes = (*self.shape, *self.stride, self.offset)

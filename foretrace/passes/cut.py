@@ -1,6 +1,6 @@
 """Cut the tree: flatten it down to the ops that are to stay whole."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,12 @@ from foretrace.ir.op import (
     Origin,
     RuleName,
     Value,
-    Write,
-    values_in,
 )
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role
 from foretrace.ir.types import TensorType
 from foretrace.passes.differentiate import Differentiation
 from foretrace.passes.history import is_unseen_write, with_history
+from foretrace.passes.live import live, values_of, with_saved
 from foretrace.passes.select import Selector, selects
 from foretrace.targets.semantics import TargetSemantics
 
@@ -77,8 +76,9 @@ def forward_graph(recorded: Recorded, semantics: TargetSemantics, level: Level, 
     below = semantics.derivatives.below_autograd
     flat = flatten(recorded.ops, level, is_unseen_write)
     spelled = flatten(with_history(flat, lambda op: op.target in below), level)
-    ops = _live(list(spelled), outputs, semantics)
-    return Graph(list(recorded.inputs), _with_saved(ops, outputs), outputs, kind)
+    results = values_of(outputs)
+    ops = live(list(spelled), results, semantics)
+    return Graph(list(recorded.inputs), with_saved(ops, results), outputs, kind)
 
 
 def joint_graph(
@@ -96,8 +96,9 @@ def joint_graph(
         if item.value.type.requires_grad
     ]
     flat = [*flatten(recorded.ops, level), *flatten(walk.scope.ops, level)]
-    ops = _live(flat, outputs, semantics)
-    return Graph([*recorded.inputs, *tangents], _with_saved(ops, outputs), outputs, "joint")
+    results = values_of(outputs)
+    ops = live(flat, results, semantics)
+    return Graph([*recorded.inputs, *tangents], with_saved(ops, results), outputs, "joint")
 
 
 def _check_hooks(recorded: Recorded) -> None:
@@ -192,75 +193,3 @@ def _ones_like(value: Value, because: Op) -> Op:
         torch.ops.aten.ones_like.default, (value,), kwargs, out, (out,),
         origin=because.origin, because=because, rule=RuleName("root gradient", "engine"),
     )  # fmt: skip
-
-
-# ---- what has to run ---------------------------------------------------------------------
-
-
-def _live(ops: list[Op], outputs: Sequence[Output], semantics: TargetSemantics) -> list[Op]:
-    """The ops on which an output depends, and those that draw random numbers or only check."""
-    wanted = {v for output in outputs for v in values_in(output.value)}
-    kept = []
-    for op in reversed(ops):
-        if any(out in wanted for out in _all_outs(op)) or _effectful(op, semantics):
-            kept.append(op)
-            wanted.update(needs(op))
-    return kept[::-1]
-
-
-def needs(op: Op) -> list[Value]:
-    """The values from outside that an op, or its body, uses."""
-    if op.region is None:
-        return list(op.operands)
-    made: set[Value] = set()
-    found: list[Value] = list(op.operands)
-    for inner in op.region:
-        found += [v for v in needs(inner) if v not in made]
-        made.update(_all_outs(inner))
-    return list(dict.fromkeys(v for v in found if v not in made))
-
-
-def _all_outs(op: Op) -> set[Value]:
-    """Everything that an op makes, in its opened body too."""
-    found = set(op.outs)
-    for inner in op.region or ():
-        found |= _all_outs(inner)
-    return found
-
-
-def _effectful(op: Op, semantics: TargetSemantics) -> bool:
-    if isinstance(op.target, (ModuleCall, Backward, Write)):
-        return any(_effectful(inner, semantics) for inner in op.region or ())
-    if not hasattr(op.target, "overloadpacket"):
-        return False
-    if op.leaf:
-        schema = semantics.schema(op.target)
-        return schema.random or bool(schema.writes) or not schema.returns_something
-    inner_ops = op.definition.ops if op.definition is not None else op.region or ()
-    return any(_effectful(inner, semantics) for inner in inner_ops)
-
-
-def _with_saved(ops: list[Op], outputs: Sequence[Output]) -> list[Op]:
-    """Ops that were kept whole also return what is used of their insides."""
-    used = {v for op in ops for v in needs(op)}
-    used |= {v for output in outputs for v in values_in(output.value)}
-    return [op if op.region is None else _returning(op, used) for op in ops]
-
-
-def _returning(op: Op, used: set[Value]) -> Op:
-    made = _all_outs(op)
-    given = [v for v in values_in(op.result) if v in made]
-    extra = [v for v in _ordered(op) if v in used and v not in op.outs]
-    outs = tuple(dict.fromkeys((*given, *(v for v in op.outs if v in used), *extra)))
-    if outs == op.outs:
-        return op
-    return Op(
-        op.target, op.args, op.kwargs, op.result, outs, origin=op.origin, region=op.region,
-        definition=op.definition, because=op.because, rule=op.rule, choice=op.choice,
-    )  # fmt: skip
-
-
-def _ordered(op: Op) -> Iterator[Value]:
-    for inner in op.region or ():
-        yield from inner.outs
-        yield from _ordered(inner)

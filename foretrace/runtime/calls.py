@@ -20,7 +20,7 @@ def run_forward(
 ) -> Any:
     """Call a forward cut like the program: same outputs, same writes."""
     flat, sizes = flat_inputs(recorded, *take_apart((tuple(args), kwargs)))
-    return _finish(recorded, flat, sizes, module(*flat))[0]
+    return finish(recorded, flat, sizes, module(*flat))[0]
 
 
 def run_joint(
@@ -44,15 +44,29 @@ def run_joint(
     # grad mode is eager's, and nothing is followed because nothing requires grad.
     detached = [tensor.detach() for tensor in flat]
     for item, tangent in zip(wanted, tangents or (), strict=True):
-        detached.append(_laid_out(item, tangent.detach(), sizes))
+        detached.append(laid_out(item, tangent.detach(), sizes))
     with torch.enable_grad():
         results = module(*detached)
-    outputs, rest = _finish(recorded, flat, sizes, results)
+    outputs, rest = finish(recorded, flat, sizes, results)
     names = [o.role.name for o in graph.outputs if o.role.kind == "gradient"]
     return outputs, dict(zip(names, rest, strict=True))
 
 
-def _laid_out(item: Input, tangent: torch.Tensor, sizes: Numbers) -> torch.Tensor:
+def run_half(module: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> tuple[Any, ...]:
+    """Call a forward or backward cut: flat, in the order of its signature."""
+    if len(args) != len(graph.inputs):
+        raise Refusal(
+            f"the {graph.kind} cut takes {len(graph.inputs)} inputs, {len(args)} were given",
+            kind="wrong call",
+            do="pass what cut.signature lists as inputs, in order",
+        )
+    flat = [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    with torch.enable_grad():  # as for a joint cut
+        results: tuple[Any, ...] = module(*flat)
+    return results
+
+
+def laid_out(item: Input, tangent: torch.Tensor, sizes: Numbers) -> torch.Tensor:
     """A tangent in the layout of its output, which the backward graph was made for."""
     type = item.value.type
     shape, stride = (tuple(number(n, sizes) for n in part) for part in (type.shape, type.stride))
@@ -70,7 +84,7 @@ def _laid_out(item: Input, tangent: torch.Tensor, sizes: Numbers) -> torch.Tenso
     )
 
 
-def _finish(
+def finish(
     recorded: Recorded, flat: list[Any], sizes: Numbers, results: Sequence[Any]
 ) -> tuple[Any, list[Any]]:
     """Write back and build the outputs; also the results that follow them."""

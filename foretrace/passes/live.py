@@ -1,0 +1,81 @@
+"""What has to run for the outputs of a graph, and what an op makes and needs."""
+
+from collections.abc import Iterable, Iterator
+
+from foretrace.ir.op import Backward, ModuleCall, Op, Value, Write, values_in
+from foretrace.ir.program import Output
+from foretrace.targets.semantics import TargetSemantics
+
+
+def values_of(outputs: Iterable[Output]) -> list[Value]:
+    """The tensors among outputs."""
+    return [v for output in outputs for v in values_in(output.value)]
+
+
+def live(ops: list[Op], results: Iterable[Value], semantics: TargetSemantics) -> list[Op]:
+    """The ops on which a result depends, and those that draw random numbers or only check."""
+    wanted = set(results)
+    kept = []
+    for op in reversed(ops):
+        if any(out in wanted for out in all_outs(op)) or effectful(op, semantics):
+            kept.append(op)
+            wanted.update(needs(op))
+    return kept[::-1]
+
+
+def needs(op: Op) -> list[Value]:
+    """The values from outside that an op, or its body, uses."""
+    if op.region is None:
+        return list(op.operands)
+    made: set[Value] = set()
+    found: list[Value] = list(op.operands)
+    for inner in op.region:
+        found += [v for v in needs(inner) if v not in made]
+        made.update(all_outs(inner))
+    return list(dict.fromkeys(v for v in found if v not in made))
+
+
+def all_outs(op: Op) -> set[Value]:
+    """Everything that an op makes, in its opened body too."""
+    found = set(op.outs)
+    for inner in op.region or ():
+        found |= all_outs(inner)
+    return found
+
+
+def effectful(op: Op, semantics: TargetSemantics) -> bool:
+    """Whether the op, or something in it, draws random numbers, writes, or only checks."""
+    if isinstance(op.target, (ModuleCall, Backward, Write)):
+        return any(effectful(inner, semantics) for inner in op.region or ())
+    if not hasattr(op.target, "overloadpacket"):
+        return False
+    if op.leaf:
+        schema = semantics.schema(op.target)
+        return schema.random or bool(schema.writes) or not schema.returns_something
+    inner_ops = op.definition.ops if op.definition is not None else op.region or ()
+    return any(effectful(inner, semantics) for inner in inner_ops)
+
+
+def with_saved(ops: list[Op], results: Iterable[Value]) -> list[Op]:
+    """Ops that were kept whole also return what is used of their insides."""
+    used = {v for op in ops for v in needs(op)} | set(results)
+    return [op if op.region is None else _returning(op, used) for op in ops]
+
+
+def _returning(op: Op, used: set[Value]) -> Op:
+    made = all_outs(op)
+    given = [v for v in values_in(op.result) if v in made]
+    extra = [v for v in _ordered(op) if v in used and v not in op.outs]
+    outs = tuple(dict.fromkeys((*given, *(v for v in op.outs if v in used), *extra)))
+    if outs == op.outs:
+        return op
+    return Op(
+        op.target, op.args, op.kwargs, op.result, outs, origin=op.origin, region=op.region,
+        definition=op.definition, because=op.because, rule=op.rule, choice=op.choice,
+    )  # fmt: skip
+
+
+def _ordered(op: Op) -> Iterator[Value]:
+    for inner in op.region or ():
+        yield from inner.outs
+        yield from _ordered(inner)

@@ -1,0 +1,61 @@
+"""The pair as a joint cut: forward, write back, then backward; called and compared like one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from foretrace.compat.program import Cut
+from foretrace.runtime.calls import finish, laid_out
+from foretrace.runtime.guards import flat_inputs
+from foretrace.trace.structure import take_apart
+
+
+@dataclass(frozen=True)
+class PairCut:
+    """Both halves, called like the joint cut that they are of."""
+
+    forward: Cut
+    backward: Cut
+
+    def __call__(self, *args: Any, tangents: Sequence[Tensor] = (), **kwargs: Any) -> Any:
+        """Outputs, and gradients by name; what the program writes is written before backward."""
+        recorded = self.forward.program.recorded
+        flat, sizes = flat_inputs(recorded, *take_apart((tuple(args), kwargs)))
+        count = len(self.forward.saved)
+        results = self.forward(*flat)
+        first = results[: len(results) - count]
+        saved = results[len(results) - count :]
+        outputs, rest = finish(recorded, flat, sizes, first)
+        assert not rest, rest
+        wanted = [item for item in self.backward.graph.inputs if item.role.kind == "tangent"]
+        given = [
+            laid_out(item, tangent.detach(), sizes)
+            for item, tangent in zip(wanted, tangents, strict=True)
+        ]
+        gradients = self.backward(*saved, *given)
+        names = [output.role.name for output in self.backward.graph.outputs]
+        return outputs, dict(zip(names, gradients, strict=True))
+
+
+def pair_agrees(forward: Cut, backward: Cut) -> None:
+    """What forward gives as saved is what backward takes, and backward takes nothing else.
+
+    Raises:
+        AssertionError: the two disagree.
+    """
+    given = [output for output in forward.graph.outputs if output.role.kind == "saved"]
+    taken = [item for item in backward.graph.inputs if item.role.kind == "saved"]
+    assert [o.role for o in given] == [i.role for i in taken]
+    for output, item, saved in zip(given, taken, forward.saved, strict=True):
+        assert output.value is saved.value
+        if item.size is not None:
+            assert item.size == output.value
+            continue
+        assert item.value.type.same_layout(output.value.type)
+        assert item.value.type.device == output.value.type.device
+    kinds = [item.role.kind for item in backward.graph.inputs]
+    assert kinds == sorted(kinds), "saved values come before tangents"
+    sides = [node for node in backward.graph_module.graph.nodes if node.op == "get_attr"]
+    assert all(not isinstance(getattr(backward.graph_module, str(n.target)), Tensor) for n in sides)
