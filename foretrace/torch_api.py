@@ -21,6 +21,10 @@ from torch import _C
 # Lets the dispatcher ask Python for kernels, as FakeTensor needs under symbolic sizes.
 from torch._dispatch.python import enable_python_dispatcher
 
+# The verifier that torch.export gives its own programs: graphs that are to be trained, and may
+# write in place.
+from torch._export.verifier import TrainingIRVerifier
+
 # The functions behind `torch.func.grad`, which builds autograd nodes.
 from torch._functorch import eager_transforms
 
@@ -60,16 +64,14 @@ from torch.utils._pytree import (
 # Evaluates the expressions of a ShapeEnv; its functions (FloorDiv, Mod, ...) are defined there.
 from torch.utils._sympy.interp import sympy_interp
 
-# The Python operators that such an evaluation uses.
-from torch.utils._sympy.reference import PythonReferenceAnalysis
-
 # Lower and upper bound of a symbol, as ShapeEnv takes them.
 from torch.utils._sympy.value_ranges import ValueRanges
 
 __all__ = [
     "DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode",
-    "TorchDispatchMode", "TreeSpec", "UnsupportedOperatorException", "enable_python_dispatcher",
-    "tree_flatten", "tree_flatten_with_path", "tree_leaves", "tree_unflatten",
+    "TorchDispatchMode", "TrainingIRVerifier", "TreeSpec", "UnsupportedOperatorException",
+    "enable_python_dispatcher", "tree_flatten", "tree_flatten_with_path", "tree_leaves",
+    "tree_unflatten",
 ]  # fmt: skip
 
 TORCH_DIR = str(Path(torch.__file__).parent) + "/"
@@ -208,6 +210,15 @@ def tensor_tables(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, An
     return module._parameters, module._buffers
 
 
+def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
+    """Dotted names of the buffers that `state_dict` leaves out; only modules know of them."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, owner in module.named_modules(remove_duplicate=False)
+        for name in owner._non_persistent_buffers_set
+    }
+
+
 @contextmanager
 def plain_torch() -> Iterator[None]:
     """In the middle of a capture: operators run as in a plain program without autograd."""
@@ -215,12 +226,12 @@ def plain_torch() -> Iterator[None]:
         yield
 
 
-def interpret_expression(expr: Any, symbols: dict[Any, Any]) -> Any:
-    """Compute a sympy expression with Python operators on the given objects.
+def interpret_expression(expr: Any, functions: Any, symbols: dict[Any, Any]) -> Any:
+    """Compute a sympy expression with the given functions on the given objects.
 
     `torch.utils._sympy` is where ShapeEnv's own functions (FloorDiv, Mod, ...) are defined.
     """
-    return sympy_interp(PythonReferenceAnalysis, symbols, expr)
+    return sympy_interp(functions, symbols, expr)
 
 
 def symbol_values(shape_env: Any) -> dict[Any, Any]:
@@ -349,6 +360,11 @@ def symbol_ranges(shape_env: ShapeEnv) -> dict[Any, tuple[int, int]]:
     """The bounds that ShapeEnv keeps of each symbol; without a bound above, a very large one."""
     bounds = shape_env.var_to_range
     return {s: (int(r.lower), int(min(r.upper, sys.maxsize))) for s, r in bounds.items()}
+
+
+def size_range(shape_env: ShapeEnv, expr: Any, bounds: tuple[int, int] | None) -> Any:
+    """The range of an expression: what the user said, or what ShapeEnv knows of its symbols."""
+    return ValueRanges(*bounds) if bounds is not None else shape_env.bound_sympy(expr)
 
 
 def node_of(tensor: torch.Tensor) -> Any:

@@ -11,6 +11,7 @@ PUBLIC = {
     "Cut": ("graph_module", "signature", "nodes", "explain", "__call__"),
     "Target": (),
     "Refusal": ("to_dict",),
+    "export": (),
     "rule": (),
     "Explanation": ("to_dict",),
 }

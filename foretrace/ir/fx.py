@@ -9,9 +9,11 @@ import torch
 from torch import fx
 
 from foretrace import torch_api
+from foretrace.ir.module_stack import ModuleStacks
 from foretrace.ir.names import Names, calls_target, wish
 from foretrace.ir.op import Op, Tree, Value
 from foretrace.ir.program import Graph, Input, Output
+from foretrace.ir.size_nodes import write_size
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Size, Symbols, free_symbols
 
@@ -27,7 +29,7 @@ class Emitter:
         self.names = Names()
         self.nodes: dict[Value, fx.Node] = {}
         self.sizes: dict[sympy.Basic, Any] = {}
-        self.op_nodes: dict[str, Op] = {}
+        self.stacks = ModuleStacks()
 
     def input(self, item: Input) -> None:
         """One input of the graph: a tensor, or a size."""
@@ -91,7 +93,7 @@ class Emitter:
             self.sizes.setdefault(self.symbols.simplify(size), node)
 
     def _results(self, op: Op, node: fx.Node, result: Tree) -> None:
-        self._describe(node, op)
+        self.describe(node, op)
         if isinstance(result, Value):
             if result in op.outs:
                 self._learn(result, node)
@@ -105,24 +107,20 @@ class Emitter:
                 part = self.graph.create_node(
                     "call_function", operator.getitem, (node, index), {}, self.names.new("getitem")
                 )
-                self._describe(part, op)
+                self.describe(part, op)
                 if isinstance(item, Value):
                     self._learn(item, part)
                 else:
                     self._items(op, part, item)
 
-    def _describe(self, node: fx.Node, op: Op) -> None:
-        self.op_nodes[node.name] = op
+    def describe(self, node: fx.Node, op: Op) -> None:
+        """Say where a node comes from."""
         node.meta["foretrace"] = op
         frame, module = op.origin.frame, op.origin.module
         if frame is not None:
-            node.meta["stack_trace"] = (
-                f'  File "{frame.file}", line {frame.line}, in {frame.function}\n    {frame.text}\n'
-            )
+            node.meta["stack_trace"] = self.stacks.line(frame)
         if module is not None:
-            node.meta["nn_module_stack"] = {
-                str(i): (call.path, call.qualified_class) for i, call in enumerate(module.stack())
-            }
+            node.meta["nn_module_stack"] = self.stacks.of(module)
 
     # ---- arguments ----------------------------------------------------------------------------
 
@@ -171,35 +169,31 @@ class Emitter:
         with self.graph.inserting_after(self._last_placeholder()):
             made = self.graph.create_node("call_function", target, (node, dim), {}, name)
         made.meta["val"] = self.symbols.symbolic(symbol)
+        self.describe_size(made)
         return made
 
     def _last_placeholder(self) -> fx.Node:
         return [node for node in self.graph.nodes if node.op == "placeholder"][-1]
 
     def _expression(self, expr: sympy.Basic) -> Any:
-        free = {s: fx.Proxy(self._size(s)) for s in expr.free_symbols}
-        before = set(self.graph.nodes)
-        proxy = torch_api.interpret_expression(expr, free)
-        for node in self.graph.nodes:
-            if node not in before:
-                node.meta["val"] = self._value_of(node)
-        return proxy.node
+        symbols = {symbol: self._size(symbol) for symbol in free_symbols(expr)}
+        return write_size(expr, symbols, self._create_size)
 
-    def _value_of(self, node: fx.Node) -> Any:
-        def known(arg: Any) -> Any:
-            return arg.meta["val"] if isinstance(arg, fx.Node) else arg
+    def _create_size(self, function: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
+        name = self.names.new(function.__name__)
+        node = self.graph.create_node("call_function", function, args, {}, name)
+        self.describe_size(node)
+        return node
 
-        function: Any = node.target
-        return function(*map(known, node.args))
+    def describe_size(self, node: fx.Node) -> None:
+        """Say where a node that computes a size comes from: from no line of the user."""
 
     # ---- the whole ----------------------------------------------------------------------------
 
     def finish(self, results: Iterable[Tree], name: str) -> fx.GraphModule:
         """Close the graph."""
         self.graph.output(tuple(self._arguments(result) for result in results))
-        module = fx.GraphModule(self.root, self.graph, class_name=_class_name(name))
-        module.meta["foretrace"] = self.op_nodes
-        return module
+        return fx.GraphModule(self.root, self.graph, class_name=_class_name(name))
 
 
 def emit_flat(emitter: Emitter, op: Op) -> None:
@@ -222,8 +216,10 @@ def _class_name(name: str) -> str:
 class Vals:
     """Fake tensors for `node.meta["val"]`: one for each value, views over their base's storage."""
 
-    def __init__(self, mode: torch_api.FakeTensorMode, symbols: Symbols) -> None:
-        self.mode, self.symbols = mode, symbols
+    def __init__(
+        self, mode: torch_api.FakeTensorMode, symbols: Symbols, *, followed: bool = False
+    ) -> None:
+        self.mode, self.symbols, self.followed = mode, symbols, followed
         self._known: dict[Value, torch.Tensor] = {}
         self._metas: dict[TensorType, torch.Tensor] = {}
 
@@ -231,8 +227,10 @@ class Vals:
         """The fake tensor of a value."""
         known = self._known.get(value)
         if known is None:
-            type = value.type
-            known = torch_api.fake_tensor(self.mode, self._meta(type), type.device)
+            type, meta = value.type, self._meta(value.type)
+            if self.followed and type.requires_grad:
+                meta.requires_grad_()
+            known = torch_api.fake_tensor(self.mode, meta, type.device)
             self._known[value] = known
         return known
 

@@ -19,6 +19,11 @@ class Names:
         self._next: dict[str, int] = {}
         self._taken: set[str] = set()
 
+    def take(self, name: str) -> str:
+        """The name as it is, which nobody has yet."""
+        self._taken.add(name)
+        return name
+
     def new(self, wish: str) -> str:
         """The wish as an identifier, with a number after it if it is taken."""
         base = NOT_A_NAME.sub("_", wish).rstrip("_").lower() or "value"

@@ -46,7 +46,12 @@ class Dynamic:
         )
         shape, stride = (self.symbols.sizes(part) for part in fresh[:2])
         geometry = Geometry(shape, stride, self.symbols.size(fresh[2]))
-        return self._shared(geometry, wanted, name)
+        geometry = self._shared(geometry, wanted, name)
+        for size, want in zip(geometry.shape, wanted, strict=True):
+            if want is not FIXED:
+                bounds = _range(want)
+                self.symbols.declare(size, bounds if isinstance(bounds, tuple) else None)
+        return geometry
 
     def _shared(self, geometry: Geometry, wanted: list[Any], name: str) -> Geometry:
         """Sizes of one named Dim are one symbol."""

@@ -61,6 +61,7 @@ class Symbols:
     ) -> None:
         self._where = where
         self.env = env
+        self._declared: list[tuple[Size, tuple[int, int] | None]] = []
 
     def start(self) -> ShapeEnv:
         """The ShapeEnv, made at the first symbolic size; a front end's, where there is one."""
@@ -120,6 +121,22 @@ class Symbols:
         """
         noting = isinstance(self.env, NotingShapeEnv)
         return torch_api.symbol_ranges(self.env) if self.env and noting else {}
+
+    def declare(self, size: Size, bounds: tuple[int, int] | None) -> None:
+        """Note a size of an input that may vary, and between what the user said, if at all."""
+        self._declared.append((size, bounds))
+
+    def constraints(self) -> dict[sympy.Expr, Any]:
+        """The range of each size of an input, and of the symbols in it, as torch.export has it."""
+        found: dict[sympy.Expr, Any] = {}
+        for size, bounds in self._declared:
+            expr = size if isinstance(size, int) else self.simplify(size)
+            if self.env is not None and isinstance(expr, sympy.Expr) and expr.free_symbols:
+                limits = torch_api.size_range(self.env, expr, bounds)
+                found[expr] = found[expr] & limits if expr in found else limits
+        for symbol in set().union(*(expr.free_symbols for expr in found)) - found.keys():
+            found[symbol] = torch_api.size_range(self.start(), symbol, None)
+        return found
 
     def decide(self, relation: sympy.Basic) -> bool:
         """Whether a relation between sizes holds in the captured run; it becomes a guard."""

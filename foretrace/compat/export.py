@@ -1,0 +1,182 @@
+"""`foretrace.export`: torch.export.export's arguments and result, from one recorded run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
+
+from foretrace import torch_api
+from foretrace.compat.program import Program, capture
+from foretrace.errors import Refusal
+from foretrace.ir.exported import Exported, emitter_for, spelled, to_export
+from foretrace.ir.lifted import Interface, interface, separated
+from foretrace.ir.op import Op, values_in
+from foretrace.ir.program import Recorded
+from foretrace.passes.cut import Level, forward_graph
+from foretrace.passes.live import needs
+from foretrace.passes.spell import located
+from foretrace.passes.writeback import Written, with_writes
+from foretrace.trace.capture import positional_names
+from foretrace.trace.structure import Structure
+
+
+def export(
+    mod: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    preserve_module_call_signature: tuple[str, ...] = (),
+    prefer_deferred_runtime_asserts_over_guards: bool = False,
+) -> ExportedProgram:
+    """What `torch.export.export` gives, with the graph of `cut("export")`.
+
+    Args:
+        mod: the module; it runs unmodified, once, and no kernel runs.
+        args: example positional arguments.
+        kwargs: example keyword arguments.
+        dynamic_shapes: which sizes vary, in any form that torch.export takes.
+        strict: accepted, and the same: the one run is what is exported.
+        preserve_module_call_signature: paths of submodules that `torch.export.unflatten` is to
+            give their own calling convention.
+        prefer_deferred_runtime_asserts_over_guards: accepted, and the same: what the program
+            asked of open sizes is always checked by the guards of `.module()`.
+
+    Raises:
+        Refusal: the program has no exact graph, or none that can be written to a file.
+    """
+    _check_call(mod, args, kwargs)
+    args, named = tuple(args), dict(kwargs or {})
+    program = capture(mod, *separated(mod, args, named), dynamic_shapes=dynamic_shapes)
+    return _exported_program(program, mod, args, named)
+
+
+def _check_call(mod: Any, args: Any, kwargs: Any) -> None:
+    for good, what in (
+        (isinstance(mod, nn.Module), f"{mod!r:.60} is no nn.Module"),
+        (isinstance(args, tuple), f"args is a {type(args).__name__}, not a tuple"),
+        (kwargs is None or isinstance(kwargs, Mapping), f"kwargs is a {type(kwargs).__name__}"),
+    ):
+        if not good:
+            raise Refusal(
+                what, kind="wrong call",
+                do="call it as foretrace.export(module, (arg, ...), {name: arg})",
+            )  # fmt: skip
+
+
+def _exported_program(
+    program: Program, mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ExportedProgram:
+    """The pieces put together; torch checks them."""
+    recorded = program.recorded
+    written = _cut(program)
+    leaves = zip(recorded.requires.names, torch_api.tree_leaves((args, kwargs)), strict=True)
+    results = values_in([written.outputs, [value for _, value in written.news]])
+    inputs = interface(mod, list(leaves), recorded, written.ops, results)
+    exported = _graph(program, mod, written, inputs)
+    return ExportedProgram(
+        root=exported.root,
+        graph=exported.graph,
+        graph_signature=exported.signature,
+        state_dict=inputs.state,
+        range_constraints=recorded.symbols.constraints(),
+        module_call_graph=_module_calls(recorded, mod, args, kwargs),
+        example_inputs=(args, kwargs),
+        constants=inputs.constants,
+        verifiers=[torch_api.TrainingIRVerifier],
+    )
+
+
+def _cut(program: Program) -> Written:
+    """The export cut, with its writes explicit, and nothing in it that a file cannot hold."""
+    recorded = program.recorded
+    _check_plain(recorded.requires.in_structure, "an argument")
+    _check_plain(recorded.requires.out_structure, "what the program returns")
+    for name, leaf in recorded.requires.constants.items():
+        _check_leaf(leaf, f"the argument {name}")
+    for output in recorded.outputs:
+        _check_leaf(output.value, f"the output {output.role.name}")
+    level = Level(written=True, open=(_not_followed,))
+    graph = forward_graph(recorded, program.semantics, level, "export")
+    for op in graph.ops:
+        _check_op(op)
+    return with_writes(recorded, graph.ops)
+
+
+def _check_op(op: Op) -> None:
+    """Refuse what a graph can do and a file cannot hold."""
+    if _is_function(op):
+        raise located(Refusal(
+            f"{op.target} is an autograd.Function, which no file can hold",
+            kind="autograd.Function",
+            do=("register it with torch.library.custom_op and register_autograd",
+                "export it under torch.no_grad(), if the result is not to be trained"),
+        ), op)  # fmt: skip
+    if any(isinstance(arg, torch.Generator) for arg in (*op.args, *op.kwargs.values())):
+        raise located(Refusal(
+            f"{op.target} draws from a generator of its own, which no file can hold",
+            kind="generator",
+            do="draw from the default generator, or pass the numbers as an argument",
+        ), op)  # fmt: skip
+
+
+def _is_function(op: Op) -> bool:
+    return hasattr(op.target, "as_module")
+
+
+def _not_followed(op: Op) -> bool:
+    """A Function whose backward nobody will ask for is what its forward does."""
+    return _is_function(op) and not any(out.type.requires_grad for out in op.outs)
+
+
+def _check_plain(structure: Structure, what: str) -> None:
+    if structure.objects:
+        name = structure.objects[0][1].__name__
+        raise Refusal(
+            f"{what} is a {name}, which torch's pytree does not know",
+            kind="unknown container",
+            do=(f"torch.export.register_dataclass({name}), if it is a dataclass",
+                "register it with torch.utils._pytree, or use dicts and tuples"),
+        )  # fmt: skip
+
+
+def _check_leaf(leaf: Any, what: str) -> None:
+    if not spelled(leaf):
+        raise Refusal(
+            f"{what} is a {type(leaf).__name__}, which an exported program cannot hold",
+            kind="unknown value",
+            do="use tensors, numbers, strings and None",
+        )
+
+
+def _graph(program: Program, mod: nn.Module, written: Written, inputs: Interface) -> Exported:
+    recorded, kind = program.recorded, type(mod)
+    outermost = ("", f"{kind.__module__}.{kind.__qualname__}")
+    mode = program.semantics.inference.mode
+    emitter = emitter_for(recorded.symbols, mode, needs, outermost)
+    news = [(inputs.of(recorded.inputs[index].value), new) for index, new in written.news]
+    return to_export(inputs.lifted, written.ops, news, written.outputs, emitter)
+
+
+def _module_calls(
+    recorded: Recorded, mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[ModuleCallEntry]:
+    """An entry for each submodule; the first is the program's own calling convention."""
+    requires = recorded.requires
+    signature = ModuleCallSignature(
+        inputs=[],
+        outputs=[],
+        in_spec=requires.in_structure.spec,
+        out_spec=requires.out_structure.spec,
+        forward_arg_names=[*_positional(mod, args), *kwargs],
+    )
+    paths = [path for path, _ in mod.named_modules(remove_duplicate=False)]
+    return [ModuleCallEntry(path, signature if not path else None) for path in paths]
+
+
+def _positional(mod: nn.Module, args: tuple[Any, ...]) -> list[str]:
+    """Names of the positional arguments; those that `*args` takes are numbered."""
+    return [name.replace(".", "_") for name in positional_names(mod, len(args))]

@@ -1,0 +1,146 @@
+"""What a program leaves in its inputs, spelled for a graph that is called without foretrace.
+
+Where `copy_` of the new content at the end is what eager did, the content is an output, which
+torch's own tools copy back. Else the graph writes: into a leaf that autograd follows, which may
+be written under no_grad only, and into memory that an output shares.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.op import Op, Origin, Tree, Value, substitute, values_in
+from foretrace.ir.program import Mutation, Output, Recorded
+
+aten = torch.ops.aten
+NOWHERE = Origin(None, None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """A forward cut whose writes are explicit."""
+
+    ops: list[Op]
+    outputs: list[Tree]
+    news: list[tuple[int, Value]]
+    """(input, its new content) of those that are copied back"""
+
+
+def with_writes(recorded: Recorded, ops: Iterable[Op]) -> Written:
+    """The ops of a forward cut, and what comes of its mutations and outputs.
+
+    Raises:
+        Refusal: a buffer was bound to a tensor of another type, which no graph can do.
+    """
+    spelling = _Spelling(recorded)
+    _check_bound(recorded)
+    kept = spelling.apart(ops)
+    inside = [m for m in recorded.mutations if spelling.inside(m)]
+    for mutation in inside:
+        spelling.write(mutation)
+    news = [(m.index, spelling.content(m)) for m in recorded.mutations if m not in inside]
+    spelling.live.update(news)
+    outputs = [spelling.output(output) for output in recorded.outputs]
+    return Written([*kept, *spelling.ops], outputs, news)
+
+
+class _Spelling:
+    def __init__(self, recorded: Recorded) -> None:
+        self.recorded = recorded
+        self.ops: list[Op] = []
+        self.live: dict[int, Value] = {}
+
+    def apart(self, ops: Iterable[Op]) -> list[Op]:
+        """The ops; those that read what is written without autograd's knowledge read a copy.
+
+        They may save it for their backward, which would find it written.
+        """
+        unseen = [m.index for m in self.recorded.mutations if m.unseen]
+        values = [self.recorded.inputs[index].value for index in unseen]
+        copies = {value: Value(value.type) for value in values}
+        first = [_op(aten.clone.default, (value,), copy) for value, copy in copies.items()]
+        return [*first, *(_renamed(op, copies) for op in ops)] if copies else list(ops)
+
+    def inside(self, mutation: Mutation) -> bool:
+        """Whether the graph has to write by itself."""
+        item = self.recorded.inputs[mutation.index]
+        shared = any(output.view_of == mutation.index for output in self.recorded.outputs)
+        return shared or (item.leaf and item.value.type.requires_grad)
+
+    def write(self, mutation: Mutation) -> None:
+        """Write at the end, followed by autograd where eager's write was."""
+        item, new = self.recorded.inputs[mutation.index], mutation.value
+        if item.leaf and item.value.type.requires_grad:
+            target, new = self._detached(item.value), self._detached(new)
+            self._call(aten.copy_.default, (target, new), target)
+            self.live[mutation.index] = item.value
+        else:
+            self.live[mutation.index] = self._call(aten.copy_.default, (item.value, new), new)
+
+    def output(self, output: Output) -> Tree:
+        """What the graph returns for an output."""
+        if output.same_as in self.live:
+            return self.live[output.same_as]
+        if output.view_of is None or output.view_type is None:
+            return output.value
+        live, seen = self.live[output.view_of], output.view_type
+        followed = isinstance(output.value, Value) and output.value.type.requires_grad
+        if live.type.requires_grad and not followed:
+            live = self._detached(live)
+        before = self.recorded.inputs[output.view_of].value.type.offset
+        offset = None if seen.offset == before else seen.offset
+        args = (live, list(seen.shape), list(seen.stride), offset)
+        out = Value(seen.with_grad(live.type.requires_grad))
+        self.ops.append(_op(aten.as_strided.default, args, out))
+        return out
+
+    def content(self, mutation: Mutation) -> Value:
+        """The new content under a name that no other output has: torch tells outputs by name."""
+        value = mutation.value
+        others = [o.value for o in self.recorded.outputs if o.same_as != mutation.index]
+        others += [m.value for m in self.recorded.mutations if m is not mutation]
+        others += [item.value for item in self.recorded.inputs]
+        if value in values_in(others):
+            return self._call(aten.alias.default, (value,), value)
+        return value
+
+    def _detached(self, value: Value) -> Value:
+        if not value.type.requires_grad:
+            return value
+        out = Value(value.type.with_grad(False))
+        self.ops.append(_op(aten.detach.default, (value,), out))
+        return out
+
+    def _call(self, func: object, args: tuple[Value, ...], like: Value) -> Value:
+        out = Value(like.type)
+        self.ops.append(_op(func, args, out))
+        return out
+
+
+def _op(func: object, args: tuple[Any, ...], out: Value) -> Op:
+    return Op(func, args, {}, out, (out,), origin=NOWHERE)
+
+
+def _renamed(op: Op, copies: dict[Value, Value]) -> Op:
+    if not any(value in copies for value in op.operands):
+        return op
+    return Op(
+        op.target, substitute(op.args, copies), substitute(op.kwargs, copies), op.result, op.outs,
+        origin=op.origin, definition=op.definition, region=op.region, choice=op.choice,
+        writes=op.writes,
+    )  # fmt: skip
+
+
+def _check_bound(recorded: Recorded) -> None:
+    for mutation in recorded.mutations:
+        item = recorded.inputs[mutation.index]
+        if mutation.rebound and not item.value.type.same_layout(mutation.value.type):
+            raise Refusal(
+                f"the program binds the {item.role} to a tensor of another type:"
+                f" {mutation.value.type!r}, it was {item.value.type!r}",
+                kind="side effect",
+                do="keep its type, or return the tensor and assign it outside",
+            )
