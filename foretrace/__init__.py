@@ -1,9 +1,22 @@
 """One tree of your PyTorch program; every graph is a cut through it."""
 
 from foretrace.compat.export import export
+from foretrace.compat.compile import compile
 from foretrace.compat.program import Cut, Program, capture, rule
 from foretrace.errors import Refusal
 from foretrace.explain.explanation import Explanation
+from foretrace.runtime.cache import Recapture
 from foretrace.targets.profile import Target
 
-__all__ = ["Cut", "Explanation", "Program", "Refusal", "Target", "capture", "export", "rule"]
+__all__ = [
+    "Cut",
+    "Explanation",
+    "Program",
+    "Recapture",
+    "Refusal",
+    "Target",
+    "capture",
+    "compile",
+    "export",
+    "rule",
+]

@@ -64,6 +64,9 @@ from torch.utils._pytree import (
 # Evaluates the expressions of a ShapeEnv; its functions (FloorDiv, Mod, ...) are defined there.
 from torch.utils._sympy.interp import sympy_interp
 
+# Writes such an expression as Python source.
+from torch.utils._sympy.printers import PythonPrinter
+
 # Lower and upper bound of a symbol, as ShapeEnv takes them.
 from torch.utils._sympy.value_ranges import ValueRanges
 
@@ -407,3 +410,57 @@ def replaced(functions: dict[str, Callable[..., Any]]) -> Iterator[dict[str, Cal
     finally:
         for name, (space, key) in spaces.items():
             space[key] = originals[name]
+
+
+# ---- compiled callables ----------------------------------------------------------------------
+
+
+def c_entry(op: Any) -> Any:
+    """What an OpOverload calls, without its own Python `__call__`: 0.3 us less for each op."""
+    return op._op if isinstance(op, OpOverload) else op
+
+
+def python_text(expr: Any) -> str:
+    """A sympy expression of a ShapeEnv as Python source."""
+    return str(PythonPrinter().doprint(expr))
+
+
+def tensor_guard(tensors: list[torch.Tensor], open_dims: list[frozenset[int]]) -> Any:
+    """A function that says whether tensors are like these: torch._dynamo's own, 0.1 us a tensor.
+
+    It looks at type, dispatch keys, dtype, device, requires_grad, sizes, strides, and that none is
+    given twice. Sizes of the dimensions in `open_dims`, and all strides of a tensor that has any,
+    are left out.
+    """
+    sizes: Any = [
+        [None if dim in free else size for dim, size in enumerate(tensor.shape)]
+        for tensor, free in zip(tensors, open_dims, strict=True)
+    ]
+    strides: Any = [
+        [None] * tensor.dim() if free else list(tensor.stride())
+        for tensor, free in zip(tensors, open_dims, strict=True)
+    ]
+    guard = _C._dynamo.guards.TensorGuards(
+        *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+    )
+    return guard.check
+
+
+def global_state_guard() -> Any:
+    """Grad mode, autocast, default dtype, determinism and threads, as they are now.
+
+    `check()` says whether they still are, `reason()` what is not; torch._dynamo's own, 0.1 us.
+    """
+    return _C._dynamo.guards.GlobalStateGuard()
+
+
+# How many modes see every torch function; a mode changes what a call means.
+function_modes: Callable[[], int] = _C._len_torch_function_stack
+
+# How many modes see every operator.
+dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
+
+
+def submodule_table(module: torch.nn.Module) -> dict[str, Any]:
+    """A module's own submodules by name, None among them: `_modules`."""
+    return module._modules

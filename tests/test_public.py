@@ -12,6 +12,8 @@ PUBLIC = {
     "Target": (),
     "Refusal": ("to_dict",),
     "export": (),
+    "compile": (),
+    "Recapture": ("reason", "at", "others", "seconds"),
     "rule": (),
     "Explanation": ("to_dict",),
 }

@@ -151,6 +151,10 @@ class Requirements:
     """pairs of tensor arguments that were one tensor"""
     training: list[tuple[torch.nn.Module, bool]] = field(default_factory=list)
     """the modules' train() or eval() flags that the run saw"""
+    modules: list[tuple[str, torch.nn.Module]] = field(default_factory=list)
+    """the modules whose parameters and buffers are inputs, by path"""
+    changed: list[Any] = field(default_factory=list)
+    """what the run did to Python state (`trace.outside.Change`), if it was watched"""
 
 
 @dataclass(slots=True, eq=False)

@@ -70,14 +70,17 @@ def flatten(
             yield from flatten(op.body or (), level, stop)
 
 
-def forward_graph(recorded: Recorded, semantics: TargetSemantics, level: Level, kind: str) -> Graph:
-    """The forward cut."""
+def forward_graph(
+    recorded: Recorded, semantics: TargetSemantics, level: Level, kind: str, trains: bool = True
+) -> Graph:
+    """The forward cut; one that is never trained needs no history spelled out."""
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     below = semantics.derivatives.below_autograd
-    flat = flatten(recorded.ops, level, is_unseen_write)
-    spelled = flatten(with_history(flat, lambda op: op.target in below), level)
+    flat = flatten(recorded.ops, level, is_unseen_write if trains else lambda _: False)
+    if trains:
+        flat = flatten(with_history(flat, lambda op: op.target in below), level)
     results = values_of(outputs)
-    ops = live(list(spelled), results, semantics)
+    ops = live(list(flat), results, semantics)
     return Graph(list(recorded.inputs), with_saved(ops, results), outputs, kind)
 
 

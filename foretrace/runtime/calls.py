@@ -93,7 +93,7 @@ def finish(
     news = {}
     for mutation, new in zip(recorded.mutations, rest, strict=False):
         news[mutation.index] = new
-        _write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
+        write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
     for position, output in enumerate(recorded.outputs):
         if not isinstance(output.value, (Value, sympy.Basic)):
             outputs[position] = output.value
@@ -106,7 +106,7 @@ def finish(
     return built, rest[len(recorded.mutations) :]
 
 
-def _write_back(item: Input, live: torch.Tensor, new: torch.Tensor, mutation: Mutation) -> None:
+def write_back(item: Input, live: torch.Tensor, new: torch.Tensor, mutation: Mutation) -> None:
     """Write as the program did: followed, under no_grad, or without autograd's knowledge."""
     if mutation.rebound and item.owner is not None:
         setattr(*item.owner, new)

@@ -38,7 +38,7 @@ class Dynamic:
 
     def geometry(self, tensor: torch.Tensor, name: str) -> Geometry | None:
         """The input's sizes with symbols put in; None where all are fixed."""
-        wanted = self._wanted(tensor, name)
+        wanted = self.wanted(tensor, name)
         if all(each is FIXED for each in wanted):
             return None
         fresh = torch_api.symbolic_sizes(
@@ -67,7 +67,8 @@ class Dynamic:
         shape, stride = (tuple(_put(size, same) for size in part) for part in both)
         return Geometry(shape, stride, _put(geometry.offset, same))
 
-    def _wanted(self, tensor: torch.Tensor, name: str) -> list[Any]:
+    def wanted(self, tensor: torch.Tensor, name: str) -> list[Any]:
+        """For each dimension, FIXED, FREE or a Dim."""
         if self.spec is True:
             return [FREE] * tensor.dim()
         found = find_spec(self.spec, name.split("."), name)
@@ -97,6 +98,19 @@ class Dynamic:
                     at=guard.frame if guard else None,
                     do=(f"make {name} static, or do not ask for its value in Python",),
                 )
+
+
+class OpenDims(Dynamic):
+    """Gives the inputs symbolic sizes in dimensions named one by one."""
+
+    def __init__(self, open_dims: dict[str, frozenset[int]], symbols: Symbols) -> None:
+        super().__init__({}, symbols)
+        self.open_dims = open_dims
+
+    def wanted(self, tensor: torch.Tensor, name: str) -> list[Any]:
+        """FREE for an open dimension, else FIXED."""
+        free = self.open_dims.get(name, ())
+        return [FREE if dim in free else FIXED for dim in range(tensor.dim())]
 
 
 def find_spec(spec: Any, path: list[str], name: str) -> Any:

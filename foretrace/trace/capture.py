@@ -27,7 +27,15 @@ from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.alias import alias_of, current
 from foretrace.trace.constants import Constants
 from foretrace.trace.meaning import Semantics
-from foretrace.trace.owners import Borrowed, borrowed, module_paths, names_of_tensors, owners_of
+from foretrace.trace.outside import Outside
+from foretrace.trace.owners import (
+    Borrowed,
+    borrowed,
+    module_paths,
+    names_of_tensors,
+    owners_of,
+    watched,
+)
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.sources import LIBRARY_DIRS, Sources
 from foretrace.trace.structure import take_apart
@@ -57,6 +65,8 @@ class Capture:
         """what the program computes with in the place of each"""
         self._known: dict[int, Abstract] = {}
         self.names: dict[int, str] = {}
+        self.outside: Outside | None = None
+        """watches what Python state the run reads and changes, where that is asked for"""
         self.recorder = Recorder(
             types, semantics, sources, self.lift, self.lift_constant, self.answer
         )
@@ -183,9 +193,9 @@ def record(
     Raises:
         Refusal: the program does something that has no exact graph, or raises.
     """
-    owners = owners_of(fn)
+    leaves, in_structure = named_arguments(fn, args, kwargs)
+    owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
     capture.names = names_of_tensors(fn)
-    leaves, in_structure = _arguments(fn, args, kwargs)
     requires = Requirements(
         in_structure,
         names=[name for name, _ in leaves],
@@ -193,12 +203,13 @@ def record(
     )
     with unchanged_state(), borrowed(owners) as loan:
         loan.replace(capture.stand)
-        requires.training = loan.training()
+        requires.training, requires.modules = loan.training(), loan.modules()
         stands = capture.arguments(leaves, requires)
         call_args, call_kwargs = in_structure.build(iter(stands))
         absent = target.device.type not in torch_api.device_types_here()
         with running(capture.recorder, module_paths(owners), absent):
-            result = _run(fn, call_args, call_kwargs, capture.recorder)
+            with watched(loan, capture.outside, fn, requires):
+                result = _run(fn, call_args, call_kwargs, capture.recorder)
             outs, requires.out_structure = take_apart(result)
             mutations = _mutations(capture, loan)
             written = {mutation.index for mutation in mutations}
@@ -212,7 +223,7 @@ def record(
     return Recorded(ops, inputs, outputs, mutations, symbols, answered, target, requires)
 
 
-def _arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def named_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Leaves of the arguments, named as the signature names them."""
     names = positional_names(fn, len(args))
     _, structure = take_apart((tuple(args), kwargs))

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,9 @@ from torch import fx, nn
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.ir.program import Requirements
 from foretrace.trace.abstract import Abstract
+from foretrace.trace.outside import MISSING, Change, Outside, Place, changes_of
 
 Stand: TypeAlias = Callable[[torch.Tensor, str, str, tuple[nn.Module, str]], Abstract]
 """(tensor, kind, name, (module, attribute)) -> its abstract tensor"""
@@ -72,9 +75,23 @@ class Borrowed:
                         owner = (loan.module, name)
                         table[name] = stand(tensor, kind, loan.full_name(name), owner)
 
+    def watch(self) -> None:
+        """Keep what plain attributes hold, for `changes`."""
+        for loan in self._loans:
+            loan.watch()
+
     def training(self) -> list[tuple[nn.Module, bool]]:
         """The modules with their train() or eval() flags."""
         return [(loan.module, loan.module.training) for loan in self._loans]
+
+    def modules(self) -> list[tuple[str, nn.Module]]:
+        """The modules with their paths."""
+        return [(loan.path, loan.module) for loan in self._loans]
+
+    def changes(self) -> list[Change]:
+        """What the run has changed in plain attributes; `check_attributes` looks at tensors."""
+        found = [change for loan in self._loans for change in loan.changes()]
+        return [change for change in found if not _holds_abstract(change.after, set())]
 
     def rebound(self) -> Iterator[tuple[torch.Tensor, Any]]:
         """(tensor before, what is there now) of each buffer."""
@@ -123,11 +140,25 @@ class _Loan:
     def __init__(self, path: str, module: nn.Module) -> None:
         self.path, self.module = path, module
         self.attributes = dict(vars(module))
+        self.places: list[Place] = []
         self.containers: dict[str, Any] = {
             name: item.copy()
             for name, item in self.attributes.items()
             if isinstance(item, (dict, list, set, deque))
         }
+
+    def watch(self) -> None:
+        """Keep what the plain attributes hold."""
+        space = vars(self.module)
+        self.places = [
+            Place(name, space, item) for name, item in space.items() if name not in TABLES
+        ]
+
+    def changes(self) -> list[Change]:
+        known = {place.name for place in self.places} | TABLES
+        space = vars(self.module)
+        new = [Change(Place(n, space, MISSING), space[n], True) for n in space.keys() - known]
+        return [*changes_of(self.places), *new]
 
     def full_name(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name
@@ -148,7 +179,8 @@ def _holds_abstract(item: Any, stands: set[int]) -> bool:
     members = (
         item.values() if isinstance(item, dict) else item if isinstance(item, list) else [item]
     )
-    return any(isinstance(member, Abstract) and id(member) not in stands for member in members)
+    found = (m() if isinstance(m, weakref.ref) else m for m in members)
+    return any(isinstance(each, Abstract) and id(each) not in stands for each in found)
 
 
 @contextmanager
@@ -159,3 +191,22 @@ def borrowed(owners: dict[str, nn.Module]) -> Iterator[Borrowed]:
         yield loan
     finally:
         loan.restore()
+
+
+@contextmanager
+def watched(
+    loan: Borrowed, outside: Outside | None, fn: Any, requires: Requirements
+) -> Iterator[None]:
+    """What the run inside does to Python state is noted and undone, where that is asked for."""
+    if outside is None:
+        yield
+        return
+    loan.watch()
+    try:
+        with outside.watching(fn):
+            yield
+    finally:
+        changes = outside.changes()
+        requires.changed = [*changes, *loan.changes()]
+        for change in changes:  # the modules' own are undone with the loan
+            change.undo()

@@ -1,0 +1,85 @@
+"""`foretrace.compile`: a callable in the place of a program, with torch.compile's arguments."""
+
+from collections.abc import Callable
+from typing import Any
+
+from foretrace.compat.program import RULES, device_of
+from foretrace.errors import Refusal
+from foretrace.runtime.backends import Backend, building
+from foretrace.runtime.cache import Captured, Compiled
+from foretrace.runtime.varying import Varying
+from foretrace.symbols.dynamic import OpenDims
+from foretrace.symbols.sizes import Symbols
+from foretrace.targets.profile import target_of
+from foretrace.targets.semantics import TargetSemantics
+from foretrace.trace.abstract import Types
+from foretrace.trace.capture import Capture, record
+from foretrace.trace.outside import Outside
+from foretrace.trace.sources import Sources
+
+
+def compile(
+    fn: Callable[..., Any] | None = None,
+    *,
+    backend: Backend = "eager",
+    dynamic: bool | None = None,
+    fullgraph: bool = True,
+) -> Any:
+    """A callable that does what `fn` does, through captures of it.
+
+    A program is captured when it is first called, and again when a call differs in something that
+    the captures relied on; `.recaptures` tells what. Use it as a decorator, too.
+
+    Args:
+        fn: a function or nn.Module. A module gives a module with the same parameters and state.
+        backend: "eager" (the ops as straight-line Python), a name that torch.compile knows, or any
+            `backend(graph_module, example_inputs)`.
+        dynamic: None: a size that differs from one call to the next is open from then on. True:
+            all sizes are open at once. False: none is.
+        fullgraph: True; a program is captured whole, or refused.
+
+    Raises:
+        Refusal: an argument is wrong; when called: the program has no exact graph.
+    """
+    if fn is None:
+        return lambda given: compile(given, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+    _check(fn, dynamic, fullgraph)
+    return Compiled(fn, Varying(dynamic, captured), building(backend))
+
+
+def captured(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], open_dims: dict[str, frozenset[int]]
+) -> Captured:
+    """A capture for a compiled callable: what Python state the program reads is noted.
+
+    Args:
+        fn: the program.
+        args: the call's positional arguments.
+        kwargs: its keyword arguments.
+        open_dims: which dimensions of which arguments are symbols.
+    """
+    sources, target = Sources(), target_of(None, device_of(fn, args, kwargs))
+    symbols = Symbols(sources.here)
+    types = Types(symbols)
+    semantics = TargetSemantics(target, types, RULES)
+    run = Capture(types, semantics, sources, None, OpenDims(open_dims, symbols))
+    run.outside = Outside()
+    return Captured(record(fn, args, kwargs, run, target), semantics, run.outside)
+
+
+def _check(fn: Any, dynamic: object, fullgraph: object) -> None:
+    for good, what, do in (
+        (callable(fn), f"{fn!r:.60} is not callable", "give a function or an nn.Module"),
+        (
+            dynamic is None or isinstance(dynamic, bool),
+            f"dynamic={dynamic!r}",
+            "give True, False, or None: open the sizes that are seen to vary",
+        ),
+        (
+            fullgraph is True,
+            f"fullgraph={fullgraph!r}: a program is captured whole, or refused",
+            "leave fullgraph away, and compile the parts of the program that have a graph",
+        ),
+    ):
+        if not good:
+            raise Refusal(what, kind="wrong call", do=do)

@@ -1,0 +1,34 @@
+"""Backends by name: what is made of a capture."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from foretrace.errors import Refusal
+from foretrace.runtime.cache import Building
+from foretrace.runtime.eager import eager_entry
+
+BACKENDS: Mapping[str, Building] = MappingProxyType({"eager": eager_entry})
+"""Backends of our own; all others are torch's, `fn(graph_module, example_inputs)`."""
+
+Backend = str | Callable[..., Any]
+
+
+def building(backend: Backend) -> Building:
+    """What makes entries with a backend.
+
+    Raises:
+        Refusal: there is no such backend.
+    """
+    if isinstance(backend, str) and backend in BACKENDS:
+        return BACKENDS[backend]
+    raise Refusal(
+        f"there is no backend {backend!r}", kind="unknown backend",
+        do=_near(backend),
+    )  # fmt: skip
+
+
+def _near(backend: Any) -> str:
+    near = difflib.get_close_matches(str(backend), BACKENDS, n=3)
+    return f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(BACKENDS)}"

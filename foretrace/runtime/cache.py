@@ -1,0 +1,148 @@
+"""Callables in the place of a program: captured when called, and again when a guard fails."""
+
+import functools
+import threading
+import time
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from foretrace import torch_api
+from foretrace.errors import Frame, Refusal
+from foretrace.ir.program import Recorded
+from foretrace.runtime.entry import MISS, Broken, Entry
+from foretrace.targets.semantics import TargetSemantics
+from foretrace.trace.outside import Outside
+
+MANY = 8
+"""Captures again after which a warning tells that there are many; torch.compile stops at 8."""
+MOST = 64
+"""Captures that are kept; the one that was used longest ago goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recapture:
+    """One more capture of a program, and why the ones before it did not do."""
+
+    reason: str
+    """the guard of the last used capture that failed, in words"""
+    at: Frame | None
+    """the user's line that made the guard, if one did"""
+    others: tuple[str, ...]
+    """the same for all other captures"""
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.reason}\n  at    {self.at}" if self.at is not None else self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What one capture found: the record, what stands for operators, the Python state it read."""
+
+    recorded: Recorded
+    semantics: TargetSemantics
+    outside: Outside | None
+
+
+class Capturing(Protocol):
+    """Captures a program for one call."""
+
+    def __call__(
+        self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool
+    ) -> Captured:
+        """Raise a Refusal if there is no exact graph."""
+
+
+Building = Callable[[Captured, tuple[Any, ...], dict[str, Any]], Entry]
+"""Makes the entry of a capture for the call that it was made for"""
+
+
+class Compiled:
+    """Calls a program through its captures.
+
+    Args:
+        fn: the program.
+        capture: captures it for one call.
+        build: makes an entry of a capture.
+    """
+
+    def __init__(self, fn: Callable[..., Any], capture: Capturing, build: Building) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self.fn, self._capture, self._build = fn, capture, build
+        self.recaptures: list[Recapture] = []
+        """every capture after the first, with the guard that failed"""
+        self._entries: tuple[Entry, ...] = ()
+        self._first: Callable[[Any, Any], Any] = _never
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the program; the captures are tried from the last used on."""
+        result = self._first(args, kwargs)
+        return self._other(args, kwargs) if result is MISS else result
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As a method: the instance is the first argument."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch_api.dispatch_modes() or torch_api.functorch_active():
+            return self.fn(*args, **kwargs)  # what watches or transforms sees the program itself
+        for entry in self._entries:
+            result = entry.run(args, kwargs)
+            if result is not MISS:
+                self._use(entry)
+                return result
+        with self._lock:
+            entry = self._captured(args, kwargs)
+        result = entry.run(args, kwargs)
+        if result is not MISS:
+            return result
+        return self._unstable(entry, args, kwargs)
+
+    def _use(self, entry: Entry) -> None:
+        with self._lock:
+            others = tuple(each for each in self._entries if each is not entry)
+            self._entries = (entry, *others)[:MOST]
+            self._first = entry.run
+
+    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        broken = [entry.why(args, kwargs) for entry in self._entries]
+        for entry, found in zip(self._entries, broken, strict=True):
+            if found is None:  # another thread has just captured it
+                return entry
+        start = time.perf_counter()
+        captured = self._capture(self.fn, args, kwargs, bool(broken))
+        entry = self._build(captured, args, kwargs)
+        if broken:
+            self._note([each for each in broken if each], time.perf_counter() - start)
+        self._use(entry)
+        return entry
+
+    def _note(self, broken: list[Broken], seconds: float) -> None:
+        first, *others = broken
+        told = tuple(each.reason for each in others)
+        self.recaptures.append(Recapture(first.reason, first.at, told, seconds))
+        if len(self.recaptures) == MANY:
+            name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+            warnings.warn(
+                f"{name} was captured again {MANY} times, last because {first.reason};"
+                " .recaptures has all reasons",
+                stacklevel=5,
+            )
+
+    def _unstable(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A guard that its own capture breaks: what it looks at changes by itself."""
+        broken = entry.why(args, kwargs)
+        raise Refusal(
+            f"a guard of the capture fails right after it: {broken.reason if broken else ''}",
+            kind="unstable guard",
+            at=broken.at if broken else None,
+            do="let the value stay the same while the program runs",
+        )
+
+
+def _never(args: object, kwargs: object) -> Any:
+    return MISS

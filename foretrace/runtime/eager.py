@@ -1,0 +1,77 @@
+"""The backend "eager": a capture as straight-line Python that torch's own autograd follows."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.ir.op import ModuleCall, Op
+from foretrace.ir.program import Graph, Recorded
+from foretrace.passes.cut import Level, forward_graph
+from foretrace.runtime.arguments import result_text
+from foretrace.runtime.cache import Captured
+from foretrace.runtime.entry import Entry, Guards
+from foretrace.runtime.results import leaf_text, repeated, write_line
+from foretrace.runtime.source import INDENT, Source
+from foretrace.runtime.straight import Straight
+
+
+def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+    """The entry whose function runs the ops of the forward as written.
+
+    Raises:
+        Refusal: the program changes Python state in a way that cannot be repeated.
+    """
+    recorded, source = captured.recorded, Source()
+    guards = Guards(source, recorded)
+    guards.call(args, kwargs)
+    guards.outside(captured.outside)
+    changes = repeated(source, recorded.requires.changed)
+    guards.write()
+    inside, follows = Source(), _follows(recorded.ops)
+    inside.names, inside.space = source.names, source.space
+    grad = torch.is_grad_enabled()
+    graph = forward_graph(
+        recorded, captured.semantics, Level(True), "export", trains=grad or follows
+    )
+    result = _body(inside, recorded, graph, guards.inputs)
+    inside.add(*changes, f"return {result}")
+    _surrounded(source, inside.lines, grad_on=follows and not grad)
+    return Entry(source.function("foretraced", "args, kwargs"), guards.checks, source.space)
+
+
+def _follows(ops: Iterable[Op]) -> bool:
+    """Whether anything the program did is followed by autograd."""
+    return any(
+        _follows(op.body or ()) if isinstance(op.target, ModuleCall)
+        else op.origin.grad_mode and any(out.type.requires_grad for out in op.outs)
+        for op in ops
+    )  # fmt: skip
+
+
+def _surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
+    """The lines with autocast off, as casts are ops of the graph, and with the grad mode needed."""
+    casting = sorted(torch_api.autocast_devices())
+    if not casting and not grad_on:
+        source.add(*lines)
+        return
+    switch = source.bind(torch.set_autocast_enabled, "set_autocast_enabled")
+    grad = source.bind(torch.set_grad_enabled, "set_grad_enabled")
+    before = [f"{switch}({device!r}, False)" for device in casting]
+    after = [f"{switch}({device!r}, True)" for device in casting]
+    if grad_on:
+        before, after = [*before, f"{grad}(True)"], [*after, f"{grad}(False)"]
+    source.add(*before, "try:", *(INDENT + line for line in lines))
+    source.add("finally:", *(INDENT + line for line in after))
+
+
+def _body(source: Source, recorded: Recorded, graph: Graph, inputs: list[str]) -> str:
+    """The lines of the body; gives what is returned."""
+    names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
+    straight = Straight(source, recorded.symbols, names)
+    straight.ops(graph)
+    for mutation in recorded.mutations:
+        write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
+    leaves = [leaf_text(source, straight, recorded, output, inputs) for output in recorded.outputs]
+    return result_text(source, recorded.requires.out_structure, leaves)

@@ -1,0 +1,242 @@
+"""Python state outside of the arguments: what the program's own code reads of it and changes.
+
+While the program runs, the interpreter tells of every function that is entered. The bytecode of
+each names the globals and closure cells that it may read or bind. They are kept as they were before
+the function first ran, so that what the run changed is known, and can be put back.
+"""
+
+import dis
+import gc
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from foretrace import torch_api
+from foretrace.errors import PACKAGE_DIR
+from foretrace.trace.modules import ModuleCalls
+from foretrace.trace.plain import plain, same, snapshot
+from foretrace.trace.recorder import Recorder
+
+GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
+ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR"})
+BLIND = frozenset(
+    each.__code__ for each in (Recorder.__torch_dispatch__, ModuleCalls.enter, ModuleCalls.leave)
+)
+"""Work of ours in the middle of the run: nothing below it is the program's"""
+LAYERS = torch_api.TORCH_DIR + "nn/"
+BELOW_TORCH = ("numpy/", "sympy/", "mpmath/", "networkx/", "typing_extensions.py")
+"""What torch itself is built on"""
+LONGEST = 60
+"""Letters of a text constant that may be the name of an attribute (`getattr(self, "scale")`)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What one code object may read."""
+
+    globals: tuple[str, ...]
+    attributes: frozenset[str]
+
+
+class Place:
+    """A global, a closure cell or an attribute, and what it held before the run."""
+
+    def __init__(self, name: str, holder: Any, before: Any) -> None:
+        self.name, self.holder, self.before = name, holder, before
+        self.copy = snapshot(before) if plain(before) else before
+
+    @property
+    def now(self) -> Any:
+        """What it holds; MISSING if nothing."""
+        if isinstance(self.holder, dict):
+            return self.holder.get(self.name, MISSING)
+        return cell_content(self.holder)
+
+    @property
+    def changed(self) -> bool:
+        """Whether it holds something else, or its content has changed."""
+        now = self.now
+        if now is not self.before:
+            return not (plain(now) and same(now, self.copy))
+        return self.copy is not now and not same(now, self.copy)
+
+    @property
+    def bound(self) -> bool:
+        """Whether it holds another object, not only other content."""
+        return self.now is not self.before
+
+    def bind(self, item: Any) -> None:
+        """Let it hold another object."""
+        if not isinstance(self.holder, dict):
+            self.holder.cell_contents = item
+        elif item is MISSING:
+            self.holder.pop(self.name, None)
+        else:
+            self.holder[self.name] = item
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a run did to a place: it holds `after` now, or its content is another (None)."""
+
+    place: Place
+    after: Any
+    rebound: bool
+
+    def undo(self) -> None:
+        """As it was before the run."""
+        self.place.bind(self.place.before)
+        refill(self.place.before, self.place.copy)
+
+    def redo(self) -> None:
+        """As the run left it."""
+        self.place.bind(self.after)
+
+
+def refill(item: Any, copy: Any) -> None:
+    """Give a container the content that its snapshot has."""
+    if item is copy or same(item, copy):
+        return
+    if isinstance(item, (dict, list, set)):
+        item.clear()
+        add: Any = item.extend if isinstance(item, list) else item.update
+        add(copy)
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING = _Missing()
+"""What a name holds that is not bound"""
+
+
+def cell_content(cell: Any) -> Any:
+    """What a closure cell holds; MISSING if nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
+@dataclass(slots=True)
+class Outside:
+    """What one run reads from outside."""
+
+    places: dict[tuple[int, str], Place] = field(default_factory=dict)
+    attributes: set[str] = field(default_factory=set)
+    """names of attributes that the program's code, or torch's layers, mention"""
+    _met: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
+    """functions that ran, with what their closure cells held when they first did"""
+    _known: set[Any] = field(default_factory=set)
+    """functions whose cells were found before the run"""
+    _blind: types.FrameType | None = None
+
+    @contextmanager
+    def watching(self, fn: Any) -> Iterator[None]:
+        """The run of `fn` inside is watched; the profiler of the thread rests meanwhile."""
+        fn = getattr(fn, "__func__", fn)
+        self._cells(fn, {})
+        self._known.add(getattr(fn, "__code__", None))
+        before = sys.getprofile()
+        sys.setprofile(self._event)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+            self._closures()
+
+    def changes(self) -> list[Change]:
+        """What the run changed."""
+        return changes_of(self.places.values())
+
+    def _event(self, frame: types.FrameType, event: str, arg: object) -> None:
+        if self._blind is not None:
+            if frame is self._blind and event == "return":
+                self._blind = None
+        elif event == "call":
+            if frame.f_code in BLIND:
+                self._blind = frame
+            elif frame.f_code not in self._met:
+                self._meet(frame)
+
+    def _meet(self, frame: types.FrameType) -> None:
+        code, space = frame.f_code, frame.f_globals
+        self._met[code] = {}
+        kind = origin_of(code.co_filename)
+        if kind == "library":
+            return
+        reads = reads_of(code)
+        self.attributes |= reads.attributes
+        if kind == "layer":
+            return
+        free = set(code.co_freevars) - {"__class__"}
+        if free:
+            self._met[code] = {name: frame.f_locals.get(name, MISSING) for name in free}
+        for name in reads.globals:
+            if name in space and (id(space), name) not in self.places:
+                self.places[id(space), name] = Place(name, space, space[name])
+
+    def _cells(self, function: Any, before: dict[str, Any]) -> None:
+        """The cells of a function, with what they held if that is known."""
+        if not isinstance(function, types.FunctionType):
+            return
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            if name != "__class__" and (id(cell), "") not in self.places:
+                held = before.get(name, cell_content(cell))
+                self.places[id(cell), ""] = Place(name, cell, held)
+
+    def _closures(self) -> None:
+        """The cells of functions that ran, found as those who hold the code.
+
+        Not of functions that the run itself has made: what they close over is local to it.
+        """
+        made = {c for code in self._met for c in code.co_consts if isinstance(c, types.CodeType)}
+        codes = [
+            code for code, free in self._met.items() if free and code not in made | self._known
+        ]
+        if not codes:
+            return
+        holders = [h for h in gc.get_referrers(*codes) if isinstance(h, types.FunctionType)]
+        for code in codes:
+            functions = [holder for holder in holders if holder.__code__ is code]
+            for function in functions:
+                self._cells(function, self._met[code] if len(functions) == 1 else {})
+
+
+def changes_of(places: Iterable[Place]) -> list[Change]:
+    """What is no longer as it was."""
+    return [Change(place, place.now, place.bound) for place in places if place.changed]
+
+
+@cache
+def origin_of(file: str) -> str:
+    """Whose code is in a file: "user", "layer" (torch.nn) or "library" (Python, torch, ours)."""
+    if file.startswith(LAYERS):
+        return "layer"
+    if file.startswith((PACKAGE_DIR, "<", torch_api.TORCH_DIR)):
+        return "library"
+    paths = sysconfig.get_paths()
+    site = paths["purelib"] + "/"
+    if file.startswith(tuple(site + name for name in BELOW_TORCH)):
+        return "library"
+    return "library" if file.startswith(paths["stdlib"] + "/") > file.startswith(site) else "user"
+
+
+@cache
+def reads_of(code: types.CodeType) -> Reads:
+    """The names in its bytecode; a nested function is met when it runs."""
+    found = list(dis.get_instructions(code))
+    texts = {c for c in code.co_consts if isinstance(c, str) and len(c) <= LONGEST}
+    return Reads(
+        tuple(dict.fromkeys(i.argval for i in found if i.opname in GLOBALS)),
+        frozenset(i.argval for i in found if i.opname in ATTRIBUTES)
+        | {text for text in texts if text.isidentifier() and not text.startswith("__")},
+    )

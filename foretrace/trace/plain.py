@@ -1,0 +1,91 @@
+"""Plain data: numbers, text, enums and containers of them; copied and compared by value."""
+
+import enum
+import types
+from dataclasses import dataclass, is_dataclass
+from typing import Any
+
+import torch
+
+SINGLE: tuple[type, ...] = (
+    bool, type(None), type(...), enum.Enum, type, torch.dtype, torch.layout,
+    torch.memory_format, types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
+)  # fmt: skip
+"""Values of which there is one object for each"""
+BY_VALUE = frozenset({int, str, bytes, range, slice, torch.device, torch.Size})
+"""Types whose `==` tells all of their values apart"""
+CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
+LARGEST = 1000
+"""Items of a container up to which it is compared by value"""
+
+
+def plain(item: Any, budget: int = LARGEST) -> bool:
+    """Whether it is data through and through: numbers, text, enums, and containers of them."""
+    return _count(item, budget) >= 0
+
+
+def _count(item: Any, budget: int) -> int:
+    """What is left of the budget after the item; negative if it is too large or no data."""
+    kind = type(item)
+    if isinstance(item, SINGLE) or kind in BY_VALUE or kind in (float, complex):
+        return budget - 1
+    parts = _parts(item)
+    if parts is None:
+        return -1
+    for part in parts:
+        budget = _count(part, budget)
+        if budget < 0:
+            return -1
+    return budget - 1
+
+
+def _parts(item: Any) -> list[Any] | None:
+    kind = type(item)
+    if kind is dict:
+        return [*item.keys(), *item.values()]
+    if kind in CONTAINERS:
+        return list(item)
+    if isinstance(item, tuple) and hasattr(kind, "_fields"):
+        return list(item)
+    if is_dataclass(item) and hasattr(item, "__dict__"):
+        return list(vars(item).values())
+    return None
+
+
+def snapshot(item: Any) -> Any:
+    """A copy of plain data that no later change reaches."""
+    kind, parts = type(item), _parts(item)
+    if kind is dict:
+        return {key: snapshot(part) for key, part in item.items()}
+    if isinstance(item, SINGLE) or parts is None:
+        return item
+    if kind in CONTAINERS:
+        return kind(snapshot(part) for part in parts)
+    if isinstance(item, tuple):
+        return kind(*map(snapshot, parts))
+    return _Fields(kind, {name: snapshot(part) for name, part in vars(item).items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """A dataclass instance as it was."""
+
+    kind: type
+    fields: dict[str, Any]
+
+
+def same(now: Any, before: Any) -> bool:
+    """Whether plain data is what a snapshot of it was: types too, 0.0 is not -0.0, NaN is NaN."""
+    if isinstance(before, _Fields):
+        return type(now) is before.kind and same(vars(now), before.fields)
+    kind = type(before)
+    if type(now) is not kind:
+        return False
+    if kind is float or kind is complex:
+        return repr(now) == repr(before)
+    if kind is dict:
+        return list(now) == list(before) and all(same(now[key], before[key]) for key in before)
+    if isinstance(before, (tuple, list)) and kind is not torch.Size:
+        pairs = zip(now, before, strict=False)
+        return len(now) == len(before) and all(same(n, b) for n, b in pairs)
+    return now is before or bool(now == before)
