@@ -1,7 +1,7 @@
 """One tree of your PyTorch program; every graph is a cut through it."""
 
-from foretrace.compat.export import export
 from foretrace.compat.compile import compile
+from foretrace.compat.export import export
 from foretrace.compat.program import Cut, Program, capture, rule
 from foretrace.errors import Refusal
 from foretrace.explain.explanation import Explanation

@@ -15,6 +15,7 @@ from foretrace.trace.plain import plain
 
 
 def write_line(source: Source, recorded: Recorded, mutation: Mutation, live: str, new: str) -> None:
+    """The line that writes back what an input holds after the run."""
     call = source.bind(write_back, "write_back")
     item = source.bind(recorded.inputs[mutation.index], "input")
     source.add(f"{call}({item}, {live}, {new}, {source.bind(mutation, 'mutation')})")
