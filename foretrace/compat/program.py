@@ -12,6 +12,8 @@ from foretrace.explain.why import explain
 from foretrace.ir.fx import to_fx
 from foretrace.ir.program import Graph, Recorded, Signature
 from foretrace.passes.cut import Level, forward_graph, joint_graph
+from foretrace.passes.decompose import decompose
+from foretrace.passes.entries import Table
 from foretrace.passes.live import needs
 from foretrace.passes.partition import Pair, Saved, partition
 from foretrace.passes.policies import Policy
@@ -54,6 +56,7 @@ class Program:
         keep: Iterable[Selector] = (),
         open: Iterable[Selector] = (),
         policy: Policy = "min_cut",
+        decompositions: Table | None = None,
     ) -> "Cut":
         """A graph of the program; the program does not run again.
 
@@ -65,12 +68,17 @@ class Program:
             keep: ops to leave whole: names, OpOverloads, or predicates on an Op.
             open: ops to take apart where the cut would leave them whole.
             policy: for the halves, which values are saved: see `pair`.
+            decompositions: functions by OpOverload, such as torch.export.default_decompositions();
+                every op of the cut that has an entry is opened by it, as far down as that goes.
 
         Raises:
-            Refusal: an op on the way of a gradient has no derivative, or the loss is no scalar.
+            Refusal: an op on the way of a gradient has no derivative, the loss is no scalar, or a
+                decomposition raises.
         """
         if kind in HALVES:
-            pair = self.pair(loss=loss, policy=policy, keep=keep, open=open)
+            pair = self.pair(
+                loss=loss, policy=policy, keep=keep, open=open, decompositions=decompositions
+            )
             return pair[HALVES.index(kind)]
         level = Level(kind == "export", tuple(keep), tuple(open))
         check_selectors(self.recorded.ops, (*level.keep, *level.open))
@@ -83,6 +91,8 @@ class Program:
                 f"there is no cut {kind!r}", kind="unknown cut",
                 do='use one of "export", "aten", "joint", "forward", "backward"',
             )  # fmt: skip
+        if decompositions is not None:
+            graph = decompose(graph, decompositions, self.semantics, level.kept)
         return Cut(self, graph, loss)
 
     def pair(
@@ -92,6 +102,7 @@ class Program:
         policy: Policy = "min_cut",
         keep: Iterable[Selector] = (),
         open: Iterable[Selector] = (),
+        decompositions: Table | None = None,
     ) -> tuple["Cut", "Cut"]:
         """The forward and the backward half of the joint cut.
 
@@ -103,12 +114,13 @@ class Program:
                 runs again.
             keep: ops to leave whole: names, OpOverloads, or predicates on an Op.
             open: ops to take apart where the cut would leave them whole.
+            decompositions: as for a cut; the joint graph is opened by them before it is split.
 
         Raises:
             Refusal: as for the joint cut, or there is no such policy.
         """
-        joint = self.cut("joint", loss=loss, keep=keep, open=open).graph
-        pair = partition(joint, self.recorded, self.semantics, policy)
+        cut = self.cut("joint", loss=loss, keep=keep, open=open, decompositions=decompositions)
+        pair = partition(cut.graph, self.recorded, self.semantics, policy)
         return Cut(self, pair.forward, loss, pair), Cut(self, pair.backward, loss, pair)
 
 

@@ -14,6 +14,8 @@ from foretrace.ir.program import Graph, Recorded
 from foretrace.targets.semantics import COMPOSITE
 from foretrace.trace.functions import FunctionCall
 
+TABLE, LAYOUT = "decomposition", "layout"
+"""Choices that a decomposition table makes."""
 SCATTER = torch.ops.aten.as_strided_scatter.default
 
 
@@ -82,6 +84,14 @@ class Levels:
 
     def links(self, op: Op) -> Iterator[Link]:
         """The whole path of a forward op."""
+        whole, *pieces = pieces_to(op)
+        yield from self._in_tree(whole, pieces)
+        yield from table_links(whole, pieces)
+        if pieces:
+            yield Link("leaf", "nothing is below it: the table has no entry that opens it")
+
+    def _in_tree(self, op: Op, pieces: Sequence[Op]) -> Iterator[Link]:
+        """The path down to an op of the tree; what is below it, where no table opened it."""
         path = path_to(self.recorded.ops, op)
         yield self._line(op)
         for call in op.origin.module.stack() if op.origin.module else ():
@@ -94,7 +104,10 @@ class Levels:
         calls = [each for each in path if not isinstance(each.target, ModuleCall)]
         for above, each in zip([None, *calls], calls, strict=False):
             yield self._level(above, each)
-        yield self._end(path[-1]) if served is op else history_link(op, served)
+        if served is not op:
+            yield history_link(op, served)
+        elif not pieces:
+            yield self._end(op)
 
     def _stands_for(self, op: Op) -> Op | None:
         """The op of the tree whose history the cut spells out by this one."""
@@ -192,6 +205,27 @@ def module_link(call: ModuleCall) -> Link:
     facts = {"path": call.path, "class": call.qualified_class}
     path = f"{call.path}: " if call.path else ""
     return Link("module", f"{path}{call.qualified_class}", facts=facts)
+
+
+def pieces_to(op: Op) -> list[Op]:
+    """The op of the cut that a decomposition table opened, and its pieces down to this one."""
+    way = [op]
+    while way[-1].piece_of is not None:
+        way.append(way[-1].piece_of)
+    return way[::-1]
+
+
+def table_links(whole: Op, pieces: Sequence[Op]) -> Iterator[Link]:
+    """What a decomposition table made of an op, level by level."""
+    for above, piece in zip((whole, *pieces), pieces, strict=False):
+        facts = {"op": name_of(piece), **choice_facts(piece.choice)}
+        if piece.choice is not None and piece.choice.what == LAYOUT:
+            yield Link("layout", spell(piece), choice_notes(piece.choice), facts)
+            continue
+        by_table = above is whole or (above.choice is not None and above.choice.what == TABLE)
+        by = "the decomposition table given" if by_table else f"its {COMPOSITE} kernel"
+        facts["by"] = TABLE if by_table else COMPOSITE
+        yield Link("opened", spell(piece), (f"{target_name(above.target)} by {by}",), facts)
 
 
 def _loses_history(op: Op) -> bool:

@@ -9,7 +9,15 @@ from torch import fx
 
 from foretrace.errors import Refusal
 from foretrace.explain.explanation import Explanation, Link
-from foretrace.explain.levels import Levels, makers_of, name_of, same_call, spell
+from foretrace.explain.levels import (
+    Levels,
+    makers_of,
+    name_of,
+    pieces_to,
+    same_call,
+    spell,
+    table_links,
+)
 from foretrace.explain.nodes import call_text, is_size, part_links, size_links, type_text
 from foretrace.ir.op import Backward, Op, target_name
 from foretrace.ir.program import Graph, Recorded
@@ -108,7 +116,9 @@ class _Telling:
             yield from self._inside()
             yield from self.levels.links(op)
             return
-        yield self._backward_itself(op)
+        whole, *pieces = pieces_to(op)
+        yield self._backward_itself(whole, pieces)
+        yield from table_links(whole, pieces)
         yield from self._inside()
         yield _rule_link(op)
         yield self._because(op, op.because)
@@ -117,12 +127,14 @@ class _Telling:
         for outer in self.around:
             yield Link("inside", spell(outer), ("the graph has it as one node",))
 
-    def _backward_itself(self, op: Op) -> Link:
+    def _backward_itself(self, op: Op, pieces: list[Op]) -> Link:
         facts = {"op": name_of(op), "outs": [repr(out.type) for out in op.outs]}
         if isinstance(op.target, Backward):
             of = target_name(op.target.of.target)
             notes = (f"{of} is whole in the forward, so it is in the backward",)
             return Link("whole", spell(op), notes, facts)
+        if pieces:
+            return Link("derived", spell(op), ("what the rule calls",), facts)
         return Link("leaf", spell(op), facts=facts)
 
     def _because(self, op: Op, because: Op) -> Link:

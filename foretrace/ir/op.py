@@ -136,12 +136,13 @@ class Op:
     `result` is what it returned (new values, operands handed back, constants), `outs` the new
     values in it. An op without a definition and without a region is a leaf. An empty body is a
     composite that did nothing, such as dropout in eval mode. `writes`: the target writes in place,
-    and the region is the form of it that returns the new value.
+    and the region is the form of it that returns the new value. `piece_of`: the op of the cut that
+    a decomposition table opened into this one.
     """
 
     __slots__ = (
         "args", "because", "choice", "definition", "kwargs", "origin",
-        "outs", "region", "result", "rule", "target", "writes",
+        "outs", "piece_of", "region", "result", "rule", "target", "writes",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - an op is these facts; all callers use keywords
@@ -159,11 +160,13 @@ class Op:
         rule: RuleName | None = None,
         choice: Choice | None = None,
         writes: bool = False,
+        piece_of: "Op | None" = None,
     ) -> None:
         self.target, self.args, self.kwargs = target, args, kwargs
         self.result, self.outs, self.origin = result, outs, origin
         self.definition, self.region = definition, region
         self.because, self.rule, self.choice, self.writes = because, rule, choice, writes
+        self.piece_of = piece_of
 
     @property
     def leaf(self) -> bool:
@@ -264,6 +267,7 @@ def _copy_op(op: Op, env: dict[Value, Any], call: Op) -> Op:
         rule=op.rule or call.rule,
         choice=op.choice,
         writes=op.writes,
+        piece_of=op.piece_of,
     )
 
 

@@ -32,7 +32,7 @@ class Records(Protocol):
     ) -> Op:
         """Record a call given in values."""
 
-    def again(self, func: Any, args: tuple[Any, ...]) -> Any:
+    def again(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """Record another call in the place of one that could not be."""
 
     def concrete(self, tree: Tree, env: dict[Value, Any]) -> Any:

@@ -40,23 +40,24 @@ def copied(recorder: Records, old: Value, source: Value, whole: bool) -> Value:
     if new.type.shape != like.shape:
         new = recorder.call(aten.expand.default, (new, list(like.shape))).outs[0]
     if whole and not new.type.same_layout(like):
-        return _strided(recorder, old, new)
+        return laid_out(recorder, like, new)
     own_memory = new is not source and new.type.shape == source.type.shape
     return new if own_memory else recorder.call(aten.clone.default, (new,)).outs[0]
 
 
-def _strided(recorder: Records, old: Value, new: Value) -> Value:
-    """The content of `new` in memory of its own with the strides of `old`."""
-    like = old.type
+def laid_out(recorder: Records, like: TensorType, new: Value) -> Value:
+    """The content of `new` in memory of its own with the strides of `like`."""
     order = like.memory_order()
-    straight = recorder.call(aten.permute.default, (new, order)).outs[0]
+    straight = order == list(range(len(order)))
+    turned = new if straight else recorder.call(aten.permute.default, (new, order)).outs[0]
     options = {"memory_format": torch.contiguous_format}
-    copy = recorder.call(aten.clone.default, (straight,), options).outs[0]
-    back = recorder.call(aten.permute.default, (copy, _inverse(order))).outs[0]
+    back = recorder.call(aten.clone.default, (turned,), options).outs[0]
+    if not straight:
+        back = recorder.call(aten.permute.default, (back, _inverse(order))).outs[0]
     if back.type.stride == like.stride or recorder.types.symbols.env is not None:
         return back  # under symbolic sizes gaps are closed: readers get the same numbers
     empty = recorder.call(
-        aten.new_empty_strided.default, (old, list(like.shape), list(like.stride))
+        aten.new_empty_strided.default, (new, list(like.shape), list(like.stride))
     )
     args = (empty.outs[0], new, list(like.shape), list(like.stride), 0)
     return recorder.call(aten.as_strided_scatter.default, args).outs[0]
@@ -75,4 +76,4 @@ def in_layout(recorder: Records, target: Alias, new: Value) -> Value:
         new = recorder.call(aten._to_copy.default, (new,), {"dtype": old.type.dtype}).outs[0]
     if target.is_view or new.type.same_layout(old.type):
         return new
-    return _strided(recorder, old, new)
+    return laid_out(recorder, old.type, new)

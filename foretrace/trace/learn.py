@@ -32,7 +32,9 @@ def learn(
         return Meaning(None, inline=Answer())
     kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
     if kernel is not None:
-        return _learn_body(recorder, func, kernel, args, kwargs, choice)
+        body = _learn_body(recorder, func, kernel, args, kwargs, choice)
+        if body is not None:
+            return body
     schema = recorder.semantics.schema(func)
     if schema.written_now(args, kwargs):
         return Meaning(None, inline=written)
@@ -56,8 +58,11 @@ def learn(
 
 def _learn_body(
     recorder: Records, func: Any, kernel: Any, args: Tree, kwargs: dict[str, Tree], choice: Any
-) -> Meaning:
-    """Run the body once over stand-ins, so that calls of equal types share it."""
+) -> Meaning | None:
+    """Run the body once over stand-ins, so that calls of equal types share it.
+
+    None where the kernel says that it does not take this call apart.
+    """
     choice = choice or (INSIDE if recorder.casts.acts_inside(func) else None)
     occurrences = values_in((args, kwargs))
     operands = list(dict.fromkeys(occurrences))
@@ -70,6 +75,8 @@ def _learn_body(
         if refusal.kind != "data-dependent":
             raise
         return inline
+    if result is NotImplemented:
+        return None
     if any(s.value is not p for s, p in zip(stand_ins, params, strict=True)):
         return inline
     places = [occurrences.index(v) for v in operands]

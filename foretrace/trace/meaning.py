@@ -141,9 +141,10 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def map_leaves(tree: Tree, change: Callable[[Any], Any]) -> Tree:
-    """The structure with every leaf changed."""
+    """The structure with every leaf changed; a named tuple is a plain one then."""
     if isinstance(tree, (tuple, list)):
-        return type(tree)([map_leaves(item, change) for item in tree])
+        kind = list if isinstance(tree, list) else tuple
+        return kind([map_leaves(item, change) for item in tree])
     return change(tree)
 
 

@@ -218,9 +218,9 @@ class Recorder(torch_api.TorchDispatchMode):
             else tensors[t.operand] if isinstance(t, Given) else t,
         )  # fmt: skip
 
-    def again(self, func: Any, args: tuple[Any, ...]) -> Any:
+    def again(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """Record another call in the place of one that could not be."""
-        return self.__torch_dispatch__(func, (), args)
+        return self.__torch_dispatch__(func, (), args, kwargs)
 
     def abstract(self, value: Value) -> Abstract:
         """A new abstract tensor for the value."""

@@ -1,0 +1,243 @@
+"""Open ops by a decomposition table: each decomposition runs once for operands of equal types.
+
+It runs over stand-ins and is recorded as a body, as a composite's own kernel is while a program is
+recorded; so what it calls is opened in turn, until no op that is left has an entry. The graph is
+never run again.
+
+A decomposition may give a result in another layout than its operator does. Then what reads the
+result is typed again, as it would be if the graph were run with the table; outputs, and what reads
+a value that it cannot take so, get the layout that they had.
+"""
+
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import sympy
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.names import calls_target
+from foretrace.ir.op import Choice, Op, Tree, Value, copy_ops
+from foretrace.ir.program import Graph
+from foretrace.ir.types import Size, TensorType
+from foretrace.passes.entries import GIVEN, Entries, EntryRecorder, Table
+from foretrace.passes.live import live, needs, values_of
+from foretrace.passes.spell import located
+from foretrace.targets.semantics import TargetSemantics
+from foretrace.trace.abstract import Abstract
+from foretrace.trace.layout import laid_out
+
+aten = torch.ops.aten
+
+FORWARD = ("export", "aten")
+RELAID = Choice("layout", "another", "the decomposition table gave an operand in another layout")
+RESTORED = Choice("layout", "restored", "the decomposition table gave another layout")
+
+
+def decompose(
+    graph: Graph,
+    table: Table,
+    semantics: TargetSemantics,
+    keep: Callable[[Op], bool] = lambda _: False,
+) -> Graph:
+    """The graph with every op that the table has an entry for opened, as far down as it goes.
+
+    Args:
+        graph: a cut, forward or backward or both.
+        table: decompositions in torch's form; one that returns NotImplemented leaves the op.
+        semantics: what operators mean on the cut's target.
+        keep: ops to leave whole although the table has an entry.
+
+    Raises:
+        Refusal: the table is none, or a decomposition raises or asks for the data of a tensor.
+    """
+    trains = graph.kind in FORWARD
+    walk = _Decomposition(
+        Entries(table, semantics),
+        lambda op: keep(op) or (trains and _is_for_autograd(op)),
+        _used(graph),
+    )
+    ops = list(walk.opened(graph.ops))
+    results = values_of(graph.outputs)
+    ops.extend(walk.restored(results))
+    return replace(graph, ops=live(ops, results, semantics))
+
+
+def _is_for_autograd(op: Op) -> bool:
+    """What a forward cut has so that it trains as the program does (see `passes/history.py`)."""
+    if op.target is aten.copy_.default:
+        return True
+    return op.target is aten.detach.default and any(v.type.requires_grad for v in op.operands)
+
+
+def _used(graph: Graph) -> frozenset[Value]:
+    return frozenset((*(v for op in graph.ops for v in needs(op)), *values_of(graph.outputs)))
+
+
+class _Decomposition:
+    """One pass over a graph; what a decomposition does is learnt once and kept."""
+
+    def __init__(
+        self, entries: Entries, keep: Callable[[Op], bool], used: frozenset[Value]
+    ) -> None:
+        self.entries, self.keep, self.used = entries, keep, used
+        self.recorder = EntryRecorder(entries)
+        self.plain = EntryRecorder(Entries({}, entries.target))
+        self.relaid: dict[Value, tuple[Value, Op]] = {}
+        """what stands for a value that came in another layout, and the op that made it"""
+
+    def opened(self, ops: Iterable[Op]) -> Iterator[Op]:
+        """The ops of a graph, or of an op that was kept whole, opened by the table."""
+        for op in ops:
+            yield from self._one(op)
+
+    def _one(self, op: Op) -> Iterator[Op]:
+        relaid = [v for v in needs(op) if v in self.relaid]
+        entry = op.target in self.entries.table and not self.keep(op)
+        if not entry and not (relaid and self._may_be_typed_again(op)):
+            yield from self.restored(relaid)
+            yield op if calls_target(op) else self._kept(op)
+            return
+        try:
+            made = self._recorded(op)
+        except (RuntimeError, ValueError) as error:
+            if not relaid:
+                raise located(error, op) if isinstance(error, Refusal) else error from None
+            yield from self.restored(relaid)
+            yield from self._one(op)
+            return
+        if isinstance(made, Choice):
+            yield from self.restored(relaid)
+            yield _with_region(op, None, made)
+        elif made[0].leaf or not entry:
+            yield from _typed_again(op, made) if relaid else [op]
+        else:
+            body = made[0].body if len(made) == 1 else made
+            yield from self._pieces(_with_region(op, body, GIVEN), op)
+
+    def _pieces(self, op: Op, shown: Op) -> Iterator[Op]:
+        """The op, or the leaves below it, which are then pieces of `shown`."""
+        if op.leaf or self.keep(op):
+            yield op
+            return
+        for inner in op.body or ():
+            inner.piece_of = shown
+            yield from self._pieces(inner, inner)
+
+    def _kept(self, op: Op) -> Op:
+        """An op that is whole, with the table's entries opened in its body."""
+        body = list(self.opened(list(_leaves(op))))
+        return _with_region(op, [*body, *self.restored(op.outs)], op.choice)
+
+    def _may_be_typed_again(self, op: Op) -> bool:
+        if not (hasattr(op.target, "overloadpacket") and calls_target(op)):
+            return False
+        return not self.entries.schema(op.target).written_now(op.args, op.kwargs)
+
+    # ---- one call -----------------------------------------------------------------------------
+
+    def _recorded(self, op: Op) -> list[Op] | Choice:
+        """The op, recorded with the table, in the graph's own values; or why it stays as it is."""
+        actual = {v: self.relaid[v][0] if v in self.relaid else v for v in op.operands}
+        stood = {v: Value(now.type.with_grad(False)) for v, now in actual.items()}
+        stand_ins = {v: self.recorder.abstract(each) for v, each in stood.items()}
+        env = {stood[v]: now for v, now in actual.items()}
+        with self.recorder.inner_scope() as ops:
+            answer = self.recorder.run(op.target, op.args, op.kwargs, stand_ins)
+        relaid = {}
+        for value, tensor in _pairs(op.result, answer):
+            made = tensor.value if isinstance(tensor, Abstract) else None
+            if value not in op.outs:
+                continue
+            if made is None or not self._fits(made.type, value.type):
+                if value in self.used:
+                    return _misfit(value, made)
+                continue
+            made = self._own(op, made, env, ops)
+            if self._same_layout(made.type, value.type):
+                env[made] = value
+            else:
+                env[made] = relaid[value] = Value(made.type)
+        copies = copy_ops(ops, env, op)
+        if any(v in self.relaid for v in actual) or not ops[0].leaf:
+            self.relaid.update((value, (now, op)) for value, now in relaid.items())
+        return copies
+
+    def _own(self, op: Op, made: Value, taken: Container[Value], ops: list[Op]) -> Value:
+        """A result as a value of its own, where the decomposition handed on what there was."""
+        if made not in taken:
+            return made
+        views = self.entries.schema(op.target).viewed is not None
+        with self.plain.inner_scope() as more:
+            made = self.plain.call(
+                aten.alias.default if views else aten.clone.default, (made,)
+            ).outs[0]
+        ops += more
+        return made
+
+    def restored(self, values: Sequence[Value]) -> Iterator[Op]:
+        """The ops that give values the layout that they had."""
+        for value in values:
+            if value not in self.relaid:
+                continue
+            now, maker = self.relaid.pop(value)
+            with self.plain.inner_scope() as ops:
+                made = laid_out(self.plain, value.type, now)
+            for op in copy_ops(ops, {made: value}, maker):
+                op.choice, op.piece_of = RESTORED, maker
+                yield from self._one(op)
+
+    # ---- types --------------------------------------------------------------------------------
+
+    def _fits(self, made: TensorType, wanted: TensorType) -> bool:
+        """Whether a decomposition gave what the operator gives, but for the layout."""
+        same = (made.dtype, made.lazy, len(made.shape)) == (
+            wanted.dtype, wanted.lazy, len(wanted.shape),
+        )  # fmt: skip
+        return same and all(map(self._equal, made.shape, wanted.shape))
+
+    def _same_layout(self, made: TensorType, wanted: TensorType) -> bool:
+        """Whether the strides are equal where they matter."""
+        triples = zip(wanted.shape, made.stride, wanted.stride, strict=True)
+        return all(size == 1 or self._equal(mine, theirs) for size, mine, theirs in triples)
+
+    def _equal(self, mine: Size, theirs: Size) -> bool:
+        """Whether two sizes are equal by the guards so far."""
+        simplify = self.recorder.types.symbols.simplify
+        return mine == theirs or simplify(sympy.sympify(mine - theirs)) == 0
+
+
+def _misfit(value: Value, made: Value | None) -> Choice:
+    what = repr(made.type) if made is not None else "nothing"
+    reason = f"the table's entry gives {what} where the operator gives {value.type!r}"
+    return Choice("decomposition", "whole", reason, (("opened", "what reads it would be wrong"),))
+
+
+def _typed_again(op: Op, made: list[Op]) -> list[Op]:
+    made[0].choice, made[0].piece_of = made[0].choice or RELAID, op
+    return made
+
+
+def _pairs(result: Tree, answer: Any) -> Iterator[tuple[Value, Any]]:
+    """The values of a result, each with the tensor in its place."""
+    if isinstance(result, Value):
+        yield result, answer
+    elif isinstance(result, (tuple, list)):
+        for mine, theirs in zip(result, answer, strict=True):
+            yield from _pairs(mine, theirs)
+
+
+def _leaves(op: Op) -> Iterator[Op]:
+    for inner in op.body or ():
+        if inner.leaf:
+            yield inner
+        else:
+            yield from _leaves(inner)
+
+
+def _with_region(op: Op, region: list[Op] | None, choice: Choice | None) -> Op:
+    return Op(
+        op.target, op.args, op.kwargs, op.result, op.outs, origin=op.origin, region=region,
+        because=op.because, rule=op.rule, choice=choice,
+    )  # fmt: skip
