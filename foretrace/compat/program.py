@@ -82,18 +82,20 @@ class Program:
             return pair[HALVES.index(kind)]
         level = Level(kind == "export", tuple(keep), tuple(open))
         check_selectors(self.recorded.ops, (*level.keep, *level.open))
-        if kind == "joint":
-            graph = joint_graph(self.recorded, self.semantics, level, loss)
-        elif kind in ("export", "aten"):
-            graph = forward_graph(self.recorded, self.semantics, level, kind)
-        else:
-            raise Refusal(
-                f"there is no cut {kind!r}", kind="unknown cut",
-                do='use one of "export", "aten", "joint", "forward", "backward"',
-            )  # fmt: skip
+        graph = self._graph(kind, level, loss)
         if decompositions is not None:
             graph = decompose(graph, decompositions, self.semantics, level.kept)
         return Cut(self, graph, loss)
+
+    def _graph(self, kind: str, level: Level, loss: int | None) -> Graph:
+        if kind == "joint":
+            return joint_graph(self.recorded, self.semantics, level, loss)
+        if kind in ("export", "aten"):
+            return forward_graph(self.recorded, self.semantics, level, kind)
+        raise Refusal(
+            f"there is no cut {kind!r}", kind="unknown cut",
+            do='use one of "export", "aten", "joint", "forward", "backward"',
+        )  # fmt: skip
 
     def pair(
         self,
