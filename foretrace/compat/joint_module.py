@@ -1,0 +1,124 @@
+"""The joint cut, and its halves, in the form of aot_autograd: primals and tangents by name.
+
+Source: torch/_functorch/partitioners.py, whose `default_partition` and
+`min_cut_rematerialization_partition` know inputs by the names of placeholders, outputs by position,
+and which half a node is of by `meta["partitioner_tag"]`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from foretrace.compat.program import Cut
+from foretrace.ir.arrange import Slot, arranged
+from foretrace.ir.op import Op, Value
+from foretrace.ir.program import Graph
+
+TAG = "partitioner_tag"
+HELD = ("captured", "constant")
+"""Inputs that the program reached from outside its arguments."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointModule:
+    """A joint graph as `partition_fn(module, inputs, num_fwd_outputs=...)` takes it."""
+
+    module: fx.GraphModule
+    """placeholders primals_1, ..., tangents_1, ...; results: those of the forward (new contents of
+    inputs, then outputs), then for each primal its gradient, or None"""
+    num_fwd_outputs: int
+    primals: tuple[int, ...]
+    """for each primal, which input of the cut it is"""
+    tangents: tuple[int, ...]
+    mutations: tuple[int, ...]
+    """for each result that is new content, which primal it is of"""
+
+
+def joint_module(cut: Cut) -> JointModule:
+    """The joint cut as torch's partitioners take it.
+
+    Args:
+        cut: a joint cut made with `loss=None`. Tensors that the program reached from outside its
+            arguments become attributes of the module.
+    """
+    graph = cut.graph
+    primals = [i for i, item in enumerate(graph.inputs) if item.role.kind not in ("tangent", *HELD)]
+    tangents = [i for i, item in enumerate(graph.inputs) if item.role.kind == "tangent"]
+    outputs = [_positions(graph, kind) for kind in ("mutation", "output", "gradient")]
+    gradient_of = dict(zip(_requiring(graph), outputs[2], strict=True))
+    slots = [Slot(f"primals_{n}", i) for n, i in enumerate(primals, 1)]
+    slots += [Slot(f"tangents_{n}", i) for n, i in enumerate(tangents, 1)]
+    forward = [*outputs[0], *outputs[1]]
+    backward = [gradient_of.get(i) for i in primals]
+    module = arranged(cut.graph_module, slots, [*forward, *backward], held_inputs(graph))
+    _tag(module)
+    written = (primals.index(m.index) for m in cut.program.recorded.mutations)
+    return JointModule(module, len(forward), tuple(primals), tuple(tangents), tuple(written))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HalfModules:
+    """The pair as aot_autograd's compilers get it.
+
+    The forward takes `primals_1, ...` and gives new contents, outputs, saved tensors, saved sizes;
+    the backward takes saved sizes, saved tensors, `tangents_1, ...`, and gives for each primal its
+    gradient, or None.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    num_fwd_outputs: int
+
+
+def half_modules(forward: Cut, backward: Cut) -> HalfModules:
+    """The two cuts of `Program.pair`, by aot_autograd's names and in its order."""
+    graph, late = forward.graph, backward.graph
+    primals = [i for i, item in enumerate(graph.inputs) if item.role.kind not in HELD]
+    results = [*_positions(graph, "mutation"), *_positions(graph, "output")]
+    saved = _positions(graph, "saved")
+    sizes = [i for i in saved if not isinstance(graph.outputs[i].value, Value)]
+    tensors = [i for i in saved if i not in sizes]
+    early = arranged(
+        forward.graph_module,
+        [Slot(f"primals_{n}", i) for n, i in enumerate(primals, 1)],
+        [*results, *tensors, *sizes],
+        held_inputs(graph),
+    )
+    given = [i for i, item in enumerate(late.inputs) if item.role.kind != "tangent"]
+    order = sorted(given, key=lambda i: late.inputs[i].size is None)
+    names = {graph.inputs[i].value: f"primals_{n}" for n, i in enumerate(primals, 1)}
+    known = [node.name for node in backward.graph_module.graph.find_nodes(op="placeholder")]
+    slots = [Slot(names.get(late.inputs[i].value, known[i]), i) for i in order]
+    tangents = [i for i, item in enumerate(late.inputs) if item.role.kind == "tangent"]
+    slots += [Slot(f"tangents_{n}", i) for n, i in enumerate(tangents, 1)]
+    gradient_of = dict(zip(_requiring(graph), _positions(late, "gradient"), strict=True))
+    gradients = [gradient_of.get(i) for i in primals]
+    return HalfModules(early, arranged(backward.graph_module, slots, gradients, {}), len(results))
+
+
+def _tag(module: fx.GraphModule) -> None:
+    for node in module.graph.nodes:
+        op = node.meta.get("foretrace")
+        if isinstance(op, Op):
+            node.meta[TAG] = "is_forward" if op.because is None else "is_backward"
+
+
+def held_inputs(graph: Graph) -> dict[int, tuple[str, torch.Tensor]]:
+    """Tensors that the program reached from outside: a module holds them under these names."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for index, item in enumerate(graph.inputs):
+        live = item.live() if item.role.kind in HELD else None
+        if live is not None:
+            found[index] = (f"_tensor_constant{len(found)}", live)
+    return found
+
+
+def _positions(graph: Graph, kind: str) -> list[int]:
+    return [i for i, output in enumerate(graph.outputs) if output.role.kind == kind]
+
+
+def _requiring(graph: Graph) -> list[int]:
+    """The inputs that have a gradient among the outputs, in the order of those."""
+    inputs = [i for i, item in enumerate(graph.inputs) if item.role.kind != "tangent"]
+    return [i for i in inputs if graph.inputs[i].value.type.requires_grad]

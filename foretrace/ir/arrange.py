@@ -1,0 +1,85 @@
+"""A graph module with its inputs and outputs in another order and by other names.
+
+torch's own entry points each have a calling convention; this is how a cut gets one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One input of the new module: which input of the old one it is, or what nothing reads."""
+
+    name: str
+    input: int | None = None
+    val: Any = None
+    """for an input that nothing reads: its `meta["val"]`"""
+
+
+def arranged(
+    module: fx.GraphModule,
+    slots: Sequence[Slot],
+    outputs: Sequence[int | None],
+    held: Mapping[int, tuple[str, torch.Tensor]],
+    own: range = range(0),
+) -> fx.GraphModule:
+    """The module with other inputs and outputs, and the same nodes between.
+
+    Args:
+        module: a cut's graph module.
+        slots: its inputs, in the new order.
+        outputs: for each new output, which of the old ones it is; None gives None.
+        held: inputs of the old module that the new one holds as attributes, with their names.
+        own: positions of outputs that have to be nodes of their own, as they are known by name.
+    """
+    graph, root = fx.Graph(), _held_by(module)
+    old = dict(enumerate(module.graph.find_nodes(op="placeholder")))
+    env: dict[fx.Node, fx.Node] = {}
+    for slot in slots:
+        node = graph.placeholder(slot.name)
+        node.meta["val"] = slot.val
+        if slot.input is not None:
+            env[old[slot.input]] = node
+            node.meta = dict(old[slot.input].meta)
+    for index, (name, tensor) in held.items():
+        root[name] = tensor
+        env[old[index]] = graph.get_attr(name)
+        env[old[index]].meta = dict(old[index].meta)
+    for node in module.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            env[node] = graph.node_copy(node, env.__getitem__)
+    results: Any = fx.map_arg(module.graph.output_node().args[0], env.__getitem__)
+    picked = [None if i is None else results[i] for i in outputs]
+    graph.output(tuple(_each_its_own(graph, picked, own)))
+    return fx.GraphModule(root, graph, type(module).__name__)
+
+
+def _held_by(module: fx.GraphModule) -> dict[str, Any]:
+    """What the module's nodes name."""
+    named = (node.target for node in module.graph.nodes if node.op in ("call_module", "get_attr"))
+    return {name: _attribute(module, name) for name in map(str, named)}
+
+
+def _attribute(module: torch.nn.Module, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _each_its_own(graph: fx.Graph, results: list[Any], own: range) -> list[Any]:
+    """The results, with a copy in the place of a node that another result of `own` is already."""
+    seen: set[fx.Node] = set()
+    for i in own:
+        node = results[i]
+        if node in seen:
+            copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+            copy.meta = dict(node.meta)
+            results[i] = copy
+        seen.add(results[i])
+    return results
