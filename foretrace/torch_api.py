@@ -4,6 +4,7 @@ Checked on torch 2.13.0 (CPU wheel). Nothing else in the package uses `torch._C`
 private name, so a new torch version is checked by reading this file.
 """
 
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +12,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
 
 # The C bindings behind the dispatcher; the names used from it are listed below, one a function.
 from torch import _C
+
+# Operators that FakeTensor hands to Python: meta kernels and decompositions.
+from torch._decomp import decomposition_table, meta_table
 
 # Lets the dispatcher ask Python for kernels, as FakeTensor needs under symbolic sizes.
 from torch._dispatch.python import enable_python_dispatcher
@@ -34,6 +39,9 @@ from torch._functorch import eager_transforms
 # TracingContext holds what Dynamo knows of the graph that it hands to a backend.
 from torch._guards import GuardSource, Source, TracingContext, detect_fake_mode
 
+# Operators for which FakeTensor has functions of its own, or whose strides it corrects.
+from torch._subclasses.fake_impls import op_implementations_dict, stride_incorrect_op
+
 # FakeTensor and its mode are torch's own type inference: meta kernels, devices, layouts.
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -41,6 +49,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
+    torch_decomp_decompositions,
 )
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -303,6 +312,29 @@ def quiet_fake_tensor() -> Iterator[None]:
         logger.disabled = before
 
 
+def plain_meta_kernel(op: Any) -> bool:
+    """Whether FakeTensor, after much around it, would call the kernel for meta tensors as it is.
+
+    Not where it has a function of its own (strides that it corrects, sizes that depend on data),
+    where it prefers a decomposition, or where the kernel is Python that asks for the device.
+    """
+    from_data = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(op.tags)
+    own = op in op_implementations_dict and not op.is_view
+    decomposed = op in decomposition_table and torch_decomp_decompositions(op)
+    if from_data or own or stride_incorrect_op(op) or (decomposed and op not in meta_table):
+        return False
+    python = meta_table.get(op) or decomposition_table.get(op)
+    if python is not None and _asks_for_device(inspect.unwrap(python).__code__):
+        return False
+    explicit = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    return kernel_for(op, "Meta") or any(kernel_for(op, key) for key in explicit)
+
+
+def _asks_for_device(code: CodeType) -> bool:
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return any("device" in name for name in code.co_names) or any(map(_asks_for_device, inner))
+
+
 def device_types_here() -> frozenset[str]:
     """Device types on whose tensors the Python binding of `x[...]` works; else it takes a guard."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -341,6 +373,19 @@ def front_end(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]] | None:
 
 def _is_real(given: Any) -> bool:
     return isinstance(given, torch.Tensor) and not isinstance(given, FakeTensor)
+
+
+def switches() -> tuple[Any, ...]:
+    """What decides, beside a call itself, how torch's own operators are taken apart.
+
+    `torch.library._impls` names the kernels that Python has registered so far.
+    """
+    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, mkldnn.enabled),
+        len(torch.library._impls),
+    )
 
 
 def engine() -> Callable[..., Any]:

@@ -8,6 +8,7 @@ rule. It is torch's own formula, so gradients equal eager's bit for bit.
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch.autograd.graph import get_gradient_edge
 
@@ -28,6 +29,8 @@ from foretrace.rules.tape import (
 )
 from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.functions import FunctionCall, backward_of
+from foretrace.trace.meaning import Meaning
+from foretrace.trace.memory import Memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,25 +68,33 @@ class Derivatives:
     def __init__(self, types: Types, inference: Inference, table: RuleTable) -> None:
         self.types, self.inference, self.table = types, inference, table
         self._semantics = FormulaSemantics(inference, table)
-        self._meanings: dict[Any, Any] = {}
-        self._rules: dict[Any, Rule] = {}
-        self.below_autograd: set[Any] = set()
-        """factories that Python calls below autograd, so that nothing follows their results"""
-        self._followed: dict[Any, tuple[bool, ...]] = {}
+        learnt = inference.learnt
+        self.below_autograd = learnt.below_autograd
+        self._meanings: Memory[Meaning] = Memory(learnt.formulas)
+        self._rules: Memory[Rule] = Memory(learnt.rules)
+        self._followed: Memory[tuple[bool, ...]] = Memory(learnt.followed)
 
     def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
         """For each tensor that the op returns, whether autograd follows it."""
-        key = frozen((func, args, kwargs))
-        if key not in self._followed and self.table.registered(func):
-            self._followed[key] = self._followed_registered(func, args, kwargs)
-        if key not in self._followed:
-            with torch_api.no_dispatch_modes(), torch_api.with_autograd():
-                forward = self._forward(func, args, kwargs, frozenset())
-            if any(map(_unknown, forward.outs)) and "pin_memory" in schema_of(func).arguments:
-                self.below_autograd.add(func)
-            below = func in self.below_autograd
-            self._followed[key] = tuple(out.requires_grad and not below for out in forward.outs)
-        return self._followed[key]
+        key = (_traits((func, args, kwargs)), self._count(func, args, kwargs))
+        found = self._followed.get(key)
+        if found is None:
+            asked = self._followed_registered if self.table.registered(func) else self._follow
+            found = asked(func, args, kwargs)
+            self._followed.keep(key, found, lasting=self.table.lasting(func))
+        return found
+
+    def _count(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> int:
+        result = self.inference.infer(func, args, kwargs)
+        return len(result) if isinstance(result, (tuple, list)) else 1
+
+    def _follow(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
+        with torch_api.no_dispatch_modes(), torch_api.with_autograd():
+            forward = self._forward(func, args, kwargs, frozenset())
+        if any(map(_unknown, forward.outs)) and "pin_memory" in schema_of(func).arguments:
+            self.below_autograd.add(func)
+        below = func in self.below_autograd
+        return tuple(out.requires_grad and not below for out in forward.outs)
 
     def rule(
         self,
@@ -105,17 +116,18 @@ class Derivatives:
         Raises:
             Refusal: torch has no derivative for the operator.
         """
-        key = frozen((func, args, kwargs, tangents))
-        if key not in self._rules:
-            with torch_api.no_dispatch_modes(), torch_api.with_autograd():
-                registered = self.table.registered(func)
-                if registered is not None:
-                    rule = self._registered(registered, func, args, kwargs, tangents)
-                else:
-                    forward = self._forward(func, args, kwargs, written)
-                    rule = self._backward(func, forward, tangents)
-                self._rules[key] = rule
-        return self._rules[key]
+        key = frozen((func, args, kwargs, tangents, written))
+        found = self._rules.get(key)
+        if found is not None:
+            return found
+        registered = self.table.registered(func)
+        with torch_api.no_dispatch_modes(), torch_api.with_autograd():
+            if registered is not None:
+                found = self._registered(registered, func, args, kwargs, tangents)
+            else:
+                forward = self._forward(func, args, kwargs, written)
+                found = self._backward(func, forward, tangents)
+        return self._rules.keep(key, found, lasting=self.table.lasting(func))
 
     def _followed_registered(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]
@@ -271,6 +283,25 @@ class Derivatives:
 def _unknown(out: torch.Tensor) -> bool:
     """Whether autograd would refuse to differentiate the operator."""
     return torch_api.node_name(out).endswith("NotImplemented")
+
+
+def _traits(tree: Tree) -> Any:
+    """What of a call decides which results autograd follows: not sizes, nor any numbers.
+
+    The kernels of autograd ask which operands it follows before they look at anything else.
+    Source: `compute_requires_grad` in torch/csrc/autograd/functions/utils.h.
+    """
+    if isinstance(tree, TensorType):
+        return (tree.dtype, tree.requires_grad)
+    if isinstance(tree, (tuple, list)):
+        return tuple([_traits(item) for item in tree if not _is_number(item)])
+    if isinstance(tree, dict):
+        return tuple([(name, _traits(item)) for name, item in tree.items() if not _is_number(item)])
+    return tree
+
+
+def _is_number(item: Any) -> bool:
+    return isinstance(item, (int, float, sympy.Basic)) and not isinstance(item, bool)
 
 
 def _unfollowed(tree: Tree) -> Any:

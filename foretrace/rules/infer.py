@@ -1,4 +1,4 @@
-"""Types of a leaf's results: torch's own FakeTensor, asked once per operand types."""
+"""Types of a leaf's results: torch's meta kernels and its FakeTensor, asked once per types."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,10 +9,12 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Tree
 from foretrace.ir.types import TensorType
+from foretrace.rules.meta import MetaKernels
 from foretrace.rules.probe import probe
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Types
 from foretrace.trace.meaning import Given
+from foretrace.trace.memory import Learnt, Memory, lasts
 
 NOT_LINKED = "not linked with support for"
 NOT_SYMBOLIC = "does not support symbolic shapes"
@@ -22,12 +24,17 @@ class Inference:
     """Asks FakeTensor for the results of a call whose tensors are given by type."""
 
     def __init__(
-        self, types: Types, symbols: Symbols, mode: torch_api.FakeTensorMode | None = None
+        self,
+        types: Types,
+        symbols: Symbols,
+        learnt: Learnt,
+        mode: torch_api.FakeTensorMode | None = None,
     ) -> None:
-        self.types, self.symbols = types, symbols
+        self.types, self.symbols, self.learnt = types, symbols, learnt
         self._mode = mode
         self._metas: dict[TensorType, torch.Tensor] = {}
-        self._known: dict[Any, Tree] = {}
+        self._known: Memory[Tree] = Memory(learnt.results)
+        self._kernels = MetaKernels(types, self._meta)
 
     @property
     def mode(self) -> torch_api.FakeTensorMode:
@@ -43,10 +50,13 @@ class Inference:
             Refusal: the results' sizes depend on data, or there is no meta kernel.
             Exception: what eager raises for a wrong call.
         """
-        key = frozen((func, args, kwargs), followed=False)
-        if key not in self._known:
-            self._known[key] = self._run(func, args, kwargs)
-        return self._known[key]
+        key = frozen((func, args, kwargs, torch.get_default_dtype()), followed=False)
+        found = self._known.get(key)
+        if found is None:
+            found = self._kernels.ask(func, args, kwargs) if lasts(key) else None
+            found = found or self._run(func, args, kwargs)
+            self._known.keep(key, found)
+        return found
 
     def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         try:
@@ -78,7 +88,7 @@ class Inference:
 
     def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            with self.mode, self._kernels(), torch_api.quiet_fake_tensor():
+            with self.mode, self._python_kernels(), torch_api.quiet_fake_tensor():
                 return func(*args, **kwargs)
         except (
             torch_api.DynamicOutputShapeException,
@@ -92,7 +102,7 @@ class Inference:
                 do=f"register one: torch.library.register_fake({func.name()!r})",
             ) from error
 
-    def _kernels(self) -> AbstractContextManager[None]:
+    def _python_kernels(self) -> AbstractContextManager[None]:
         return torch_api.enable_python_dispatcher() if self.symbols.env else nullcontext()
 
     def _fake(self, tree: Tree, fakes: list[torch.Tensor]) -> Any:

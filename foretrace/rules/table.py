@@ -1,6 +1,6 @@
 """Rules that are given, not derived: backward rules by registration, and how to undo a view."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Tree, Value, ViewStep, target_name
+from foretrace.trace.memory import Learnt
 
 aten = torch.ops.aten
 
@@ -51,10 +52,26 @@ class RuleTable:
 
     def __init__(self, rules: dict[Any, Registered] | None = None) -> None:
         self._rules = dict(rules or {})
+        self._users: set[Any] = set()
+        self._learnt: dict[Hashable, Learnt] = {}
 
     def register(self, op: Any, registered: Registered) -> None:
         """Let the operator, or every overload of it, have this rule."""
         self._rules[op] = registered
+        self._users.add(op)
+        self.forget()
+
+    def learnt(self, surroundings: Hashable) -> Learnt:
+        """What torch was asked under these surroundings; the derived rules are part of it."""
+        return self._learnt.setdefault(surroundings, Learnt())
+
+    def forget(self) -> None:
+        """Ask everything anew from now on."""
+        self._learnt.clear()
+
+    def lasting(self, target: Any) -> bool:
+        """Whether its rule is the same in every capture: not the user's own, which may change."""
+        return not self._users & {target, getattr(target, "overloadpacket", None)}
 
     def registered(self, target: Any) -> Registered | None:
         """The rule for a target, or None where it is to be derived."""

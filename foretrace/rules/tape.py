@@ -18,7 +18,8 @@ from foretrace.rules.schemas import schema_of
 from foretrace.rules.table import RuleTable
 from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.alias import current
-from foretrace.trace.meaning import Given, Schema
+from foretrace.trace.meaning import Given, Meaning, Schema
+from foretrace.trace.memory import Memory
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.sources import Sources
 
@@ -32,7 +33,7 @@ class FormulaSemantics:
     """Inside a formula every op is a leaf, and nothing is followed."""
 
     def __init__(self, inference: Inference, table: RuleTable) -> None:
-        self.inference, self.table = inference, table
+        self.inference, self.table, self.learnt = inference, table, inference.learnt
 
     def body_kernel(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[None, None]:
         """No op is opened: autograd has opened composites before the tape sees them."""
@@ -62,10 +63,14 @@ class Tape(Recorder):
     """Records what autograd runs for one op: with stand-ins, and writes made values."""
 
     def __init__(
-        self, types: Types, semantics: FormulaSemantics, device: torch.device, meanings: Any
+        self,
+        types: Types,
+        semantics: FormulaSemantics,
+        device: torch.device,
+        meanings: Memory[Meaning],
     ) -> None:
-        super().__init__(types, semantics, Sources(), _no_lift, _no_lift, _no_answer)
-        self.device, self.meanings = device, meanings
+        super().__init__(types, semantics, Sources(), _no_lift, _no_lift, _no_answer, meanings)
+        self.device = device
         self.main: Any = None
         self.results: tuple[Value, ...] | None = None
         self.written: tuple[Value, ...] = ()

@@ -1,6 +1,7 @@
 """What every operator means on one target: the one object that the recorder and passes ask."""
 
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -38,7 +39,8 @@ class TargetSemantics:
         mode: torch_api.FakeTensorMode | None = None,
     ) -> None:
         self.target, self.table = target, table
-        self.inference = Inference(types, types.symbols, mode)
+        self.learnt = table.learnt((target, torch_api.switches()))
+        self.inference = Inference(types, types.symbols, self.learnt, mode)
         self.derivatives = Derivatives(types, self.inference, table)
         self.symbols = types.symbols
         self._composite: dict[Any, bool] = {}
@@ -85,7 +87,7 @@ class TargetSemantics:
 
     def ambient(self, func: Any) -> Any:
         """The attention switches, where the body asks for them."""
-        return Enabled.now() if func is ATTENTION else None
+        return astuple(Enabled.now()) if func is ATTENTION else None
 
     def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         """Types of a leaf's results."""

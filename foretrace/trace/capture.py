@@ -27,6 +27,7 @@ from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.alias import alias_of, current
 from foretrace.trace.constants import Constants
 from foretrace.trace.meaning import Semantics
+from foretrace.trace.memory import Memory
 from foretrace.trace.outside import Outside
 from foretrace.trace.owners import (
     Borrowed,
@@ -68,8 +69,9 @@ class Capture:
         self.outside: Outside | None = None
         """watches what Python state the run reads and changes, where that is asked for"""
         self.recorder = Recorder(
-            types, semantics, sources, self.lift, self.lift_constant, self.answer
-        )
+            types, semantics, sources, self.lift, self.lift_constant, self.answer,
+            Memory(semantics.learnt.meanings),
+        )  # fmt: skip
 
     def stand(
         self, tensor: torch.Tensor, kind: Any, name: str,

@@ -46,7 +46,7 @@ def learn(
     except Refusal as refusal:
         if refusal.kind != "data-dependent":
             raise
-        return Meaning(None, inline=Fold(refusal))
+        return Meaning(None, inline=Fold(refusal), lasting=False)
     fresh = [t for t in leaves(result) if isinstance(t, TensorType)]
     if grad_mode and any(v.type.requires_grad for v in values_in((args, kwargs))):
         followed = recorder.semantics.followed(func, *typed)
@@ -202,4 +202,6 @@ def _definition_meaning(
         return leaf.value.type if leaf.value in made else Given(places[params.index(leaf.value)])
 
     body = Definition(tuple(params), tuple(ops), tuple(outs))
-    return Meaning(map_leaves(result, describe), body, choice, views)
+    used = {operand for op in ops for operand in op.operands}
+    closed = used <= made.union(params)  # a constant made inside is an input of this capture
+    return Meaning(map_leaves(result, describe), body, choice, views, lasting=closed)

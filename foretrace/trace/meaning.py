@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from foretrace.ir.op import Choice, Definition, Tree, Value, ViewStep, values_in
 from foretrace.ir.types import TensorType
+from foretrace.trace.memory import Learnt
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Meaning:
     choice: Choice | None = None
     views: tuple[tuple[int, int], ...] = ()
     inline: Callable[..., Any] | None = None
+    lasting: bool = True
+    """whether it holds in other captures too"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,9 @@ class Schema:
 
 class Semantics(Protocol):
     """What the recorder asks about an operator; rules and the target answer."""
+
+    learnt: Learnt
+    """answers that hold in every capture"""
 
     def body_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]

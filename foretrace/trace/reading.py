@@ -8,12 +8,7 @@ import torch
 from foretrace.ir.op import Tree, Value
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.alias import Records, current
-
-PLAIN = frozenset({
-    int, bool, str, type(None), complex, torch.dtype, torch.device, torch.layout,
-    torch.memory_format,
-})  # fmt: skip
-"""Arguments that are constants and their own key."""
+from foretrace.trace.memory import PLAIN
 
 
 class Call:
@@ -28,7 +23,7 @@ class Call:
 
     def __init__(self, recorder: Records, func: Any, grad_mode: bool) -> None:
         self.recorder = recorder
-        self.key: list[Any] = [func, grad_mode]
+        self.key: list[Any] = [func, grad_mode, torch.get_default_dtype()]
         self.tensors: list[Abstract] = []
 
     def read_all(self, args: Iterable[Any]) -> tuple[Tree, ...]:

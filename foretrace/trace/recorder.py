@@ -21,6 +21,7 @@ from foretrace.trace.alias import current, link
 from foretrace.trace.casts import Casts
 from foretrace.trace.learn import learn
 from foretrace.trace.meaning import Given, Meaning, Semantics, fill, map_leaves
+from foretrace.trace.memory import Memory
 from foretrace.trace.reading import Call, key_of
 from foretrace.trace.sources import Sources
 
@@ -44,6 +45,7 @@ class Recorder(torch_api.TorchDispatchMode):
         lift: Callable[[torch.Tensor], Abstract],
         lift_constant: Callable[[torch.Tensor], Abstract],
         answer: Callable[["Recorder", Any, Tree, dict[str, Tree]], Any],
+        meanings: Memory[Meaning],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._mode_key = torch_api.FAKE_MODE_KEY
@@ -56,7 +58,7 @@ class Recorder(torch_api.TorchDispatchMode):
         self.unseen: set[Value] = set()
         """new contents that were written without autograd's knowledge"""
         self.first_refusal: Refusal | None = None
-        self.meanings: dict[tuple[Any, ...], Meaning] = {}
+        self.meanings = meanings
         self._origins: dict[tuple[Any, ...], Origin] = {}
         self._depth = 0
         self._failure: tuple[BaseException | None, list[str]] = (None, [])
@@ -118,13 +120,14 @@ class Recorder(torch_api.TorchDispatchMode):
         key.extend(each for each in ambient if each is not None)
         if len(operands) > 1 and len(set(operands)) < len(operands):
             key.append(tuple(operands.index(operand) for operand in operands))
-        found = self.meanings.get(tuple(key))
+        whole = tuple(key)
+        found = self.meanings.get(whole)
         if found is None:
             try:
                 found = learn(self, func, args, kwargs, grad_mode=key[1])
             except Refusal as refusal:
                 raise self._located(refusal, func, args, kwargs) from None
-            self.meanings[tuple(key)] = found
+            self.meanings.keep(whole, found, lasting=found.lasting)
         return found
 
     def concrete(self, tree: Tree, env: dict[Value, Any]) -> Tree:
@@ -186,7 +189,7 @@ class Recorder(torch_api.TorchDispatchMode):
         self, func: Target, args: Tree, kwargs: dict[str, Tree] | None = None, grad: bool = False
     ) -> Op:
         """Record a call given in values, as views read again and functional forms are."""
-        key: list[Any] = [func, grad]
+        key: list[Any] = [func, grad, torch.get_default_dtype()]
         key_of(args, key)
         for name, arg in (kwargs or {}).items():
             key.append(name)

@@ -1,0 +1,148 @@
+"""What one capture learns and another uses: the same graphs, and nothing that no longer holds."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import foretrace
+from foretrace.compat.program import RULES
+from foretrace.rules.infer import Inference
+from foretrace.rules.meta import MetaKernels
+from foretrace.rules.table import BackwardCall
+from foretrace.trace.memory import Learnt, Memory, lasts
+from tests.zoo import CASES, Case
+
+aten = torch.ops.aten
+
+
+def code(program: foretrace.Program, cut: str = "aten") -> str:
+    return str(program.cut(cut, **({"loss": 0} if cut == "joint" else {})).graph_module.code)
+
+
+def test_a_key_with_open_sizes_does_not_last() -> None:
+    x = torch.randn(5, 4)
+    program = foretrace.capture(lambda x: x * 2, (x,), dynamic_shapes=True)
+    (item,) = program.recorded.inputs
+    assert not lasts((aten.mul.Tensor, item.value.type))
+    fixed = foretrace.capture(lambda x: x * 2, (x,)).recorded.inputs[0]
+    assert lasts((aten.mul.Tensor, fixed.value.type, "0x1p+1", bool, True, (None, torch.float32)))
+    assert not lasts((torch.Generator(),))
+
+
+def test_what_does_not_last_is_of_one_capture() -> None:
+    lasting: dict[Any, int] = {}
+    first: Memory[int] = Memory(lasting)
+    second: Memory[int] = Memory(lasting)
+    first.keep(("k",), 1)
+    first.keep(("l",), 2, lasting=False)
+    assert (second.get(("k",)), second.get(("l",)), first.get(("l",))) == (1, None, 2)
+
+
+@pytest.mark.parametrize("cut", ["export", "aten", "joint"])
+def test_a_second_capture_gives_the_same_graph(cut: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 1))
+
+    def loss(x: Tensor) -> Tensor:
+        return model(x).sum()
+
+    x = torch.randn(3, 4)
+    RULES.forget()
+    assert code(foretrace.capture(loss, (x,)), cut) == code(foretrace.capture(loss, (x,)), cut)
+
+
+def test_the_default_dtype_is_part_of_what_is_known() -> None:
+    def made(x: Tensor) -> Tensor:
+        return x + torch.ones(2)
+
+    x = torch.randn(2)
+    foretrace.capture(made, (x,))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert foretrace.capture(made, (x,)).cut("aten")(x).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(before)
+    assert foretrace.capture(made, (x,)).cut("aten")(x).dtype == torch.float32
+
+
+@pytest.fixture
+def _rules() -> Iterator[None]:
+    before = dict(vars(RULES)["_rules"])
+    yield
+    vars(RULES)["_rules"].clear()
+    vars(RULES)["_rules"].update(before)
+    RULES.forget()
+
+
+@pytest.mark.usefixtures("_rules")
+def test_a_new_rule_is_used_at_once() -> None:
+    w = torch.randn(3, requires_grad=True)
+
+    def loss(w: Tensor) -> Tensor:
+        return w.exp().sum()
+
+    def gradient() -> Tensor:
+        return foretrace.capture(loss, (w,)).cut("joint", loss=0)(w)[1]["w"]
+
+    assert torch.equal(gradient(), w.exp())
+    for factor in (3, 5):
+
+        def scaled(call: BackwardCall, factor: int = factor) -> tuple[Tensor]:
+            return (call.gradient * factor,)
+
+        foretrace.rule(aten.exp, backward=scaled)
+        assert torch.equal(gradient(), torch.full((3,), float(factor)))
+
+
+class Compared(MetaKernels):
+    """Asks FakeTensor the same, and collects what differs."""
+
+    def __init__(self, asked: MetaKernels, inference: Inference) -> None:
+        super().__init__(asked.types, asked.meta)
+        self.inference, self.different, self.answered = inference, list[Any](), 0
+
+    def ask(self, func: Any, args: Any, kwargs: Any) -> Any:
+        found = super().ask(func, args, kwargs)
+        if found is not None:
+            self.answered += 1
+            faked = vars(Inference)["_run"](self.inference, func, args, kwargs)
+            if flat(faked) != flat(found):
+                self.different.append((func, args, found, faked))
+        return found
+
+
+def flat(result: Any) -> list[Any]:
+    return (
+        [i for item in result for i in flat(item)]
+        if isinstance(result, (tuple, list))
+        else [result]
+    )
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_meta_kernels_answer_as_fake_tensor_does(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Types of results, where C++ is asked without FakeTensor around it, are the same."""
+    made: list[Compared] = []
+    init = Inference.__init__
+
+    def with_comparison(self: Inference, *args: Any) -> None:
+        init(self, *args)
+        made.append(Compared(vars(self)["_kernels"], self))
+        vars(self)["_kernels"] = made[-1]
+
+    monkeypatch.setattr(Inference, "__init__", with_comparison)
+    monkeypatch.setattr(RULES, "learnt", lambda _: Learnt())
+    subject = case.subject(4)
+    try:
+        program = foretrace.capture(subject.fn, subject.args, subject.kwargs)
+        program.cut("joint", loss=case.loss)
+    except foretrace.Refusal:
+        pass
+    assert made
+    for each in made:
+        assert not each.different
