@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -260,6 +260,57 @@ def set_lazy(tensor: torch.Tensor, lazy: str) -> None:
         _C._set_neg(tensor, True)
 
 
+class ToldShapeEnv(ShapeEnv):
+    """A ShapeEnv that tells each question that it is asked from outside, with its answer.
+
+    `_maybe_evaluate_static` is how `statically_known_true` asks; `guard_or_defer_runtime_assert` is
+    how `torch._check` does.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._inside = False
+
+    def told(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
+        """A question was answered."""
+
+    def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
+        """As ShapeEnv has it."""
+        return self._telling("evaluate_expr", super().evaluate_expr, args, kwargs)
+
+    def guard_or_defer_runtime_assert(  # type: ignore[override]
+        self, *args: Any, **kwargs: Any
+    ) -> Any:
+        """As ShapeEnv has it."""
+        ask = super().guard_or_defer_runtime_assert
+        return self._telling("guard_or_defer_runtime_assert", ask, args, kwargs)
+
+    @wraps(ShapeEnv._maybe_evaluate_static)  # it has the cache that ShapeEnv clears
+    def _maybe_evaluate_static(  # type: ignore[override]
+        self, *args: Any, **kwargs: Any
+    ) -> Any:
+        ask = super()._maybe_evaluate_static
+        return self._telling("_maybe_evaluate_static", ask, args, kwargs)
+
+    def _telling(self, method: str, ask: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if self._inside:
+            return ask(*args, **kwargs)
+        self._inside = True
+        try:
+            answer = ask(*args, **kwargs)
+        finally:
+            self._inside = False
+        self.told(method, args, kwargs, answer)
+        return answer
+
+
+def symbol_state(shape_env: ShapeEnv, symbol: Any) -> tuple[Any, ...]:
+    """What a ShapeEnv knows of a symbol: its number, its range, and what it was found equal to."""
+    number = symbol_values(shape_env).get(symbol)
+    bounds = shape_env.var_to_range.get(symbol)
+    return symbol, number, bounds, shape_env.replacements.get(symbol)
+
+
 def symbolic_sizes(
     shape_env: ShapeEnv,
     tensor: torch.Tensor,
@@ -324,7 +375,8 @@ def plain_meta_kernel(op: Any) -> bool:
     if from_data or own or stride_incorrect_op(op) or (decomposed and op not in meta_table):
         return False
     python = meta_table.get(op) or decomposition_table.get(op)
-    if python is not None and _asks_for_device(inspect.unwrap(python).__code__):
+    code = getattr(inspect.unwrap(python), "__code__", None) if python is not None else None
+    if code is not None and _asks_for_device(code):
         return False
     explicit = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
     return kernel_for(op, "Meta") or any(kernel_for(op, key) for key in explicit)

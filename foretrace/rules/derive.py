@@ -70,9 +70,9 @@ class Derivatives:
         self._semantics = FormulaSemantics(inference, table)
         learnt = inference.learnt
         self.below_autograd = learnt.below_autograd
-        self._meanings: Memory[Meaning] = Memory(learnt.formulas)
-        self._rules: Memory[Rule] = Memory(learnt.rules)
-        self._followed: Memory[tuple[bool, ...]] = Memory(learnt.followed)
+        self._meanings: Memory[Meaning] = Memory(learnt.formulas, types.symbols)
+        self._rules: Memory[Rule] = Memory(learnt.rules, types.symbols)
+        self._followed: Memory[tuple[bool, ...]] = Memory(learnt.followed, types.symbols)
 
     def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
         """For each tensor that the op returns, whether autograd follows it."""
@@ -80,8 +80,9 @@ class Derivatives:
         found = self._followed.get(key)
         if found is None:
             asked = self._followed_registered if self.table.registered(func) else self._follow
-            found = asked(func, args, kwargs)
-            self._followed.keep(key, found, lasting=self.table.lasting(func))
+            found = self._followed.learn(
+                key, lambda: asked(func, args, kwargs), lambda _: self.table.lasting(func)
+            )
         return found
 
     def _count(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> int:
@@ -120,14 +121,16 @@ class Derivatives:
         found = self._rules.get(key)
         if found is not None:
             return found
-        registered = self.table.registered(func)
-        with torch_api.no_dispatch_modes(), torch_api.with_autograd():
-            if registered is not None:
-                found = self._registered(registered, func, args, kwargs, tangents)
-            else:
+
+        def ask() -> Rule:
+            registered = self.table.registered(func)
+            with torch_api.no_dispatch_modes(), torch_api.with_autograd():
+                if registered is not None:
+                    return self._registered(registered, func, args, kwargs, tangents)
                 forward = self._forward(func, args, kwargs, written)
-                found = self._backward(func, forward, tangents)
-        return self._rules.keep(key, found, lasting=self.table.lasting(func))
+                return self._backward(func, forward, tangents)
+
+        return self._rules.learn(key, ask, lambda _: self.table.lasting(func))
 
     def _followed_registered(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]

@@ -1,6 +1,7 @@
 """Types of a leaf's results: torch's meta kernels and its FakeTensor, asked once per types."""
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from foretrace.rules.probe import probe
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Types
 from foretrace.trace.meaning import Given
-from foretrace.trace.memory import Learnt, Memory, lasts
+from foretrace.trace.memory import Learnt, Memory, lasts, symbols_of
 
 NOT_LINKED = "not linked with support for"
 NOT_SYMBOLIC = "does not support symbolic shapes"
@@ -33,7 +34,7 @@ class Inference:
         self.types, self.symbols, self.learnt = types, symbols, learnt
         self._mode = mode
         self._metas: dict[TensorType, torch.Tensor] = {}
-        self._known: Memory[Tree] = Memory(learnt.results)
+        self._known: Memory[Tree] = Memory(learnt.results, symbols)
         self._kernels = MetaKernels(types, self._meta)
 
     @property
@@ -53,10 +54,14 @@ class Inference:
         key = frozen((func, args, kwargs, torch.get_default_dtype()), followed=False)
         found = self._known.get(key)
         if found is None:
-            found = self._kernels.ask(func, args, kwargs) if lasts(key) else None
-            found = found or self._run(func, args, kwargs)
-            self._known.keep(key, found)
+            ask = partial(self._ask, key, func, args, kwargs)
+            found = self._known.learn(key, ask, lambda _: True)
         return found
+
+    def _ask(self, key: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        plain = lasts(key) and not symbols_of(key)
+        found = self._kernels.ask(func, args, kwargs) if plain else None
+        return found or self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         try:
@@ -80,13 +85,13 @@ class Inference:
         fakes: list[torch.Tensor] = []
         with torch_api.no_dispatch_modes(), torch_api.with_autograd(), torch.no_grad():
             real_args, real_kwargs = self._fake((args, kwargs), fakes)
-            result = self._ask(func, real_args, real_kwargs)
+            result = self._call(func, real_args, real_kwargs)
         described = self._describe(result, fakes)
         if self.symbols.unknown([(t.shape, t.stride, t.offset) for t in _types(described)]):
             raise _depends_on_data(func)  # a front end's mode makes a symbol for such a size
         return described
 
-    def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
             with self.mode, self._python_kernels(), torch_api.quiet_fake_tensor():
                 return func(*args, **kwargs)

@@ -1,6 +1,7 @@
 """Sizes that are not yet known, and what the program assumed of them, over torch's ShapeEnv."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -34,18 +35,42 @@ class Guard:
         return bool(self.condition.subs(sizes))
 
 
-class NotingShapeEnv(ShapeEnv):
-    """A ShapeEnv that notes the user's line of each guard at the moment it is made."""
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a ShapeEnv was asked, and what it said."""
+
+    method: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    answer: Any
+
+    def asked_again(self, env: ShapeEnv) -> bool:
+        """Whether another ShapeEnv, asked now, says the same; it makes the same guards."""
+        try:
+            answer = getattr(env, self.method)(*self.args, **dict(self.kwargs))
+        except (RuntimeError, ValueError):
+            return False
+        return bool(answer == self.answer)
+
+
+class NotingShapeEnv(torch_api.ToldShapeEnv):
+    """A ShapeEnv that notes the user's line of each guard at the moment it is made.
+
+    `listeners` are told every question.
+    """
 
     def __init__(self, where: Callable[[], Frame | None]) -> None:
         super().__init__(duck_shape=False, specialize_zero_one=True)
         self.where, self.frames = where, list[Frame | None]()
+        self.listeners: list[dict[Question, None]] = []
 
-    def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
-        """As ShapeEnv has it; a guard it adds gets the line that is running."""
-        answer = super().evaluate_expr(*args, **kwargs)
+    def told(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
+        """Let the listeners know; a guard that was added gets the line that is running."""
         self.note()
-        return answer
+        if self.listeners:
+            question = Question(method, args, tuple(kwargs.items()), answer)
+            for questions in self.listeners:
+                questions[question] = None
 
     def note(self) -> None:
         """Give every guard without a line the line that is running."""
@@ -62,11 +87,55 @@ class Symbols:
         self._where = where
         self.env = env
         self._declared: list[tuple[Size, tuple[int, int] | None]] = []
+        self._numbers: dict[sympy.Expr, torch.SymInt] = {}
+        """one for each expression: to make one, sympy has to find its hint"""
 
     def start(self) -> ShapeEnv:
         """The ShapeEnv, made at the first symbolic size; a front end's, where there is one."""
         self.env = self.env or NotingShapeEnv(self._where)
         return self.env
+
+    @contextmanager
+    def listening(self) -> Iterator[dict[Question, None]]:
+        """Collect what the ShapeEnv is asked inside."""
+        questions: dict[Question, None] = {}
+        env = self.env
+        if not isinstance(env, NotingShapeEnv):
+            yield questions
+            return
+        env.listeners.append(questions)
+        try:
+            yield questions
+        finally:
+            env.listeners.pop()
+
+    def tell(self, questions: Iterable[Question]) -> None:
+        """Let those who listen know of questions that were asked before."""
+        if isinstance(self.env, NotingShapeEnv):
+            for listener in self.env.listeners:
+                listener.update(dict.fromkeys(questions))
+
+    def asked_again(self, questions: Iterable[Question]) -> bool:
+        """Ask the same questions, in order; whether every answer is the same as then."""
+        env = self.env
+        return env is not None and all(question.asked_again(env) for question in questions)
+
+    def known_of(self, symbols: Iterable[sympy.Symbol]) -> tuple[Any, ...] | None:
+        """All that is known of symbols and of what they were found equal to.
+
+        None for a front end's ShapeEnv, which may know more.
+        """
+        if not isinstance(self.env, NotingShapeEnv):
+            return None
+        found: dict[sympy.Symbol, tuple[Any, ...]] = {}
+        pending = list(symbols)
+        while pending:
+            symbol = pending.pop()
+            if symbol not in found:
+                found[symbol] = torch_api.symbol_state(self.env, symbol)
+                equal = found[symbol][-1]
+                pending += equal.free_symbols if isinstance(equal, sympy.Basic) else ()
+        return tuple(sorted(found.values(), key=lambda state: str(state[0])))
 
     def size(self, number: int | torch.SymInt) -> Size:
         """A torch number as an int or an expression."""
@@ -94,14 +163,18 @@ class Symbols:
             return size
         if self.env is None:
             raise AssertionError("an expression without symbols")
-        return self.env.create_symintnode(size, hint=self.hint(size))
+        known = self._numbers.get(size)
+        if known is None:
+            made: Any = self.env.create_symintnode(size, hint=self.hint(size))
+            known = self._numbers[size] = made
+        return known
 
     def symbolic(self, item: Any) -> Any:
         """Anything as torch takes it: expressions become symbolic numbers."""
         if not isinstance(item, sympy.Basic) or self.env is None:
             return item
         if item.is_integer:
-            return self.env.create_symintnode(item, hint=self.hint(item))
+            return self.number(item)
         if isinstance(item, Boolean):  # a Symbol is one too, to sympy
             return self.env.create_symboolnode(item)
         return self.env.create_symfloatnode(item, hint=float(self.concrete(item)))

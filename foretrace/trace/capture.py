@@ -65,12 +65,13 @@ class Capture:
         self.stands: list[Any] = []
         """what the program computes with in the place of each"""
         self._known: dict[int, Abstract] = {}
+        self._taken: set[str] = set()
         self.names: dict[int, str] = {}
         self.outside: Outside | None = None
         """watches what Python state the run reads and changes, where that is asked for"""
         self.recorder = Recorder(
             types, semantics, sources, self.lift, self.lift_constant, self.answer,
-            Memory(semantics.learnt.meanings),
+            Memory(semantics.learnt.meanings, types.symbols),
         )  # fmt: skip
 
     def stand(
@@ -104,10 +105,11 @@ class Capture:
 
     def _unique(self, name: str) -> str:
         """The name, with a number after it if a parameter or argument has it already."""
-        taken, count, found = {item.role.name for item in self.inputs}, 0, name
-        while found in taken:
+        count, found = 0, name
+        while found in self._taken:
             count += 1
             found = f"{name}_{count}"
+        self._taken.add(found)
         return found
 
     def arguments(self, leaves: list[tuple[str, Any]], requires: Requirements) -> list[Any]:

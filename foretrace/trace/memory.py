@@ -1,17 +1,20 @@
 """What was learnt of operators: for this capture, and for every capture of the process.
 
 What torch was once asked (types of results, bodies, derivatives) is the same in the next capture,
-as long as it is about torch's own operators and about sizes that are numbers. Open sizes are of one
-capture: an answer about them has made guards there.
+as long as it is about torch's own operators. An answer about open sizes came with questions to the
+ShapeEnv of its capture; another ShapeEnv is asked them again first.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import sympy
 import torch
 
 from foretrace import torch_api
 from foretrace.ir.types import TensorType
+from foretrace.symbols.sizes import Question, Symbols
 
 T = TypeVar("T")
 
@@ -43,36 +46,90 @@ class Learnt:
     """factories that Python calls below autograd, so that nothing follows their results"""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Conditional(Generic[T]):
+    """An answer about open sizes, and what their ShapeEnv was asked when it was found."""
+
+    answer: T
+    questions: tuple[Question, ...]
+
+
 class Memory(Generic[T]):
     """Answers of one kind by key: those of this capture, then those of all."""
 
-    __slots__ = ("_here", "_lasting")
+    __slots__ = ("_asked", "_here", "_lasting", "_symbols")
 
-    def __init__(self, lasting: dict[Any, T]) -> None:
+    def __init__(self, lasting: dict[Any, Any], symbols: Symbols) -> None:
+        self._lasting, self._symbols = lasting, symbols
         self._here: dict[Any, T] = {}
-        self._lasting = lasting
+        self._asked: dict[Any, tuple[Question, ...]] = {}
 
     def get(self, key: Any) -> T | None:
-        """The answer, if it is known."""
-        found = self._here.get(key)
-        return self._lasting.get(key) if found is None else found
+        """The answer, if it is known.
 
-    def keep(self, key: Any, answer: T, *, lasting: bool = True) -> T:
-        """Remember an answer; `lasting`: whether it may hold in other captures, if its key does."""
-        if not (lasting and lasts(key)):
+        One about open sizes holds if the ShapeEnv, asked what was asked then, says the same. So it
+        makes the guards that finding the answer would have made.
+        """
+        found = self._here.get(key)
+        if found is not None:
+            if key in self._asked:
+                self._symbols.tell(self._asked[key])
+            return found
+        found = self._lasting.get(key)
+        return self._conditional(key) if found is None and self._symbols.env else found
+
+    def _conditional(self, key: Any) -> T | None:
+        known = self._symbols.known_of(symbols_of(key))
+        found: Conditional[T] | None = self._lasting.get((key, known)) if known else None
+        if found is None or not self._symbols.asked_again(found.questions):
+            return None
+        self._here[key], self._asked[key] = found.answer, found.questions
+        return found.answer
+
+    def learn(self, key: Any, ask: Callable[[], T], lasting: Callable[[T], bool]) -> T:
+        """Find the answer and remember it.
+
+        Args:
+            key: what the answer depends on.
+            ask: finds it.
+            lasting: whether the answer may hold in other captures, if its key does.
+        """
+        symbols = symbols_of(key) if self._symbols.env else None
+        if not symbols:
+            answer = ask()
+            kept = self._store(key, answer) if lasts(key) and lasting(answer) else False
+        else:
+            known = self._symbols.known_of(symbols)
+            with self._symbols.listening() as questions:
+                answer = ask()
+            self._asked[key], kept = tuple(questions), False
+            if known and lasts(key) and lasting(answer):
+                self._store((key, known), Conditional(answer, tuple(questions)))
+        if not kept:
             self._here[key] = answer
-            return answer
+        return answer
+
+    def _store(self, key: Any, answer: Any) -> bool:
         if len(self._lasting) >= MOST:
             self._lasting.clear()
         self._lasting[key] = answer
-        return answer
+        return True
 
 
 def lasts(key: Any) -> bool:
-    """Whether a key means the same in every capture."""
+    """Whether a key means the same in every capture, as long as its symbols do."""
     kind = type(key)
     if kind is tuple or kind is frozenset:
         return all(map(lasts, key))
-    if kind is TensorType:
-        return not key.symbols
-    return kind in PLAIN or kind is type or (kind is torch_api.OpOverload and key.namespace in OWN)
+    if kind is torch_api.OpOverload:
+        return key.namespace in OWN
+    return kind in PLAIN or kind is TensorType or kind is type or isinstance(key, sympy.Basic)
+
+
+def symbols_of(key: Any) -> frozenset[sympy.Symbol]:
+    """The symbols in a key."""
+    if type(key) is TensorType:
+        return key.symbols
+    if type(key) is tuple:
+        return frozenset().union(*map(symbols_of, key))
+    return frozenset(key.free_symbols) if isinstance(key, sympy.Basic) else frozenset()

@@ -124,10 +124,11 @@ class Recorder(torch_api.TorchDispatchMode):
         found = self.meanings.get(whole)
         if found is None:
             try:
-                found = learn(self, func, args, kwargs, grad_mode=key[1])
+                found = self.meanings.learn(
+                    whole, lambda: learn(self, func, args, kwargs, grad_mode=key[1]), _lasting
+                )
             except Refusal as refusal:
                 raise self._located(refusal, func, args, kwargs) from None
-            self.meanings.keep(whole, found, lasting=found.lasting)
         return found
 
     def concrete(self, tree: Tree, env: dict[Value, Any]) -> Tree:
@@ -243,3 +244,7 @@ class Recorder(torch_api.TorchDispatchMode):
             refusal.located(self.sources.here(), self.module_path(), near)
             self.first_refusal = self.first_refusal or refusal
         return refusal
+
+
+def _lasting(meaning: Meaning) -> bool:
+    return meaning.lasting

@@ -12,6 +12,7 @@ from foretrace.compat.program import RULES
 from foretrace.rules.infer import Inference
 from foretrace.rules.meta import MetaKernels
 from foretrace.rules.table import BackwardCall
+from foretrace.symbols.sizes import Symbols
 from foretrace.trace.memory import Learnt, Memory, lasts
 from tests.zoo import CASES, Case
 
@@ -22,23 +23,74 @@ def code(program: foretrace.Program, cut: str = "aten") -> str:
     return str(program.cut(cut, **({"loss": 0} if cut == "joint" else {})).graph_module.code)
 
 
-def test_a_key_with_open_sizes_does_not_last() -> None:
-    x = torch.randn(5, 4)
-    program = foretrace.capture(lambda x: x * 2, (x,), dynamic_shapes=True)
-    (item,) = program.recorded.inputs
-    assert not lasts((aten.mul.Tensor, item.value.type))
-    fixed = foretrace.capture(lambda x: x * 2, (x,)).recorded.inputs[0]
-    assert lasts((aten.mul.Tensor, fixed.value.type, "0x1p+1", bool, True, (None, torch.float32)))
-    assert not lasts((torch.Generator(),))
+def test_what_lasts() -> None:
+    (item,) = foretrace.capture(lambda x: x * 2, (torch.randn(5, 4),)).recorded.inputs
+    assert lasts((aten.mul.Tensor, item.value.type, "0x1p+1", bool, True, (None, torch.float32)))
+    assert not lasts((aten.mul.Tensor, torch.Generator()))
 
 
 def test_what_does_not_last_is_of_one_capture() -> None:
-    lasting: dict[Any, int] = {}
-    first: Memory[int] = Memory(lasting)
-    second: Memory[int] = Memory(lasting)
-    first.keep(("k",), 1)
-    first.keep(("l",), 2, lasting=False)
+    lasting: dict[Any, Any] = {}
+    first: Memory[int] = Memory(lasting, Symbols())
+    second: Memory[int] = Memory(lasting, Symbols())
+    first.learn(("k",), lambda: 1, lambda _: True)
+    first.learn(("l",), lambda: 2, lambda _: False)
     assert (second.get(("k",)), second.get(("l",)), first.get(("l",))) == (1, None, 2)
+
+
+def guards(program: foretrace.Program) -> list[tuple[str, int]]:
+    return [(str(g.condition), g.frame.line if g.frame else 0) for g in program.recorded.guards]
+
+
+def test_guards_are_made_again() -> None:
+    """An answer about open sizes brings the guards that finding it made, with the line now."""
+
+    def first(x: Tensor, y: Tensor) -> Tensor:
+        return x.view(-1, 2) + y
+
+    def second(x: Tensor, y: Tensor) -> Tensor:
+        return x.view(-1, 2) + y
+
+    args = (torch.randn(6, 4), torch.randn(12, 2))
+    RULES.forget()
+    one = guards(foretrace.capture(first, args, dynamic_shapes=True))
+    two = guards(foretrace.capture(second, args, dynamic_shapes=True))
+    RULES.forget()
+    anew = guards(foretrace.capture(second, args, dynamic_shapes=True))
+    assert one
+    assert two == anew
+    assert [condition for condition, _ in one] == [condition for condition, _ in two]
+    assert {line for _, line in one} != {line for _, line in two}
+
+
+def test_what_one_program_knows_another_does_not() -> None:
+    """Sizes that one program found equal are two sizes in the next."""
+
+    def equal(x: Tensor, y: Tensor) -> Tensor:
+        return (x + y).sum() + (x * 2).sum()
+
+    def apart(x: Tensor, y: Tensor) -> Tensor:
+        return (x * 2).sum() + (y * 2).sum()
+
+    RULES.forget()
+    same = torch.randn(5, 3), torch.randn(5, 3)
+    foretrace.capture(equal, same, dynamic_shapes=True)
+    program = foretrace.capture(apart, same, dynamic_shapes=True)
+    others = torch.randn(7, 3), torch.randn(9, 2)
+    assert torch.equal(program.cut("aten")(*others), apart(*others))
+
+
+@pytest.mark.parametrize("number", [5, 8])
+def test_a_number_decides_again(number: int) -> None:
+    def asked(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] > 6 else x * 3
+
+    x = torch.randn(number, 2)
+    foretrace.capture(asked, (torch.randn(13 - number, 2),), dynamic_shapes=True)
+    cut = foretrace.capture(asked, (x,), dynamic_shapes=True).cut("aten")
+    assert torch.equal(cut(x), asked(x))
+    with pytest.raises(foretrace.Refusal, match="guard broken"):
+        cut(torch.randn(13 - number, 2))
 
 
 @pytest.mark.parametrize("cut", ["export", "aten", "joint"])
