@@ -18,8 +18,7 @@ from foretrace.passes.cut import Level, forward_graph
 from foretrace.passes.live import needs
 from foretrace.passes.spell import located
 from foretrace.passes.writeback import Written, with_writes
-from foretrace.trace.capture import positional_names
-from foretrace.trace.structure import Structure
+from foretrace.trace.structure import Structure, positional_names
 
 
 def export(

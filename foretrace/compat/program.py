@@ -27,9 +27,9 @@ from foretrace.symbols.sizes import Symbols
 from foretrace.targets.profile import Target, target_of
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.abstract import Types
-from foretrace.trace.capture import Capture, positional_names, record
+from foretrace.trace.capture import Capture, record
 from foretrace.trace.sources import Sources
-from foretrace.trace.structure import take_apart
+from foretrace.trace.structure import positional_names, take_apart
 
 HALVES = ("forward", "backward")
 

@@ -14,6 +14,7 @@ from foretrace.ir.op import Choice, Tree, Value, ViewStep, target_name
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.meaning import Schema
+from foretrace.trace.memory import Learnt, Memory
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.sources import Sources
 
@@ -33,6 +34,7 @@ class Entries:
 
     def __init__(self, table: Table, target: TargetSemantics) -> None:
         self.table, self.target = _checked(table), target
+        self.learnt = Learnt()  # of this table: its functions may change
 
     def body_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]
@@ -108,7 +110,10 @@ class EntryRecorder(Recorder):
     def __init__(self, entries: Entries) -> None:
         types = entries.target.derivatives.types
         with _quiet():
-            super().__init__(types, entries, Sources(), self.constant, self.constant, _no_answer)
+            super().__init__(
+                types, entries, Sources(), self.constant, self.constant, _no_answer,
+                Memory(entries.learnt.meanings, types.symbols),
+            )  # fmt: skip
 
     def run(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], stand_ins: dict[Value, Abstract]

@@ -7,7 +7,7 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.runtime.cache import Captured
-from foretrace.trace.capture import named_arguments
+from foretrace.trace.structure import named_arguments
 
 Dims = dict[str, frozenset[int]]
 """Open dimensions by the name of the argument"""

@@ -1,6 +1,5 @@
 """Run the user's program once over abstract tensors, and keep what it did."""
 
-import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -39,7 +38,7 @@ from foretrace.trace.owners import (
 )
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.sources import LIBRARY_DIRS, Sources
-from foretrace.trace.structure import take_apart
+from foretrace.trace.structure import named_arguments, take_apart
 from foretrace.trace.surroundings import running, unchanged_state
 
 GRAPH_INPUTS = (torch.Tensor, torch.SymInt)
@@ -225,30 +224,6 @@ def record(
     answered = capture.constants.answered
     ops, inputs = capture.recorder.scope, capture.inputs
     return Recorded(ops, inputs, outputs, mutations, symbols, answered, target, requires)
-
-
-def named_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Leaves of the arguments, named as the signature names them."""
-    names = positional_names(fn, len(args))
-    _, structure = take_apart((tuple(args), kwargs))
-    named = [
-        pair for name, arg in zip(names, args, strict=True) for pair in take_apart(arg, name)[0]
-    ]
-    named += [pair for name, arg in kwargs.items() for pair in take_apart(arg, name)[0]]
-    return named, structure
-
-
-def positional_names(fn: Callable[..., Any], count: int) -> list[str]:
-    """Names of the first `count` positional arguments."""
-    call = fn.forward if isinstance(fn, torch.nn.Module) else fn
-    try:
-        parameters = list(inspect.signature(call).parameters.values())
-    except (TypeError, ValueError):
-        return [f"arg{i}" for i in range(count)]
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p.name for p in parameters if p.kind in kinds]
-    rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "arg")
-    return [*names, *(f"{rest}.{i}" for i in range(count - len(names)))][:count]
 
 
 def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:

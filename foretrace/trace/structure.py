@@ -5,7 +5,8 @@ Beside the containers that torch's pytree knows, dataclasses and plain objects t
 """
 
 import dataclasses
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -92,3 +93,27 @@ def _rebuild(kind: type, attributes: dict[str, Any]) -> Any:
     for name, item in attributes.items():
         object.__setattr__(new, name, item)
     return new
+
+
+def named_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Leaves of the arguments, named as the signature names them."""
+    names = positional_names(fn, len(args))
+    _, structure = take_apart((tuple(args), kwargs))
+    named = [
+        pair for name, arg in zip(names, args, strict=True) for pair in take_apart(arg, name)[0]
+    ]
+    named += [pair for name, arg in kwargs.items() for pair in take_apart(arg, name)[0]]
+    return named, structure
+
+
+def positional_names(fn: Callable[..., Any], count: int) -> list[str]:
+    """Names of the first `count` positional arguments."""
+    call = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    try:
+        parameters = list(inspect.signature(call).parameters.values())
+    except (TypeError, ValueError):
+        return [f"arg{i}" for i in range(count)]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.kind in kinds]
+    rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), "arg")
+    return [*names, *(f"{rest}.{i}" for i in range(count - len(names)))][:count]
