@@ -214,14 +214,14 @@ def _class_name(name: str) -> str:
 
 
 class Vals:
-    """Fake tensors for `node.meta["val"]`: one for each value, views over their base's storage."""
+    """Fake tensors for `node.meta["val"]`: one for each value, each with a storage of its own."""
 
     def __init__(
         self, mode: torch_api.FakeTensorMode, symbols: Symbols, *, followed: bool = False
     ) -> None:
         self.mode, self.symbols, self.followed = mode, symbols, followed
         self._known: dict[Value, torch.Tensor] = {}
-        self._metas: dict[TensorType, torch.Tensor] = {}
+        self._bytes: dict[TensorType, Any] = {}
 
     def of(self, value: Value) -> torch.Tensor:
         """The fake tensor of a value."""
@@ -246,12 +246,11 @@ class Vals:
         if not type.symbols:
             return torch.empty_strided(type.shape, type.stride, dtype=type.dtype, device="meta")
         number = self.symbols.number
-        if type not in self._metas:
-            self._metas[type] = torch.empty_strided(
-                tuple(map(number, type.shape)), tuple(map(number, type.stride)),
-                dtype=type.dtype, device="meta",
-            )  # fmt: skip
-        return torch.empty_like(self._metas[type])
+        shape, stride = tuple(map(number, type.shape)), tuple(map(number, type.stride))
+        if type not in self._bytes:
+            whole = torch.empty_strided(shape, stride, dtype=type.dtype, device="meta")
+            self._bytes[type] = whole.untyped_storage().nbytes()
+        return torch_api.symbolic_meta(shape, stride, type.dtype, self._bytes[type])
 
 
 def to_fx(
