@@ -584,3 +584,8 @@ dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 def submodule_table(module: torch.nn.Module) -> dict[str, Any]:
     """A module's own submodules by name, None among them: `_modules`."""
     return module._modules
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd keeps the tensor as a view of another."""
+    return tensor._is_view()

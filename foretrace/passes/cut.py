@@ -1,6 +1,6 @@
 """Cut the tree: flatten it down to the ops that are to stay whole."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,8 +89,19 @@ def joint_graph(
 ) -> Graph:
     """Forward and backward in one graph: outputs, new contents, then gradients."""
     _check_hooks(recorded)
+    return differentiated(recorded, semantics, level, loss)
+
+
+def differentiated(
+    recorded: Recorded, semantics: TargetSemantics, level: Level, loss: int | None,
+    given: Sequence[bool] | None = None,
+) -> Graph:  # fmt: skip
+    """A joint graph for a caller that lets torch's autograd have the gradients (and run hooks).
+
+    `given`: which of the tangents there are; None: all.
+    """
     walk = Differentiation(semantics.derivatives, semantics.inference, semantics.table, level.whole)
-    tangents = _seed(recorded, walk, loss)
+    tangents = _seed(recorded, walk, loss, given)
     walk.walk(recorded.ops)
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     outputs += [
@@ -128,19 +139,24 @@ NOWHERE = Op("output", (), {}, None, (), origin=Origin(None, None))
 # ---- where the backward walk starts --------------------------------------------------------------
 
 
-def _seed(recorded: Recorded, walk: Differentiation, loss: int | None) -> list[Input]:
+def _seed(
+    recorded: Recorded, walk: Differentiation, loss: int | None, given: Sequence[bool] | None
+) -> list[Input]:
     """Give the outputs their gradients: one for a loss, new inputs for tangents."""
     if loss is not None:
-        value = _loss_value(recorded, loss)
+        value: Value = _loss_value(recorded, loss)
         because = _maker(recorded.ops, value) or NOWHERE
         ones = _ones_like(value, because)
         walk.scope.ops.append(ones)
         walk.gradients[value] = ones.outs[0]
         return []
     tangents = []
-    for output in recorded.outputs:
+    followed = [
+        o for o in recorded.outputs if isinstance(o.value, Value) and o.value.type.requires_grad
+    ]
+    for output, there in zip(followed, given or [True] * len(followed), strict=True):
         value = output.value
-        if isinstance(value, Value) and value.type.requires_grad:
+        if there:
             plain = value.type.with_grad(False)
             tangent = Value(plain if plain.dense else plain.contiguous())
             tangents.append(Input(tangent, Role("tangent", output.role.name or "output")))

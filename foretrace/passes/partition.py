@@ -75,7 +75,7 @@ def partition(
     """
     halves = Halves(joint, recorded, semantics)
     reasons = chosen(halves, policy)
-    ops, handed = _second(halves, reasons)
+    ops, handed = second(halves, reasons)
     copies = {value: _copied(halves, value) for value in handed if value in halves.aliases}
     given = [copies[v][-1].outs[0] if v in copies else v for v in handed]
     first = [*halves.early(), *(op for each in copies.values() for op in each)]
@@ -99,7 +99,7 @@ def partition(
 # ---- the backward's ops ---------------------------------------------------------------------
 
 
-def _second(halves: Halves, kept: dict[Value, str]) -> tuple[list[Op], list[Value]]:
+def second(halves: Halves, kept: dict[Value, str]) -> tuple[list[Op], list[Value]]:
     """The backward's ops, and the values it gets from the forward, in the forward's order.
 
     An op that runs again does so just before the first that needs it, to hold memory briefly.

@@ -8,6 +8,7 @@ from typing import Any
 from foretrace.errors import Refusal
 from foretrace.runtime.cache import Building
 from foretrace.runtime.eager import eager_entry
+from foretrace.runtime.paired import paired
 
 BACKENDS: Mapping[str, Building] = MappingProxyType({"eager": eager_entry})
 """Backends of our own; all others are torch's, `fn(graph_module, example_inputs)`."""
@@ -23,6 +24,8 @@ def building(backend: Backend) -> Building:
     """
     if isinstance(backend, str) and backend in BACKENDS:
         return BACKENDS[backend]
+    if callable(backend):
+        return paired(backend)
     raise Refusal(
         f"there is no backend {backend!r}", kind="unknown backend",
         do=_near(backend),

@@ -29,15 +29,14 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     guards.outside(captured.outside)
     changes = repeated(source, recorded.requires.changed)
     guards.write()
-    inside, follows = Source(), _follows(recorded.ops)
-    inside.names, inside.space = source.names, source.space
+    inside, follows = source.inner(), _follows(recorded.ops)
     grad = torch.is_grad_enabled()
     graph = forward_graph(
         recorded, captured.semantics, Level(True), "export", trains=grad or follows
     )
     result = _body(inside, recorded, graph, guards.inputs)
     inside.add(*changes, f"return {result}")
-    _surrounded(source, inside.lines, grad_on=follows and not grad)
+    surrounded(source, inside.lines, grad_on=follows)
     return Entry(source.function("foretraced", "args, kwargs"), guards.checks, source.space)
 
 
@@ -50,8 +49,9 @@ def _follows(ops: Iterable[Op]) -> bool:
     )  # fmt: skip
 
 
-def _surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
-    """The lines with autocast off, as casts are ops of the graph, and with the grad mode needed."""
+def surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
+    """Adds the lines: with autocast off, as casts are ops, and grad mode on where it has to be."""
+    grad_on = grad_on and not torch.is_grad_enabled()
     casting = sorted(torch_api.autocast_devices())
     if not casting and not grad_on:
         source.add(*lines)

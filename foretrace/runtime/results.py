@@ -1,17 +1,56 @@
 """The end of a generated call: what is written back, what is returned, what else is changed."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import sympy
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Value
-from foretrace.ir.program import Mutation, Output, Recorded
+from foretrace.ir.program import Mutation, Output, Recorded, Role
 from foretrace.runtime.calls import write_back
 from foretrace.runtime.source import Source
 from foretrace.runtime.straight import Straight, size_text
 from foretrace.trace.outside import Change
 from foretrace.trace.plain import plain
+
+
+def core_of(recorded: Recorded) -> Recorded:
+    """The program without outputs that are found by way of an input; each other one once.
+
+    Raises:
+        Refusal: it writes what autograd follows to an input.
+    """
+    written = [m for m in recorded.mutations if not m.rebound]
+    for mutation in written:
+        item = recorded.inputs[mutation.index]
+        followed = mutation.value.type.requires_grad and not mutation.unseen
+        if followed and not (item.leaf and item.value.type.requires_grad):
+            raise Refusal(
+                f"the program writes a value that autograd follows to {item.role}",
+                kind="followed write",
+                do=('use backend="eager"', "write a detached value, or return it instead"),
+            )
+    own = [o.value for o in recorded.outputs if o.same_as is None and o.view_of is None]
+    own += [m.value for m in recorded.mutations if m.rebound]
+    values = dict.fromkeys(value for value in own if isinstance(value, Value))
+    outputs = [Output(v, Role("output", f"result_{i}")) for i, v in enumerate(values)]
+    return replace(recorded, outputs=outputs, mutations=written)
+
+
+def called(source: Source, recorded: Recorded, inputs: Sequence[str], call: str) -> list[str]:
+    """Lines that get the core from `call` and write back; expressions of the program's outputs."""
+    core = core_of(recorded)
+    values = [*(o.value for o in core.outputs), *(m.value for m in core.mutations)]
+    made = [source.names.new("result") for _ in values]
+    names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
+    names.update(zip(values, made, strict=True))
+    assigned = f"({', '.join(made)}{',' * (len(made) == 1)}) = " if made else ""
+    source.add(f"{assigned}{call}({', '.join(inputs)})")
+    for mutation in recorded.mutations:
+        write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
+    straight = Straight(source, recorded.symbols, names)
+    return [leaf_text(source, straight, recorded, o, inputs) for o in recorded.outputs]
 
 
 def write_line(source: Source, recorded: Recorded, mutation: Mutation, live: str, new: str) -> None:
@@ -36,10 +75,10 @@ def leaf_text(
         return straight.names[value]
     live, seen = inputs[output.view_of], output.view_type
     base = recorded.inputs[output.view_of].value.type.offset
+    live = live if value.type.requires_grad else f"{live}.detach()"
     shape, stride = ([size_text(n) for n in part] for part in (seen.shape, seen.stride))
     offset = f"{size_text(seen.offset)} - {size_text(base)} + {live}.storage_offset()"
-    followed = f"({live} if {straight.names[value]}.requires_grad else {live}.detach())"
-    return f"{followed}.as_strided([{', '.join(shape)}], [{', '.join(stride)}], {offset})"
+    return f"{live}.as_strided([{', '.join(shape)}], [{', '.join(stride)}], {offset})"
 
 
 def repeated(source: Source, changes: Iterable[Change]) -> Iterator[str]:

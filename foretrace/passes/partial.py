@@ -1,0 +1,122 @@
+"""The backward of a pair for some of its tangents, from the same saved values.
+
+Where an output gets no gradient, eager's backward does not pass through what made it: parameters
+that only it reaches get None, and sums lack its part. So the backward is differentiated again for
+the tangents that there are; the forward has run already, and what it saved is all there is.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from foretrace.errors import Refusal
+from foretrace.ir.op import Op, Value, substitute
+from foretrace.ir.program import Graph, Input, Recorded
+from foretrace.passes.cut import Level, differentiated
+from foretrace.passes.halves import Halves
+from foretrace.passes.partition import Pair, Saved, second
+from foretrace.targets.semantics import TargetSemantics
+
+WHY = "the backward for all gradients needs it"
+
+
+def partial_backward(
+    recorded: Recorded, semantics: TargetSemantics, joint: Graph, pair: Pair, given: Sequence[bool]
+) -> Graph:
+    """The backward for the tangents that are given; its inputs are those of the pair's.
+
+    Args:
+        recorded: the program.
+        semantics: what operators mean on its target.
+        joint: the graph that the pair is made from.
+        pair: what the forward has saved.
+        given: for each tangent, whether there is one.
+
+    Raises:
+        Refusal: it needs a value that the forward did not save.
+    """
+    part = differentiated(recorded, semantics, Level(False), None, given)
+    halves = Halves(part, recorded, semantics)
+    meant = _counterparts(part.ops, joint.ops)
+    saved = {_original(item): item.value for item in pair.saved}
+    kept = {v: saved[meant[v]] for op in part.ops for v in op.outs if meant.get(v) in saved}
+    ops, handed = second(halves, dict.fromkeys(kept, WHY))
+    for op in ops:
+        if op not in halves.late and halves.once(op):
+            raise _not_saved(op.outs[0])
+    renamed: dict[Value, Any] = {}
+    for value in handed:
+        found = kept.get(value, saved.get(value))
+        if found is None:
+            raise _not_saved(value)
+        renamed[value] = found
+    tangents = _tangents(pair, halves, given, renamed)
+    inputs = [i for i in pair.backward.inputs if i.role.kind != "tangent"]
+    outputs = halves.gradients
+    return Graph([*inputs, *tangents], _renamed(ops, renamed), outputs, "backward")
+
+
+def _original(saved: Saved) -> Any:
+    """The value itself, where a copy of it is handed over."""
+    copied = saved.op is not None and saved.op.choice is not None
+    if copied and saved.op is not None and saved.op.choice.what == "saved value":  # type: ignore[union-attr]
+        return saved.op.args[-1]
+    return saved.value
+
+
+def _tangents(
+    pair: Pair, halves: Halves, given: Sequence[bool], renamed: dict[Value, Any]
+) -> list[Input]:
+    """The pair's tangents; those that are given stand for the ones of the new graph."""
+    tangents = [item for item in pair.backward.inputs if item.role.kind == "tangent"]
+    there = [item for item, yes in zip(tangents, given, strict=True) if yes]
+    for old, new in zip(there, halves.tangents, strict=True):
+        renamed[new.value] = old.value
+    return tangents
+
+
+def _counterparts(ops: Iterable[Op], others: Iterable[Op]) -> dict[Value, Value]:
+    """For each value of `ops`, the equal one among `others`: the same call of equal operands."""
+    known: dict[str, Op] = {}
+    found: dict[Value, Any] = {}
+    for op in others:
+        known.setdefault(_key(op, {}), op)
+        found.update((out, out) for out in op.outs)
+    for op in ops:
+        other = known.get(_key(op, found))
+        if other is not None and len(other.outs) == len(op.outs) and op.outs[0] not in found:
+            found.update(zip(op.outs, other.outs, strict=True))
+    return found
+
+
+def _key(op: Op, found: dict[Value, Any]) -> str:
+    """What the op calls, and with what."""
+    return repr((id(op.target), _spelled(substitute((op.args, op.kwargs), found))))
+
+
+def _spelled(tree: Any) -> Any:
+    if isinstance(tree, Value):
+        return id(tree)
+    if isinstance(tree, (tuple, list)):
+        return [_spelled(item) for item in tree]
+    if isinstance(tree, dict):
+        return {name: _spelled(item) for name, item in tree.items()}
+    return tree
+
+
+def _renamed(ops: Iterable[Op], renamed: dict[Value, Any]) -> list[Op]:
+    return [
+        Op(
+            op.target, substitute(op.args, renamed), substitute(op.kwargs, renamed), op.result,
+            op.outs, origin=op.origin, definition=op.definition, because=op.because, rule=op.rule,
+            region=None if op.region is None else _renamed(op.region, renamed), choice=op.choice,
+        )
+        for op in ops
+    ]  # fmt: skip
+
+
+def _not_saved(value: Value) -> Refusal:
+    return Refusal(
+        f"a backward for some of the outputs alone needs {value!r}, which was not saved",
+        kind="partial gradient",
+        do=('use foretrace.compile(..., backend="eager")', "use all outputs in the loss"),
+    )

@@ -1,0 +1,176 @@
+"""Any backend `fn(graph_module, example_inputs)`: it gets the two halves, autograd joins them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import sympy
+import torch
+from torch import fx
+
+from foretrace.errors import Refusal
+from foretrace.ir.fx import to_fx
+from foretrace.ir.program import Graph, Input, Recorded
+from foretrace.passes.cut import Level, differentiated, forward_graph
+from foretrace.passes.live import needs
+from foretrace.passes.partial import partial_backward
+from foretrace.passes.partition import Pair, partition
+from foretrace.runtime.arguments import result_text
+from foretrace.runtime.cache import Captured
+from foretrace.runtime.eager import surrounded
+from foretrace.runtime.entry import Entry, Guards
+from foretrace.runtime.results import called, core_of, repeated
+from foretrace.runtime.source import Source
+from foretrace.runtime.straight import Straight
+from foretrace.runtime.trained import Flat, Given, Trained
+from foretrace.targets.semantics import TargetSemantics
+
+Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+"""What torch.compile takes as a backend"""
+
+
+def paired(compile: Compile) -> Callable[..., Entry]:
+    """What makes entries whose graphs a backend has compiled."""
+
+    def build(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        recorded, source = captured.recorded, Source()
+        guards = Guards(source, recorded)
+        guards.call(args, kwargs)
+        guards.outside(captured.outside)
+        changes = repeated(source, recorded.requires.changed)
+        guards.write()
+        call = joined(recorded, captured.semantics, Backend(compile))
+        inside = source.inner()
+        leaves = called(inside, recorded, guards.inputs, source.bind(call, "graphs"))
+        result = result_text(source, recorded.requires.out_structure, leaves)
+        inside.add(*changes, f"return {result}")
+        surrounded(source, inside.lines, grad_on=isinstance(call, Trained))
+        return Entry(source.function("foretraced", "args, kwargs"), guards.checks, source.space)
+
+    return build
+
+
+def joined(
+    recorded: Recorded, semantics: TargetSemantics, backend: "Compilers"
+) -> "Trained | Untrained":
+    """A call from inputs to `core_of(recorded)`, which trains if anything it gives is followed.
+
+    Raises:
+        Refusal: an op on the way of a gradient has no derivative.
+    """
+    core = core_of(recorded)
+    if not any(output.value.type.requires_grad for output in core.outputs):
+        return Untrained(backend.whole(core, semantics), core)
+    joint = differentiated(core, semantics, Level(False), None)
+    pair, forward, backward = backend.halves(joint, core, semantics)
+
+    def partial(given: Given) -> Flat:
+        graph = partial_backward(core, semantics, joint, pair, given)
+        return straight_call(graph, core.symbols)
+
+    return Trained(core, pair, forward, backward, partial)
+
+
+def joined_flat(
+    recorded: Recorded, semantics: TargetSemantics, backend: "Compilers"
+) -> Callable[..., tuple[Any, ...]]:
+    """The same as one function of flat inputs, which writes back and gives the flat outputs."""
+    call = joined(recorded, semantics, backend)
+    source = Source()
+    names = parameters(source, recorded.inputs)
+    leaves = called(source, recorded, names, source.bind(call, "graphs"))
+    source.add(f"return ({''.join(leaf + ', ' for leaf in leaves)})")
+    return source.function("foretraced", ", ".join(names))
+
+
+class Compilers(Protocol):
+    """What compiles graphs."""
+
+    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
+        """What runs a forward that is not trained."""
+
+    def halves(
+        self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
+    ) -> tuple[Pair, Flat, Flat]:
+        """The pair of a joint graph, and what runs each half."""
+
+
+class Backend:
+    """A torch.compile backend: called with the forward, and with the backward of a pair."""
+
+    def __init__(self, compile: Compile) -> None:
+        self.compile = compile
+
+    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
+        """What the backend makes of the forward, its ops as written."""
+        graph = forward_graph(recorded, semantics, Level(True), "export", trains=False)
+        return self._compiled(graph, recorded, semantics)
+
+    def halves(
+        self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
+    ) -> tuple[Pair, Flat, Flat]:
+        """The pair, and what the backend makes of each half."""
+        pair = partition(joint, recorded, semantics)
+        both = (self._compiled(half, recorded, semantics) for half in (pair.forward, pair.backward))
+        forward, backward = both
+        return pair, forward, backward
+
+    def _compiled(self, graph: Graph, recorded: Recorded, semantics: TargetSemantics) -> Flat:
+        module = to_fx(graph, recorded.symbols, semantics.inference.mode, needs)
+        examples = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
+        found = self.compile(module, examples)
+        if not callable(found):
+            raise Refusal(
+                f"the backend returned {found!r:.60}, which is not callable",
+                kind="wrong backend",
+                do="let it return a function of the graph's inputs, or the graph module itself",
+            )
+        if getattr(found, "_boxed_call", False):  # takes its inputs in one list, and empties it
+            return lambda *inputs: found(list(inputs))
+        return found
+
+
+class Untrained:
+    """Calls a graph that autograd does not follow, although inputs may require a gradient."""
+
+    def __init__(self, forward: Flat, recorded: Recorded) -> None:
+        self.forward = forward
+        self.silent = any(item.value.type.requires_grad for item in recorded.inputs)
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        """Run it."""
+        if not self.silent:
+            return self.forward(*inputs)
+        with torch.no_grad():
+            return self.forward(*inputs)
+
+
+def parameters(source: Source, inputs: Sequence[Input]) -> list[str]:
+    """Names of a function's parameters; the symbols of their sizes are bound."""
+    names, bound = [], set[sympy.Basic]()
+    for item in inputs:
+        if isinstance(item.size, sympy.Symbol):
+            bound.add(item.size)
+            source.names.new(str(item.size))
+            names.append(str(item.size))
+        else:
+            names.append(source.names.new(item.role.name))
+    for item, name in zip(inputs, names, strict=True):
+        for dim, size in enumerate(item.value.type.shape):
+            if isinstance(size, sympy.Symbol) and size not in bound:
+                bound.add(size)
+                source.names.new(str(size))
+                source.add(f"{size} = {name}.size({dim})")
+    return names
+
+
+def straight_call(graph: Graph, symbols: Any) -> Flat:
+    """A graph as a function of its flat inputs, in straight-line Python."""
+    source = Source()
+    names = parameters(source, graph.inputs)
+    straight = Straight(
+        source, symbols, {i.value: name for i, name in zip(graph.inputs, names, strict=True)}
+    )
+    straight.ops(graph)
+    results = [straight.tree(output.value) for output in graph.outputs]
+    source.add(f"return ({''.join(result + ', ' for result in results)})")
+    return source.function(graph.kind, ", ".join(names))

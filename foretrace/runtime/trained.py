@@ -1,0 +1,161 @@
+"""A pair of graphs as one differentiable call: torch.autograd runs the second when it is asked to.
+
+What eager's autograd has is kept: a gradient is None where no gradient arrives, and the backward is
+that of the outputs whose gradients arrived; a saved tensor that was written to since is an error; a
+tangent in another layout is laid out as the backward was made for. What one node cannot have is
+refused: a gradient of a gradient.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.program import Recorded
+from foretrace.passes.partition import Pair
+from foretrace.runtime.calls import laid_out
+from foretrace.symbols.sizes import Numbers
+
+Flat = Callable[..., Sequence[Any]]
+"""Flat inputs, one an argument, to flat results"""
+Given = tuple[bool, ...]
+"""For each tangent, whether it arrived"""
+Partial = Callable[[Given], Flat]
+"""Makes the backward, called like the pair's own, for some of the tangents (the others are None)"""
+
+
+class Trained:
+    """Calls a pair; `call(*inputs)` gives outputs and new contents.
+
+    Args:
+        recorded: the program; its outputs own their memory (`regenerate.plan_of`).
+        pair: its halves.
+        forward: what runs the first half.
+        backward: what runs the second.
+        partial: makes the second half for some of the tangents.
+    """
+
+    def __init__(
+        self, recorded: Recorded, pair: Pair, forward: Flat, backward: Flat, partial: Partial
+    ) -> None:
+        self.inputs, self.forward, self.backward = recorded.inputs, forward, backward
+        self.count = len(recorded.outputs) + len(recorded.mutations)
+        outputs = [o.value for o in recorded.outputs]
+        self.followed = [i for i, v in enumerate(outputs) if v.type.requires_grad]
+        halves = pair.backward.inputs
+        self.numbers = [i.size is not None for i in halves if i.role.kind == "saved"]
+        self.tangents = [item for item in halves if item.role.kind == "tangent"]
+        self.open = any(item.value.type.symbols for item in self.tangents)
+        self.wanted = [item.value.type.requires_grad for item in recorded.inputs]
+        self._make, self._partial = partial, dict[Given, Flat]()
+        self._loose: list[int] | None = None
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        """Run the first half; the second when autograd gets there."""
+        results: Sequence[Any] = _Run.apply(self, *inputs)  # type: ignore[no-untyped-call]
+        return results
+
+    def for_tangents(self, given: Given) -> Flat:
+        """The backward for the tangents that arrived."""
+        if all(given):
+            return self.backward
+        if given not in self._partial:
+            self._partial[given] = self._make(given)
+        return self._partial[given]
+
+    def place(self, outputs: list[Any], inputs: Sequence[Any]) -> None:
+        """Make the outputs what autograd may give a history: one tensor for each place.
+
+        A view of memory that nothing else outside shares may be written to later, as in eager; it
+        is detached, which shares the count of writes. What shares memory stays a view: torch
+        refuses to write to it, as the other's history would not know.
+        """
+        if self._loose is None:
+            self._loose = _loose(outputs, inputs)
+        for place in self._loose:
+            outputs[place] = outputs[place].detach()
+
+    def sizes(self, inputs: Sequence[Any]) -> Numbers:
+        """What the symbols are in this call."""
+        found: Numbers = {}
+        for item, given in zip(self.inputs, inputs, strict=True):
+            sizes = [item.size] if item.size is not None else item.value.type.shape
+            numbers = [given] if item.size is not None else given.shape
+            for size, number in zip(sizes, numbers, strict=True):
+                if isinstance(size, sympy.Symbol):
+                    found.setdefault(size, number)
+        return found
+
+
+class _Run(torch.autograd.Function):
+    """One call of a Trained."""
+
+    @staticmethod
+    def forward(ctx: Any, trained: Trained, *inputs: Any) -> tuple[Any, ...]:
+        # Some kernels do another thing under no_grad, so the grad mode is eager's (decision 009).
+        plain = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
+        with torch.enable_grad():
+            results = trained.forward(*plain)
+        outputs, saved = list(results[: trained.count]), results[trained.count :]
+        trained.place(outputs, plain)
+        followed = set(trained.followed)
+        ctx.mark_non_differentiable(*(each for i, each in enumerate(outputs) if i not in followed))
+        ctx.set_materialize_grads(False)
+        both = list(zip(saved, trained.numbers, strict=True))
+        ctx.save_for_backward(*(each for each, number in both if not number))
+        ctx.trained, ctx.numbers = trained, [each for each, number in both if number]
+        ctx.sizes = trained.sizes(inputs) if trained.open else {}
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise _twice()
+        trained: Trained = ctx.trained
+        arrived = [tangents[place] for place in trained.followed]
+        gradients = iter(_gradients(ctx, trained, arrived))
+        return None, *(next(gradients) if wanted else None for wanted in trained.wanted)
+
+
+def _gradients(
+    ctx: Any, trained: Trained, arrived: list[torch.Tensor | None]
+) -> Sequence[torch.Tensor | None]:
+    given = tuple(tangent is not None for tangent in arrived)
+    if not any(given):
+        return [None] * sum(trained.wanted)
+    tensors, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
+    saved = [next(numbers) if number else next(tensors) for number in trained.numbers]
+    placed = [
+        tangent if tangent is None else laid_out(item, tangent, ctx.sizes)
+        for item, tangent in zip(trained.tangents, arrived, strict=True)
+    ]
+    return trained.for_tangents(given)(*saved, *placed)
+
+
+def _loose(outputs: list[Any], inputs: Sequence[Any]) -> list[int]:
+    """Places of outputs that are to be detached: sole views of their memory, and repetitions."""
+    memories = [_memory(each) for each in outputs]
+    others = {_memory(each) for each in inputs if isinstance(each, torch.Tensor)}
+    seen: set[int] = set()
+    found = []
+    for place, (output, memory) in enumerate(zip(outputs, memories, strict=True)):
+        sole = not memory or (memories.count(memory) == 1 and memory not in others)
+        if (sole and torch_api.is_view(output)) or id(output) in seen:
+            found.append(place)
+        seen.add(id(output))
+    return found
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _twice() -> Refusal:
+    return Refusal(
+        "a gradient of a gradient is asked for (create_graph=True), and this backward is one graph",
+        kind="double backward",
+        do='use foretrace.compile(..., backend="eager"), which torch differentiates again',
+    )
