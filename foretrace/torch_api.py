@@ -4,6 +4,7 @@ Checked on torch 2.13.0 (CPU wheel). Nothing else in the package uses `torch._C`
 private name, so a new torch version is checked by reading this file.
 """
 
+import importlib
 import inspect
 import logging
 import sys
@@ -579,6 +580,19 @@ function_modes: Callable[[], int] = _C._len_torch_function_stack
 
 # How many modes see every operator.
 dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
+
+
+def torch_backends() -> list[str]:
+    """Names that `torch.compile(backend=...)` takes; asking imports torch._dynamo, 0.5 s once."""
+    registry = importlib.import_module("torch._dynamo.backends.registry")
+    return list(registry.list_backends(exclude_tags=()))
+
+
+def torch_backend(name: str) -> Callable[..., Any]:
+    """The function behind such a name."""
+    registry = importlib.import_module("torch._dynamo.backends.registry")
+    found: Callable[..., Any] = registry.lookup_backend(name)
+    return found
 
 
 def submodule_table(module: torch.nn.Module) -> dict[str, Any]:

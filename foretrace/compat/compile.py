@@ -1,12 +1,16 @@
 """`foretrace.compile`: a callable in the place of a program, with torch.compile's arguments."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from torch import nn
 
 from foretrace.compat.program import RULES, device_of
 from foretrace.errors import Refusal
 from foretrace.runtime.backends import Backend, building
 from foretrace.runtime.cache import Captured, Compiled
+from foretrace.runtime.module import compiled_module
 from foretrace.runtime.varying import Varying
 from foretrace.symbols.dynamic import OpenDims
 from foretrace.symbols.sizes import Symbols
@@ -17,6 +21,9 @@ from foretrace.trace.capture import Capture, record
 from foretrace.trace.outside import Outside
 from foretrace.trace.sources import Sources
 
+UNUSED = frozenset({"mode", "options"})
+"""Arguments of torch.compile that configure Inductor; None says nothing"""
+
 
 def compile(
     fn: Callable[..., Any] | None = None,
@@ -24,6 +31,7 @@ def compile(
     backend: Backend = "eager",
     dynamic: bool | None = None,
     fullgraph: bool = True,
+    **options: Any,
 ) -> Any:
     """A callable that does what `fn` does, through captures of it.
 
@@ -37,14 +45,19 @@ def compile(
         dynamic: None: a size that differs from one call to the next is open from then on. True:
             all sizes are open at once. False: none is.
         fullgraph: True; a program is captured whole, or refused.
+        options: no others; torch.compile's `mode` and `options` may be None.
 
     Raises:
         Refusal: an argument is wrong; when called: the program has no exact graph.
     """
+    _check_options(options)
     if fn is None:
-        return lambda given: compile(given, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+        return partial(compile, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     _check(fn, dynamic, fullgraph)
-    return Compiled(fn, Varying(dynamic, captured), building(backend))
+    compiled = Compiled(fn, Varying(dynamic, captured), building(backend))
+    if not isinstance(fn, nn.Module):
+        return compiled
+    return compiled_module(fn, compiled, partial(compile, backend=backend, dynamic=dynamic))
 
 
 def captured(
@@ -65,6 +78,16 @@ def captured(
     run = Capture(types, semantics, sources, None, OpenDims(open_dims, symbols))
     run.outside = Outside()
     return Captured(record(fn, args, kwargs, run, target), semantics, run.outside)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    unknown = [name for name, item in options.items() if item is not None or name not in UNUSED]
+    if unknown:
+        raise Refusal(
+            f"foretrace.compile has no option {', '.join(unknown)}",
+            kind="unknown option",
+            do="it takes backend=, dynamic= and fullgraph=; give a backend its options itself",
+        )
 
 
 def _check(fn: Any, dynamic: object, fullgraph: object) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from foretrace.runtime.checks import Check, value_check
+from foretrace.runtime.checks import Check, telling, value_check
 from foretrace.runtime.source import Source
 from foretrace.trace.structure import Structure, take_apart
 
@@ -29,7 +29,7 @@ class Arguments:
         if kwargs:
             self._mapping("kwargs", kwargs, leaves, "the keyword arguments")
         else:
-            self._require("not kwargs", "f'there are keyword arguments: {list(kwargs)}'")
+            self._require("not kwargs", telling("there are keyword arguments: {}", "list(kwargs)"))
 
     def _item(self, place: str, item: Any, leaves: Any) -> None:
         """One argument, or part of one, that the local `place` holds."""
@@ -54,13 +54,13 @@ class Arguments:
 
     def _typed(self, place: str, item: Any) -> None:
         kind = type(item).__name__
-        words = f"f'{place} is a {{type({place}).__name__}}, the capture saw a {kind}'"
-        self._require(f"type({place}) is {kind}", words)
+        words = f"{place} is a {{}}, the capture saw a {kind}"
+        self._require(f"type({place}) is {kind}", telling(words, f"type({place}).__name__"))
 
     def _sequence(self, place: str, items: Any, leaves: Any, words: str) -> None:
         count = len(items)
-        told = f"f'{words}: {{len({place})}} items, the capture saw {count}'"
-        self._require(f"len({place}) == {count}", told)
+        told = f"{words}: {{}} items, the capture saw {count}"
+        self._require(f"len({place}) == {count}", telling(told, f"len({place})"))
         locals_ = [self.source.names.new(f"{place}_{index}") for index in range(count)]
         if locals_:
             self._line(f"{', '.join(locals_)}{',' * (count == 1)} = {place}")
@@ -69,7 +69,9 @@ class Arguments:
 
     def _mapping(self, place: str, items: dict[Any, Any], leaves: Any, words: str) -> None:
         keys = self.source.literal(tuple(items), "keys")
-        told = f"f'{words}: keys {{list({place})}}, the capture saw {{list({keys})}}'"
+        told = telling(
+            f"{words}: keys {{}}, the capture saw {{}}", f"list({place})", f"list({keys})"
+        )
         self._require(f"tuple({place}) == {keys}", told)
         for key, item in items.items():
             local = self.source.names.new(str(key))

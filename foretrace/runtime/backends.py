@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.runtime.cache import Building
 from foretrace.runtime.eager import eager_entry
@@ -26,12 +27,15 @@ def building(backend: Backend) -> Building:
         return BACKENDS[backend]
     if callable(backend):
         return paired(backend)
+    known = [*BACKENDS, *torch_api.torch_backends()]
+    if backend in known:
+        return paired(torch_api.torch_backend(backend))
+    near = difflib.get_close_matches(str(backend), known, n=3)
     raise Refusal(
-        f"there is no backend {backend!r}", kind="unknown backend",
-        do=_near(backend),
-    )  # fmt: skip
-
-
-def _near(backend: Any) -> str:
-    near = difflib.get_close_matches(str(backend), BACKENDS, n=3)
-    return f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(BACKENDS)}"
+        f"there is no backend {backend!r}",
+        kind="unknown backend",
+        do=(
+            f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known)}",
+            "or give a function of a graph module and example inputs",
+        ),
+    )

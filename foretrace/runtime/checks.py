@@ -25,6 +25,11 @@ class Check:
     """the user's line that made the guard"""
 
 
+def telling(template: str, *places: str) -> str:
+    """An expression that fills the template with what the places give at the call."""
+    return f"{template!r}.format({', '.join(places)})"
+
+
 def value_check(source: Source, place: str, name: str, item: Any) -> Check:
     """That what the expression `place` gives is still `item`."""
     words = f"{source.bind(differs, 'differs')}({name!r}, {source.bind(_Shown(item), 'seen')}"

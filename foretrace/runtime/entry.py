@@ -4,6 +4,7 @@
 words, generated when first asked for.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from foretrace import torch_api
 from foretrace.errors import Frame
 from foretrace.ir.program import Input, Recorded
 from foretrace.runtime.arguments import Arguments
-from foretrace.runtime.checks import Check
+from foretrace.runtime.checks import Check, telling
 from foretrace.runtime.facts import Facts
 from foretrace.runtime.source import INDENT, Source, compiled
 from foretrace.runtime.tensors import Telling, TensorFacts
@@ -190,15 +191,18 @@ class Guards:
             strides = ", ".join(_text(stride) for stride in type.stride)
             self._add(
                 f"{local}.stride() == ({strides}{',' * (len(type.stride) == 1)})",
-                f"f'{item.role.name} has strides {{{local}.stride()}},"
-                f" the capture has {tuple(type.stride)}'",
+                telling(
+                    f"{item.role.name} has strides {{}}, the capture has {tuple(type.stride)}",
+                    f"{local}.stride()",
+                ),
             )
         self._ranges(bound)
         for guard in self.recorded.guards:
             if guard.symbols <= bound:
-                words = f"{guard.condition} does not hold"
-                values = ", ".join(f"{s} = {{{s}}}" for s in sorted(map(str, guard.symbols)))
-                self._add(_text(guard.condition), f"{words!r} + f', with {values}'", guard.frame)
+                symbols = sorted(map(str, guard.symbols))
+                values = ", ".join(f"{s} = {{}}" for s in symbols)
+                words = f"{guard.condition} does not hold, with {values}"
+                self._add(_text(guard.condition), telling(words, *symbols), guard.frame)
 
     def _size(self, item: Input, local: str, dim: int, size: Any, bound: set[Any]) -> None:
         if isinstance(size, sympy.Symbol) and size not in bound:
@@ -207,16 +211,18 @@ class Guards:
         elif isinstance(size, sympy.Basic):
             self._add(
                 f"{local}.size({dim}) == {_text(size)}",
-                f"f'size {dim} of {item.role.name} is {{{local}.size({dim})}}, not {size}'",
+                telling(
+                    f"size {dim} of {item.role.name} is {{}}, not {size}", f"{local}.size({dim})"
+                ),
             )
 
     def _ranges(self, bound: set[Any]) -> None:
         for symbol, (least, most) in self.recorded.symbols.ranges().items():
             if symbol in bound:
-                self._add(
-                    f"{least} <= {symbol} <= {most}",
-                    f"f'a size is {{{symbol}}}, the capture holds from {least} to {most}'",
-                )
+                few = f"{symbol} >= {least}"
+                words = f"a size is {{}}, the capture holds from {least} to {most}"
+                bounds = few if most >= sys.maxsize - 1 else f"{few} and {symbol} <= {most}"
+                self._add(bounds, telling(words, str(symbol)))
 
 
 def _text(size: Any) -> str:

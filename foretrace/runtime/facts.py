@@ -38,7 +38,7 @@ class Facts:
         """The modules of the program."""
         self._seen |= {id(module) for _, module in modules}
         for path, module in modules:
-            self._module(path or type(module).__name__, module)
+            self._module(path, module)
 
     def outside(self, outside: Outside) -> None:
         """Globals and closure cells."""
@@ -56,7 +56,7 @@ class Facts:
     # ---- modules -----------------------------------------------------------------------------
 
     def _module(self, path: str, module: nn.Module) -> None:
-        space = self.source.bind(vars(module), "attributes")
+        space, path = self.source.bind(vars(module), "attributes"), path or type(module).__name__
         other = "eval()" if module.training else "train()"
         self._add(
             f"{space}['training'] is {module.training}",
@@ -71,20 +71,23 @@ class Facts:
 
     def _children(self, path: str, module: nn.Module) -> None:
         children = torch_api.submodule_table(module)
-        tables = (*torch_api.tensor_tables(module), children)
-        for table, what in zip(tables, ("parameters", "buffers", "submodules"), strict=True):
-            if not table:
-                continue
-            here = self.source.bind(table, "table")
-            self._add(f"len({here}) == {len(table)}", f"{path} has other {what}")
-            empty = [name for name, item in table.items() if item is None]
-            for name in empty:
-                self._add(f"{here}[{name!r}] is None", f"{path}.{name} is no longer None")
-        here = self.source.bind(children, "table")
-        for name, child in children.items():
-            if child is not None:
-                known = self.source.bind(child, "module")
-                self._add(f"{here}[{name!r}] is {known}", f"{path}.{name} is another module")
+        tables = {
+            self.source.bind(table, "table"): table
+            for table in (*torch_api.tensor_tables(module), children)
+        }
+        more = f"{path} has other parameters, buffers or submodules"
+        none = [here for here, table in tables.items() if not table]
+        if none:
+            self._add(f"not ({' or '.join(none)})", more)
+        for here, table in tables.items():
+            if table:
+                self._add(f"len({here}) == {len(table)}", more)
+            for name, item in table.items():
+                if item is None:
+                    self._add(f"{here}[{name!r}] is None", f"{path}.{name} is no longer None")
+                elif table is children:
+                    known = self.source.bind(item, "module")
+                    self._add(f"{here}[{name!r}] is {known}", f"{path}.{name} is another module")
 
     def _hooks(self, path: str, module: nn.Module) -> None:
         tables = [vars(module)[name] for name in HOOKS]

@@ -124,8 +124,6 @@ class Backend:
                 kind="wrong backend",
                 do="let it return a function of the graph's inputs, or the graph module itself",
             )
-        if getattr(found, "_boxed_call", False):  # takes its inputs in one list, and empties it
-            return lambda *inputs: found(list(inputs))
         return found
 
 
