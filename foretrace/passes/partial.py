@@ -6,6 +6,7 @@ the tangents that there are; the forward has run already, and what it saved is a
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from foretrace.errors import Refusal
@@ -40,27 +41,21 @@ def partial_backward(
     saved = {_original(item): item.value for item in pair.saved}
     kept = {v: saved[meant[v]] for op in part.ops for v in op.outs if meant.get(v) in saved}
     ops, handed = second(halves, dict.fromkeys(kept, WHY))
-    for op in ops:
-        if op not in halves.late and halves.once(op):
-            raise _not_saved(op.outs[0])
-    renamed: dict[Value, Any] = {}
-    for value in handed:
-        found = kept.get(value, saved.get(value))
-        if found is None:
-            raise _not_saved(value)
-        renamed[value] = found
+    renamed: dict[Value, Any] = {v: kept.get(v, saved.get(v)) for v in handed}
+    drawn = [op.outs[0] for op in ops if op not in halves.late and halves.once(op)]
+    for value in (*drawn, *(v for v in handed if renamed[v] is None)):
+        raise _not_saved(value)
     tangents = _tangents(pair, halves, given, renamed)
     inputs = [i for i in pair.backward.inputs if i.role.kind != "tangent"]
-    outputs = halves.gradients
+    outputs = [replace(o, value=substitute(o.value, renamed)) for o in halves.gradients]
     return Graph([*inputs, *tangents], _renamed(ops, renamed), outputs, "backward")
 
 
 def _original(saved: Saved) -> Any:
     """The value itself, where a copy of it is handed over."""
-    copied = saved.op is not None and saved.op.choice is not None
-    if copied and saved.op is not None and saved.op.choice.what == "saved value":  # type: ignore[union-attr]
-        return saved.op.args[-1]
-    return saved.value
+    op = saved.op
+    copied = op is not None and op.choice is not None and op.choice.what == "saved value"
+    return op.args[-1] if op is not None and copied else saved.value
 
 
 def _tangents(

@@ -27,7 +27,7 @@ class Recapture:
     """One more capture of a program, and why the ones before it did not do."""
 
     reason: str
-    """the guard of the last used capture that failed, in words"""
+    """the guard that failed, in words, of the capture that came nearest"""
     at: Frame | None
     """the user's line that made the guard, if one did"""
     others: tuple[str, ...]
@@ -122,7 +122,7 @@ class Compiled:
         return entry
 
     def _note(self, broken: list[Broken], seconds: float) -> None:
-        first, *others = broken
+        first, *others = sorted(broken, key=lambda each: -each.passed)
         told = tuple(each.reason for each in others)
         self.recaptures.append(Recapture(first.reason, first.at, told, seconds))
         if len(self.recaptures) == MANY:

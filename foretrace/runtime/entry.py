@@ -19,7 +19,7 @@ from foretrace.runtime.arguments import Arguments
 from foretrace.runtime.checks import Check, telling
 from foretrace.runtime.facts import Facts
 from foretrace.runtime.source import INDENT, Source, compiled
-from foretrace.runtime.tensors import Telling, TensorFacts
+from foretrace.runtime.tensors import Telling, TensorFacts, apart
 from foretrace.trace.outside import Outside
 
 GONE = "except (KeyError, AttributeError, ValueError)"
@@ -41,6 +41,8 @@ class Broken:
 
     reason: str
     at: Frame | None
+    passed: int = 0
+    """how many guards held before it"""
 
 
 class Entry:
@@ -85,6 +87,7 @@ class Guards:
         self._inputs(arguments.tensors)
         live = _live(self.recorded, args, kwargs, arguments)
         self._tensors(live)
+        self._memory()
         self._sizes()
         return live
 
@@ -180,6 +183,21 @@ class Guards:
                 words = repr(f"{facts[index].name} is {'no' if leaf else 'a'} leaf of autograd now")
                 self._add(f"{self.inputs[index]}.is_leaf is {leaf}", words)
 
+    def _memory(self) -> None:
+        """No argument shares memory with an input that the program writes to.
+
+        What modules hold has been looked at by the capture.
+        """
+        written = {m.index for m in self.recorded.mutations if not m.rebound}
+        given = {i for i, item in enumerate(self.recorded.inputs) if item.argument is not None}
+        names = [", ".join(self.inputs[i] for i in sorted(group)) for group in (written, given)]
+        if written and len(written | given) > 1 and given:
+            check = self.source.bind(apart, "apart")
+            self._add(
+                f"{check}([{names[0]}], [{names[1]}])",
+                repr("an input that the program writes to shares memory with another"),
+            )
+
     def _sizes(self) -> None:
         bound: set[sympy.Basic] = set()
         for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
@@ -196,13 +214,13 @@ class Guards:
                     f"{local}.stride()",
                 ),
             )
-        self._ranges(bound)
         for guard in self.recorded.guards:
             if guard.symbols <= bound:
                 symbols = sorted(map(str, guard.symbols))
                 values = ", ".join(f"{s} = {{}}" for s in symbols)
                 words = f"{guard.condition} does not hold, with {values}"
                 self._add(_text(guard.condition), telling(words, *symbols), guard.frame)
+        self._ranges(bound)
 
     def _size(self, item: Input, local: str, dim: int, size: Any, bound: set[Any]) -> None:
         if isinstance(size, sympy.Symbol) and size not in bound:
@@ -237,7 +255,7 @@ def _telling(checks: Sequence[Check], space: dict[str, Any]) -> Iterator[str]:
         if check.condition:
             space[f"at{number}"] = check.at
             yield f"{INDENT}if not ({check.condition}):"
-            yield f"{INDENT * 2}return Broken({check.reason}, at{number})"
+            yield f"{INDENT * 2}return Broken({check.reason}, at{number}, {number})"
     yield f"{GONE} as error:"
     yield f"{INDENT}return Broken(f'something that the program reads is gone: {{error}}', None)"
     yield "return None"

@@ -15,17 +15,17 @@ INDENT = "    "
 class Source:
     """One function that is being written, and the objects that it names."""
 
-    def __init__(self) -> None:
-        self.names = Names()
-        self.space: dict[str, Any] = {}
-        self._bound: dict[int, str] = {}
+    def __init__(self, outer: "Source | None" = None) -> None:
+        self.names: Names = Names() if outer is None else outer.names
+        self.space: dict[str, Any] = {} if outer is None else outer.space
+        self.bound: dict[int, str] = {} if outer is None else outer.bound
         self.lines: list[str] = []
 
     def bind(self, item: Any, wish: str) -> str:
         """A global name for an object; the same one each time."""
-        name = self._bound.get(id(item))
+        name = self.bound.get(id(item))
         if name is None:
-            name = self._bound[id(item)] = self.names.new(wish)
+            name = self.bound[id(item)] = self.names.new(wish)
             self.space[name] = item
         return name
 
@@ -42,9 +42,7 @@ class Source:
 
     def inner(self) -> "Source":
         """More lines that name the same objects, to be put somewhere among this one's."""
-        made = Source()
-        made.names, made.space, made._bound = self.names, self.space, self._bound
-        return made
+        return Source(self)
 
     def add(self, *lines: str) -> None:
         """More lines of the body."""

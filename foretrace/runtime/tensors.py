@@ -1,5 +1,6 @@
 """How a tensor differs from the one that a capture saw, in words."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,3 +69,10 @@ class Telling:
                     names = self.facts[first].name, self.facts[second].name
                     return f"{names[0]} and {names[1]} are one tensor now"
         return "torch's own check of the tensors failed (modes, or keys of dispatch)"
+
+
+def apart(written: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
+    """Whether none of `written` shares memory with another tensor of either."""
+    memories = {id(t): t.untyped_storage().data_ptr() for t in (*written, *given)}
+    kept = [memory for memory in memories.values() if memory]
+    return all(kept.count(memories[id(t)]) <= 1 for t in written)
