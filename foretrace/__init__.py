@@ -1,5 +1,6 @@
 """One tree of your PyTorch program; every graph is a cut through it."""
 
+from foretrace.compat.aot import aot_export_module
 from foretrace.compat.compile import compile
 from foretrace.compat.export import export
 from foretrace.compat.program import Cut, Program, capture, rule
@@ -15,6 +16,7 @@ __all__ = [
     "Recapture",
     "Refusal",
     "Target",
+    "aot_export_module",
     "capture",
     "compile",
     "export",

@@ -34,6 +34,9 @@ from torch._export.verifier import TrainingIRVerifier
 # The functions behind `torch.func.grad`, which builds autograd nodes.
 from torch._functorch import eager_transforms
 
+# What `aot_export_module` tells of its graph: the result of our drop-in is torch's own.
+from torch._functorch._aot_autograd.schemas import BackwardSignature, GraphSignature
+
 # ShapeEnv names each symbol by a Source. The one for constants lies in torch._dynamo, whose import
 # takes half a second.
 #
@@ -81,9 +84,20 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
 __all__ = [
-    "DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode",
-    "TorchDispatchMode", "TrainingIRVerifier", "TreeSpec", "UnsupportedOperatorException",
-    "enable_python_dispatcher", "tree_flatten", "tree_flatten_with_path", "tree_leaves",
+    "BackwardSignature",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "GraphSignature",
+    "TorchDispatchMode",
+    "TrainingIRVerifier",
+    "TreeSpec",
+    "UnsupportedOperatorException",
+    "enable_python_dispatcher",
+    "tree_flatten",
+    "tree_flatten_with_path",
+    "tree_leaves",
     "tree_unflatten",
 ]  # fmt: skip
 

@@ -12,6 +12,7 @@ PUBLIC = {
     "Target": (),
     "Refusal": ("to_dict",),
     "export": (),
+    "aot_export_module": (),
     "compile": (),
     "Recapture": ("reason", "at", "others", "seconds"),
     "rule": (),

@@ -1,8 +1,9 @@
 """Capture of a graph that a front end such as Dynamo hands over, with its sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from foretrace import torch_api
@@ -15,6 +16,7 @@ from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.abstract import Types
 from foretrace.trace.capture import Capture, record
 from foretrace.trace.replay import NodeSources, Replay
+from foretrace.trace.sources import Sources
 
 
 def capture_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Program:
@@ -28,14 +30,39 @@ def capture_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Program:
         Refusal: the graph has no exact form; the message has the user's line and a way out.
     """
     sources = NodeSources()
-    found = torch_api.front_end(inputs)
-    mode, fakes = found if found is not None else (None, list(inputs))
-    symbols = Symbols(sources.here, mode.shape_env if mode is not None else None)
-    types = Types(symbols)
-    target = target_of(None, device_of(module, inputs, None))
-    semantics = TargetSemantics(target, types, RULES, mode)
-    sizes = Dynamic({}, symbols) if mode is None else Foreign(inputs, fakes, symbols)
-    run = Capture(types, semantics, sources, None, sizes)
+    run, semantics = _described(sources, inputs, device_of(module, inputs, None))
     program = Replay(module, sources)
     program.recorder = run.recorder
-    return Program(record(program, tuple(inputs), {}, run, target), semantics)
+    recorded = record(program, tuple(inputs), {}, run, semantics.target)
+    return Program(recorded, semantics)
+
+
+def capture_described(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Any]
+) -> Program:
+    """`capture` of a call with FakeTensors: their sizes are as their ShapeEnv has them.
+
+    Args:
+        fn: a function or nn.Module.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        given: every tensor and size that the program gets, among them the FakeTensors.
+
+    Raises:
+        Refusal: as `capture`.
+    """
+    run, semantics = _described(Sources(), given, device_of(fn, args, kwargs))
+    return Program(record(fn, args, kwargs, run, semantics.target), semantics)
+
+
+def _described(
+    sources: Sources, given: Sequence[Any], device: torch.device
+) -> tuple[Capture, TargetSemantics]:
+    """A run with the sizes and in the fake mode of whoever made the inputs."""
+    found = torch_api.front_end(given)
+    mode, fakes = found if found is not None else (None, list(given))
+    symbols = Symbols(sources.here, mode.shape_env if mode is not None else None)
+    types = Types(symbols)
+    semantics = TargetSemantics(target_of(None, device), types, RULES, mode)
+    sizes = Dynamic({}, symbols) if mode is None else Foreign(given, fakes, symbols)
+    return Capture(types, semantics, sources, None, sizes), semantics

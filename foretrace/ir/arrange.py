@@ -26,7 +26,7 @@ def arranged(
     slots: Sequence[Slot],
     outputs: Sequence[int | None],
     held: Mapping[int, tuple[str, torch.Tensor]],
-    own: range = range(0),
+    own: Sequence[range] = (),
 ) -> fx.GraphModule:
     """The module with other inputs and outputs, and the same nodes between.
 
@@ -35,7 +35,8 @@ def arranged(
         slots: its inputs, in the new order.
         outputs: for each new output, which of the old ones it is; None gives None.
         held: inputs of the old module that the new one holds as attributes, with their names.
-        own: positions of outputs that have to be nodes of their own, as they are known by name.
+        own: positions of outputs; those of one range have to be different nodes, as they are known
+            by name.
     """
     graph, root = fx.Graph(), _held_by(module)
     old = dict(enumerate(module.graph.find_nodes(op="placeholder")))
@@ -55,7 +56,9 @@ def arranged(
             env[node] = graph.node_copy(node, env.__getitem__)
     results: Any = fx.map_arg(module.graph.output_node().args[0], env.__getitem__)
     picked = [None if i is None else results[i] for i in outputs]
-    graph.output(tuple(_each_its_own(graph, picked, own)))
+    for positions in own:
+        _made_different(graph, picked, positions)
+    graph.output(tuple(picked))
     return fx.GraphModule(root, graph, type(module).__name__)
 
 
@@ -72,14 +75,12 @@ def _attribute(module: torch.nn.Module, name: str) -> Any:
     return found
 
 
-def _each_its_own(graph: fx.Graph, results: list[Any], own: range) -> list[Any]:
-    """The results, with a copy in the place of a node that another result of `own` is already."""
+def _made_different(graph: fx.Graph, results: list[Any], positions: range) -> None:
+    """Put a copy in the place of a node that an earlier one of the positions has already."""
     seen: set[fx.Node] = set()
-    for i in own:
-        node = results[i]
-        if node in seen:
-            copy = graph.call_function(torch.ops.aten.clone.default, (node,))
-            copy.meta = dict(node.meta)
+    for i in positions:
+        if results[i] in seen:
+            copy = graph.call_function(torch.ops.aten.clone.default, (results[i],))
+            copy.meta = dict(results[i].meta)
             results[i] = copy
         seen.add(results[i])
-    return results

@@ -84,6 +84,13 @@ def forward_graph(
     return Graph(list(recorded.inputs), with_saved(ops, results), outputs, kind)
 
 
+def inference_graph(recorded: Recorded, semantics: TargetSemantics) -> Graph:
+    """The leaf ops of the forward, as they run where autograd follows nothing."""
+    outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
+    ops = live(list(flatten(recorded.ops, Level(written=False))), values_of(outputs), semantics)
+    return Graph(list(recorded.inputs), ops, outputs, "inference")
+
+
 def joint_graph(
     recorded: Recorded, semantics: TargetSemantics, level: Level, loss: int | None
 ) -> Graph:

@@ -74,3 +74,25 @@ def test_rms_norm_with_an_open_size(target: str) -> None:
 def test_another_batch_runs_through_the_same_graph() -> None:
     batches = [(torch.randn(n, 8, requires_grad=True),) for n in (4, 7)]
     same_as_eager(nn.RMSNorm(8), batches[0], dynamic_shapes=True, more_args=batches[1:], loss=None)
+
+
+class MyModule(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor]:
+        return attend(q, k, v)
+
+
+@pytest.mark.parametrize("inputs", [two_d, four_d])
+def test_the_first_threads_program(inputs) -> None:
+    """The program of the thread, with foretrace's functions in the place of torch's."""
+    my_module, (q, k, v) = MyModule(), inputs()
+    sg1 = foretrace.export(my_module, args=(q, k, v))
+    joint_gm, joint_gs = foretrace.aot_export_module(
+        my_module, (q, k, v), trace_joint=True, output_loss_index=0, decompositions=None
+    )
+    assert ATTENTION in str(sg1)
+    assert [n.name for n in joint_gm.graph.find_nodes(op="placeholder")] == joint_gs.user_inputs
+    assert joint_gs.backward_signature.loss_output == joint_gs.user_outputs[0]
+    found = joint_gm(*(each.detach() for each in (q, k, v)))
+    (loss,) = my_module(q, k, v)
+    eager = (loss, *torch.autograd.grad(loss, (q, k, v)))
+    assert all(torch.equal(mine, each) for mine, each in zip(found, eager, strict=True))
