@@ -75,7 +75,8 @@ def captured(
     symbols = Symbols(sources.here)
     types = Types(symbols)
     semantics = TargetSemantics(target, types, RULES)
-    run = Capture(types, semantics, sources, None, OpenDims(open_dims, symbols))
+    sizes = OpenDims(open_dims, symbols)
+    run = Capture(types, semantics, sources, None, sizes, guard_values=True)
     run.outside = Outside()
     return Captured(record(fn, args, kwargs, run, target), semantics, run.outside)
 

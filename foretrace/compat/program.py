@@ -198,6 +198,7 @@ def capture(
     *,
     target: str | Target | None = None,
     dynamic_shapes: Any = None,
+    guard_values: bool = False,
 ) -> Program:
     """Run a program once over abstract tensors and keep what it did.
 
@@ -207,6 +208,8 @@ def capture(
         kwargs: its keyword arguments.
         target: the device to capture for; None: the inputs' own.
         dynamic_shapes: which input sizes are symbols, in torch.export's form; True: every one.
+        guard_values: let the program ask yes or no of the example inputs' values (a Python `if`);
+            each answer is a guard, asked again at each call of a cut.
 
     Raises:
         Refusal: the program has no exact graph; the message has the user's line and a way out.
@@ -221,7 +224,7 @@ def capture(
     positional = positional_names(fn, len(args))
     dynamic = dynamic_of(dynamic_shapes, positional, {*positional, *(kwargs or {})}, symbols)
     label = chosen.device if target is not None else None
-    run = Capture(types, semantics, sources, label, dynamic)
+    run = Capture(types, semantics, sources, label, dynamic, guard_values=guard_values)
     return Program(record(fn, tuple(args), kwargs or {}, run, chosen), semantics)
 
 

@@ -89,6 +89,7 @@ class Guards:
         self._tensors(live)
         self._memory()
         self._sizes()
+        self._answers()
         return live
 
     def outside(self, outside: Outside | None) -> None:
@@ -214,13 +215,23 @@ class Guards:
                     f"{local}.stride()",
                 ),
             )
-        for guard in self.recorded.guards:
+        for guard in self.recorded.symbols.guards():
             if guard.symbols <= bound:
                 symbols = sorted(map(str, guard.symbols))
                 values = ", ".join(f"{s} = {{}}" for s in symbols)
                 words = f"{guard.condition} does not hold, with {values}"
                 self._add(_text(guard.condition), telling(words, *symbols), guard.frame)
         self._ranges(bound)
+
+    def _answers(self) -> None:
+        """Questions about values that the program asked and that are asked again."""
+        for answered in self.recorded.answered:
+            holds = self.source.bind(answered.holds, "holds")
+            bound = sorted(answered.symbols, key=str)
+            sizes = ", ".join(f"{self.source.bind(s, 'symbol')}: {s}" for s in bound)
+            inputs = "".join(f"{name}, " for name in self.inputs)
+            words = repr(f"not any more: {answered.condition}")
+            self._add(f"{holds}({{{sizes}}}, ({inputs}))", words, answered.frame)
 
     def _size(self, item: Input, local: str, dim: int, size: Any, bound: set[Any]) -> None:
         if isinstance(size, sympy.Symbol) and size not in bound:

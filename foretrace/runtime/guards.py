@@ -32,7 +32,7 @@ def flat_inputs(
         _bind(item, tensor, sizes)
     for item, tensor in zip(recorded.inputs, tensors, strict=True):
         _check_sizes(item, tensor, sizes)
-    _check_guards(recorded, sizes)
+    _check_guards(recorded, sizes, tensors)
     _check_ranges(recorded, sizes)
     check_shared_memory(tensors, {mutation.index for mutation in recorded.mutations})
     return tensors, sizes
@@ -121,15 +121,16 @@ def _strides(
             yield dim
 
 
-def _check_guards(recorded: Recorded, sizes: Numbers) -> None:
+def _check_guards(recorded: Recorded, sizes: Numbers, tensors: Sequence[Any]) -> None:
     for guard in recorded.guards:
-        if guard.symbols <= sizes.keys() and not guard.holds(sizes):
-            shown = ", ".join(f"{s} = {n}" for s, n in sizes.items() if s in guard.symbols)
+        if guard.symbols <= sizes.keys() and not guard.holds(sizes, tensors):
+            given = [f"{s} = {n}" for s, n in sizes.items() if s in guard.symbols]
+            shown = f", with {', '.join(given)}" if given else ""
             raise Refusal(
-                f"guard broken: {guard.condition}, which the program relied on, with {shown}",
+                f"guard broken: {guard.condition}, which the program relied on{shown}",
                 kind="guard broken",
                 at=guard.frame,
-                do=(AGAIN, "or change the line so that it does not depend on the size"),
+                do=(AGAIN, "or change the line so that it does not depend on this"),
             )
 
 

@@ -1,6 +1,6 @@
 """Sizes that are not yet known, and what the program assumed of them, over torch's ShapeEnv."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -30,7 +30,7 @@ class Guard:
         """The symbols that it speaks of."""
         return frozenset(self.condition.free_symbols)
 
-    def holds(self, sizes: dict[sympy.Symbol, int]) -> bool:
+    def holds(self, sizes: dict[sympy.Symbol, int], _tensors: Sequence[Any] = ()) -> bool:
         """Whether the condition is true of these sizes."""
         return bool(self.condition.subs(sizes))
 

@@ -55,8 +55,11 @@ class Capture:
         sources: Sources,
         device: torch.device | None,
         dynamic: Dynamic,
+        *,
+        guard_values: bool = False,
     ) -> None:
         self.types, self.device, self.dynamic = types, device, dynamic
+        self.guard_values = guard_values
         self.constants = Constants(semantics, types.symbols.concrete)
         self.inputs: list[Input] = []
         self.real: list[Any] = []
@@ -95,6 +98,8 @@ class Capture:
         self._append(item, tensor, abstract)
         if kind == "constant":
             self.constants.give(value, tensor)
+        elif self.guard_values and not self.dynamic.knows(tensor):
+            self.constants.lend(value, tensor, len(self.inputs) - 1)
         return abstract
 
     def _append(self, item: Input, real: Any, stand: Any) -> None:
@@ -220,8 +225,7 @@ def record(
             outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
         capture.dynamic.check()
         loan.check_attributes({id(stand) for stand in capture.stands})
-    symbols = capture.types.symbols
-    answered = capture.constants.answered
+    symbols, answered = capture.types.symbols, capture.constants.finish()
     ops, inputs = capture.recorder.scope, capture.inputs
     return Recorded(ops, inputs, outputs, mutations, symbols, answered, target, requires)
 

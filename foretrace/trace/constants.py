@@ -2,9 +2,12 @@
 
 transformers asks `(position_ids.diff() != 1).all()` of positions that it made by `arange`: such a
 question has one answer, which is found by running the constants' own ops.
+
+Where the user lets values be guarded, inputs lend theirs: a question about them that is answered
+by yes or no becomes a guard, asked again of the inputs of each call.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +33,22 @@ class Constants:
         self.known: dict[Value, torch.Tensor] = {}
         self.makers: dict[Value, Op] = {}
         self.answered: list[Answered] = []
+        self.lent: dict[Value, int] = {}
+        """inputs whose values may be asked, by index"""
         self._seen = 0
 
     def give(self, value: Value, tensor: torch.Tensor) -> None:
         """A constant that the program made from Python numbers."""
         self.given[value] = self.known[value] = tensor
+
+    def lend(self, value: Value, tensor: torch.Tensor, index: int) -> None:
+        """An input whose value a guard may speak of."""
+        self.lent[value], self.known[value] = index, plain(tensor)
+
+    def finish(self) -> "list[Answered]":
+        """Let go of what was lent and of what followed from it; gives the guards."""
+        self.known = dict(self.given)
+        return self.answered
 
     def answer(
         self, log: list[Op], func: Any, args: Tree, kwargs: dict[str, Tree], frame: Frame | None
@@ -48,9 +62,14 @@ class Constants:
             self._note(op)
         self._seen = len(log)
         answer = self.run(func, args, kwargs)
-        symbols = frozenset(self._symbols((args, kwargs), set()))
-        if symbols:
-            self.answered.append(Answered(self, func, args, kwargs, answer, symbols, frame))
+        roots = list(self._roots((args, kwargs), set()))
+        symbols = frozenset(root for root in roots if isinstance(root, sympy.Symbol))
+        inputs = {root: self.lent[root] for root in roots if isinstance(root, Value)}
+        if inputs and not isinstance(answer, bool):
+            raise _depends_on_inputs(func)
+        if symbols or inputs:
+            question = Answered(self, func, args, kwargs, answer, symbols, inputs, frame)
+            self.answered.append(question)
         return answer
 
     def run(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
@@ -59,20 +78,24 @@ class Constants:
             real = self._real((args, kwargs), func)
             return func(*real[0], **real[1])
 
-    def at(self, sizes: Numbers) -> "Constants":
-        """The same constants where the symbols are other numbers."""
+    def at(self, sizes: Numbers, values: dict[Value, torch.Tensor]) -> "Constants":
+        """The same constants where the symbols are other numbers, and inputs have these values."""
         other = Constants(self.semantics, lambda item: with_numbers(item, sizes))
-        other.given, other.known, other.makers = self.given, dict(self.given), self.makers
+        other.given, other.known, other.makers = self.given, self.given | values, self.makers
         return other
 
-    def _symbols(self, tree: Tree, seen: set[Value]) -> Iterator[sympy.Symbol]:
-        """The symbols on which a call's operands depend."""
+    def _roots(self, tree: Tree, seen: set[Value]) -> Iterator[sympy.Symbol | Value]:
+        """The symbols and the lent inputs on which a call's operands depend."""
         yield from free_symbols(tree)
         for value in values_in(tree):
+            if value in seen:
+                continue
+            seen.add(value)
             op = self.makers.get(value)
-            if op is not None and value not in seen:
-                seen.add(value)
-                yield from self._symbols((op.args, op.kwargs, _needs(op)), seen)
+            if value in self.lent:
+                yield value
+            elif op is not None:
+                yield from self._roots((op.args, op.kwargs, _needs(op)), seen)
 
     def _note(self, op: Op) -> None:
         self.makers.update(dict.fromkeys(op.outs, op))
@@ -102,14 +125,7 @@ class Constants:
     def _maker(self, value: Value, asker: Any) -> Op:
         op = self.makers.get(value)
         if op is None or _random(op, self.semantics):
-            raise Refusal(
-                f"{asker} asks for a number that depends on the inputs",
-                kind="data-dependent",
-                do=(
-                    "use torch.where or a mask instead of a Python branch",
-                    "or compute the number outside the captured program and pass it as an argument",
-                ),
-            )
+            raise _depends_on_inputs(asker)
         if any(isinstance(n, int) and n > MAX_ELEMENTS for n in (o.type.numel for o in op.outs)):
             raise Refusal("the constant asked for is too large", kind="data-dependent")
         return op
@@ -152,19 +168,41 @@ class Answered:
     kwargs: dict[str, Tree]
     answer: Any
     symbols: frozenset[sympy.Symbol]
+    inputs: dict[Value, int]
+    """the inputs whose values it is about, with their index among the graph's"""
     frame: Frame | None
 
     @property
     def condition(self) -> str:
         """What the program relied on."""
-        return f"{target_name(self.func)} of a constant made from these sizes is {self.answer}"
+        names = ", ".join(value.hint for value in self.inputs)
+        of = f"what follows from {names}" if names else "a constant made from these sizes"
+        return f"{target_name(self.func)} of {of} is {self.answer}"
 
-    def holds(self, sizes: Numbers) -> bool:
-        """Whether the answer is the same with these sizes."""
-        now = self.constants.at(sizes).run(self.func, self.args, self.kwargs)
+    def holds(self, sizes: Numbers, tensors: Sequence[Any] = ()) -> bool:
+        """Whether the answer is the same with these sizes, and these inputs of the graph."""
+        values = {value: plain(tensors[index]) for value, index in self.inputs.items()}
+        now = self.constants.at(sizes, values).run(self.func, self.args, self.kwargs)
         if isinstance(now, torch.Tensor):
             return torch.equal(now, self.answer)
         return bool(now == self.answer)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Its value, where constants are computed."""
+    return tensor.detach().cpu()
+
+
+def _depends_on_inputs(asker: Any) -> Refusal:
+    return Refusal(
+        f"{asker} asks for a number that depends on the inputs",
+        kind="data-dependent",
+        do=(
+            "use torch.where or a mask instead of a Python branch",
+            "or compute the number outside the captured program and pass it as an argument",
+            "or, for a branch, let its answer be a guard: capture(..., guard_values=True)",
+        ),
+    )
 
 
 def _needs(op: Op) -> list[Value]:
