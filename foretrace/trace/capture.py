@@ -98,7 +98,7 @@ class Capture:
         self._append(item, tensor, abstract)
         if kind == "constant":
             self.constants.give(value, tensor)
-        elif self.guard_values and not self.dynamic.knows(tensor):
+        elif self.guard_values and not (tensor.is_meta or self.dynamic.knows(tensor)):
             self.constants.lend(value, tensor, len(self.inputs) - 1)
         return abstract
 
