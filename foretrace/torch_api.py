@@ -521,6 +521,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "engine": (torch.autograd, "_engine_run_backward"),
     # `torch.func.grad` and its like begin here
     "func.grad": (eager_transforms, "_grad_increment_nesting"),
+    "Generator": (torch, "Generator"),
     "manual_seed": (torch, "manual_seed"),
     "seed": (torch, "seed"),
     "set_rng_state": (torch, "set_rng_state"),

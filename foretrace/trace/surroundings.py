@@ -14,6 +14,8 @@ from foretrace.trace.functions import function_calls
 from foretrace.trace.modules import module_calls
 from foretrace.trace.recorder import Recorder
 
+GENERATOR = torch.Generator
+
 
 def refusing(absent: bool) -> dict[str, Callable[..., Any]]:
     """Stand-ins for functions of torch that no graph can repeat.
@@ -22,6 +24,7 @@ def refusing(absent: bool) -> dict[str, Callable[..., Any]]:
     """
     stand_ins: dict[str, Callable[..., Any]] = {"engine": _engine(torch_api.engine())}
     stand_ins |= dict.fromkeys(("manual_seed", "seed", "set_rng_state"), _no_seed)
+    stand_ins["Generator"] = _NoGenerator
     return stand_ins | ({"func.grad": _no_gradient} if absent else {})
 
 
@@ -50,6 +53,24 @@ def _no_seed(*args: object, **kwargs: object) -> NoReturn:
         kind="side effect",
         do="seed before the captured program is called",
     )
+
+
+class _Generators(type):
+    """Class of the class in the place of `torch.Generator`: only what was there before is one."""
+
+    def __instancecheck__(cls, item: object) -> bool:
+        return isinstance(item, GENERATOR)
+
+    def __call__(cls, *args: object, **kwargs: object) -> NoReturn:
+        raise Refusal(
+            "the program makes a random number generator, and a graph would draw on from the same",
+            kind="side effect",
+            do="make it before the captured program is called, and pass it or keep it in a module",
+        )
+
+
+class _NoGenerator(metaclass=_Generators):
+    """Makes none."""
 
 
 @contextmanager

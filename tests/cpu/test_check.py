@@ -109,8 +109,7 @@ def test_two_gradients_under_one_name_are_two() -> None:
     report = check(foretrace.capture, Scaled(), (torch.full((3,), 2.0, requires_grad=True),))
     assert report.count("export", "gradient") == (2, 2)
     assert report.count("joint", "gradient")[1] == 2
-    if not report.equal:
-        pytest.xfail("a gradient of the joint cut hides another of the same name")
+    assert report.equal
 
 
 def test_what_has_modes() -> None:
@@ -283,17 +282,7 @@ def test_other_values_differ() -> None:
 # ------------------------------------------------------------------------------------ the zoo
 
 
-DEFECTS: dict[str, str] = {
-    "generator_of_its_own": "a generator made inside the program goes on from call to call",
-}
-
-
-def marked(name: str, case: Case) -> Any:
-    reason = DEFECTS.get(name)
-    return pytest.param(case, id=name, marks=[pytest.mark.xfail(reason=reason)] if reason else [])
-
-
-@pytest.mark.parametrize("case", [marked(name, case) for name, case in CASES.items()])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_the_zoo(case: Case) -> None:
     """A second judge of the zoo, with a comparison written apart from the tests' own."""
