@@ -111,6 +111,12 @@ class Abstract(torch.Tensor):
         result: torch.Tensor = torch.ops.aten.contiguous.default(self, memory_format=memory_format)
         return result
 
+    def __invert__(self) -> torch.Tensor:  # the same
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            raise TypeError("~ is for integers and booleans")
+        result: torch.Tensor = torch.ops.aten.bitwise_not.default(self)
+        return result
+
     def __getitem__(self, index: Any) -> torch.Tensor:
         return self.indexing.get(self, index) if self.indexing else super().__getitem__(index)
 

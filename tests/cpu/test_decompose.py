@@ -244,6 +244,31 @@ def test_an_entry_that_gives_something_else_is_not_taken() -> None:
     assert "the table's entry gives" in str(joint.explain(name))
 
 
+def test_for_a_device_that_is_not_there() -> None:
+    """Entries run over labels, so the graph of a GPU is opened on a machine without one."""
+
+    def fn(w: Tensor, i: Tensor) -> Tensor:
+        return F.gelu(F.embedding(i, w)).sum()
+
+    inputs = torch.randn(5, 3, requires_grad=True), torch.tensor([1, 2])
+    program = foretrace.capture(fn, inputs, target="cuda:sm80")
+    cut = program.cut("joint", loss=0, decompositions=table_of("core"))
+    assert not targets(cut.graph_module) & set(table_of("core"))
+    assert {str(out.type.device) for op in cut.graph.ops for out in op.outs} == {"cuda:0"}
+
+
+def test_split_after_it_is_opened() -> None:
+    """The pair of an opened joint graph gives what that graph gives."""
+    module, x = Block(), torch.randn(4, 8)
+    program, table = foretrace.capture(module, (x,)), table_of("core")
+    loss, gradients = program.cut("joint", loss=0, decompositions=table)(x)
+    forward, backward = program.pair(loss=0, decompositions=table)
+    count = len(program.recorded.outputs)
+    flat = [x if item.live() is None else item.live() for item in forward.graph.inputs]
+    results = forward.graph_module(*[each.detach() for each in flat])
+    same([*results[:count], *backward.graph_module(*results[count:])], [loss, *gradients.values()])
+
+
 def test_explained() -> None:
     """A piece tells the op that it is of, the table, and then the whole path of that op."""
     cut = block().cut("joint", loss=0, decompositions=table_of("core"))
