@@ -67,15 +67,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # Containers are flattened as torch flattens them, so that registered classes are known.
 from torch.utils._pytree import (
+    GetAttrKey,
+    MappingKey,
     TreeSpec,
+    keystr,
     tree_flatten,
     tree_flatten_with_path,
     tree_leaves,
     tree_unflatten,
 )
 
+# What `//` of sizes is in an expression.
+from torch.utils._sympy.functions import FloorDiv
+
 # Evaluates the expressions of a ShapeEnv; its functions (FloorDiv, Mod, ...) are defined there.
 from torch.utils._sympy.interp import sympy_interp
+
+# The upper bound of a size that has none.
+from torch.utils._sympy.numbers import int_oo
 
 # Writes such an expression as Python source.
 from torch.utils._sympy.printers import PythonPrinter
@@ -84,21 +93,11 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
 __all__ = [
-    "BackwardSignature",
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
-    "FakeTensor",
-    "FakeTensorMode",
-    "GraphSignature",
-    "TorchDispatchMode",
-    "TrainingIRVerifier",
-    "TreeSpec",
-    "UnsupportedOperatorException",
-    "enable_python_dispatcher",
-    "tree_flatten",
-    "tree_flatten_with_path",
-    "tree_leaves",
-    "tree_unflatten",
+    "BackwardSignature", "DataDependentOutputException", "DynamicOutputShapeException",
+    "FakeTensor", "FakeTensorMode", "GetAttrKey", "GraphSignature", "MappingKey",
+    "TorchDispatchMode", "TrainingIRVerifier", "TreeSpec", "UnsupportedOperatorException",
+    "enable_python_dispatcher", "int_oo", "keystr", "tree_flatten", "tree_flatten_with_path",
+    "tree_leaves", "tree_unflatten",
 ]  # fmt: skip
 
 TORCH_DIR = str(Path(torch.__file__).parent) + "/"
@@ -260,6 +259,22 @@ def tensor_tables(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, An
     return module._parameters, module._buffers
 
 
+@contextmanager
+def exporting() -> Iterator[None]:
+    """`torch.compiler.is_exporting()` and `is_compiling()` are true inside, as torch.export has it.
+
+    There is no public way to say so; torch.export sets the same two flags.
+    """
+    flags = vars(torch.compiler)
+    names = ("_is_compiling_flag", "_is_exporting_flag")
+    before = {name: flags[name] for name in names}
+    flags.update(dict.fromkeys(names, True))
+    try:
+        yield
+    finally:
+        flags.update(before)
+
+
 def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
     """Dotted names of the buffers that `state_dict` leaves out; only modules know of them."""
     return {
@@ -282,6 +297,11 @@ def interpret_expression(expr: Any, functions: Any, symbols: dict[Any, Any]) -> 
     `torch.utils._sympy` is where ShapeEnv's own functions (FloorDiv, Mod, ...) are defined.
     """
     return sympy_interp(functions, symbols, expr)
+
+
+def floor_div(dividend: Any, divisor: Any) -> Any:
+    """`//` of two expressions, as ShapeEnv has it."""
+    return FloorDiv(dividend, divisor)
 
 
 def symbol_values(shape_env: Any) -> dict[Any, Any]:
@@ -353,7 +373,7 @@ def symbolic_sizes(
     shape_env: ShapeEnv,
     tensor: torch.Tensor,
     name: str,
-    wanted: list[tuple[int, int] | bool],
+    wanted: list[tuple[int, Any] | bool],
 ) -> tuple[Any, Any, Any]:
     """Sizes, strides and offset of an input with new symbols; `wanted`: a range, or yes, or no.
 
@@ -372,6 +392,24 @@ def symbolic_sizes(
     return shape_env.create_symbolic_sizes_strides_storage_offset(
         tensor, source, symbolic_context=context
     )
+
+
+def new_symbol(shape_env: ShapeEnv, name: str, number: int, bounds: tuple[int, Any]) -> Any:
+    """A symbol that is no input's size, but that sizes of inputs are computed from."""
+    symbol = shape_env.create_symbol(
+        number,
+        _InputSource(name),
+        dynamic_dim=DimDynamic.DYNAMIC,
+        constraint_dim=StrictMinMaxConstraint(vr=ValueRanges(*bounds), warn_only=False),
+    )
+    shape_env.var_to_sources.pop(symbol)  # a guard's code cannot name it
+    return symbol
+
+
+def forget_symbols(shape_env: ShapeEnv, symbols: list[Any]) -> None:
+    """Leave out symbols that another stands for, which torch's tools would list as sizes."""
+    for symbol in symbols:
+        shape_env.var_to_range.pop(symbol, None)
 
 
 @dataclass(frozen=True)

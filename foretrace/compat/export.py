@@ -1,24 +1,27 @@
 """`foretrace.export`: torch.export.export's arguments and result, from one recorded run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
+from torch.export import AdditionalInputs, ExportedProgram
 
 from foretrace import torch_api
-from foretrace.compat.program import Program, capture
+from foretrace.compat.module_calls import module_calls
+from foretrace.compat.program import Program, prepared
 from foretrace.errors import Refusal
 from foretrace.ir.exported import Exported, emitter_for, spelled, to_export
 from foretrace.ir.lifted import Interface, interface, separated
-from foretrace.ir.op import Op, values_in
-from foretrace.ir.program import Recorded
+from foretrace.ir.op import Op, Value, values_in
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.passes.live import needs
 from foretrace.passes.spell import located
 from foretrace.passes.writeback import Written, with_writes
-from foretrace.trace.structure import Structure, positional_names
+from foretrace.symbols.shapes import shapes_tree
+from foretrace.trace.calls import CallSite, watched
+from foretrace.trace.capture import record
+from foretrace.trace.structure import Structure
 
 
 def export(
@@ -49,8 +52,43 @@ def export(
     """
     _check_call(mod, args, kwargs)
     args, named = tuple(args), dict(kwargs or {})
-    program = capture(mod, *separated(mod, args, named), dynamic_shapes=dynamic_shapes)
-    return _exported_program(program, mod, args, named)
+    shapes = shapes_tree(dynamic_shapes, mod, args, named)
+    around = torch.is_grad_enabled()
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(around):
+        program, sites = _captured(
+            mod, *separated(mod, args, named), shapes, preserve_module_call_signature
+        )
+        exported = _exported_program(program, sites, mod, args, named, around)
+    if isinstance(dynamic_shapes, AdditionalInputs):
+        dynamic_shapes.verify(exported)
+    return exported
+
+
+def _captured(
+    mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, paths: Sequence[str]
+) -> tuple[Program, list[CallSite]]:
+    """The program as it runs; if that has no graph, as it runs when it is told of the export.
+
+    Libraries ask `torch.compiler.is_exporting()` and then do not look at data, nor call what
+    torch's meta kernels refuse.
+    """
+
+    def once() -> tuple[Program, list[CallSite]]:
+        run, semantics = prepared(mod, args, kwargs, None, shapes)
+        with watched(mod, paths, run.recorder) as sites:
+            recorded = record(mod, args, kwargs, run, semantics.target)
+        return Program(recorded, semantics), sites
+
+    try:
+        return once()
+    except Refusal as refusal:
+        if refusal.kind not in ("data-dependent", "program raised"):
+            raise
+        try:
+            with torch_api.exporting():
+                return once()
+        except Refusal:
+            raise refusal from None
 
 
 def _check_call(mod: Any, args: Any, kwargs: Any) -> None:
@@ -67,13 +105,19 @@ def _check_call(mod: Any, args: Any, kwargs: Any) -> None:
 
 
 def _exported_program(
-    program: Program, mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    program: Program,
+    sites: list[CallSite],
+    mod: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    around: bool,
 ) -> ExportedProgram:
     """The pieces put together; torch checks them."""
     recorded = program.recorded
-    written = _cut(program)
+    seen = [value for site in sites for value in site.values]
+    written = _cut(program, seen, around=around)
     leaves = zip(recorded.requires.names, torch_api.tree_leaves((args, kwargs)), strict=True)
-    results = values_in([written.outputs, [value for _, value in written.news]])
+    results = values_in([written.outputs, [value for _, value in written.news], seen])
     inputs = interface(mod, list(leaves), recorded, written.ops, results)
     exported = _graph(program, mod, written, inputs)
     return ExportedProgram(
@@ -82,14 +126,14 @@ def _exported_program(
         graph_signature=exported.signature,
         state_dict=inputs.state,
         range_constraints=recorded.symbols.constraints(),
-        module_call_graph=_module_calls(recorded, mod, args, kwargs),
+        module_call_graph=module_calls(recorded, mod, (args, kwargs), sites, exported),
         example_inputs=(args, kwargs),
         constants=inputs.constants,
         verifiers=[torch_api.TrainingIRVerifier],
     )
 
 
-def _cut(program: Program) -> Written:
+def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
     """The export cut, with its writes explicit, and nothing in it that a file cannot hold."""
     recorded = program.recorded
     _check_plain(recorded.requires.in_structure, "an argument")
@@ -99,7 +143,7 @@ def _cut(program: Program) -> Written:
     for output in recorded.outputs:
         _check_leaf(output.value, f"the output {output.role.name}")
     level = Level(written=True, open=(_not_followed,))
-    graph = forward_graph(recorded, program.semantics, level, "export")
+    graph = forward_graph(recorded, program.semantics, level, "export", around=around, also=seen)
     for op in graph.ops:
         _check_op(op)
     return with_writes(recorded, graph.ops)
@@ -158,24 +202,3 @@ def _graph(program: Program, mod: nn.Module, written: Written, inputs: Interface
     emitter = emitter_for(recorded.symbols, mode, needs, outermost)
     news = [(inputs.of(recorded.inputs[index].value), new) for index, new in written.news]
     return to_export(inputs.lifted, written.ops, news, written.outputs, emitter)
-
-
-def _module_calls(
-    recorded: Recorded, mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[ModuleCallEntry]:
-    """An entry for each submodule; the first is the program's own calling convention."""
-    requires = recorded.requires
-    signature = ModuleCallSignature(
-        inputs=[],
-        outputs=[],
-        in_spec=requires.in_structure.spec,
-        out_spec=requires.out_structure.spec,
-        forward_arg_names=[*_positional(mod, args), *kwargs],
-    )
-    paths = [path for path, _ in mod.named_modules(remove_duplicate=False)]
-    return [ModuleCallEntry(path, signature if not path else None) for path in paths]
-
-
-def _positional(mod: nn.Module, args: tuple[Any, ...]) -> list[str]:
-    """Names of the positional arguments; those that `*args` takes are numbered."""
-    return [name.replace(".", "_") for name in positional_names(mod, len(args))]

@@ -29,7 +29,7 @@ from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.abstract import Types
 from foretrace.trace.capture import Capture, record
 from foretrace.trace.sources import Sources
-from foretrace.trace.structure import positional_names, take_apart
+from foretrace.trace.structure import take_apart
 
 HALVES = ("forward", "backward")
 
@@ -214,25 +214,43 @@ def capture(
     Raises:
         Refusal: the program has no exact graph; the message has the user's line and a way out.
     """
+    given = (fn, args, kwargs or {}, target, dynamic_shapes)
+    run, semantics = prepared(*given, guard_values=guard_values)
+    recorded = record(fn, tuple(args), kwargs or {}, run, semantics.target)
+    return Program(recorded, semantics)
+
+
+def prepared(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    target: str | Target | None,
+    shapes: Any,
+    *,
+    guard_values: bool = False,
+) -> tuple[Capture, TargetSemantics]:
+    """What a capture of a call needs; `shapes` is its dynamic_shapes.
+
+    Raises:
+        Refusal: this is no call, or the target or the shapes are not known.
+    """
     _check_call(fn, args, kwargs)
     sources = Sources()
     symbols = Symbols(sources.here)
     types = Types(symbols)
     chosen = target_of(target, device_of(fn, args, kwargs))
-    table = RULES
-    semantics = TargetSemantics(chosen, types, table)
-    positional = positional_names(fn, len(args))
-    dynamic = dynamic_of(dynamic_shapes, positional, {*positional, *(kwargs or {})}, symbols)
+    semantics = TargetSemantics(chosen, types, RULES)
+    dynamic = dynamic_of(shapes, fn, tuple(args), kwargs, symbols)
     label = chosen.device if target is not None else None
     run = Capture(types, semantics, sources, label, dynamic, guard_values=guard_values)
-    return Program(record(fn, tuple(args), kwargs or {}, run, chosen), semantics)
+    return run, semantics
 
 
 def _check_call(fn: Any, args: Any, kwargs: Any) -> None:
     for good, what in (
         (callable(fn), f"{fn!r:.60} is not callable"),
         (isinstance(args, (tuple, list)), f"args is a {type(args).__name__}, not a tuple"),
-        (kwargs is None or isinstance(kwargs, dict), f"kwargs is a {type(kwargs).__name__}"),
+        (isinstance(kwargs, dict), f"kwargs is a {type(kwargs).__name__}"),
     ):
         if not good:
             raise Refusal(

@@ -29,6 +29,7 @@ from torch.export.graph_signature import (
 
 from foretrace import torch_api
 from foretrace.ir.fx import Emitter, Needs, Vals
+from foretrace.ir.module_stack import ModuleStacks
 from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.symbols.sizes import Symbols
 
@@ -67,6 +68,7 @@ class Exported:
     graph: fx.Graph
     signature: ExportGraphSignature
     nodes: dict[Value, fx.Node]
+    stacks: ModuleStacks
 
 
 class ExportEmitter(Emitter):
@@ -154,14 +156,14 @@ def to_export(
     by_item = dict(zip(map(id, lifted), names, strict=True))
     inputs = [_input_spec(item, name) for item, name in zip(lifted, names, strict=True)]
     mutations = [
-        OutputSpec(NEW_CONTENT[item.kind], _argument(node), _named(item, by_item[id(item)]))
+        OutputSpec(NEW_CONTENT[item.kind], argument_of(node), _named(item, by_item[id(item)]))
         for (item, _), node in zip(news, written, strict=False)
     ]
     user = [
-        OutputSpec(OutputKind.USER_OUTPUT, _argument(node), None) for node in written[len(news) :]
+        OutputSpec(OutputKind.USER_OUTPUT, argument_of(node), None) for node in written[len(news) :]
     ]
     signature = ExportGraphSignature(inputs, [*mutations, *user])
-    return Exported(emitter.root, emitter.graph, signature, emitter.nodes)
+    return Exported(emitter.root, emitter.graph, signature, emitter.nodes, emitter.stacks)
 
 
 def _named(item: Lifted, name: str) -> str:
@@ -176,7 +178,7 @@ def _input_spec(item: Lifted, name: str) -> InputSpec:
     return InputSpec(item.kind, argument, None if user else item.target, item.persistent)
 
 
-def _argument(output: Any) -> ArgumentSpec:
+def argument_of(output: Any) -> ArgumentSpec:
     """What an output is, by the `val` of its node."""
     if not isinstance(output, fx.Node):
         return ConstantArgument("", output)

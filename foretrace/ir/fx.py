@@ -15,7 +15,7 @@ from foretrace.ir.op import Op, Tree, Value
 from foretrace.ir.program import Graph, Input, Output
 from foretrace.ir.size_nodes import write_size
 from foretrace.ir.types import TensorType
-from foretrace.symbols.sizes import Size, Symbols, free_symbols
+from foretrace.symbols.sizes import Size, Symbols, free_symbols, solved
 
 Needs = Callable[[Op], list[Value]]
 
@@ -156,19 +156,30 @@ class Emitter:
         return self.sizes[expr]
 
     def _symbol(self, symbol: sympy.Symbol) -> Any:
-        for value, node in self.nodes.items():
-            if node.op == "placeholder":
-                for dim, size in enumerate(value.type.shape):
-                    if self.symbols.simplify(size) == symbol:
-                        return self._size_node(symbol, node, dim)
+        """The size of an input that the symbol is, or else that it follows from."""
+        sizes = [
+            (self.symbols.simplify(size), node, dim)
+            for value, node in self.nodes.items() if node.op == "placeholder"
+            for dim, size in enumerate(value.type.shape) if not isinstance(size, int)
+        ]  # fmt: skip
+        for size, node, dim in sizes:
+            if size == symbol:
+                return self._size_node(symbol, node, dim)
+        for size, node, dim in sizes:
+            whole = sympy.Dummy("size", integer=True)
+            expr = solved(size, symbol, whole) if symbol in size.free_symbols else None
+            if expr is not None:
+                return write_size(
+                    expr, {whole: self._size_node(size, node, dim)}, self._create_size
+                )
         raise AssertionError(f"no input has the size {symbol}")
 
-    def _size_node(self, symbol: sympy.Symbol, node: fx.Node, dim: int) -> fx.Node:
-        name = self.names.new(f"sym_size_{symbol}")
+    def _size_node(self, size: sympy.Expr, node: fx.Node, dim: int) -> fx.Node:
+        name = self.names.new(f"sym_size_{size}")
         target = torch.ops.aten.sym_size.int
         with self.graph.inserting_after(self._last_placeholder()):
             made = self.graph.create_node("call_function", target, (node, dim), {}, name)
-        made.meta["val"] = self.symbols.symbolic(symbol)
+        made.meta["val"] = self.symbols.symbolic(size)
         self.describe_size(made)
         return made
 

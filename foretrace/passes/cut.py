@@ -71,16 +71,33 @@ def flatten(
 
 
 def forward_graph(
-    recorded: Recorded, semantics: TargetSemantics, level: Level, kind: str, trains: bool = True
+    recorded: Recorded,
+    semantics: TargetSemantics,
+    level: Level,
+    kind: str,
+    *,
+    trains: bool = True,
+    around: bool = True,
+    also: Iterable[Value] = (),
 ) -> Graph:
-    """The forward cut; one that is never trained needs no history spelled out."""
+    """The forward cut.
+
+    Args:
+        recorded: the run.
+        semantics: what its ops mean.
+        level: which of them stay whole.
+        kind: the name of the cut.
+        trains: whether it is ever trained; else no history is spelled out.
+        around: the grad mode that the history is relative to.
+        also: values that the cut is to have, beside those that the outputs need.
+    """
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     below = semantics.derivatives.below_autograd
     flat = flatten(recorded.ops, level, is_unseen_write if trains else lambda _: False)
     if trains:
-        flat = flatten(with_history(flat, lambda op: op.target in below), level)
+        flat = flatten(with_history(flat, lambda op: op.target in below, around=around), level)
     results = values_of(outputs)
-    ops = live(list(flat), results, semantics)
+    ops = live(list(flat), [*results, *also], semantics)
     return Graph(list(recorded.inputs), with_saved(ops, results), outputs, kind)
 
 

@@ -19,14 +19,18 @@ Below = Callable[[Op], bool]
 """Whether Python calls this op below autograd, although the operator is followed (randint_like)."""
 
 
-def with_history(ops: Iterable[Op], below: Below) -> Iterator[Op]:
-    """The ops, each result followed by autograd exactly as in the recorded run."""
+def with_history(ops: Iterable[Op], below: Below, *, around: bool = True) -> Iterator[Op]:
+    """The ops, each result followed by autograd exactly as in the recorded run.
+
+    Where the grad mode around the run was off, that is no part of the program: what ran without
+    another grad mode of its own is followed as the call's has it.
+    """
     for op in ops:
         if is_unseen_write(op):
             yield from _overwritten(op)
         elif op.target is aten.as_strided_scatter.default and op.args[0].type.requires_grad:
             yield from _scattered(op)
-        elif _escapes(op, below):
+        elif _escapes(op, below, around=around):
             yield from _detached(op)
         else:
             yield op
@@ -40,9 +44,9 @@ def is_unseen_write(op: Op) -> bool:
     return bool(op.args[0].type.requires_grad)
 
 
-def _escapes(op: Op, below: Below) -> bool:
+def _escapes(op: Op, below: Below, *, around: bool) -> bool:
     """Whether eager would follow a result that was not followed in the run."""
-    if op.origin.grad_mode and not below(op):
+    if (op.origin.grad_mode or not around) and not below(op):
         return False
     loose = any(not out.type.requires_grad and out.type.differentiable for out in op.outs)
     return loose and any(v.type.requires_grad for v in op.operands)

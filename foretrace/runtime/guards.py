@@ -9,7 +9,7 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.types import TensorType
-from foretrace.symbols.sizes import Numbers, Size
+from foretrace.symbols.sizes import Numbers, Size, solved
 from foretrace.trace.capture import check_shared_memory
 
 AGAIN = "capture again with inputs like these"
@@ -92,6 +92,11 @@ def _bind(item: Input, tensor: torch.Tensor, sizes: Numbers) -> None:
     for size, number in zip(item.value.type.shape, tensor.shape, strict=True):
         if isinstance(size, sympy.Symbol):
             sizes.setdefault(size, number)
+        elif not isinstance(size, int):
+            for symbol in size.free_symbols - sizes.keys():
+                found = solved(size, symbol, number)
+                if found is not None:
+                    sizes[symbol] = int(found)
 
 
 def _check_sizes(item: Input, tensor: torch.Tensor, sizes: Numbers) -> None:

@@ -1,5 +1,6 @@
-"""Which sizes of the inputs are symbols: `dynamic_shapes` as torch.export takes it, or True."""
+"""Inputs whose sizes are open: each gets the symbols that the user asked for."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +10,8 @@ from torch.export import Dim
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.symbols.shapes import FREE, Asked, Want, read_shapes, shapes_tree, wrong_shapes
 from foretrace.symbols.sizes import Size, Symbols
-
-FIXED, FREE = object(), object()
-"""A size that stays as it is; one that is a symbol without a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,60 +26,91 @@ class Geometry:
 class Dynamic:
     """Gives the inputs symbolic sizes where the user asked for them."""
 
-    def __init__(self, spec: Any, symbols: Symbols) -> None:
-        self.spec, self.symbols = spec, symbols
+    def __init__(self, asked: dict[str, Asked], symbols: Symbols, *, every: bool = False) -> None:
+        self.asked, self.symbols, self.every = asked, symbols, every
         self.named: dict[str, sympy.Symbol] = {}
-        self._used: set[str] = set()
+        self.later: dict[str, list[tuple[sympy.Symbol, Dim]]] = {}
+        """sizes that follow from a Dim which no size has had yet"""
+        wants = [want for each in asked.values() for want in each.sizes if want is not None]
+        self.direct = {w.dim.__name__ for w in wants if w.dim is not None and not w.derived}
+        self.open: list[tuple[str, sympy.Expr]] = []
+        """(name, size) of those that the program must not fix"""
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether the sizes of a FakeTensor are known here; it is taken as an input then."""
         return False
 
+    def wanted(self, tensor: torch.Tensor, name: str) -> list[Want | None]:
+        """What is wanted of each size; None for one that stays as it is."""
+        if self.every:
+            return [FREE] * tensor.dim()
+        return list(self.asked[name].sizes) if name in self.asked else []
+
     def geometry(self, tensor: torch.Tensor, name: str) -> Geometry | None:
         """The input's sizes with symbols put in; None where all are fixed."""
-        wanted = self.wanted(tensor, name)
-        if all(each is FIXED for each in wanted):
+        wants, asked = self.wanted(tensor, name), self.asked.get(name)
+        if not any(want is not None for want in wants):
             return None
-        fresh = torch_api.symbolic_sizes(
-            self.symbols.start(), tensor, name, [_range(w) for w in wanted]
-        )
+        env = self.symbols.start()
+        bounds = [want is not None and (want.bounds or True) for want in wants]
+        fresh = torch_api.symbolic_sizes(env, tensor, asked.source if asked else name, bounds)
         shape, stride = (self.symbols.sizes(part) for part in fresh[:2])
-        geometry = Geometry(shape, stride, self.symbols.size(fresh[2]))
-        geometry = self._shared(geometry, wanted, name)
-        for size, want in zip(geometry.shape, wanted, strict=True):
-            if want is not FIXED:
-                bounds = _range(want)
-                self.symbols.declare(size, bounds if isinstance(bounds, tuple) else None)
-        return geometry
+        same = self._meanings(shape, wants, name, tensor.shape)
+        torch_api.forget_symbols(env, [old for old, new in same.items() if old != new])
+        shape, stride = (tuple(_put(size, same) for size in part) for part in (shape, stride))
+        for size, want in zip(shape, wants, strict=True):
+            if want is not None:
+                self.symbols.declare(size, want.bounds)
+        return Geometry(shape, stride, _put(self.symbols.size(fresh[2]), same))
 
-    def _shared(self, geometry: Geometry, wanted: list[Any], name: str) -> Geometry:
-        """Sizes of one named Dim are one symbol."""
-        same: dict[sympy.Symbol, sympy.Symbol] = {}
-        for dim, (size, want) in enumerate(zip(geometry.shape, wanted, strict=True)):
-            if want is FIXED or want is FREE:
+    def _meanings(
+        self, shape: tuple[Size, ...], wants: list[Want | None], name: str, example: Any
+    ) -> dict[sympy.Symbol, sympy.Expr]:
+        """What each new symbol is: itself, or what the Dim of the size is elsewhere."""
+        same: dict[sympy.Symbol, sympy.Expr] = {}
+        for dim, (size, want) in enumerate(zip(shape, wants, strict=True)):
+            if want is None:
                 continue
-            if not isinstance(size, sympy.Symbol):
-                raise _constant_size(name, dim, size, want)
-            first = self.named.setdefault(want.__name__, size)
-            same[size] = first
-        both = (geometry.shape, geometry.stride)
-        shape, stride = (tuple(_put(size, same) for size in part) for part in both)
-        return Geometry(shape, stride, _put(geometry.offset, same))
+            if isinstance(size, sympy.Symbol):
+                same[size] = self._meaning(size, want, example[dim])
+            if want.must:
+                label = want.dim.__name__ if want.dim is not None else f"{dim} of {name}"
+                if not isinstance(size, sympy.Symbol):
+                    raise _constant_size(name, dim, size, label)
+                self.open.append((label, same[size]))
+        return same
 
-    def wanted(self, tensor: torch.Tensor, name: str) -> list[Any]:
-        """For each dimension, FIXED, FREE or a Dim."""
-        if self.spec is True:
-            return [FREE] * tensor.dim()
-        found = find_spec(self.spec, name.split("."), name)
-        if found is None:
-            return [FIXED] * tensor.dim()
-        items = found.items() if isinstance(found, dict) else enumerate(found)
-        wanted: list[Any] = [FIXED] * tensor.dim()
-        for dim, want in items:
-            if not -tensor.dim() <= dim < tensor.dim():
-                raise _wrong(f"{name} has {tensor.dim()} dimensions, not one numbered {dim}")
-            wanted[dim] = _meaning(want, name)
-        return wanted
+    def _meaning(self, symbol: sympy.Symbol, want: Want, example: int) -> sympy.Expr:
+        dim: Any = want.dim
+        if dim is None:
+            return symbol
+        if want.derived:
+            return self._derived(symbol, dim, example)
+        first = self.named.setdefault(dim.__name__, symbol)
+        for size, later in self.later.pop(dim.__name__, ()):
+            self._relate(size, later)
+        return first
+
+    def _derived(self, symbol: sympy.Symbol, dim: Any, example: int) -> sympy.Expr:
+        """The size in terms of the Dim that it follows from; that it does so is a guard."""
+        name, first = dim.root.__name__, dim.fn(0)
+        if name not in self.named and name in self.direct:
+            self.later.setdefault(name, []).append((symbol, dim))
+            return symbol
+        if name not in self.named:
+            step = dim.fn(1) - first
+            number, left = divmod(example - first, step)
+            if left or not self.symbols.decide(sympy.Eq((symbol - first) % step, 0)):
+                raise _not_derived(dim)
+            limits = (dim.root.min, dim.root.max)
+            self.named[name] = torch_api.new_symbol(self.symbols.start(), name, number, limits)
+        else:
+            self._relate(symbol, dim)
+        return dim.fn(self.named[name])
+
+    def _relate(self, symbol: sympy.Symbol, dim: Any) -> None:
+        if not self.symbols.decide(sympy.Eq(symbol, dim.fn(self.named[dim.root.__name__]))):
+            raise _not_derived(dim)
 
     def check(self) -> None:
         """Refuse if the program fixed a size that was to be dynamic.
@@ -88,12 +118,16 @@ class Dynamic:
         Raises:
             Refusal: with the user's line that fixed it.
         """
-        for name, symbol in self.named.items():
-            now = self.symbols.simplify(symbol)
-            if now != symbol:
-                guard = next((g for g in self.symbols.guards() if symbol in g.symbols), None)
+        names = {symbol: name for name, symbol in self.named.items()}
+        for name, size in self.open:
+            now = self.symbols.simplify(size)
+            other = names.get(now, name) if isinstance(size, sympy.Symbol) else name
+            if not now.free_symbols or other != name:
+                symbols = size.free_symbols
+                guard = next((g for g in self.symbols.guards() if symbols & g.symbols), None)
+                value = now if other == name else other
                 raise Refusal(
-                    f"the program fixes the dynamic size {name} to {now}",
+                    f"the program fixes the dynamic size {name} to {value}",
                     kind="dynamic size fixed",
                     at=guard.frame if guard else None,
                     do=(f"make {name} static, or do not ask for its value in Python",),
@@ -107,84 +141,41 @@ class OpenDims(Dynamic):
         super().__init__({}, symbols)
         self.open_dims = open_dims
 
-    def wanted(self, tensor: torch.Tensor, name: str) -> list[Any]:
-        """FREE for an open dimension, else FIXED."""
+    def wanted(self, tensor: torch.Tensor, name: str) -> list[Want | None]:
+        """FREE for an open dimension."""
         free = self.open_dims.get(name, ())
-        return [FREE if dim in free else FIXED for dim in range(tensor.dim())]
-
-
-def find_spec(spec: Any, path: list[str], name: str) -> Any:
-    """The part of a nested `dynamic_shapes` that speaks of one input."""
-    for part in path:
-        if spec is None:
-            return None
-        if isinstance(spec, dict):
-            spec = spec.get(part, spec.get(int(part)) if part.isdigit() else None)
-        elif isinstance(spec, (list, tuple)) and part.isdigit() and int(part) < len(spec):
-            spec = spec[int(part)]
-        else:
-            raise _wrong(f"it has no place for {name}")
-    if spec is not None and not isinstance(spec, (dict, list, tuple)):
-        raise _wrong(f"for {name} it has {spec!r}, not a dict or list of sizes")
-    return spec
+        return [FREE if dim in free else None for dim in range(tensor.dim())]
 
 
 def dynamic_of(
-    dynamic_shapes: Any, positional: list[str], names: set[str], symbols: Symbols
+    dynamic_shapes: Any,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    symbols: Symbols,
 ) -> Dynamic:
-    """Read the `dynamic_shapes` argument; `positional` are the names of the positional arguments.
+    """Read the `dynamic_shapes` argument for a call.
 
     Raises:
-        Refusal: it is not of a form that torch.export takes, or names no argument.
+        Refusal: it is not of a form that torch.export takes, or does not fit the arguments.
     """
-    spec = dynamic_shapes
-    if spec is None or spec is False:
-        spec = {}
-    elif isinstance(spec, (list, tuple)):
-        if len(spec) != len(positional):
-            raise _wrong(f"it has {len(spec)} entries for {len(positional)} positional arguments")
-        spec = dict(zip(positional, spec, strict=True))
-    elif spec is not True and not isinstance(spec, dict):
-        raise _wrong(f"it is a {type(spec).__name__}")
-    unknown = set(spec) - names if isinstance(spec, dict) else set()
-    if unknown:
-        raise _wrong(f"it names {sorted(unknown)}, the arguments are {sorted(names)}")
-    return Dynamic(spec, symbols)
+    every = dynamic_shapes is True
+    spec = None if every else shapes_tree(dynamic_shapes, fn, args, kwargs)
+    return Dynamic(read_shapes(spec, fn, args, kwargs), symbols, every=every)
 
 
-def _meaning(want: Any, name: str) -> Any:
-    """FIXED, FREE, or a Dim."""
-    if want is None or isinstance(want, int):
-        return FIXED
-    if type(want) is type(Dim.AUTO):
-        return FIXED if want.type is Dim.STATIC.type else FREE
-    if isinstance(want, Dim):
-        return FREE if hasattr(want, "root") else want
-    raise _wrong(f"for {name} it has {want!r}, which is no Dim")
-
-
-def _range(want: Any) -> tuple[int, int] | bool:
-    if want is FIXED or want is FREE:
-        return want is FREE
-    return (want.min, want.max)
-
-
-def _put(size: Size, same: dict[sympy.Symbol, sympy.Symbol]) -> Size:
+def _put(size: Size, same: dict[sympy.Symbol, sympy.Expr]) -> Size:
     return size if isinstance(size, int) else size.xreplace(same)
 
 
-def _constant_size(name: str, dim: int, size: Size, want: Any) -> Refusal:
+def _not_derived(dim: Dim) -> Refusal:
+    return wrong_shapes(f"a size of the example is not {dim.__name__} of the others")
+
+
+def _constant_size(name: str, dim: int, size: Size, label: str) -> Refusal:
     return Refusal(
         f"size {dim} of {name} is {size} in the example, which torch treats as a constant, "
-        f"but it is to be the dynamic size {want.__name__}",
+        f"but it is to be the dynamic size {label}",
         kind="dynamic size fixed",
         do="capture with an example whose size is 2 or more",
-    )
-
-
-def _wrong(what: str) -> Refusal:
-    return Refusal(
-        f"dynamic_shapes does not fit the arguments: {what}",
-        kind="wrong dynamic_shapes",
-        do="use torch.export's form, {argument: {dim: Dim}}, or True for every size",
     )

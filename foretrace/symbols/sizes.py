@@ -86,7 +86,7 @@ class Symbols:
     ) -> None:
         self._where = where
         self.env = env
-        self._declared: list[tuple[Size, tuple[int, int] | None]] = []
+        self._declared: list[tuple[Size, tuple[int, Any] | None]] = []
         self._numbers: dict[sympy.Expr, torch.SymInt] = {}
         """one for each expression: to make one, sympy has to find its hint"""
 
@@ -195,7 +195,7 @@ class Symbols:
         noting = isinstance(self.env, NotingShapeEnv)
         return torch_api.symbol_ranges(self.env) if self.env and noting else {}
 
-    def declare(self, size: Size, bounds: tuple[int, int] | None) -> None:
+    def declare(self, size: Size, bounds: tuple[int, Any] | None) -> None:
         """Note a size of an input that may vary, and between what the user said, if at all."""
         self._declared.append((size, bounds))
 
@@ -258,6 +258,21 @@ def with_numbers(item: Any, numbers: Numbers) -> Any:
         return item
     value = sympy.sympify(item.xreplace(numbers))
     return plain(value) if value.is_integer else float(value)
+
+
+def solved(size: sympy.Expr, symbol: sympy.Symbol, found: Any) -> Any:
+    """What the symbol is where a size that follows from it is `found`; None if nobody can say.
+
+    Args:
+        size: an expression over sizes.
+        symbol: one of its symbols.
+        found: a number, or an expression for it.
+    """
+    step = size.coeff(symbol)
+    first = size - step * symbol
+    if not (step.is_Integer and step > 0) or symbol in first.free_symbols:
+        return None
+    return torch_api.floor_div(sympy.sympify(found) - first, step)
 
 
 def free_symbols(tree: Any) -> set[sympy.Symbol]:
