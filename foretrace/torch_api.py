@@ -94,10 +94,10 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 __all__ = [
     "BackwardSignature", "DataDependentOutputException", "DynamicOutputShapeException",
-    "FakeTensor", "FakeTensorMode", "GetAttrKey", "GraphSignature", "MappingKey",
+    "FakeTensor", "FakeTensorMode", "FloorDiv", "GetAttrKey", "GraphSignature", "MappingKey",
     "TorchDispatchMode", "TrainingIRVerifier", "TreeSpec", "UnsupportedOperatorException",
-    "enable_python_dispatcher", "int_oo", "keystr", "tree_flatten", "tree_flatten_with_path",
-    "tree_leaves", "tree_unflatten",
+    "ValueRanges", "enable_python_dispatcher", "int_oo", "keystr", "tree_flatten",
+    "tree_flatten_with_path", "tree_leaves", "tree_unflatten",
 ]  # fmt: skip
 
 TORCH_DIR = str(Path(torch.__file__).parent) + "/"
@@ -299,11 +299,6 @@ def interpret_expression(expr: Any, functions: Any, symbols: dict[Any, Any]) -> 
     return sympy_interp(functions, symbols, expr)
 
 
-def floor_div(dividend: Any, divisor: Any) -> Any:
-    """`//` of two expressions, as ShapeEnv has it."""
-    return FloorDiv(dividend, divisor)
-
-
 def symbol_values(shape_env: Any) -> dict[Any, Any]:
     """The number that each symbol had in the captured run; renamed in torch 2.13."""
     found = getattr(shape_env, "backed_var_to_val", None)
@@ -404,12 +399,6 @@ def new_symbol(shape_env: ShapeEnv, name: str, number: int, bounds: tuple[int, A
     )
     shape_env.var_to_sources.pop(symbol)  # a guard's code cannot name it
     return symbol
-
-
-def forget_symbols(shape_env: ShapeEnv, symbols: list[Any]) -> None:
-    """Leave out symbols that another stands for, which torch's tools would list as sizes."""
-    for symbol in symbols:
-        shape_env.var_to_range.pop(symbol, None)
 
 
 @dataclass(frozen=True)
@@ -536,11 +525,6 @@ def symbol_ranges(shape_env: ShapeEnv) -> dict[Any, tuple[int, int]]:
     """The bounds that ShapeEnv keeps of each symbol; without a bound above, a very large one."""
     bounds = shape_env.var_to_range
     return {s: (int(r.lower), int(min(r.upper, sys.maxsize))) for s, r in bounds.items()}
-
-
-def size_range(shape_env: ShapeEnv, expr: Any, bounds: tuple[int, int] | None) -> Any:
-    """The range of an expression: what the user said, or what ShapeEnv knows of its symbols."""
-    return ValueRanges(*bounds) if bounds is not None else shape_env.bound_sympy(expr)
 
 
 def node_of(tensor: torch.Tensor) -> Any:

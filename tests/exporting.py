@@ -55,3 +55,16 @@ def of_torch(module: nn.Module, args: tuple[Any, ...], **options: Any) -> Export
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.export.export(module, args, **options)
+
+
+def same_interface(ours: ExportedProgram, torchs: ExportedProgram) -> None:
+    """The specs of inputs, the nesting, the tensors and the modules are torch.export's."""
+    assert ours.graph_signature.input_specs == torchs.graph_signature.input_specs
+    assert ours.call_spec == torchs.call_spec
+    assert ours.state_dict.keys() == torchs.state_dict.keys()
+    assert ours.constants.keys() == torchs.constants.keys()
+    assert ours.range_constraints == torchs.range_constraints
+    user, theirs = (len(p.graph_signature.user_outputs) for p in (ours, torchs))
+    assert user == theirs
+    paths, others = ([e.fqn for e in p.module_call_graph] for p in (ours, torchs))
+    assert paths == others

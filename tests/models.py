@@ -127,7 +127,7 @@ MODELS: dict[str, Callable[[], Made]] = {
 
 
 def make(name: str) -> Made:
-    """The model in training mode without dropout's draws being the same twice, and its inputs."""
+    """The model in eval mode, and inputs for it; the same each time."""
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
     return model.eval(), inputs

@@ -56,7 +56,7 @@ class Dynamic:
         fresh = torch_api.symbolic_sizes(env, tensor, asked.source if asked else name, bounds)
         shape, stride = (self.symbols.sizes(part) for part in fresh[:2])
         same = self._meanings(shape, wants, name, tensor.shape)
-        torch_api.forget_symbols(env, [old for old, new in same.items() if old != new])
+        self.symbols.forget([old for old, new in same.items() if old != new])
         shape, stride = (tuple(_put(size, same) for size in part) for part in (shape, stride))
         for size, want in zip(shape, wants, strict=True):
             if want is not None:

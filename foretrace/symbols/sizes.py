@@ -205,11 +205,16 @@ class Symbols:
         for size, bounds in self._declared:
             expr = size if isinstance(size, int) else self.simplify(size)
             if self.env is not None and isinstance(expr, sympy.Expr) and expr.free_symbols:
-                limits = torch_api.size_range(self.env, expr, bounds)
+                limits = torch_api.ValueRanges(*bounds) if bounds else self.env.bound_sympy(expr)
                 found[expr] = found[expr] & limits if expr in found else limits
         for symbol in set().union(*(expr.free_symbols for expr in found)) - found.keys():
-            found[symbol] = torch_api.size_range(self.start(), symbol, None)
+            found[symbol] = self.start().bound_sympy(symbol)
         return found
+
+    def forget(self, symbols: list[sympy.Symbol]) -> None:
+        """Leave out symbols that another stands for, which torch's tools would list as sizes."""
+        for symbol in symbols:
+            self.start().var_to_range.pop(symbol, None)
 
     def decide(self, relation: sympy.Basic) -> bool:
         """Whether a relation between sizes holds in the captured run; it becomes a guard."""
@@ -272,7 +277,7 @@ def solved(size: sympy.Expr, symbol: sympy.Symbol, found: Any) -> Any:
     first = size - step * symbol
     if not (step.is_Integer and step > 0) or symbol in first.free_symbols:
         return None
-    return torch_api.floor_div(sympy.sympify(found) - first, step)
+    return torch_api.FloorDiv(sympy.sympify(found) - first, step)
 
 
 def free_symbols(tree: Any) -> set[sympy.Symbol]:
