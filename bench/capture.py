@@ -7,7 +7,7 @@ the clock runs over:
     foretrace               capture and cut; "+ graph_module" also builds the FX graph
     torch.compile           reset, then the first forward and backward of the compiled model: its
                             backward graph does not exist before. Includes running the step once
-    torch.export            the call
+    torch.export            the call; foretrace.export makes the same kind of object
     eager                   one forward and backward, for scale
 
 `first` is the first repeat of a case, in which foretrace derives its rules and torch fills its
@@ -110,6 +110,11 @@ def compiled(model: nn.Module, kwargs: Kwargs, *, dynamic: bool = False, whole: 
     step(**kwargs).loss.backward()
 
 
+def program(model: nn.Module, kwargs: Kwargs) -> object:
+    """The ExportedProgram of foretrace, which torch has checked."""
+    return foretrace.export(model, (), kwargs)
+
+
 def exported(model: nn.Module, kwargs: Kwargs, *, dynamic: bool = False) -> object:
     """torch.export of the forward; with `dynamic`, Dim.AUTO on every size of every input."""
     auto = {
@@ -132,6 +137,7 @@ GROUPS: dict[str, dict[str, Case]] = {
     "export": {
         CUT: partial(ours, cut="export"),
         GRAPH: partial(ours, cut="export", build=True),
+        "foretrace.export": program,
         "torch.export": exported,
     },
     "joint, dynamic": {
