@@ -552,8 +552,19 @@ PLACES: dict[str, tuple[Any, str]] = {
     "autocast": (torch, "set_autocast_enabled"),
     "autocast cache on": (torch, "is_autocast_cache_enabled"),
     "autocast end": (torch, "clear_autocast_cache"),
+    # `torch.utils.checkpoint.checkpoint` runs it up to its one yield, then the function, then on
+    "checkpoint": (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator"),
 }
 """Functions of torch that are replaced while a program is captured, and where they stand."""
+
+
+def selective_policy(context: Any) -> Callable[..., Any] | None:
+    """The policy of a context of `create_selective_checkpoint_contexts`; None of any other."""
+    caching = vars(torch.utils.checkpoint)["_CachingTorchDispatchMode"]
+    found: Callable[..., Any] | None = (
+        vars(context).get("policy_fn") if (isinstance(context, caching)) else None
+    )
+    return found
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 import foretrace
+from foretrace.compat.program import Cut
 from tests.bits import (
     Fact,
     aliasing,
@@ -17,9 +18,11 @@ from tests.bits import (
     tensor_differences,
     tensors,
 )
+from tests.pairs import PairCut, pair_agrees
 from tests.subject import Snapshot, Subject, hide_values
 
 CUTS = ("export", "aten", "joint")
+TRAINED, PAIR = ("export", "aten"), "pair"
 SHOWN = 12  # differences named in one failure
 
 Named = list[tuple[str, Tensor]]
@@ -29,6 +32,8 @@ class Program(Protocol):
     """What a capture returns."""
 
     def cut(self, level: str, **options: object) -> Callable[..., object]: ...
+
+    def pair(self, **options: Any) -> tuple[Cut, Cut]: ...
 
 
 Capture = Callable[..., Program]
@@ -74,12 +79,13 @@ def same_as_eager(
     keep: Sequence[object] = (),
     open: Sequence[object] = (),
     more_args: Sequence[Sequence[object]] = (),
+    policies: Sequence[object] = (),
     capture: Capture = foretrace.capture,
 ) -> Report:
     """Capture once, run every cut on fresh inputs, and compare all that can be seen with eager.
 
     `loss` is the index of the differentiated output, None for random tangents of all of them.
-    Each of `more_args` is a further set of inputs for the same cuts.
+    Each of `more_args` is a further set of inputs for the same cuts, each of `policies` a pair.
     """
     given = Subject(fn, tuple(args), kwargs or {})
     live = given.fresh()
@@ -89,6 +95,10 @@ def same_as_eager(
         name: program.cut(name, **chosen, **({"loss": loss} if name == "joint" else {}))
         for name in cuts
     }
+    for policy in policies:
+        halves = program.pair(loss=loss, policy=policy, **chosen)
+        pair_agrees(*halves)
+        made[f"{PAIR} by {policy}"] = PairCut(*halves)
     report = Report(program, made)
     for inputs in (given.args, *(tuple(more) for more in more_args)):
         subject = Subject(given.fn, inputs, given.kwargs)
@@ -120,7 +130,7 @@ def _compare(
 ) -> None:
     before = Snapshot.take(ran)
     torch.manual_seed(seed)
-    if name == "joint":
+    if name == "joint" or name.startswith(PAIR):
         seen = _run_joint(cut, ran, eager, loss)
     else:
         seen = _run_forward(cut, ran, eager, loss, train=name == "export")
@@ -280,7 +290,7 @@ def _all_differences(name: str, eager: Seen, seen: Seen) -> Iterator[str]:
     if not found:
         yield from aliasing_differences(eager.aliases, seen.aliases)
         flags = zip(_wants_gradient(eager.outputs), _wants_gradient(seen.outputs), strict=True)
-        for (path, left), (_, right) in flags if name != "joint" else ():
+        for (path, left), (_, right) in flags if name in TRAINED else ():
             if left != right:
                 yield f"{path}: requires_grad is {left} in eager, {right} in the cut"
     if not torch.equal(eager.rng, seen.rng):

@@ -19,7 +19,7 @@ class PairCut:
     forward: Cut
     backward: Cut
 
-    def __call__(self, *args: Any, tangents: Sequence[Tensor] = (), **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, tangents: Sequence[Tensor] | None = None, **kwargs: Any) -> Any:
         """Outputs, and gradients by name; what the program writes is written before backward."""
         recorded = self.forward.program.recorded
         flat, sizes = flat_inputs(recorded, *take_apart((tuple(args), kwargs)))
@@ -32,7 +32,7 @@ class PairCut:
         wanted = [item for item in self.backward.graph.inputs if item.role.kind == "tangent"]
         given = [
             laid_out(item, tangent.detach(), sizes)
-            for item, tangent in zip(wanted, tangents, strict=True)
+            for item, tangent in zip(wanted, tangents or (), strict=True)
         ]
         gradients = self.backward(*saved, *given)
         names = [output.role.name for output in self.backward.graph.outputs]

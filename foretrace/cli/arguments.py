@@ -6,7 +6,8 @@ from typing import Any, NoReturn, TypeAlias
 from foretrace.errors import Refusal
 
 Options: TypeAlias = argparse.Namespace
-CUTS = ("export", "aten", "joint")
+CUTS = ("export", "aten", "joint", "forward", "backward")
+POLICIES = ("min_cut", "save_all", "recompute_all")
 AUTO = "auto"
 
 PROGRAM = (
@@ -14,9 +15,10 @@ PROGRAM = (
     " (callable, args, kwargs); without a name it is `program`"
 )
 LOSS = (
-    "which output a joint cut differentiates; `none`: the gradients of all outputs are inputs;"
-    " default: 0 if output 0 is a scalar that requires grad, else none"
+    "which output the joint, forward and backward cuts differentiate; `none`: the gradients of all"
+    " outputs are inputs; default: 0 if output 0 is a scalar that requires grad, else none"
 )
+POLICY = "what a forward cut saves for the backward one; default: min_cut, the fewest bytes"
 
 
 class Parser(argparse.ArgumentParser):
@@ -73,6 +75,7 @@ def _cut_options(command: Any, cut: str) -> None:
     add("--open", metavar="OP", action="append", default=[], help="take this op apart")
     add("--dynamic", action="store_true", help="leave every input size open")
     add("--eval", action="store_true", help="call eval() first; default: as the program is")
+    add("--policy", choices=POLICIES, default=POLICIES[0], help=POLICY)
     add("--loss", metavar="N", type=loss, default=AUTO, help=LOSS)
     _json(command)
 

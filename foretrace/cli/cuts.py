@@ -49,7 +49,8 @@ def made(options: Options, screen: Screen) -> Iterator[Made]:
         captured = perf_counter()
         now(f"cutting {options.program}")
         loss = loss_of(program.recorded) if options.loss == AUTO else options.loss
-        cut = program.cut(options.cut, loss=loss, keep=options.keep, open=options.open)
+        chosen = {"loss": loss, "keep": options.keep, "open": options.open}
+        cut = program.cut(options.cut, policy=options.policy, **chosen)
         cut.graph_module  # noqa: B018 - built when asked for
         done = perf_counter()
     yield Made(user, program, cut, 1e3 * (captured - start), 1e3 * (done - captured))

@@ -9,6 +9,7 @@ from foretrace.cli.cuts import Made, made
 from foretrace.cli.render import Screen
 from foretrace.explain.nodes import call_text, type_text
 from foretrace.ir.op import Op
+from foretrace.passes.partition import Saved
 
 
 def run(options: Options, screen: Screen) -> int:
@@ -22,6 +23,10 @@ def run(options: Options, screen: Screen) -> int:
         for guard in found.program.recorded.guards:
             where = f"  at {guard.frame}" if guard.frame is not None else ""
             screen.line(f"guard: {guard.condition}{where}", "yellow")
+        for each in _saved(found):
+            if not each["free"]:
+                where = f"  at {each['at']}" if each["at"] is not None else ""
+                screen.line(f"saved: {each['name']}, {each['bytes']} bytes{where}: {each['why']}")
         screen.line(_summary(found), "bold")
         screen.line(f"captured in {found.capture_ms:.0f} ms, cut in {found.cut_ms:.0f} ms")
     return 0
@@ -35,12 +40,36 @@ def readable(found: Made) -> str:
 
 def _summary(found: Made) -> str:
     signature, of = found.cut.signature, found.to_dict()
-    sizes = (
+    sizes: tuple[str, ...] = (
         counted(len(found.cut.nodes), "node"),
         counted(len(signature.inputs), "input"),
         counted(len(signature.outputs), "output"),
     )
+    if found.cut.pair is not None:
+        sizes += (f"{found.cut.pair.bytes} bytes held between forward and backward",)
     return f"{of['cut']} cut of {of['program']} on {of['target']}: {', '.join(sizes)}"
+
+
+def _saved(found: Made) -> list[dict[str, Any]]:
+    """What the forward half hands to the backward half."""
+    if found.cut.pair is None:
+        return []
+    roles = [role for role in found.cut.pair.forward.signature.outputs if role.kind == "saved"]
+    return [
+        {
+            "name": role.name,
+            "bytes": str(item.bytes),
+            "free": item.free,
+            "why": item.reason,
+            "at": _place(item),
+        }
+        for role, item in zip(roles, found.cut.pair.saved, strict=True)
+    ]
+
+
+def _place(item: Saved) -> str | None:
+    frame = item.op.origin.frame if item.op is not None else None
+    return f"{frame.file}:{frame.line}" if frame is not None else None
 
 
 def counted(count: int, word: str) -> str:
@@ -53,6 +82,7 @@ def _data(found: Made) -> dict[str, Any]:
         **found.to_dict(),
         "nodes": [_node(node) for node in found.cut.graph_module.graph.nodes],
         "signature": found.cut.signature.to_dict(),
+        "saved": _saved(found),
         "guards": [str(guard.condition) for guard in found.program.recorded.guards],
         "ms": {"capture": found.capture_ms, "cut": found.cut_ms},
         "text": readable(found),

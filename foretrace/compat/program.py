@@ -168,7 +168,8 @@ class Cut:
         Raises:
             Refusal: the graph has no such node.
         """
-        return explain(self.program.recorded, self.graph, self.graph_module, name)
+        recorded, module = self.program.recorded, self.graph_module
+        return explain(recorded, self.graph, module, name, self.pair)
 
     def __call__(
         self, *args: Any, tangents: Sequence[torch.Tensor] | None = None, **kwargs: Any

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from foretrace.errors import Refusal
+from foretrace.explain.between import Between, amount, saved_link
 from foretrace.explain.explanation import Explanation, Link
 from foretrace.explain.levels import (
     Levels,
@@ -21,6 +22,7 @@ from foretrace.explain.levels import (
 from foretrace.explain.nodes import call_text, is_size, part_links, size_links, type_text
 from foretrace.ir.op import Backward, Op, target_name
 from foretrace.ir.program import Graph, Recorded
+from foretrace.passes.partition import Pair
 
 NEAR_NAMES = 5
 
@@ -36,7 +38,9 @@ ENGINE_RULES: dict[str, str] = {
 }
 
 
-def explain(recorded: Recorded, graph: Graph, module: fx.GraphModule, name: str) -> Explanation:
+def explain(
+    recorded: Recorded, graph: Graph, module: fx.GraphModule, name: str, pair: Pair | None = None
+) -> Explanation:
     """The path of a node in the tree.
 
     Args:
@@ -44,6 +48,7 @@ def explain(recorded: Recorded, graph: Graph, module: fx.GraphModule, name: str)
         graph: the cut.
         module: the cut's graph module.
         name: a node of it; "kept_op.node" for a node inside an op that was kept whole.
+        pair: what the cut is a half of, if it is.
 
     Raises:
         Refusal: there is no such node.
@@ -59,7 +64,8 @@ def explain(recorded: Recorded, graph: Graph, module: fx.GraphModule, name: str)
             )
         around.append(_op_of(node))
         module = inside
-    return _Telling(recorded, graph, module, around).node(_find(module, last, name), name)
+    telling = _Telling(recorded, Between(graph, pair), module, around)
+    return telling.node(_find(module, last, name), name)
 
 
 def _find(module: fx.GraphModule, wanted: str, full: str) -> fx.Node:
@@ -82,10 +88,11 @@ class _Telling:
     """Explains the nodes of one graph; `around` are the kept ops that it is the inside of."""
 
     def __init__(
-        self, recorded: Recorded, graph: Graph, module: fx.GraphModule, around: list[Op]
+        self, recorded: Recorded, between: Between, module: fx.GraphModule, around: list[Op]
     ) -> None:
-        self.recorded, self.graph, self.module, self.around = recorded, graph, module, around
-        self.levels = Levels(recorded, graph)
+        self.recorded, self.between, self.module, self.around = recorded, between, module, around
+        self.graph = between.graph
+        self.levels = Levels(recorded, self.graph)
         self.names: dict[Op, str] = {}
         for node in reversed(module.graph.nodes):
             if isinstance(_op_of(node), Op):
@@ -100,7 +107,7 @@ class _Telling:
             side, links = "output", list(self._outputs(node))
         elif isinstance(op, Op):
             side = "backward" if op.because is not None else "forward"
-            links = [*part_links(node, op), *self._op(op)]
+            links = [*part_links(node, op), *self.between.links(op), *self._op(op)]
         elif node.op == "get_attr":
             side, links = "input", list(self._held(node))
         elif is_size(node):
@@ -112,16 +119,19 @@ class _Telling:
     # ---- ops ----------------------------------------------------------------------------------
 
     def _op(self, op: Op) -> Iterator[Link]:
-        if op.because is None:
+        copied = list(self.between.copy_links(op))
+        if copied:
+            yield from copied
+        elif op.because is None:
             yield from self._inside()
             yield from self.levels.links(op)
-            return
-        whole, *pieces = pieces_to(op)
-        yield self._backward_itself(whole, pieces)
-        yield from table_links(whole, pieces)
-        yield from self._inside()
-        yield _rule_link(op)
-        yield self._because(op, op.because)
+        else:
+            whole, *pieces = pieces_to(op)
+            yield self._backward_itself(whole, pieces)
+            yield from table_links(whole, pieces)
+            yield from self._inside()
+            yield _rule_link(op)
+            yield self._because(op, op.because)
 
     def _inside(self) -> Iterator[Link]:
         for outer in self.around:
@@ -143,8 +153,10 @@ class _Telling:
         if isinstance(served, Link):
             return served
         known = self._name(served)
-        notes = (f"node {known} of this graph",) if known else ()
-        facts = {"op": name_of(served), "node": known}
+        other = self.between.name(served)
+        places = (known and f"node {known} of this graph", other and f"node {other} of forward")
+        notes = tuple(place for place in places if place)
+        facts = {"op": name_of(served), "node": known, "forward": other}
         return Link("because", spell(served), notes, facts, tuple(self.levels.links(served)))
 
     def _name(self, op: Op) -> str | None:
@@ -183,7 +195,14 @@ class _Telling:
             notes.append("requires grad")
         if item.tensor is not None:
             notes.append("read from the live tensor at each call")
-        return Link("input", str(item.role), tuple(notes), facts)
+        saved = self.between.taken(index)
+        if saved is None:
+            return Link("input", str(item.role), tuple(notes), facts)
+        link = saved_link(saved)
+        path = tuple(self._op(saved.op)) if saved.op is not None else ()
+        return Link(
+            "input", str(item.role), (*notes, link.text, *link.notes), {**facts, **link.facts}, path
+        )
 
     def _held(self, node: fx.Node) -> Iterator[Link]:
         """An object that the graph module holds because no argument can spell it."""
@@ -208,6 +227,9 @@ class _Telling:
             why: tuple[str, ...] = ()
             if output.role.kind == "gradient" and result is None:
                 why = ("no output that is differentiated depends on it",)
+            saved = self.between.handed(index)
+            if saved is not None:
+                why = (amount(saved), saved.reason)
             yield Link("output", f"{index}: {output.role} is {result}", why, facts)
 
 

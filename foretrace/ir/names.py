@@ -51,13 +51,13 @@ def calls_target(op: Op) -> bool:
     return callable_whole and set(op.outs) <= set(values_in(op.result))
 
 
-def value_names(inputs: Iterable[tuple[Tree, str]], ops: Iterable[Op]) -> dict[Value, str]:
-    """The name of each value's node in the fx graph of these inputs and ops."""
-    names, found = Names(), dict[Value, str]()
+def node_names(inputs: Iterable[tuple[Value, str]], ops: Iterable[Op]) -> dict[Value | Op, str]:
+    """The name of each value's and op's node in the fx graph of these inputs and ops."""
+    names, found = Names(), dict[Value | Op, str]()
     for value, name in inputs:
         found[value] = names.new(name)
     for op in ops:
-        name = names.new(wish(op))
+        name = found[op] = names.new(wish(op))
         result = op.result if calls_target(op) else tuple(op.outs)
         found.update(_parts(op, result, name, names))
     return found

@@ -4,7 +4,7 @@ A parent and its children share the same values, so a cut is a flattening withou
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from foretrace.errors import Frame
@@ -59,12 +59,25 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """One call of `torch.utils.checkpoint`: what is made inside is made again in the backward.
+
+    `saves` is the policy of a selective one: torch's own function of a context, an operator and
+    its arguments, which names those that are saved all the same.
+    """
+
+    saves: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Origin:
     """Where an op comes from: the user's line, the module call, the grad mode it ran under."""
 
     frame: Frame | None
     module: ModuleCall | None
     grad_mode: bool = True
+    checkpoint: Checkpoint | None = None
+    """the outermost one that was running"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +154,7 @@ class Op:
     """
 
     __slots__ = (
-        "args", "because", "choice", "definition", "kwargs", "origin",
+        "_operands", "args", "because", "choice", "definition", "kwargs", "origin",
         "outs", "piece_of", "region", "result", "rule", "target", "writes",
     )  # fmt: skip
 
@@ -163,6 +176,7 @@ class Op:
         piece_of: "Op | None" = None,
     ) -> None:
         self.target, self.args, self.kwargs = target, args, kwargs
+        self._operands: tuple[Value, ...] | None = None
         self.result, self.outs, self.origin = result, outs, origin
         self.definition, self.region = definition, region
         self.because, self.rule, self.choice, self.writes = because, rule, choice, writes
@@ -183,7 +197,9 @@ class Op:
     @property
     def operands(self) -> tuple[Value, ...]:
         """The values among its arguments, each once, in order."""
-        return tuple(dict.fromkeys(values_in((self.args, self.kwargs))))
+        if self._operands is None:
+            self._operands = tuple(dict.fromkeys(values_in((self.args, self.kwargs))))
+        return self._operands
 
     def __repr__(self) -> str:
         return f"{self.outs} = {target_name(self.target)}{self.args}"
@@ -260,7 +276,7 @@ def _copy_op(op: Op, env: dict[Value, Any], call: Op) -> Op:
         substitute(op.kwargs, env),
         substitute(op.result, env),
         tuple([env[out] for out in op.outs]),
-        origin=Origin(call.origin.frame, call.origin.module, op.origin.grad_mode),
+        origin=replace(call.origin, grad_mode=op.origin.grad_mode),
         definition=op.definition,
         region=None if op.definition else op.region and copy_ops(op.region, env, call),
         because=op.because or call.because,

@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
-from foretrace.ir.op import Op, Value
+from foretrace.ir.fx import Vals
+from foretrace.ir.op import Op, Value, map_values, target_name
 from foretrace.ir.program import Graph, Recorded
 from foretrace.passes.live import needs
 from foretrace.targets.costs import COSTS, PLAIN_VIEWS
 from foretrace.targets.semantics import TargetSemantics
 
+ASKED = "the policy of its selective checkpoint asks for it"
 ROOT = "root gradient"
+SAVES = (True, CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 TORCH_NAMESPACES = ("aten", "prims")
 DROPOUT = "dropout_p"
 """The argument by which an attention kernel draws random numbers; none if it is 0."""
@@ -27,11 +31,12 @@ ABSOLUTE = "storage_offset"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of an operator: why it never runs twice, whether it makes views, whether it is cheap."""
+    """Of an operator: why it never runs twice, whether it makes views, is cheap, reduces."""
 
     once: str
     view: bool
     cheap: bool
+    reduces: bool
 
 
 class Halves:
@@ -48,8 +53,10 @@ class Halves:
         self.given = {item.value: item for item in self.inputs}
         self.places = {item.value: i for i, item in enumerate(self.inputs)}
         self._known: dict[Any, Facts] = {}
-        self.aliases = self._aliases(recorded)
+        self.written = {recorded.inputs[m.index].value: m for m in recorded.mutations}
+        self.aliases = self._aliases()
         self.late = self._late()
+        self.asked = self._asked()
 
     # ---- sides ------------------------------------------------------------------------------
 
@@ -59,15 +66,16 @@ class Halves:
         The rest of the backward (masks, casts of operands) could as well run in the forward.
         """
         values = {item.value for item in self.tangents}
-        late: dict[Op, None] = {}
+        found: dict[Op, None] = {}
         for op in self.joint.ops:
             if op.because is None:
                 continue
             root = op.rule is not None and op.rule.name == ROOT
-            if root or self.once(op) or not self.cheap(op) or any(v in values for v in needs(op)):
-                late[op] = None
+            late = root or not values.isdisjoint(needs(op))
+            if late or self.once(op) or self.costs(op):
+                found[op] = None
                 values.update(op.outs)
-        return late
+        return found
 
     def early(self) -> Iterator[Op]:
         """The ops that are not the backward's alone, in order."""
@@ -84,7 +92,35 @@ class Halves:
         """Whether the backward has it without being handed anything that would not live on."""
         return value in self.given and value not in self.aliases
 
+    # ---- checkpoints ----------------------------------------------------------------------------
+
+    def inside(self, op: Op, value: Value) -> bool:
+        """Whether an op's operand was made in the checkpoint that the op belongs to, or in none."""
+        maker = self.makers.get(value)
+        made_in = maker.origin.checkpoint if maker is not None else None
+        return made_in is None or made_in is op.origin.checkpoint
+
+    def _asked(self) -> set[Op]:
+        """Ops in a selective checkpoint that its policy saves; it is asked in order, once each."""
+        vals = Vals(self.semantics.inference.mode, self.symbols)
+
+        def asks(op: Op) -> bool:
+            checkpoint = op.origin.checkpoint
+            if checkpoint is None or checkpoint.saves is None or op.because is not None:
+                return False
+            if not hasattr(op.target, "overloadpacket"):
+                return False
+            args, kwargs = map_values((op.args, op.kwargs), vals.of)
+            context = SelectiveCheckpointContext(is_recompute=False)
+            return checkpoint.saves(context, op.target, *args, **kwargs) in SAVES
+
+        return {op for op in self.joint.ops if asks(op)}
+
     # ---- running again --------------------------------------------------------------------------
+
+    def forced(self, op: Op) -> str:
+        """Why what the op made is saved whatever the policy says; empty if it need not be."""
+        return self.once(op) or (ASKED if op in self.asked else "")
 
     def once(self, op: Op) -> str:
         """Why the op never runs a second time; empty if it may."""
@@ -97,7 +133,8 @@ class Halves:
     def _call_once(self, op: Op) -> str:
         """Why this call, of an operator that may be repeated, may not."""
         schema = self.semantics.schema(op.target)
-        if schema.random and schema.bind(op.args, op.kwargs).get(DROPOUT) != 0:
+        named = schema.bind(op.args, op.kwargs) if schema.random else {}
+        if schema.random and (DROPOUT not in schema.arguments or named.get(DROPOUT, 0) != 0):
             return "it draws random numbers, and none is drawn twice"
         if schema.writes and schema.written_now(op.args, op.kwargs):
             return "it writes in place"
@@ -105,9 +142,21 @@ class Halves:
             return "it counts from the start of memory that the program writes to"
         return ""
 
-    def cheap(self, op: Op) -> bool:
-        """Whether the target's costs allow to run it again."""
-        return all(self._facts(leaf).cheap for leaf in leaves(op))
+    def costs(self, op: Op) -> str:
+        """Why running the op again is not worth what it saves; empty if it is."""
+        for leaf in leaves(op):
+            facts = self._facts(leaf)
+            if not facts.cheap:
+                return f"{target_name(leaf.target)} costs too much to run again"
+            if facts.reduces and not self._gives_enough(leaf):
+                return f"{target_name(leaf.target)} reads much and gives little"
+        return ""
+
+    def _gives_enough(self, op: Op) -> bool:
+        """Whether a reduction's results are worth reading its operands."""
+        hint = self.symbols.hint
+        read = sum(hint(v.type.bytes) for v in op.operands)
+        return read <= COSTS.reading * sum(hint(v.type.bytes) for v in op.outs)
 
     def view(self, op: Op) -> bool:
         """Whether its results are views of an operand: they take no memory of their own."""
@@ -121,7 +170,9 @@ class Halves:
 
     def _learn(self, target: Any) -> "Facts":
         if not hasattr(target, "overloadpacket"):
-            return Facts("what it calls is not an operator of torch", view=False, cheap=False)
+            return Facts(
+                "what it calls is not an operator of torch", view=False, cheap=False, reduces=False
+            )
         schema = self.semantics.schema(target)
         view = schema.viewed is not None or target.name() in PLAIN_VIEWS
         once = ""
@@ -131,13 +182,14 @@ class Halves:
             once = "it may give other bits the second time"
         elif not schema.returns_something:
             once = "it returns nothing"
-        return Facts(once, view, view or COSTS.cheap(target))
+        reduces = torch.Tag.reduction in target.tags
+        return Facts(once, view, view or COSTS.cheap(target), reduces)
 
     # ---- memory that the program writes to ------------------------------------------------------
 
-    def _aliases(self, recorded: Recorded) -> set[Value]:
+    def _aliases(self) -> set[Value]:
         """Inputs that are written after the forward has run, and views of them."""
-        found = {recorded.inputs[m.index].value for m in recorded.mutations if not m.rebound}
+        found = {value for value, mutation in self.written.items() if not mutation.rebound}
         if not found:
             return found
         for op in self.joint.ops:

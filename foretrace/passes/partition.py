@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 import torch
 
-from foretrace.ir.names import value_names
+from foretrace.ir.names import node_names
 from foretrace.ir.op import Choice, Op, Origin, Tree, Value, map_values
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, size_input
 from foretrace.ir.types import Size
@@ -23,6 +23,10 @@ from foretrace.symbols.sizes import free_symbols
 from foretrace.targets.semantics import TargetSemantics
 
 aten = torch.ops.aten
+
+WRITTEN = "the program writes to this memory, and the backward needs what it held before"
+SAVED_COPY = "saved value"
+"""The choice that a copy for the backward carries."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +85,7 @@ def partition(
     first = [*halves.early(), *(op for each in copies.values() for op in each)]
     results = [*values_of(halves.outputs), *given]
     first = with_saved(live(first, results, semantics), results)
-    names = value_names(((i.value, i.role.name) for i in halves.inputs), first)
+    names = node_names(((i.value, i.role.name) for i in halves.inputs), first)
     names |= {item.value: item.role.name for item in halves.inputs}
     sizes = _missing_sizes(halves, ops, handed)
     roles = [Role("saved", name) for name in (*(names[v] for v in given), *map(str, sizes))]
@@ -159,14 +163,13 @@ def _saved(
     return Saved(value, size, reasons[value], op)
 
 
-WRITTEN = "the program writes to this memory, and the backward needs what it held before"
-
-
 def _copied(halves: Halves, value: Value) -> list[Op]:
     """Ops that copy a value in its own layout, as it is at the end of the forward."""
     type, op = value.type, halves.makers.get(value)
+    if op is None:  # an input: the copy is there because of the op that writes to it
+        op = halves.makers.get(halves.written[value].value)
     origin = op.origin if op is not None else Origin(None, None)
-    choice = Choice("saved value", "a copy", WRITTEN)
+    choice = Choice(SAVED_COPY, "a copy", WRITTEN)
 
     def call(func: Any, args: Tree, kwargs: dict[str, Tree] | None = None) -> Op:
         typed = map_values(args, lambda v: v.type.with_grad(False))

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Value, values_in
+from foretrace.ir.op import Op, Value
+from foretrace.passes.band import Band
 from foretrace.passes.halves import Halves
-from foretrace.passes.live import needs
+from foretrace.passes.live import needs, values_of
 
 Policy: TypeAlias = str | Callable[[Op], bool]
 """A name of POLICIES, or a predicate on an Op: True saves what it made, False runs it again."""
@@ -35,28 +36,36 @@ def chosen(halves: Halves, policy: Policy) -> dict[Value, str]:
 def _demanded(halves: Halves, decide: Decide) -> dict[Value, str]:
     """From the last op to the first: what is wanted is saved, or its op wants its operands.
 
-    Views are made again from what they are views of, as they take no memory of their own.
+    Views are made again from what they are views of, as they take no memory of their own. So is
+    what a checkpoint made, unless something outside of it wants it.
     """
-    wanted = {v for output in halves.gradients for v in values_in(output.value)}
+    wanted = set(values_of(halves.gradients))
+    outside: set[Value] = set()
     saved: dict[Value, str] = {}
     for op in reversed(halves.joint.ops):
-        if op in halves.late:
-            wanted.update(needs(op))
-            continue
         outs = [v for v in op.outs if v in wanted]
-        if not outs:
-            continue
-        again = halves.view(op) or op.because is not None
-        reason = halves.once(op) or ("" if again else decide(op))
-        if reason:
-            saved.update(dict.fromkeys(outs, reason))
-        else:
-            wanted.update(needs(op))
+        if op not in halves.late:
+            if not outs:
+                continue
+            reason = halves.forced(op)
+            again = halves.view(op) or op.because is not None
+            if not reason and not again and (not op.origin.checkpoint or outside & {*outs}):
+                reason = decide(op)
+            if reason:
+                saved.update(dict.fromkeys(outs, reason))
+                continue
+        wanted.update(needs(op))
+        outside.update(v for v in needs(op) if not halves.inside(op, v))
     return saved
 
 
+def _min_cut(halves: Halves) -> dict[Value, str]:
+    """The fewest bytes that running cheap ops again allows."""
+    return Band(halves).cut()
+
+
 POLICIES: dict[str, Callable[[Halves], dict[Value, str]]] = {
-    "min_cut": lambda halves: _demanded(halves, lambda _: SAVE_ALL),
+    "min_cut": _min_cut,
     "save_all": lambda halves: _demanded(halves, lambda _: SAVE_ALL),
     "recompute_all": lambda halves: _demanded(halves, lambda _: ""),
 }

@@ -30,7 +30,7 @@ class ModuleCalls:
         path = self.paths.get(id(module), kind.__name__)
         call = ModuleCall(path, kind.__name__, qualified, recorder.module)
         body: list[Op] = []
-        origin = Origin(recorder.sources.here(), call)
+        origin = Origin(recorder.sources.here(), call, checkpoint=recorder.checkpoint)
         recorder.scope.append(Op(call, (), {}, None, (), origin=origin, region=body))
         self._open.append((recorder.scope, recorder.module, module))
         recorder.scope, recorder.module = body, call

@@ -13,7 +13,17 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.op import ModuleCall, Op, Origin, Target, Tree, Value, map_values, values_in
+from foretrace.ir.op import (
+    Checkpoint,
+    ModuleCall,
+    Op,
+    Origin,
+    Target,
+    Tree,
+    Value,
+    map_values,
+    values_in,
+)
 from foretrace.ir.text import neighbourhood
 from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract, Types
@@ -55,6 +65,7 @@ class Recorder(torch_api.TorchDispatchMode):
         self.scope: list[Op] = []
         self.log: list[Op] = []
         self.module: ModuleCall | None = None
+        self.checkpoint: Checkpoint | None = None
         self.unseen: set[Value] = set()
         """new contents that were written without autograd's knowledge"""
         self.first_refusal: Refusal | None = None
@@ -202,10 +213,10 @@ class Recorder(torch_api.TorchDispatchMode):
         """The user's line, module and grad mode that are current."""
         grad = self.grad_mode()
         frame = self._frame_inside if self._depth else self.sources.here()
-        key = (id(frame), self.module, grad)
+        key = (id(frame), self.module, grad, self.checkpoint)
         known = self._origins.get(key)
         if known is None:
-            known = self._origins[key] = Origin(frame, self.module, grad)
+            known = self._origins[key] = Origin(frame, self.module, grad, self.checkpoint)
         return known
 
     def _abstract(self, op: Op, meaning: Meaning, tensors: list[Abstract]) -> Any:

@@ -3,13 +3,14 @@
 import gc
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.ir.op import Checkpoint
 from foretrace.trace.functions import function_calls
 from foretrace.trace.modules import module_calls
 from foretrace.trace.recorder import Recorder
@@ -26,6 +27,29 @@ def refusing(absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins |= dict.fromkeys(("manual_seed", "seed", "set_rng_state"), _no_seed)
     stand_ins["Generator"] = _NoGenerator
     return stand_ins | ({"func.grad": _no_gradient} if absent else {})
+
+
+def checkpoints(recorder: Recorder) -> Callable[..., Iterator[None]]:
+    """What `torch.utils.checkpoint` runs around a function: ops inside are told its region.
+
+    The function runs once. Only the outermost of nested regions counts, as all inside it is made
+    again from what goes into it.
+    """
+
+    def around(
+        fn: Any, preserve_rng_state: bool, context_fn: Callable[[], Any], *_: Any, **__: Any
+    ) -> Iterator[None]:
+        outer, (context, _again) = recorder.checkpoint, context_fn()
+        saves = torch_api.selective_policy(context)
+        if outer is None and recorder.grad_mode():
+            recorder.checkpoint = Checkpoint(saves)
+        try:
+            with nullcontext() if saves is not None else context:
+                yield
+        finally:
+            recorder.checkpoint = outer
+
+    return around
 
 
 def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,7 +121,7 @@ def running(recorder: Recorder, paths: dict[int, str], absent: bool) -> Iterator
     """The recorder sees every call inside."""
     with (
         torch_api.below_autograd(),
-        torch_api.replaced(refusing(absent)),
+        torch_api.replaced({**refusing(absent), "checkpoint": checkpoints(recorder)}),
         followed_autocast(recorder),
         function_calls(recorder),
         module_calls(recorder, paths),

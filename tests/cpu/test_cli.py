@@ -169,6 +169,24 @@ def test_show_target_and_dynamic(capsys: pytest.CaptureFixture[str]) -> None:
     assert any("[s" in node["type"] for node in found["nodes"])
 
 
+def test_show_forward_says_what_is_saved(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", ATTENTION, "--cut", "forward", "--policy", "save_all", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    held = [each for each in shown["saved"] if not each["free"]]
+    roles = [role["name"] for role in shown["signature"]["outputs"] if role["kind"] == "saved"]
+    assert [each["name"] for each in shown["saved"]] == roles
+    assert all(int(each["bytes"]) and "attention.py:" in each["at"] for each in held)
+    assert main(["show", ATTENTION, "--cut", "backward"]) == 0
+    text = capsys.readouterr().out
+    assert "saved: " in text
+    assert "bytes held between forward and backward" in text
+
+
+def test_explain_backward(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", ATTENTION, "_softmax_backward_data", "--cut", "backward"]) == 0
+    assert "node _safe_softmax of forward" in capsys.readouterr().out
+
+
 def test_show_eval(capsys: pytest.CaptureFixture[str]) -> None:
     dropped = f"{ATTENTION}:dropped"
     texts = []

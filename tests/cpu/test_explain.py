@@ -132,6 +132,8 @@ def test_no_link_is_missing_in_the_zoo(case: Case) -> None:
             program.cut(kind, **({"loss": case.loss} if kind == "joint" else {}))
             for kind in case.cuts
         ]
+        if "joint" in case.cuts:
+            cuts += program.pair(loss=case.loss)
     except foretrace.Refusal as refusal:
         if not case.may_refuse:
             raise
@@ -345,3 +347,41 @@ def test_a_missing_link_is_told() -> None:
     assert found.missing == ("aten.addmm.default -> f32[5, 6] is not in the tree",)
     assert "MISSING: aten.addmm.default" in str(found)
     assert found.to_dict()["missing"] == list(found.missing)
+
+
+# ------------------------------------------------------------------------------------- the halves
+
+
+def test_a_saved_value_says_what_it_takes_and_why() -> None:
+    forward, backward = foretrace.capture(Normed(), (wants(5, 4),)).pair(policy="save_all")
+    name, saved = next(
+        (output.role.name, item)
+        for output, item in zip(forward.graph.outputs[-len(forward.saved) :], forward.saved,
+                                strict=True)
+        if not item.free
+    )  # fmt: skip
+    taken = backward.explain(name)
+    assert taken.side == "input"
+    assert f"{saved.bytes} bytes" in str(taken)
+    assert saved.reason in str(taken)
+    assert kinds(taken.links[0].path)[0] == "line"
+    assert "saved" in kinds(forward.explain(name).links)
+
+
+def test_an_op_that_runs_again_says_so() -> None:
+    _, backward = foretrace.capture(Normed(), (wants(5, 4),)).pair(policy="recompute_all")
+    again = [node for node in backward.nodes if "again" in kinds(backward.explain(node).links)]
+    assert again
+    assert all(backward.explain(node).side == "forward" for node in again)
+
+
+def test_a_backward_node_names_the_forward_half_s() -> None:
+    forward, backward = foretrace.capture(Normed(), (wants(5, 4),)).pair(policy="save_all")
+    facts = [
+        link.facts["forward"]
+        for node in backward.nodes
+        for link in backward.explain(node).links
+        if link.kind == "because" and link.facts.get("forward")
+    ]
+    assert facts
+    assert set(facts) <= set(forward.nodes)
