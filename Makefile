@@ -4,7 +4,7 @@
 #   make demo      the main job on a 16-layer Llama
 #   make test      lint, types and all tests but the slow ones
 #   make test-all  the slow ones too
-#   make bench     capture times, side by side with torch's own tools
+#   make bench     capture times and saved bytes, side by side with torch's own tools
 #
 # Of use now and then: PYTHON=python3.12, JOBS=8 (test workers), TORCH_INDEX= (only pip's own indexes)
 
@@ -32,6 +32,7 @@ test-all: lint types
 
 bench: $(READY)
 	$(BIN)/python bench/capture.py
+	$(BIN)/python bench/partition.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 from foretrace.ir.fx import Vals
-from foretrace.ir.op import Op, Value, map_values, target_name
+from foretrace.ir.op import Op, Tree, Value, map_values, target_name
 from foretrace.ir.program import Graph, Recorded
 from foretrace.passes.live import needs
 from foretrace.targets.costs import COSTS, PLAIN_VIEWS
@@ -102,19 +102,11 @@ class Halves:
 
     def _asked(self) -> set[Op]:
         """Ops in a selective checkpoint that its policy saves; it is asked in order, once each."""
+        selective = [op for op in self.joint.ops if _selective(op)]
+        if not selective:
+            return set()
         vals = Vals(self.semantics.inference.mode, self.symbols)
-
-        def asks(op: Op) -> bool:
-            checkpoint = op.origin.checkpoint
-            if checkpoint is None or checkpoint.saves is None or op.because is not None:
-                return False
-            if not hasattr(op.target, "overloadpacket"):
-                return False
-            args, kwargs = map_values((op.args, op.kwargs), vals.of)
-            context = SelectiveCheckpointContext(is_recompute=False)
-            return checkpoint.saves(context, op.target, *args, **kwargs) in SAVES
-
-        return {op for op in self.joint.ops if asks(op)}
+        return {op for op in selective if _saves(op, *map_values((op.args, op.kwargs), vals.of))}
 
     # ---- running again --------------------------------------------------------------------------
 
@@ -201,7 +193,23 @@ class Halves:
 
 def leaves(op: Op) -> Iterator[Op]:
     """The op itself, or the leaves that it is made of where it is kept whole."""
-    if op.region is None:
+    if op.leaf:
         yield op
-    for inner in op.region or ():
+    for inner in op.body or ():
         yield from leaves(inner)
+
+
+def _selective(op: Op) -> bool:
+    """Whether the policy of a selective checkpoint has a say: torch asks it of operators."""
+    checkpoint = op.origin.checkpoint
+    asked = checkpoint is not None and checkpoint.saves is not None
+    return asked and op.because is None and hasattr(op.target, "overloadpacket")
+
+
+def _saves(op: Op, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> bool:
+    """What the policy says of an op; its arguments are fake tensors."""
+    checkpoint = op.origin.checkpoint
+    if checkpoint is None or checkpoint.saves is None:
+        return False
+    context = SelectiveCheckpointContext(is_recompute=False)
+    return checkpoint.saves(context, op.target, *args, **kwargs) in SAVES

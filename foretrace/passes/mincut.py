@@ -11,7 +11,7 @@ a node that is source and sink is saved; a node that leads to one other only, wh
 gives way to it; a node that comes from one other only, which weighs less, gives way to that.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from math import inf
@@ -21,6 +21,7 @@ from foretrace.ir.op import Op, Value
 
 Node: TypeAlias = Value | Op
 """A value, or the op that makes several of them together."""
+Shape: TypeAlias = tuple[tuple[float, bool, bool, frozenset[int]], ...]
 
 
 @dataclass(slots=True)
@@ -63,8 +64,13 @@ def minimum_cut(network: Network) -> set[Node]:
     """
     saved: set[Node] = set()
     _contract(network, saved)
+    solved: dict[Shape, tuple[int, ...]] = {}
     for part in _parts(network):
-        saved |= _flow(network, part)
+        shape = _shape(network, part)
+        if shape not in solved:  # equal layers leave equal parts
+            cut = _flow(network, part)
+            solved[shape] = tuple(i for i, node in enumerate(part) if node in cut)
+        saved.update(part[i] for i in solved[shape])
     return saved
 
 
@@ -119,21 +125,36 @@ def _give_way(network: Network, node: Node, other: Node) -> list[Node]:
 # ---- what is left ---------------------------------------------------------------------------
 
 
-def _parts(network: Network) -> Iterable[set[Node]]:
-    """The nodes left, in groups that no edge connects."""
-    left = dict.fromkeys(network.weight)
+def _parts(network: Network) -> Iterator[list[Node]]:
+    """The nodes left, in groups that no edge connects, each in the order of the network."""
+    order = {node: place for place, node in enumerate(network.weight)}
+    left = dict.fromkeys(order)
     while left:
-        part, waiting = set[Node](), [next(iter(left))]
+        part, waiting = dict[Node, None](), [next(iter(left))]
         while waiting:
             node = waiting.pop()
             if node not in part:
-                part.add(node)
+                part[node] = None
                 waiting += [*network.before[node], *network.after[node]]
                 del left[node]
-        yield part
+        yield sorted(part, key=order.__getitem__)
 
 
-def _flow(network: Network, part: set[Node]) -> set[Node]:
+def _shape(network: Network, part: list[Node]) -> Shape:
+    """All that decides where a group is cut."""
+    place = {node: i for i, node in enumerate(part)}
+    return tuple(
+        (
+            network.weight[node],
+            node in network.sources,
+            node in network.sinks,
+            frozenset(place[other] for other in network.after[node]),
+        )
+        for node in part
+    )
+
+
+def _flow(network: Network, part: list[Node]) -> set[Node]:
     """A minimum cut of one group by maximum flow; each node is an edge from its way in to out."""
     networkx = import_module("networkx")  # here, as it takes a fifth of a second
     graph = networkx.DiGraph()

@@ -10,7 +10,10 @@ from foretrace.passes.halves import Halves
 from foretrace.passes.live import needs, values_of
 
 Policy: TypeAlias = str | Callable[[Op], bool]
-"""A name of POLICIES, or a predicate on an Op: True saves what it made, False runs it again."""
+"""A name of POLICIES, or a predicate on an Op: True saves what it made, False runs it again.
+
+A predicate is asked once of each op that could run in both halves, in the order of the program.
+"""
 Decide: TypeAlias = Callable[[Op], str]
 """Why what the op made is saved; empty if the op runs again."""
 
@@ -24,7 +27,8 @@ def chosen(halves: Halves, policy: Policy) -> dict[Value, str]:
         Refusal: there is no such policy.
     """
     if callable(policy):
-        return _demanded(halves, lambda op: "the policy asks for it" if policy(op) else "")
+        asks = {op: "the policy asks for it" for op in halves.early() if policy(op)}
+        return _demanded(halves, lambda op: asks.get(op, ""))
     if policy not in POLICIES:
         raise Refusal(
             f"there is no policy {policy!r}", kind="unknown policy",

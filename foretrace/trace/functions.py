@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.function import Function, FunctionCtx
+from torch.utils.checkpoint import CheckpointFunction
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Value
@@ -152,8 +153,15 @@ def backward_of(call: FunctionCall, grads: list[Any], zeros: Any) -> tuple[Any, 
     """Run the function's backward on abstract gradients; `zeros(i)` makes a missing one.
 
     Raises:
-        Refusal: it does not return one gradient for each argument of forward.
+        Refusal: it does not return one gradient for each argument of forward, or it is that of a
+            reentrant checkpoint, which adds up gradients by itself, in an order of its own.
     """
+    if call.function is CheckpointFunction:
+        raise Refusal(
+            "a checkpoint with use_reentrant=True runs autograd in its backward",
+            kind="autograd inside",
+            do="pass use_reentrant=False: the values are the same, and a pair runs them again",
+        )
     context = call.context
     if context.materialize_grads:
         grads = [zeros(i) if g is None else g for i, g in enumerate(grads)]

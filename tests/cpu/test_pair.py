@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import foretrace
 from foretrace.compat.program import Cut
@@ -375,3 +376,34 @@ def test_min_cut_of_a_model_runs_forward_and_backward() -> None:
         assert torch.equal(gradient, model.get_parameter(output.role.name).grad)
     with pytest.raises(foretrace.Refusal, match="inputs"):
         backward(*results)
+
+
+def test_a_reentrant_checkpoint_is_refused_with_the_way_out() -> None:
+    """Its forward is captured; its backward would run autograd itself."""
+    x = torch.randn(3, requires_grad=True)
+    program = foretrace.capture(lambda x: checkpoint(torch.exp, x, use_reentrant=True).sum(), (x,))
+    assert torch.equal(program.cut("aten")(x), x.exp().sum())
+    with pytest.raises(foretrace.Refusal, match="use_reentrant=False"):
+        program.pair(loss=0)
+
+
+def test_gradient_checkpointing_of_transformers() -> None:
+    """`gradient_checkpointing_enable` saves what goes into each layer, and nothing inside."""
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=3,
+        num_attention_heads=2, use_cache=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).train()
+    tokens = torch.randint(32, (2, 8))
+    called = {"input_ids": tokens, "labels": tokens.clone()}
+    plain = foretrace.capture(model, (), called).pair(loss=0, policy="save_all")[0]
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    forward, backward = foretrace.capture(model, (), called).pair(loss=0, policy="save_all")
+    assert bytes_saved(forward) < bytes_saved(plain) / 2
+    inside = {op.origin.checkpoint for op in forward.graph.ops} - {None}
+    assert len(inside) == config.num_hidden_layers
+    layers = [
+        op for op in backward.graph.ops if op.because is None and op.target is aten.mm.default
+    ]
+    assert layers
+    same_as_eager(model, (), called, cuts=(), policies=NAMED)
