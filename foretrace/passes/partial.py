@@ -14,7 +14,7 @@ from foretrace.ir.op import Op, Value, substitute
 from foretrace.ir.program import Graph, Input, Recorded
 from foretrace.passes.cut import Level, differentiated
 from foretrace.passes.halves import Halves
-from foretrace.passes.partition import Pair, Saved, second
+from foretrace.passes.partition import SAVED_COPY, Pair, Saved, second
 from foretrace.targets.semantics import TargetSemantics
 
 WHY = "the backward for all gradients needs it"
@@ -54,7 +54,7 @@ def partial_backward(
 def _original(saved: Saved) -> Any:
     """The value itself, where a copy of it is handed over."""
     op = saved.op
-    copied = op is not None and op.choice is not None and op.choice.what == "saved value"
+    copied = op is not None and op.choice is not None and op.choice.what == SAVED_COPY
     return op.args[-1] if op is not None and copied else saved.value
 
 
