@@ -109,7 +109,9 @@ class Backend:
         self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
     ) -> tuple[Pair, Flat, Flat]:
         """The pair, and what the backend makes of each half."""
-        pair = partition(joint, recorded, semantics)
+        # As eager saves: a value that runs again would make an input needed that eager does not
+        # need, and writing to it before the backward an error.
+        pair = partition(joint, recorded, semantics, "save_all")
         both = (self._compiled(half, recorded, semantics) for half in (pair.forward, pair.backward))
         forward, backward = both
         return pair, forward, backward
