@@ -1,6 +1,7 @@
 """One tree of your PyTorch program; every graph is a cut through it."""
 
 from foretrace.compat.aot import aot_export_module
+from foretrace.compat.aot_autograd import aot_autograd
 from foretrace.compat.compile import compile
 from foretrace.compat.export import export
 from foretrace.compat.program import Cut, Program, capture, rule
@@ -16,6 +17,7 @@ __all__ = [
     "Recapture",
     "Refusal",
     "Target",
+    "aot_autograd",
     "aot_export_module",
     "capture",
     "compile",

@@ -9,9 +9,10 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, wraps
+from importlib import import_module
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -41,7 +42,7 @@ from torch._functorch._aot_autograd.schemas import BackwardSignature, GraphSigna
 # takes half a second.
 #
 # TracingContext holds what Dynamo knows of the graph that it hands to a backend.
-from torch._guards import GuardSource, Source, TracingContext, detect_fake_mode
+from torch._guards import GuardSource, Source, TracingContext, detect_fake_mode, tracing
 
 # Operators for which FakeTensor has functions of its own, or whose strides it corrects.
 from torch._subclasses.fake_impls import op_implementations_dict, stride_incorrect_op
@@ -88,6 +89,9 @@ from torch.utils._sympy.numbers import int_oo
 
 # Writes such an expression as Python source.
 from torch.utils._sympy.printers import PythonPrinter
+
+# What a symbol of a ShapeEnv stands for: a size, a float, ...
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 # Lower and upper bound of a symbol, as ShapeEnv takes them.
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -488,6 +492,21 @@ def front_end(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]] | None:
     return mode, [fake(each) if _is_real(each) else each for each in inputs]
 
 
+def specialize_floats(shape_env: ShapeEnv) -> None:
+    """Let Dynamo start again with its open Python floats fixed, if there are any.
+
+    It passes such a float as a tensor that the graph calls `item()` on; AOTAutograd, too, asks for
+    a restart where it cannot compute with the tensor instead.
+    """
+    names = [str(s) for s in symbol_values(shape_env) if symbol_is_type(s, SymT.FLOAT)]
+    state: Any = import_module("torch._dynamo.symbolic_convert").TensorifyState if names else None
+    new = [name for name in names if not state.should_specialize(name)]
+    if new:
+        for name in new:
+            state.specialize(name)
+        raise import_module("torch._dynamo.exc").TensorifyScalarRestartAnalysis
+
+
 def _is_real(given: Any) -> bool:
     return isinstance(given, torch.Tensor) and not isinstance(given, FakeTensor)
 
@@ -525,6 +544,91 @@ def symbol_ranges(shape_env: ShapeEnv) -> dict[Any, tuple[int, int]]:
     """The bounds that ShapeEnv keeps of each symbol; without a bound above, a very large one."""
     bounds = shape_env.var_to_range
     return {s: (int(r.lower), int(min(r.upper, sys.maxsize))) for s, r in bounds.items()}
+
+
+def size_range(shape_env: ShapeEnv, expr: Any, bounds: tuple[int, int] | None) -> Any:
+    """The range of an expression: what the user said, or what ShapeEnv knows of its symbols."""
+    return ValueRanges(*bounds) if bounds is not None else shape_env.bound_sympy(expr)
+
+
+@contextmanager
+def compiling(mode: FakeTensorMode) -> Iterator[None]:
+    """What AOTAutograd has around a compiler that it calls, so that any compiler finds it here too.
+
+    The inputs' fake mode answers, nothing is followed or cast by autocast, and there is a
+    TracingContext.
+    """
+    context = TracingContext.try_get() or TracingContext(mode)
+    kernels = enable_python_dispatcher() if mode.shape_env is not None else nullcontext()
+    with tracing(context), mode, kernels, torch.no_grad(), _C._DisableAutocast():
+        yield
+
+
+@contextmanager
+def compiling_later(context: Any) -> Iterator[None]:
+    """The same around the compiler of a backward that runs for the first time; no mode answers."""
+    with tracing(context), torch.no_grad(), _C._DisableAutocast():
+        yield
+
+
+def tracing_context() -> Any:
+    """The TracingContext, to compile a backward in when its forward is long done."""
+    return TracingContext.try_get()
+
+
+@contextmanager
+def reported_strides() -> Iterator[list[Any]]:
+    """Strides of the outputs of what is compiled inside, if the compiler changes and tells them."""
+    with TracingContext.report_output_strides() as strides:
+        yield strides if strides is not None else []
+
+
+class Inductor:
+    """torch.compile's own backend, for the two graphs of one program.
+
+    As `compile_fx` of torch/_inductor/compile_fx.py calls them around AOTAutograd: passes on the
+    graph that Dynamo hands over, passes on a joint graph (here on each half), compilation with
+    passes of its own. Imported when asked for: that takes two seconds.
+    """
+
+    def __init__(self) -> None:
+        self._fx = import_module("torch._inductor.compile_fx")
+        self._extra: Any = None
+
+    def decompositions(self) -> Any:
+        """The operators that Inductor wants opened."""
+        return self._fx.select_decomp_table()
+
+    def before_capture(self, module: Any, inputs: Sequence[Any]) -> Any:
+        """The passes that Inductor runs on Dynamo's graph."""
+        return self._fx.run_pre_grad_passes(module, inputs)
+
+    def forward(self, module: Any, inputs: list[Any], outputs: int, *, inference: bool) -> Any:
+        """A compiled forward; the first `outputs` results are the user's and keep their strides."""
+        with self._around(module, inputs):
+            if not inference:
+                module = self._joint_passes(module, inputs)
+            self._extra = self._fx.create_compiler_config_extra(module)
+            return self._fx.compile_fx_forward(
+                module, inputs, outputs, len(inputs), self._extra, is_inference=inference
+            )
+
+    def backward(self, module: Any, inputs: list[Any]) -> Any:
+        """The compiled backward of the forward that was compiled last."""
+        with self._around(module, inputs):
+            module = self._joint_passes(module, inputs)
+            return self._fx.compile_fx_backward(module, inputs, self._extra)
+
+    @contextmanager
+    def _around(self, module: Any, inputs: list[Any]) -> Iterator[None]:
+        """Inductor's passes ask which `val`s share memory, so they are computed by running it."""
+        mode = self._fx.fake_tensor_prop(module, inputs, True)
+        with self._fx.V.set_fake_mode(mode), self._fx.compiled_autograd._disable():
+            yield
+
+    def _joint_passes(self, module: Any, inputs: list[Any]) -> Any:
+        devices = self._fx.get_inputs_devices(inputs, module)
+        return self._fx._recursive_joint_graph_passes(module, input_device=next(iter(devices)))
 
 
 def node_of(tensor: torch.Tensor) -> Any:

@@ -13,6 +13,7 @@ PUBLIC = {
     "Refusal": ("to_dict",),
     "export": (),
     "aot_export_module": (),
+    "aot_autograd": (),
     "compile": (),
     "Recapture": ("reason", "at", "others", "seconds"),
     "rule": (),

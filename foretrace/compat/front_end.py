@@ -31,6 +31,9 @@ def capture_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Program:
     """
     sources = NodeSources()
     run, semantics = _described(sources, inputs, device_of(module, inputs, None))
+    shape_env = run.types.symbols.env
+    if shape_env is not None:
+        torch_api.specialize_floats(shape_env)
     program = Replay(module, sources)
     program.recorder = run.recorder
     recorded = record(program, tuple(inputs), {}, run, semantics.target)

@@ -5,7 +5,7 @@ that only it reaches get None, and sums lack its part. So the backward is differ
 the tangents that there are; the forward has run already, and what it saved is all there is.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,9 @@ WHY = "the backward for all gradients needs it"
 
 
 def partial_backward(
-    recorded: Recorded, semantics: TargetSemantics, joint: Graph, pair: Pair, given: Sequence[bool]
-) -> Graph:
+    recorded: Recorded, semantics: TargetSemantics, joint: Graph, pair: Pair,
+    given: Sequence[bool], opened: Callable[[Graph], Graph] = lambda graph: graph,
+) -> Graph:  # fmt: skip
     """The backward for the tangents that are given; its inputs are those of the pair's.
 
     Args:
@@ -31,11 +32,12 @@ def partial_backward(
         joint: the graph that the pair is made from.
         pair: what the forward has saved.
         given: for each tangent, whether there is one.
+        opened: what was done to the joint graph before it was split.
 
     Raises:
         Refusal: it needs a value that the forward did not save.
     """
-    part = differentiated(recorded, semantics, Level(False), None, given)
+    part = opened(differentiated(recorded, semantics, Level(False), None, given))
     halves = Halves(part, recorded, semantics)
     meant = _counterparts(part.ops, joint.ops)
     saved = {_original(item): item.value for item in pair.saved}

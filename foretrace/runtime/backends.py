@@ -9,9 +9,12 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.runtime.cache import Building
 from foretrace.runtime.eager import eager_entry
-from foretrace.runtime.paired import paired
+from foretrace.runtime.inductor import inductor_compilers
+from foretrace.runtime.paired import ByBackend, paired
 
-BACKENDS: Mapping[str, Building] = MappingProxyType({"eager": eager_entry})
+BACKENDS: Mapping[str, Building] = MappingProxyType(
+    {"eager": eager_entry, "inductor": paired(inductor_compilers)}
+)
 """Backends of our own; all others are torch's, `fn(graph_module, example_inputs)`."""
 
 Backend = str | Callable[..., Any]
@@ -26,10 +29,10 @@ def building(backend: Backend) -> Building:
     if isinstance(backend, str) and backend in BACKENDS:
         return BACKENDS[backend]
     if callable(backend):
-        return paired(backend)
+        return paired(lambda: ByBackend(backend))
     known = [*BACKENDS, *torch_api.torch_backends()]
     if backend in known:
-        return paired(torch_api.torch_backend(backend))
+        return paired(lambda: ByBackend(torch_api.torch_backend(backend)))
     near = difflib.get_close_matches(str(backend), known, n=3)
     raise Refusal(
         f"there is no backend {backend!r}",

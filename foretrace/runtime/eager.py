@@ -29,21 +29,21 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     guards.outside(captured.outside)
     changes = repeated(source, recorded.requires.changed)
     guards.write()
-    inside, follows = source.inner(), _follows(recorded.ops)
+    inside, followed = source.inner(), follows(recorded.ops)
     grad = torch.is_grad_enabled()
     graph = forward_graph(
-        recorded, captured.semantics, Level(True), "export", trains=grad or follows
+        recorded, captured.semantics, Level(True), "export", trains=grad or followed
     )
-    result = _body(inside, recorded, graph, guards.inputs)
+    result = body(inside, recorded, graph, guards.inputs)
     inside.add(*changes, f"return {result}")
-    surrounded(source, inside.lines, grad_on=follows)
+    surrounded(source, inside.lines, grad_on=followed)
     return Entry(source.function("foretraced", "args, kwargs"), guards.checks, source.space)
 
 
-def _follows(ops: Iterable[Op]) -> bool:
+def follows(ops: Iterable[Op]) -> bool:
     """Whether anything the program did is followed by autograd."""
     return any(
-        _follows(op.body or ()) if isinstance(op.target, ModuleCall)
+        follows(op.body or ()) if isinstance(op.target, ModuleCall)
         else op.origin.grad_mode and any(out.type.requires_grad for out in op.outs)
         for op in ops
     )  # fmt: skip
@@ -66,7 +66,7 @@ def surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
     source.add("finally:", *(INDENT + line for line in after))
 
 
-def _body(source: Source, recorded: Recorded, graph: Graph, inputs: list[str]) -> str:
+def body(source: Source, recorded: Recorded, graph: Graph, inputs: list[str]) -> str:
     """The lines of the body; gives what is returned."""
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
     straight = Straight(source, recorded.symbols, names)

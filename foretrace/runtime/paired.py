@@ -21,24 +21,24 @@ from foretrace.runtime.entry import Entry, Guards
 from foretrace.runtime.results import called, core_of, repeated
 from foretrace.runtime.source import Source
 from foretrace.runtime.straight import Straight
-from foretrace.runtime.trained import Flat, Given, Trained
+from foretrace.runtime.trained import Flat, Given, Partial, Trained
 from foretrace.targets.semantics import TargetSemantics
 
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 """What torch.compile takes as a backend"""
 
 
-def paired(compile: Compile) -> Callable[..., Entry]:
-    """What makes entries whose graphs a backend has compiled."""
+def paired(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
+    """What makes entries whose graphs were compiled; each entry has compilers of its own."""
 
     def build(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         recorded, source = captured.recorded, Source()
+        call = joined(recorded, captured.semantics, compilers())  # it may add guards on sizes
         guards = Guards(source, recorded)
         guards.call(args, kwargs)
         guards.outside(captured.outside)
         changes = repeated(source, recorded.requires.changed)
         guards.write()
-        call = joined(recorded, captured.semantics, Backend(compile))
         inside = source.inner()
         leaves = called(inside, recorded, guards.inputs, source.bind(call, "graphs"))
         result = result_text(source, recorded.requires.out_structure, leaves)
@@ -61,25 +61,7 @@ def joined(
     if not any(output.value.type.requires_grad for output in core.outputs):
         return Untrained(backend.whole(core, semantics), core)
     joint = differentiated(core, semantics, Level(False), None)
-    pair, forward, backward = backend.halves(joint, core, semantics)
-
-    def partial(given: Given) -> Flat:
-        graph = partial_backward(core, semantics, joint, pair, given)
-        return straight_call(graph, core.symbols)
-
-    return Trained(core, pair, forward, backward, partial)
-
-
-def joined_flat(
-    recorded: Recorded, semantics: TargetSemantics, backend: "Compilers"
-) -> Callable[..., tuple[Any, ...]]:
-    """The same as one function of flat inputs, which writes back and gives the flat outputs."""
-    call = joined(recorded, semantics, backend)
-    source = Source()
-    names = parameters(source, recorded.inputs)
-    leaves = called(source, recorded, names, source.bind(call, "graphs"))
-    source.add(f"return ({''.join(leaf + ', ' for leaf in leaves)})")
-    return source.function("foretraced", ", ".join(names))
+    return Trained(core, *backend.halves(joint, core, semantics))
 
 
 class Compilers(Protocol):
@@ -90,11 +72,11 @@ class Compilers(Protocol):
 
     def halves(
         self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
-    ) -> tuple[Pair, Flat, Flat]:
-        """The pair of a joint graph, and what runs each half."""
+    ) -> tuple[Pair, Flat, Flat, Partial]:
+        """The pair of a joint graph, what runs each half, and a second half for some tangents."""
 
 
-class Backend:
+class ByBackend:
     """A torch.compile backend: called with the forward, and with the backward of a pair."""
 
     def __init__(self, compile: Compile) -> None:
@@ -107,14 +89,19 @@ class Backend:
 
     def halves(
         self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
-    ) -> tuple[Pair, Flat, Flat]:
+    ) -> tuple[Pair, Flat, Flat, Partial]:
         """The pair, and what the backend makes of each half."""
         # As eager saves: a value that runs again would make an input needed that eager does not
         # need, and writing to it before the backward an error.
         pair = partition(joint, recorded, semantics, "save_all")
         both = (self._compiled(half, recorded, semantics) for half in (pair.forward, pair.backward))
         forward, backward = both
-        return pair, forward, backward
+
+        def partial(given: Given) -> Flat:
+            graph = partial_backward(recorded, semantics, joint, pair, given)
+            return straight_call(graph, recorded.symbols)
+
+        return pair, forward, backward, partial
 
     def _compiled(self, graph: Graph, recorded: Recorded, semantics: TargetSemantics) -> Flat:
         module = to_fx(graph, recorded.symbols, semantics.inference.mode, needs)

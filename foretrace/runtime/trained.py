@@ -14,7 +14,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.program import Recorded
+from foretrace.ir.program import Input, Recorded
 from foretrace.passes.partition import Pair
 from foretrace.runtime.calls import laid_out
 from foretrace.symbols.sizes import Numbers
@@ -80,14 +80,21 @@ class Trained:
 
     def sizes(self, inputs: Sequence[Any]) -> Numbers:
         """What the symbols are in this call."""
-        found: Numbers = {}
-        for item, given in zip(self.inputs, inputs, strict=True):
-            sizes = [item.size] if item.size is not None else item.value.type.shape
-            numbers = [given] if item.size is not None else given.shape
-            for size, number in zip(sizes, numbers, strict=True):
-                if isinstance(size, sympy.Symbol):
-                    found.setdefault(size, number)
-        return found
+        return numbers_of(self.inputs, inputs)
+
+
+def numbers_of(inputs: Sequence[Input], given: Sequence[Any]) -> Numbers:
+    """What the symbols are that the inputs have as sizes; an input may be missing (None)."""
+    found: Numbers = {}
+    for item, each in zip(inputs, given, strict=True):
+        if each is None:
+            continue
+        sizes = [item.size] if item.size is not None else item.value.type.shape
+        numbers = [each] if item.size is not None else each.shape
+        for size, number in zip(sizes, numbers, strict=True):
+            if isinstance(size, sympy.Symbol):
+                found.setdefault(size, number)
+    return found
 
 
 class _Run(torch.autograd.Function):

@@ -240,6 +240,10 @@ class Symbols:
         """The expression, or number, with what the guards say put in."""
         return self.env.simplify(expr) if self.env and isinstance(expr, sympy.Basic) else expr
 
+    def asked(self) -> list[sympy.Basic]:
+        """Every condition so far, whoever checks it."""
+        return [guard.expr for guard in self.env.guards] if self.env else []
+
     def guards(self) -> tuple[Guard, ...]:
         """What the program has assumed of its symbols so far.
 

@@ -45,6 +45,11 @@ class TargetSemantics:
         self.symbols = types.symbols
         self._composite: dict[Any, bool] = {}
 
+    @property
+    def mode(self) -> torch_api.FakeTensorMode:
+        """The fake mode in which types are inferred and `val`s are made."""
+        return self.inference.mode
+
     def body_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]
     ) -> tuple[Callable[..., Any] | None, Choice | None]:
