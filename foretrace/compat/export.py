@@ -1,5 +1,6 @@
 """`foretrace.export`: torch.export.export's arguments and result, from one recorded run."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,6 +65,12 @@ def export(
     return exported
 
 
+TOLD = (
+    "captured with torch.compiler.is_exporting() true, as torch.export has it, for else: {} ({})."
+    " What the program does when it is told may differ from eager"
+)
+
+
 def _captured(
     mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, paths: Sequence[str]
 ) -> tuple[Program, list[CallSite]]:
@@ -86,9 +93,11 @@ def _captured(
             raise
         try:
             with torch_api.exporting():
-                return once()
+                found = once()
         except Refusal:
             raise refusal from None
+        warnings.warn(TOLD.format(str(refusal).partition("\n")[0], refusal.at), stacklevel=3)
+        return found
 
 
 def _check_call(mod: Any, args: Any, kwargs: Any) -> None:

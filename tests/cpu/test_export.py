@@ -150,3 +150,18 @@ def test_consumers(use):
         made = use(program, args)(*copy.deepcopy(args), factor=3)["made"]
         expected = twin(*copy.deepcopy(args), factor=3)["made"]
     assert torch.allclose(made, expected)
+
+
+class Asks(nn.Module):
+    """Looks at data, unless it is told that it is exported."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and bool((x > 0).all()):
+            return x * 2
+        return x * 3
+
+
+def test_a_program_that_had_to_be_told_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="is_exporting.. true.*asks for a number"):
+        exported = foretrace.export(Asks(), (torch.ones(2),))
+    assert torch.equal(exported.module()(torch.ones(2)), torch.full((2,), 3.0))
