@@ -20,7 +20,7 @@ ROOMS = (
     *("runtime", "explain", "compat", "cli", "__init__", "__main__"),
 )
 FUNCTION_LINES, FUNCTION_LINES_P90, FILE_LINES, PACKAGE_LINES, COLUMNS = 40, 20, 350, 20_000, 100
-TABLE_LINES = 750  # torch_api is a table of names, and one file by design
+TABLE_LINES = 800  # torch_api is a table of names, and one file by design
 
 # Names of Python's own that are documented although they begin with an underscore.
 DOCUMENTED = {"_asdict", "_fields", "_getframe", "_make", "_replace"}
