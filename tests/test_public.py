@@ -7,7 +7,7 @@ import foretrace
 # Every public name, and the public members that the design fixes.
 PUBLIC = {
     "capture": (),
-    "Program": ("cut",),
+    "Program": ("cut", "compile"),
     "Cut": ("graph_module", "signature", "nodes", "explain", "__call__"),
     "Target": (),
     "Refusal": ("to_dict",),

@@ -21,7 +21,10 @@ from foretrace.passes.select import Selector, check_selectors
 from foretrace.rules.norms import NORM_RULES
 from foretrace.rules.reductions import REDUCTION_RULES
 from foretrace.rules.table import BackwardCall, Registered, RuleTable, rule_name
+from foretrace.runtime.backends import Backend, building
+from foretrace.runtime.cache import Compiled
 from foretrace.runtime.calls import run_forward, run_half, run_joint
+from foretrace.runtime.one_program import OneProgram
 from foretrace.symbols.dynamic import dynamic_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.profile import Target, target_of
@@ -96,6 +99,21 @@ class Program:
             f"there is no cut {kind!r}", kind="unknown cut",
             do='use one of "export", "aten", "joint", "forward", "backward"',
         )  # fmt: skip
+
+    def compile(self, backend: Backend = "eager") -> Compiled:
+        """A callable for calls like the captured one, which trains through autograd.
+
+        A call that breaks a guard is refused, as a cut refuses it; `foretrace.compile` captures
+        again. Python values that are no arguments are as the capture saw them.
+
+        Args:
+            backend: as `foretrace.compile` takes it.
+
+        Raises:
+            Refusal: there is no such backend; when called: a guard is broken.
+        """
+        program = OneProgram(self.recorded, self.semantics)
+        return Compiled(self.cut("export"), program, building(backend))
 
     def pair(
         self,

@@ -153,6 +153,10 @@ class Requirements:
     """the modules' train() or eval() flags that the run saw"""
     modules: list[tuple[str, torch.nn.Module]] = field(default_factory=list)
     """the modules whose parameters and buffers are inputs, by path"""
+    grad_mode: bool = True
+    """whether autograd followed the program when it was called"""
+    autocast: frozenset[str] = frozenset()
+    """the device types for which autocast was on then"""
     changed: list[Any] = field(default_factory=list)
     """what the run did to Python state (`trace.outside.Change`), if it was watched"""
 

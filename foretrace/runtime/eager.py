@@ -36,7 +36,7 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     )
     result = body(inside, recorded, graph, guards.inputs)
     inside.add(*changes, f"return {result}")
-    surrounded(source, inside.lines, grad_on=followed)
+    surrounded(source, inside.lines, grad_on=followed and not recorded.requires.grad_mode)
     return Entry(source.function("foretraced", "args, kwargs"), guards.checks, source.space)
 
 

@@ -30,9 +30,10 @@ class Facts:
     """Collects the checks; each object is looked at once."""
 
     def __init__(self, source: Source, mentioned: Iterable[str]) -> None:
-        self.source, self.mentioned = source, frozenset(mentioned)
+        self.source, self.mentioned = source, frozenset(mentioned) | {"forward"}
         self.checks: list[Check] = []
         self._seen: set[int] = set()
+        self._on_classes: set[tuple[type, str]] = set()
 
     def modules(self, modules: list[tuple[str, nn.Module]]) -> None:
         """The modules of the program."""
@@ -52,6 +53,9 @@ class Facts:
                 name = f"the closed-over {place.name}"
             if item is not MISSING:
                 self._value(held, name, item, DEEPEST)
+            elif isinstance(place.holder, dict):
+                space = self.source.bind(place.holder, "globals_")
+                self._add(f"{place.name!r} not in {space}", f"{name} is bound now")
 
     # ---- modules -----------------------------------------------------------------------------
 
@@ -109,6 +113,9 @@ class Facts:
                 if hidden or name.startswith("__") or not plain(item):
                     continue
                 self._add(f"{name!r} not in {space}", f"{path}.{name} hides that of the class")
+                if (kind, name) in self._on_classes or isinstance(item, types.FunctionType):
+                    continue
+                self._on_classes.add((kind, name))
                 owner = self.source.bind(kind, kind.__name__)
                 self._value(f"{owner}.{name}", f"{kind.__name__}.{name}", item, 0)
 

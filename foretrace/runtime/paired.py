@@ -43,7 +43,8 @@ def paired(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
         leaves = called(inside, recorded, guards.inputs, source.bind(call, "graphs"))
         result = result_text(source, recorded.requires.out_structure, leaves)
         inside.add(*changes, f"return {result}")
-        surrounded(source, inside.lines, grad_on=isinstance(call, Trained))
+        follows = isinstance(call, Trained) and not recorded.requires.grad_mode
+        surrounded(source, inside.lines, grad_on=follows)
         return Entry(source.function("foretraced", "args, kwargs"), guards.checks, source.space)
 
     return build

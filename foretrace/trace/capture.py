@@ -211,12 +211,14 @@ def record(
     )
     with unchanged_state(), borrowed(owners) as loan:
         loan.replace(capture.stand)
+        requires.grad_mode = torch.is_grad_enabled()
+        requires.autocast = torch_api.autocast_devices()
         requires.training, requires.modules = loan.training(), loan.modules()
         stands = capture.arguments(leaves, requires)
         call_args, call_kwargs = in_structure.build(iter(stands))
         absent = target.device.type not in torch_api.device_types_here()
         with running(capture.recorder, module_paths(owners), absent):
-            with watched(loan, capture.outside, fn, requires):
+            with watched(loan, capture.outside, fn, (call_args, call_kwargs), requires):
                 result = _run(fn, call_args, call_kwargs, capture.recorder)
             outs, requires.out_structure = take_apart(result)
             mutations = _mutations(capture, loan)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import torch
+
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR
 from foretrace.trace.modules import ModuleCalls
@@ -28,6 +30,9 @@ BLIND = frozenset(
     each.__code__ for each in (Recorder.__torch_dispatch__, ModuleCalls.enter, ModuleCalls.leave)
 )
 """Work of ours in the middle of the run: nothing below it is the program's"""
+STORES = ("STORE_GLOBAL", "STORE_ATTR")
+NO_OBJECTS = (types.FunctionType, types.ModuleType, type, torch.Tensor, torch.nn.Module)
+"""What has attributes and is no plain object; modules are looked at by their own tables"""
 LAYERS = torch_api.TORCH_DIR + "nn/"
 BELOW_TORCH = ("numpy/", "sympy/", "mpmath/", "networkx/", "typing_extensions.py")
 """What torch itself is built on"""
@@ -41,6 +46,10 @@ class Reads:
 
     globals: tuple[str, ...]
     attributes: frozenset[str]
+    binds: frozenset[str]
+    """globals that it may bind"""
+    stores: frozenset[str]
+    """attributes that it may set"""
 
 
 class Place:
@@ -137,6 +146,10 @@ class Outside:
     _known: set[Any] = field(default_factory=set)
     """functions whose cells were found before the run"""
     _blind: types.FrameType | None = None
+    _storing: dict[types.CodeType, frozenset[str]] = field(default_factory=dict)
+    """methods that set attributes of their first argument, and which"""
+    _objects: dict[tuple[int, str], tuple[Any, Place]] = field(default_factory=dict)
+    """objects whose attributes may be set, and what those held; only some outlive the run"""
 
     @contextmanager
     def watching(self, fn: Any) -> Iterator[None]:
@@ -144,27 +157,40 @@ class Outside:
         fn = getattr(fn, "__func__", fn)
         self._cells(fn, {})
         self._known.add(getattr(fn, "__code__", None))
-        before = sys.getprofile()
-        sys.setprofile(self._event)
+        # A profiler written in C cannot be put back by its object, so that one is left alone.
+        profiled: Any = sys.getprofile()
+        get, put = (sys.getprofile, sys.setprofile)
+        if profiled is not None and not callable(profiled):
+            get, put = (sys.gettrace, sys.settrace)
+        before: Any = get()
+        put(self._event)
         try:
             yield
         finally:
-            sys.setprofile(before)
+            put(before)
             self._closures()
 
-    def changes(self) -> list[Change]:
-        """What the run changed."""
-        return changes_of(self.places.values())
+    def changes(self, held: Iterable[Any]) -> list[Change]:
+        """What the run changed; `held`: more objects that were there before it."""
+        roots = [*held, *(place.before for place in self.places.values())]
+        there = reachable(roots) if self._objects else set()
+        stored = [place for item, place in self._objects.values() if id(item) in there]
+        return changes_of([*self.places.values(), *stored])
 
-    def _event(self, frame: types.FrameType, event: str, arg: object) -> None:
+    def _event(self, frame: types.FrameType, event: str, arg: object) -> Any:
+        """What the interpreter calls; a tracer has to ask for the return of a frame."""
         if self._blind is not None:
             if frame is self._blind and event == "return":
                 self._blind = None
         elif event == "call":
             if frame.f_code in BLIND:
                 self._blind = frame
-            elif frame.f_code not in self._met:
+                return self._event
+            if frame.f_code not in self._met:
                 self._meet(frame)
+            if frame.f_code in self._storing:
+                first = frame.f_locals.get(frame.f_code.co_varnames[0])
+                self._may_change(first, self._storing[frame.f_code], 0)
 
     def _meet(self, frame: types.FrameType) -> None:
         code, space = frame.f_code, frame.f_globals
@@ -180,8 +206,26 @@ class Outside:
         if free:
             self._met[code] = {name: frame.f_locals.get(name, MISSING) for name in free}
         for name in reads.globals:
-            if name in space and (id(space), name) not in self.places:
-                self.places[id(space), name] = Place(name, space, space[name])
+            if (name in space or name in reads.binds) and (id(space), name) not in self.places:
+                self.places[id(space), name] = Place(name, space, space.get(name, MISSING))
+        if reads.stores:
+            if code.co_argcount:
+                self._storing[code] = reads.stores
+            known = (*self._met[code].values(), *(space.get(name) for name in reads.globals))
+            for item in (*known, *(place.before for place in self.places.values())):
+                self._may_change(item, reads.stores, 2)
+
+    def _may_change(self, item: Any, names: frozenset[str], depth: int) -> None:
+        """Keep what the attributes of an object hold that the code may set."""
+        space = getattr(item, "__dict__", None)
+        if type(space) is not dict or isinstance(item, NO_OBJECTS):
+            return
+        for name in names:
+            if (id(space), name) not in self._objects:
+                place = Place(name, space, space.get(name, MISSING))
+                self._objects[id(space), name] = (item, place)
+        for inner in list(space.values()) if depth else ():
+            self._may_change(inner, names, depth - 1)
 
     def _cells(self, function: Any, before: dict[str, Any]) -> None:
         """The cells of a function, with what they held if that is known."""
@@ -211,6 +255,26 @@ class Outside:
                 self._cells(function, self._met[code] if len(functions) == 1 else {})
 
 
+def reachable(roots: Iterable[Any], depth: int = 4) -> set[int]:
+    """Ids of the objects that attributes and containers lead to."""
+    found: set[int] = set()
+    level = list(roots)
+    for _ in range(depth):
+        new = [item for item in level if id(item) not in found]
+        found.update(map(id, new))
+        level = [inner for item in new for inner in _inside(item)]
+    return found
+
+
+def _inside(item: Any) -> Iterable[Any]:
+    if isinstance(item, dict):
+        return item.values()
+    if isinstance(item, (list, tuple)):
+        return item
+    space = getattr(item, "__dict__", None)
+    return space.values() if type(space) is dict and not isinstance(item, NO_OBJECTS) else ()
+
+
 def changes_of(places: Iterable[Place]) -> list[Change]:
     """What is no longer as it was."""
     return [Change(place, place.now, place.bound) for place in places if place.changed]
@@ -219,7 +283,7 @@ def changes_of(places: Iterable[Place]) -> list[Change]:
 @cache
 def origin_of(file: str) -> str:
     """Whose code is in a file: "user", "layer" (torch.nn) or "library" (Python, torch, ours)."""
-    if file.startswith(LAYERS):
+    if file.startswith(LAYERS) and not file.endswith("/modules/module.py"):
         return "layer"
     if file.startswith((PACKAGE_DIR, "<", torch_api.TORCH_DIR)):
         return "library"
@@ -234,9 +298,12 @@ def origin_of(file: str) -> str:
 def reads_of(code: types.CodeType) -> Reads:
     """The names in its bytecode; a nested function is met when it runs."""
     found = list(dis.get_instructions(code))
+    by_name = {n: frozenset(i.argval for i in found if i.opname == n) for n in STORES}
     texts = {c for c in code.co_consts if isinstance(c, str) and len(c) <= LONGEST}
     return Reads(
         tuple(dict.fromkeys(i.argval for i in found if i.opname in GLOBALS)),
         frozenset(i.argval for i in found if i.opname in ATTRIBUTES)
         | {text for text in texts if text.isidentifier() and not text.startswith("__")},
+        by_name["STORE_GLOBAL"],
+        by_name["STORE_ATTR"],
     )

@@ -16,6 +16,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program import Requirements
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.outside import MISSING, Change, Outside, Place, changes_of
+from foretrace.trace.structure import take_apart
 
 Stand: TypeAlias = Callable[[torch.Tensor, str, str, tuple[nn.Module, str]], Abstract]
 """(tensor, kind, name, (module, attribute)) -> its abstract tensor"""
@@ -92,6 +93,10 @@ class Borrowed:
         """What the run has changed in plain attributes; `check_attributes` looks at tensors."""
         found = [change for loan in self._loans for change in loan.changes()]
         return [change for change in found if not _holds_abstract(change.after, set())]
+
+    def held(self) -> list[Any]:
+        """What plain attributes held before the run."""
+        return [place.before for loan in self._loans for place in loan.places]
 
     def rebound(self) -> Iterator[tuple[torch.Tensor, Any]]:
         """(tensor before, what is there now) of each buffer."""
@@ -195,18 +200,26 @@ def borrowed(owners: dict[str, nn.Module]) -> Iterator[Borrowed]:
 
 @contextmanager
 def watched(
-    loan: Borrowed, outside: Outside | None, fn: Any, requires: Requirements
+    loan: Borrowed, outside: Outside | None, fn: Any, call: Any, requires: Requirements
 ) -> Iterator[None]:
     """What the run inside does to Python state is noted and undone, where that is asked for."""
     if outside is None:
         yield
         return
     loan.watch()
+    given, form = take_apart(call)
     try:
         with outside.watching(fn):
             yield
     finally:
-        changes = outside.changes()
-        requires.changed = [*changes, *loan.changes()]
+        changes = outside.changes([*loan.held(), *(leaf for _, leaf in given)])
+        requires.changed = [*changes, *loan.changes(), *_arguments_changed(given, form, call)]
         for change in changes:  # the modules' own are undone with the loan
             change.undo()
+
+
+def _arguments_changed(given: list[tuple[str, Any]], form: Any, call: Any) -> Iterator[Change]:
+    """A container among the arguments that the run changed: the caller's is another one."""
+    now, now_form = take_apart(call)
+    if now_form != form or any(a is not b for (_, a), (_, b) in zip(now, given, strict=True)):
+        yield Change(Place("one of its arguments", {}, None), None, rebound=False)

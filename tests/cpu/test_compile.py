@@ -351,6 +351,51 @@ def test_a_counter_in_a_module_and_in_a_closure() -> None:
         assert call == count
 
 
+class Tally:
+    """A plain object that counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def more(self) -> int:
+        self.count += 1
+        return self.count
+
+
+TALLY = Tally()
+
+
+def test_a_counter_in_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_method(x: Tensor) -> Tensor:
+        local = Tally()  # one that no one else sees
+        local.count = 5
+        return x * TALLY.more() + local.count
+
+    def directly(x: Tensor) -> Tensor:
+        TALLY.count += 1
+        return x * TALLY.count
+
+    def first_binding(x: Tensor) -> Tensor:
+        global BOUND_BY_THE_RUN  # noqa: PLW0603
+        BOUND_BY_THE_RUN = 3
+        return x * BOUND_BY_THE_RUN
+
+    x = torch.ones(2)
+    for fn, more in ((by_method, 5), (directly, 0)):
+        monkeypatch.setattr(TALLY, "count", 0)
+        compiled = foretrace.compile(fn)
+        for call in (1, 2, 3):
+            same(x * call + more, compiled(x))
+            assert TALLY.count == call
+    compiled = foretrace.compile(first_binding)
+    for _ in range(3):
+        same(x * 3, compiled(x))
+        assert globals()["BOUND_BY_THE_RUN"] == 3
+    del globals()["BOUND_BY_THE_RUN"]
+    same(x * 3, compiled(x))
+    assert globals().pop("BOUND_BY_THE_RUN") == 3
+
+
 def test_other_changes_are_refused() -> None:
     log: list[int] = []
     kept: dict[str, Tensor] = {}
@@ -363,9 +408,12 @@ def test_other_changes_are_refused() -> None:
         kept["last"] = x * 2
         return x
 
-    for fn in (appends, keeps):
+    def pops(x: Tensor, batch: dict[str, int] | None = None) -> Tensor:
+        return x * batch.pop("n") if batch else x
+
+    for fn in (appends, keeps, pops):
         with pytest.raises(foretrace.Refusal) as caught:
-            foretrace.compile(fn)(torch.ones(2))
+            foretrace.compile(fn)(torch.ones(2), *([{"n": 2}] if fn is pops else []))
         assert caught.value.kind == "side effect"
         assert not log
         assert not kept
@@ -722,3 +770,22 @@ def test_a_backend_gets_both_halves() -> None:
     with torch.no_grad():
         compiled(X, W)
     assert len(seen) == 3
+
+
+@both
+def test_a_captured_program_as_a_callable(backend) -> None:
+    call = foretrace.capture(product, (X, W), dynamic_shapes=True).compile(backend=backend)
+    for rows in (3, 5):
+        x = leaf(rows, 4)
+        expected, found = product(x, W), call(x, W)
+        same(expected, found)
+        same(*(torch.autograd.grad(y.sum(), (x, W)) for y in (expected, found)))
+    with torch.no_grad():
+        same(product(X, W), call(X, W))
+        assert not call(X, W).requires_grad
+    for wrong in ((X.double(), W), (X, W, 3), (X, leaf(5))):
+        with pytest.raises(foretrace.Refusal) as caught:
+            call(*wrong)
+        assert caught.value.kind == "guard broken"
+    with torch.autocast("cpu"), pytest.raises(foretrace.Refusal, match="autocast"):
+        call(X, W)
