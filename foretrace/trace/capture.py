@@ -211,8 +211,7 @@ def record(
     )
     with unchanged_state(), borrowed(owners) as loan:
         loan.replace(capture.stand)
-        requires.grad_mode = torch.is_grad_enabled()
-        requires.autocast = torch_api.autocast_devices()
+        requires.grad_mode, requires.autocast = ambient()
         requires.training, requires.modules = loan.training(), loan.modules()
         stands = capture.arguments(leaves, requires)
         call_args, call_kwargs = in_structure.build(iter(stands))
@@ -230,6 +229,11 @@ def record(
     symbols, answered = capture.types.symbols, capture.constants.finish()
     ops, inputs = capture.recorder.scope, capture.inputs
     return Recorded(ops, inputs, outputs, mutations, symbols, answered, target, requires)
+
+
+def ambient() -> tuple[bool, frozenset[str]]:
+    """Grad mode, and the device types for which autocast is on."""
+    return torch.is_grad_enabled(), torch_api.autocast_devices()
 
 
 def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:

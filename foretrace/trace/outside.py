@@ -159,10 +159,9 @@ class Outside:
         self._known.add(getattr(fn, "__code__", None))
         # A profiler written in C cannot be put back by its object, so that one is left alone.
         profiled: Any = sys.getprofile()
-        get, put = (sys.getprofile, sys.setprofile)
-        if profiled is not None and not callable(profiled):
-            get, put = (sys.gettrace, sys.settrace)
-        before: Any = get()
+        traces = profiled is not None and not callable(profiled)
+        put: Any = sys.settrace if traces else sys.setprofile
+        before = sys.gettrace() if traces else profiled
         put(self._event)
         try:
             yield
@@ -191,6 +190,7 @@ class Outside:
             if frame.f_code in self._storing:
                 first = frame.f_locals.get(frame.f_code.co_varnames[0])
                 self._may_change(first, self._storing[frame.f_code], 0)
+        return None
 
     def _meet(self, frame: types.FrameType) -> None:
         code, space = frame.f_code, frame.f_globals

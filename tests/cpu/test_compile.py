@@ -710,12 +710,11 @@ def test_transforms_and_modes_see_the_program() -> None:
 def test_threads() -> None:
     compiled, wrong = foretrace.compile(product), list[object]()
 
-    def work(rows: int) -> None:
-        x = leaf(rows, 4)
+    def work(x: Tensor) -> None:
         for _ in range(50):
             wrong.extend(differences(product(x, W), compiled(x, W), "result"))
 
-    threads = [threading.Thread(target=work, args=(rows,)) for rows in (2, 3, 4, 5)]
+    threads = [threading.Thread(target=work, args=(leaf(n, 4),)) for n in (2, 3, 4, 5)]
     for thread in threads:
         thread.start()
     for thread in threads:
