@@ -8,6 +8,7 @@ import importlib
 import inspect
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -673,16 +674,29 @@ def selective_policy(context: Any) -> Callable[..., Any] | None:
 
 @contextmanager
 def replaced(functions: dict[str, Callable[..., Any]]) -> Iterator[dict[str, Callable[..., Any]]]:
-    """Replace functions of PLACES inside; gives the originals."""
+    """Replace functions of PLACES inside, for this thread; gives the originals."""
     spaces = {name: (vars(PLACES[name][0]), PLACES[name][1]) for name in functions}
     originals = {name: space[key] for name, (space, key) in spaces.items()}
     for name, (space, key) in spaces.items():
-        space[key] = functions[name]
+        space[key] = _in_this_thread(functions[name], originals[name])
     try:
         yield originals
     finally:
         for name, (space, key) in spaces.items():
             space[key] = originals[name]
+
+
+def _in_this_thread(stand_in: Callable[..., Any], original: Callable[..., Any]) -> Any:
+    if isinstance(stand_in, type):
+        return stand_in  # a class cannot be told apart from outside
+    thread = threading.get_ident()
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        here = threading.get_ident() == thread
+        return stand_in(*args, **kwargs) if here else original(*args, **kwargs)
+
+    return call
 
 
 # ---- compiled callables ----------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Run the user's program once over abstract tensors, and keep what it did."""
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -43,6 +44,10 @@ from foretrace.trace.surroundings import running, unchanged_state
 
 GRAPH_INPUTS = (torch.Tensor, torch.SymInt)
 """What among the arguments is an input of the graph; anything else is a constant of it."""
+
+
+ONE_AT_A_TIME = threading.RLock()
+"""Held by a capture: it stands in places that all threads share."""
 
 
 class Capture:
@@ -209,7 +214,7 @@ def record(
         names=[name for name, _ in leaves],
         constants={n: leaf for n, leaf in leaves if not isinstance(leaf, GRAPH_INPUTS)},
     )
-    with unchanged_state(), borrowed(owners) as loan:
+    with ONE_AT_A_TIME, unchanged_state(), borrowed(owners) as loan:
         loan.replace(capture.stand)
         requires.grad_mode, requires.autocast = ambient()
         requires.training, requires.modules = loan.training(), loan.modules()

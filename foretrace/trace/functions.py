@@ -4,6 +4,7 @@
 autograd node; below autograd there is nothing else that tells that a Function was called.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -77,10 +78,11 @@ class Applied(nn.Module):
 @contextmanager
 def function_calls(recorder: Recorder) -> Iterator[None]:
     """Record calls of autograd.Functions inside; `Function.apply` is as before afterwards."""
-    original = vars(Function)["apply"]
+    original, thread = vars(Function)["apply"], threading.get_ident()
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(arg, torch.Tensor) for arg in args):
+        here = threading.get_ident() == thread
+        if not here or not any(isinstance(arg, torch.Tensor) for arg in args):
             return original.__func__(cls, *args, **kwargs)
         return _call(recorder, cls, args)
 

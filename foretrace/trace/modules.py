@@ -1,6 +1,7 @@
 """nn.Module calls become nodes of the tree."""
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,11 +20,13 @@ class ModuleCalls:
     """Opens a scope at the entry of each module call and closes it at the exit."""
 
     def __init__(self, recorder: Recorder, paths: dict[int, str]) -> None:
-        self.recorder, self.paths = recorder, paths
+        self.recorder, self.paths, self.thread = recorder, paths, threading.get_ident()
         self._open: list[tuple[list[Op], ModuleCall | None, nn.Module]] = []
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """A module's forward is about to run."""
+        if threading.get_ident() != self.thread:
+            return
         recorder = self.recorder
         kind = type(module)
         qualified = f"{kind.__module__}.{kind.__qualname__}"
@@ -37,6 +40,8 @@ class ModuleCalls:
 
     def leave(self, module: nn.Module, args: Any, result: Any) -> None:
         """A module's forward has ended, also by an exception."""
+        if threading.get_ident() != self.thread:
+            return
         self.recorder.note_failure(sys.exc_info()[1])
         while self._open:
             scope, outer, opened = self._open.pop()

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NoReturn
@@ -25,7 +26,7 @@ def refusing(absent: bool) -> dict[str, Callable[..., Any]]:
     """
     stand_ins: dict[str, Callable[..., Any]] = {"engine": _engine(torch_api.engine())}
     stand_ins |= dict.fromkeys(("manual_seed", "seed", "set_rng_state"), _no_seed)
-    stand_ins["Generator"] = _NoGenerator
+    stand_ins["Generator"] = _Generators("Generator", (), {"thread": threading.get_ident()})
     return stand_ins | ({"func.grad": _no_gradient} if absent else {})
 
 
@@ -80,21 +81,24 @@ def _no_seed(*args: object, **kwargs: object) -> NoReturn:
 
 
 class _Generators(type):
-    """Class of the class in the place of `torch.Generator`: only what was there before is one."""
+    """Class of the class in the place of `torch.Generator`: only what was there before is one.
+
+    `thread` makes none; all others do.
+    """
+
+    thread: int
 
     def __instancecheck__(cls, item: object) -> bool:
         return isinstance(item, GENERATOR)
 
-    def __call__(cls, *args: object, **kwargs: object) -> NoReturn:
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != cls.thread:
+            return GENERATOR(*args, **kwargs)
         raise Refusal(
             "the program makes a random number generator, and a graph would draw on from the same",
             kind="side effect",
             do="make it before the captured program is called, and pass it or keep it in a module",
         )
-
-
-class _NoGenerator(metaclass=_Generators):
-    """Makes none."""
 
 
 @contextmanager

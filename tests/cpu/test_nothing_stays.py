@@ -2,7 +2,9 @@
 
 import gc
 import signal
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -109,3 +111,48 @@ def test_a_mode_around_the_capture_is_kept(mode: Callable[[], Any]) -> None:
         expected, found = net(X), program.cut("export")(X)
         assert torch.equal(expected, found)
         assert (expected.dtype, expected.requires_grad) == (found.dtype, found.requires_grad)
+
+
+def trains_elsewhere(net: nn.Module, done: list[Tensor]) -> None:
+    """A step of training with all that a capture stands in the place of."""
+    x = torch.ones(2, 3, requires_grad=True)
+    seeded = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = net(x * seeded).float().sum()
+    loss.backward()
+    done.extend(torch.autograd.grad((x * 2).sum(), x))
+
+
+def test_another_thread_is_not_disturbed() -> None:
+    done: list[Tensor] = []
+    elsewhere = partial(trains_elsewhere, nn.Linear(3, 1), done)  # not a module of `fn`
+
+    def fn(x: Tensor) -> Tensor:
+        y = x * 2
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        return y + 1
+
+    program = foretrace.capture(fn, (X,))
+    assert torch.equal(done[0], torch.full((2, 3), 2.0))
+    assert [str(op.target) for op in program.recorded.ops] == ["aten.mul.Tensor", "aten.add.Tensor"]
+
+
+def test_captures_in_many_threads() -> None:
+    found: dict[int, Tensor] = {}
+    nets = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(7)]
+
+    def work(rows: int) -> None:
+        net, x = nets[rows], torch.ones(rows, 4)
+        loss, _ = foretrace.capture(lambda x: net(x).sum(), (x,)).cut("joint", loss=0)(x)
+        found[rows] = loss - net(x).sum()
+
+    with state_unchanged():
+        threads = [threading.Thread(target=work, args=(rows,)) for rows in range(1, 7)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(found) == 6
+    assert all(not difference for difference in found.values())
