@@ -1,4 +1,4 @@
-"""The joint cut, and its halves, in the form of aot_autograd: primals and tangents by name.
+"""The joint cut in the form of aot_autograd: primals and tangents by name.
 
 Source: torch/_functorch/partitioners.py, whose `default_partition` and
 `min_cut_rematerialization_partition` know inputs by the names of placeholders, outputs by position,
@@ -12,7 +12,7 @@ from torch import fx
 
 from foretrace.compat.program import Cut
 from foretrace.ir.arrange import Slot, arranged
-from foretrace.ir.op import Op, Value
+from foretrace.ir.op import Op
 from foretrace.ir.program import Graph
 
 TAG = "partitioner_tag"
@@ -55,46 +55,6 @@ def joint_module(cut: Cut) -> JointModule:
     _tag(module)
     written = (primals.index(m.index) for m in cut.program.recorded.mutations)
     return JointModule(module, len(forward), tuple(primals), tuple(tangents), tuple(written))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HalfModules:
-    """The pair as aot_autograd's compilers get it.
-
-    The forward takes `primals_1, ...` and gives new contents, outputs, saved tensors, saved sizes;
-    the backward takes saved sizes, saved tensors, `tangents_1, ...`, and gives for each primal its
-    gradient, or None.
-    """
-
-    forward: fx.GraphModule
-    backward: fx.GraphModule
-    num_fwd_outputs: int
-
-
-def half_modules(forward: Cut, backward: Cut) -> HalfModules:
-    """The two cuts of `Program.pair`, by aot_autograd's names and in its order."""
-    graph, late = forward.graph, backward.graph
-    primals = [i for i, item in enumerate(graph.inputs) if item.role.kind not in HELD]
-    results = [*_positions(graph, "mutation"), *_positions(graph, "output")]
-    saved = _positions(graph, "saved")
-    sizes = [i for i in saved if not isinstance(graph.outputs[i].value, Value)]
-    tensors = [i for i in saved if i not in sizes]
-    early = arranged(
-        forward.graph_module,
-        [Slot(f"primals_{n}", i) for n, i in enumerate(primals, 1)],
-        [*results, *tensors, *sizes],
-        held_inputs(graph),
-    )
-    given = [i for i, item in enumerate(late.inputs) if item.role.kind != "tangent"]
-    order = sorted(given, key=lambda i: late.inputs[i].size is None)
-    names = {graph.inputs[i].value: f"primals_{n}" for n, i in enumerate(primals, 1)}
-    known = [node.name for node in backward.graph_module.graph.find_nodes(op="placeholder")]
-    slots = [Slot(names.get(late.inputs[i].value, known[i]), i) for i in order]
-    tangents = [i for i, item in enumerate(late.inputs) if item.role.kind == "tangent"]
-    slots += [Slot(f"tangents_{n}", i) for n, i in enumerate(tangents, 1)]
-    gradient_of = dict(zip(_requiring(graph), _positions(late, "gradient"), strict=True))
-    gradients = [gradient_of.get(i) for i in primals]
-    return HalfModules(early, arranged(backward.graph_module, slots, gradients, {}), len(results))
 
 
 def _tag(module: fx.GraphModule) -> None:

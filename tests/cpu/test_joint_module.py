@@ -10,7 +10,7 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 import foretrace
-from foretrace.compat.joint_module import half_modules, joint_module
+from foretrace.compat.joint_module import joint_module
 from tests.bits import same_bits
 
 PARTITIONS = {"default": default_partition, "min_cut": min_cut_rematerialization_partition}
@@ -36,7 +36,7 @@ def names(module: fx.GraphModule) -> list[str]:
 
 
 @pytest.mark.parametrize("dynamic", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("split", ["default", "min_cut", "ours"])
+@pytest.mark.parametrize("split", ["default", "min_cut"])
 def test_trained_through_the_halves(split: str, dynamic: Any) -> None:
     """Outputs, statistics and gradients of the two halves are eager's, to the last bit."""
     net, x = Net(), torch.randn(5, 8, requires_grad=True)
@@ -45,14 +45,7 @@ def test_trained_through_the_halves(split: str, dynamic: Any) -> None:
     assert names(joint.module) == [
         *(f"primals_{n}" for n in range(1, len(joint.primals) + 1)), "tangents_1", "tangents_2",
     ]  # fmt: skip
-    if split == "ours":
-        halves = half_modules(*program.pair())
-        forward, backward = halves.forward, halves.backward
-        assert halves.num_fwd_outputs == joint.num_fwd_outputs
-    else:
-        forward, backward = PARTITIONS[split](
-            joint.module, (), num_fwd_outputs=joint.num_fwd_outputs
-        )
+    forward, backward = PARTITIONS[split](joint.module, (), num_fwd_outputs=joint.num_fwd_outputs)
     assert names(forward) == [f"primals_{n}" for n in range(1, len(joint.primals) + 1)]
     assert names(backward)[-2:] == ["tangents_1", "tangents_2"]
 
