@@ -1,5 +1,6 @@
 """One guard as Python source: a condition for the fast path, and words for when it fails."""
 
+import math
 import types
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ def _condition(source: Source, place: str, item: Any) -> str:
     kind = type(item)
     if isinstance(item, SINGLE):
         return f"{place} is {source.literal(item, _wish(item))}"
-    if kind in BY_VALUE:
+    if kind in BY_VALUE or (kind is float and item and math.isfinite(item)):
         known = source.bind(kind, kind.__name__)
         return f"{place} == {source.literal(item)} and type({place}) is {known}"
     if kind is float or kind is complex or plain(item):

@@ -2,7 +2,6 @@
 
 import enum
 import types
-from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
@@ -47,8 +46,6 @@ def _parts(item: Any) -> list[Any] | None:
         return list(item)
     if isinstance(item, tuple) and hasattr(kind, "_fields"):
         return list(item)
-    if is_dataclass(item) and hasattr(item, "__dict__"):
-        return list(vars(item).values())
     return None
 
 
@@ -61,23 +58,11 @@ def snapshot(item: Any) -> Any:
         return item
     if kind in CONTAINERS:
         return kind(snapshot(part) for part in parts)
-    if isinstance(item, tuple):
-        return kind(*map(snapshot, parts))
-    return _Fields(kind, {name: snapshot(part) for name, part in vars(item).items()})
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """A dataclass instance as it was."""
-
-    kind: type
-    fields: dict[str, Any]
+    return kind(*map(snapshot, parts))
 
 
 def same(now: Any, before: Any) -> bool:
     """Whether plain data is what a snapshot of it was: types too, 0.0 is not -0.0, NaN is NaN."""
-    if isinstance(before, _Fields):
-        return type(now) is before.kind and same(vars(now), before.fields)
     kind = type(before)
     if type(now) is not kind:
         return False
