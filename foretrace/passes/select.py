@@ -39,7 +39,7 @@ def check_selectors(ops: Iterable[Op], selectors: Iterable[Selector]) -> None:
     wanted = [s for s in selectors if not _is_predicate(s)]
     if not wanted:
         return
-    everything = list(_all(ops, set()))
+    everything = list(every_op(ops))
     for selector in wanted:
         if not any(selects(selector, op) for op in everything):
             known = {name for op in everything for name in names(op)}
@@ -57,8 +57,12 @@ def _is_predicate(selector: Selector) -> bool:
     return callable(selector) and not hasattr(selector, "overloadpacket")
 
 
-def _all(ops: Iterable[Op], seen: set[int]) -> Iterator[Op]:
+def every_op(ops: Iterable[Op]) -> Iterator[Op]:
     """Every op of the tree; a shared definition once."""
+    return _all(ops, set())
+
+
+def _all(ops: Iterable[Op], seen: set[int]) -> Iterator[Op]:
     for op in ops:
         yield op
         below: Any = op.region if op.definition is None else op.definition.ops

@@ -15,11 +15,14 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame
 from foretrace.ir.program import Input, Recorded
+from foretrace.passes.select import every_op
 from foretrace.runtime.arguments import Arguments
 from foretrace.runtime.checks import Check, telling
 from foretrace.runtime.facts import Facts
 from foretrace.runtime.source import INDENT, Source, compiled
 from foretrace.runtime.tensors import Telling, TensorFacts, apart
+from foretrace.targets.attention import WHAT as ATTENTION
+from foretrace.targets.attention_call import Enabled
 from foretrace.trace.outside import Outside
 
 GONE = "except (KeyError, AttributeError, ValueError)"
@@ -91,6 +94,16 @@ class Guards:
         self._sizes()
         self._answers()
         return live
+
+    def kernels(self) -> None:
+        """The user's attention switches, where the graphs have the kernel that they led to."""
+        choices = (op.choice for op in every_op(self.recorded.ops))
+        if any(choice is not None and choice.what == ATTENTION for choice in choices):
+            now, then = self.source.bind(Enabled.now, "now"), Enabled.now()
+            self._add(
+                f"{now}() == {self.source.bind(then, 'switches')}",
+                repr("torch.backends.cuda's attention switches are set otherwise"),
+            )
 
     def outside(self, outside: Outside | None) -> None:
         """Modules and Python state."""

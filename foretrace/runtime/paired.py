@@ -36,6 +36,7 @@ def paired(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
         call = joined(recorded, captured.semantics, compilers())  # it may add guards on sizes
         guards = Guards(source, recorded)
         guards.call(args, kwargs)
+        guards.kernels()
         guards.outside(captured.outside)
         changes = repeated(source, recorded.requires.changed)
         guards.write()

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import foretrace
 from tests.bits import differences
@@ -788,3 +789,20 @@ def test_a_captured_program_as_a_callable(backend) -> None:
         assert caught.value.kind == "guard broken"
     with torch.autocast("cpu"), pytest.raises(foretrace.Refusal, match="autocast"):
         call(X, W)
+
+
+def test_the_switches_of_attention() -> None:
+    """Another kernel is another graph; straight-line Python calls attention as it is written."""
+
+    def attends(q: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q)
+
+    q = torch.randn(1, 2, 8, 4, requires_grad=True)
+    graphs = foretrace.compile(attends, backend=lambda module, _: module)
+    straight = foretrace.compile(attends)
+    for backends in ([SDPBackend.FLASH_ATTENTION], [SDPBackend.MATH]):
+        with sdpa_kernel(backends):
+            assert torch.equal(graphs(q), attends(q))
+            assert torch.equal(straight(q), attends(q))
+    assert "attention switches" in str(graphs.recaptures[0])
+    assert not straight.recaptures
