@@ -176,8 +176,12 @@ def _copied(halves: Halves, value: Value) -> list[Op]:
         out = Value(halves.semantics.inference.infer(func, typed, kwargs or {}))
         return Op(func, args, kwargs or {}, out, (out,), origin=origin, choice=choice)
 
+    def of_its_type(op: Op) -> Op:
+        op.outs[0].type = type.with_grad(False)  # sizes found equal are spelled as in the value
+        return op
+
     clone = call(aten.clone.default, (value,), {"memory_format": torch.preserve_format})
-    if clone.outs[0].type.stride == type.stride:
-        return [clone]
+    if all(map(halves.symbols.equal, clone.outs[0].type.stride, type.stride)):
+        return [of_its_type(clone)]
     empty = call(aten.new_empty_strided.default, (value, list(type.shape), list(type.stride)))
-    return [empty, call(aten.copy.default, (empty.outs[0], value))]
+    return [empty, of_its_type(call(aten.copy.default, (empty.outs[0], value)))]

@@ -19,6 +19,11 @@ from foretrace.trace.memory import Learnt, Memory, lasts, symbols_of
 
 NOT_LINKED = "not linked with support for"
 NOT_SYMBOLIC = "does not support symbolic shapes"
+HALF_ONLY = "Expected inputs of BF16 type"
+"""What the meta kernel of `_grouped_mm` says of float32, which eager takes.
+
+A build with CUDA aligns the result's rows by the dtype, so there it cannot be asked in another.
+"""
 
 
 class Inference:
@@ -69,6 +74,8 @@ class Inference:
         except RuntimeError as error:
             if NOT_LINKED in str(error):
                 return self._elsewhere(func, args, kwargs)
+            if HALF_ONLY in str(error) and torch.version.cuda is None:
+                return self._in_half(func, args, kwargs)
             if NOT_SYMBOLIC not in str(error):
                 raise
         numbers = self.symbols.numbers()
@@ -80,6 +87,11 @@ class Inference:
         there, here = absent[0], torch.device("cpu")
         result = self._once(func, *_moved((args, kwargs), there, here))
         return _moved(result, here, there)
+
+    def _in_half(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        """As in bfloat16, where a meta kernel takes less than eager: the layout is the same."""
+        full, half = torch.float32, torch.bfloat16
+        return _recast(self._once(func, *_recast((args, kwargs), full, half)), half, full)
 
     def _once(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         fakes: list[torch.Tensor] = []
@@ -166,6 +178,18 @@ def _moved(tree: Tree, old: torch.device, new: torch.device) -> Any:
     if isinstance(tree, dict):
         return {name: _moved(item, old, new) for name, item in tree.items()}
     return tree
+
+
+def _recast(tree: Tree, old: torch.dtype, new: torch.dtype) -> Any:
+    """The structure with one dtype in the place of another."""
+    if isinstance(tree, TensorType):
+        fitting = (tree.shape, tree.stride, new, tree.device, tree.offset, tree.requires_grad)
+        return TensorType(*fitting, tree.lazy) if tree.dtype == old else tree
+    if isinstance(tree, (tuple, list)):
+        return type(tree)([_recast(item, old, new) for item in tree])
+    if isinstance(tree, dict):
+        return {name: _recast(item, old, new) for name, item in tree.items()}
+    return new if tree is old else tree
 
 
 def frozen(tree: Tree, *, followed: bool = True) -> Any:

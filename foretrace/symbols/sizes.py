@@ -244,6 +244,11 @@ class Symbols:
         """Every condition so far, whoever checks it."""
         return [guard.expr for guard in self.env.guards] if self.env else []
 
+    def equal(self, one: Size, other: Size) -> bool:
+        """Whether two sizes are the same, by what the guards say."""
+        both = (self.simplify(sympy.sympify(size)) for size in (one, other))
+        return one == other or next(both) == next(both)
+
     def guards(self) -> tuple[Guard, ...]:
         """What the program has assumed of its symbols so far.
 
