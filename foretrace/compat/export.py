@@ -20,7 +20,7 @@ from foretrace.passes.live import needs
 from foretrace.passes.spell import located
 from foretrace.passes.writeback import Written, with_writes
 from foretrace.symbols.shapes import shapes_tree
-from foretrace.trace.calls import CallSite, watched
+from foretrace.trace.calls import CallSite, submodule_calls
 from foretrace.trace.capture import record
 from foretrace.trace.structure import Structure
 
@@ -82,7 +82,7 @@ def _captured(
 
     def once() -> tuple[Program, list[CallSite]]:
         run, semantics = prepared(mod, args, kwargs, None, shapes)
-        with watched(mod, paths, run.recorder) as sites:
+        with submodule_calls(mod, paths, run.recorder) as sites:
             recorded = record(mod, args, kwargs, run, semantics.target)
         return Program(recorded, semantics), sites
 

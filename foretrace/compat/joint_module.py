@@ -7,17 +7,15 @@ and which half a node is of by `meta["partitioner_tag"]`.
 
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
 from foretrace.compat.program import Cut
 from foretrace.ir.arrange import Slot, arranged
 from foretrace.ir.op import Op
 from foretrace.ir.program import Graph
+from foretrace.runtime.torch_pair import HELD, held_inputs
 
 TAG = "partitioner_tag"
-HELD = ("captured", "constant")
-"""Inputs that the program reached from outside its arguments."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,16 +60,6 @@ def _tag(module: fx.GraphModule) -> None:
         op = node.meta.get("foretrace")
         if isinstance(op, Op):
             node.meta[TAG] = "is_forward" if op.because is None else "is_backward"
-
-
-def held_inputs(graph: Graph) -> dict[int, tuple[str, torch.Tensor]]:
-    """Tensors that the program reached from outside: a module holds them under these names."""
-    found: dict[int, tuple[str, torch.Tensor]] = {}
-    for index, item in enumerate(graph.inputs):
-        live = item.live() if item.role.kind in HELD else None
-        if live is not None:
-            found[index] = (f"_tensor_constant{len(found)}", live)
-    return found
 
 
 def _positions(graph: Graph, kind: str) -> list[int]:

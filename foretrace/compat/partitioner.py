@@ -20,7 +20,7 @@ from foretrace.passes.cut import Level, differentiated
 from foretrace.passes.partition import Pair
 from foretrace.runtime.compiled import TorchCompilers, compiled
 from foretrace.runtime.guards import number
-from foretrace.runtime.torch_pair import Half, Halves
+from foretrace.runtime.torch_pair import Half, TorchHalves
 from foretrace.runtime.trained import Flat, Given, Partial
 from foretrace.targets.semantics import TargetSemantics
 
@@ -50,7 +50,7 @@ class WithPartitioner(TorchCompilers):
                 found.module, (vals[:count], vals[count:]), num_fwd_outputs=found.num_fwd_outputs
             )
         parts = Parts(found, joint, semantics, *modules)
-        halves = Halves(recorded.symbols, semantics.mode)
+        halves = TorchHalves(recorded.symbols, semantics.mode)
         both = compiled(self, parts.pair, parts.forward, parts.backward, halves)
 
         def partial(given: Given) -> Flat:

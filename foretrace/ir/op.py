@@ -276,7 +276,7 @@ def _copy_op(op: Op, env: dict[Value, Any], call: Op) -> Op:
         substitute(op.kwargs, env),
         substitute(op.result, env),
         tuple([env[out] for out in op.outs]),
-        origin=replace(call.origin, grad_mode=op.origin.grad_mode),
+        origin=_under(call.origin, grad_mode=op.origin.grad_mode),
         definition=op.definition,
         region=None if op.definition else op.region and copy_ops(op.region, env, call),
         because=op.because or call.because,
@@ -285,6 +285,11 @@ def _copy_op(op: Op, env: dict[Value, Any], call: Op) -> Op:
         writes=op.writes,
         piece_of=op.piece_of,
     )
+
+
+def _under(origin: Origin, *, grad_mode: bool) -> Origin:
+    """The origin with this grad mode; nearly always it has it."""
+    return origin if origin.grad_mode == grad_mode else replace(origin, grad_mode=grad_mode)
 
 
 def target_name(target: Target) -> str:

@@ -18,11 +18,11 @@ from foretrace.ir.program import Graph, Recorded
 from foretrace.passes.live import needs
 from foretrace.targets.costs import COSTS, PLAIN_VIEWS
 from foretrace.targets.semantics import TargetSemantics
+from foretrace.trace.memory import OWN
 
 ASKED = "the policy of its selective checkpoint asks for it"
 ROOT = "root gradient"
 SAVES = (True, CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
-TORCH_NAMESPACES = ("aten", "prims")
 DROPOUT = "dropout_p"
 """The argument by which an attention kernel draws random numbers; none if it is 0."""
 ABSOLUTE = "storage_offset"
@@ -168,7 +168,7 @@ class Halves:
         schema = self.semantics.schema(target)
         view = schema.viewed is not None or target.name() in PLAIN_VIEWS
         once = ""
-        if target.namespace not in TORCH_NAMESPACES:
+        if target.namespace not in OWN:
             once = "what another library's operator does a second time is not known"
         elif torch.Tag.nondeterministic_bitwise in target.tags:
             once = "it may give other bits the second time"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Value, substitute
+from foretrace.ir.op import Op, Value, map_values, substitute
 from foretrace.ir.program import Graph, Input, Recorded
 from foretrace.passes.cut import Level, differentiated
 from foretrace.passes.halves import Halves
@@ -87,17 +87,7 @@ def _counterparts(ops: Iterable[Op], others: Iterable[Op]) -> dict[Value, Value]
 
 def _key(op: Op, found: dict[Value, Any]) -> str:
     """What the op calls, and with what."""
-    return repr((id(op.target), _spelled(substitute((op.args, op.kwargs), found))))
-
-
-def _spelled(tree: Any) -> Any:
-    if isinstance(tree, Value):
-        return id(tree)
-    if isinstance(tree, (tuple, list)):
-        return [_spelled(item) for item in tree]
-    if isinstance(tree, dict):
-        return {name: _spelled(item) for name, item in tree.items()}
-    return tree
+    return repr((id(op.target), map_values(substitute((op.args, op.kwargs), found), id)))
 
 
 def _renamed(ops: Iterable[Op], renamed: dict[Value, Any]) -> list[Op]:

@@ -12,6 +12,9 @@ from foretrace.trace.memory import Learnt
 
 aten = torch.ops.aten
 
+STATES = 32
+"""Surroundings (targets, states of torch's switches) of which is remembered what was learnt."""
+
 
 @dataclass(frozen=True, slots=True)
 class BackwardCall:
@@ -63,6 +66,8 @@ class RuleTable:
 
     def learnt(self, surroundings: Hashable) -> Learnt:
         """What torch was asked under these surroundings; the derived rules are part of it."""
+        if surroundings not in self._learnt and len(self._learnt) >= STATES:
+            self._learnt.clear()
         return self._learnt.setdefault(surroundings, Learnt())
 
     def forget(self) -> None:

@@ -21,7 +21,7 @@ from foretrace.passes.decompose import decompose
 from foretrace.passes.partial import partial_backward
 from foretrace.passes.partition import Pair, partition
 from foretrace.passes.policies import Policy
-from foretrace.runtime.torch_pair import Half, Halves, with_sizes
+from foretrace.runtime.torch_pair import Half, TorchHalves, with_sizes
 from foretrace.runtime.trained import Flat, Given, Partial, numbers_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.semantics import TargetSemantics
@@ -47,7 +47,7 @@ class TorchCompilers:
     def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
         """What runs a forward that is not trained."""
         graph = forward_graph(recorded, semantics, Level(False), "aten", trains=False)
-        halves = Halves(recorded.symbols, semantics.mode)
+        halves = TorchHalves(recorded.symbols, semantics.mode)
         half = halves.whole(self.opened(graph, semantics))
         with torch_api.compiling(semantics.mode):
             return half.as_the_pair(self.inference(half.module, half.examples))
@@ -58,7 +58,7 @@ class TorchCompilers:
         """The pair of a joint graph, and what runs each half, and a half for some tangents."""
         joint = self.opened(joint, semantics)
         pair = with_sizes(partition(joint, recorded, semantics, self.policy), recorded.symbols)
-        halves = Halves(recorded.symbols, semantics.mode)
+        halves = TorchHalves(recorded.symbols, semantics.mode)
         forward = halves.forward(pair)
         both = compiled(self, pair, forward, halves.backward(pair, pair.backward, forward), halves)
 
@@ -89,7 +89,7 @@ class CompiledPair:
 
 
 def compiled(
-    compilers: TorchCompilers, pair: Pair, forward: Half, backward: Half, halves: Halves
+    compilers: TorchCompilers, pair: Pair, forward: Half, backward: Half, halves: TorchHalves
 ) -> CompiledPair:
     """Give both halves to their compilers; the backward at once if it gets sizes."""
     with torch_api.compiling(halves.mode):

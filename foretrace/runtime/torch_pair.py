@@ -25,7 +25,7 @@ from foretrace.symbols.sizes import Symbols
 ORDER = ("mutation", "output", "saved")
 """The order of what a forward gives."""
 HELD = ("captured", "constant")
-"""Inputs that are attributes of the module."""
+"""Inputs that the program reached from outside its arguments: attributes of the module."""
 RESULTS = "num_fwd_outputs"
 """In a forward's `meta`: how many of its outputs are not there for the backward."""
 
@@ -60,7 +60,7 @@ class Half:
         return run
 
 
-class Halves:
+class TorchHalves:
     """Makes the halves of one program.
 
     Args:
@@ -83,7 +83,7 @@ class Halves:
         order = sorted(range(len(graph.outputs)), key=lambda i: _rank(graph.outputs[i]))
         places = _given(graph)
         slots = [Slot(name(n), i) for n, i in enumerate(places)]
-        module = arranged(self._fx(graph), slots, order, _held(graph))
+        module = arranged(self._fx(graph), slots, order, held_inputs(graph))
         module.meta[RESULTS] = sum(output.role.kind != "saved" for output in graph.outputs)
         return Half(module, tuple(places), _inverse(order))
 
@@ -149,15 +149,11 @@ def _given(graph: Graph) -> list[int]:
     return [i for i, item in enumerate(graph.inputs) if item.role.kind not in HELD]
 
 
-def _held(graph: Graph) -> dict[int, tuple[str, torch.Tensor]]:
+def held_inputs(graph: Graph) -> dict[int, tuple[str, torch.Tensor]]:
     """The inputs that the module holds, and by what name."""
-    held = [i for i, item in enumerate(graph.inputs) if item.role.kind in HELD]
-    live = {i: graph.inputs[i].live() for i in held}
-    return {
-        i: (f"_tensor_constant{n}", tensor)
-        for n, (i, tensor) in enumerate(live.items())
-        if tensor is not None
-    }
+    held = {i: item.live() for i, item in enumerate(graph.inputs) if item.role.kind in HELD}
+    there = [(i, tensor) for i, tensor in held.items() if tensor is not None]
+    return {i: (f"_tensor_constant{n}", tensor) for n, (i, tensor) in enumerate(there)}
 
 
 def _inverse(order: Sequence[int]) -> tuple[int, ...]:

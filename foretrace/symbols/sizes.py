@@ -31,7 +31,7 @@ class Guard:
         return frozenset(self.condition.free_symbols)
 
     def holds(self, sizes: dict[sympy.Symbol, int], _tensors: Sequence[Any] = ()) -> bool:
-        """Whether the condition is true of these sizes."""
+        """Whether the condition is true of these sizes; a guard on values looks at tensors."""
         return bool(self.condition.subs(sizes))
 
 

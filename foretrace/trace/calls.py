@@ -61,7 +61,7 @@ class _Watch:
 
 
 @contextmanager
-def watched(
+def submodule_calls(
     module: nn.Module, paths: Sequence[str], recorder: Recorder
 ) -> Iterator[list[CallSite]]:
     """Note the calls of the submodules at `paths` inside; gives the list of those that ended.

@@ -33,8 +33,8 @@ class Constants:
         self.known: dict[Value, torch.Tensor] = {}
         self.makers: dict[Value, Op] = {}
         self.answered: list[Answered] = []
-        self.lent: dict[Value, int] = {}
-        """inputs whose values may be asked, by index"""
+        self.lent: dict[Value, tuple[int, torch.Tensor]] = {}
+        """inputs whose values may be asked, with their index; looked at when they are"""
         self._seen = 0
 
     def give(self, value: Value, tensor: torch.Tensor) -> None:
@@ -43,11 +43,11 @@ class Constants:
 
     def lend(self, value: Value, tensor: torch.Tensor, index: int) -> None:
         """An input whose value a guard may speak of."""
-        self.lent[value], self.known[value] = index, plain(tensor)
+        self.lent[value] = index, tensor
 
     def finish(self) -> "list[Answered]":
         """Let go of what was lent and of what followed from it; gives the guards."""
-        self.known = dict(self.given)
+        self.known, self.lent = dict(self.given), {}
         return self.answered
 
     def answer(
@@ -64,7 +64,7 @@ class Constants:
         answer = self.run(func, args, kwargs)
         roots = list(self._roots((args, kwargs), set()))
         symbols = frozenset(root for root in roots if isinstance(root, sympy.Symbol))
-        inputs = {root: self.lent[root] for root in roots if isinstance(root, Value)}
+        inputs = {root: self.lent[root][0] for root in roots if isinstance(root, Value)}
         if inputs and not isinstance(answer, bool):
             raise _depends_on_inputs(func)
         if symbols or inputs:
@@ -113,6 +113,8 @@ class Constants:
         stack = [wanted]
         while stack:
             value = stack[-1]
+            if value in self.lent and value not in self.known:
+                self.known[value] = content(self.lent[value][1])
             if value in self.known:
                 stack.pop()
                 continue
@@ -181,15 +183,15 @@ class Answered:
 
     def holds(self, sizes: Numbers, tensors: Sequence[Any] = ()) -> bool:
         """Whether the answer is the same with these sizes, and these inputs of the graph."""
-        values = {value: plain(tensors[index]) for value, index in self.inputs.items()}
+        values = {value: content(tensors[index]) for value, index in self.inputs.items()}
         now = self.constants.at(sizes, values).run(self.func, self.args, self.kwargs)
         if isinstance(now, torch.Tensor):
             return torch.equal(now, self.answer)
         return bool(now == self.answer)
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Its value, where constants are computed."""
+def content(tensor: torch.Tensor) -> torch.Tensor:
+    """What it holds, on the device where constants are computed."""
     return tensor.detach().cpu()
 
 

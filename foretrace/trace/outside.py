@@ -291,7 +291,8 @@ def origin_of(file: str) -> str:
     site = paths["purelib"] + "/"
     if file.startswith(tuple(site + name for name in BELOW_TORCH)):
         return "library"
-    return "library" if file.startswith(paths["stdlib"] + "/") > file.startswith(site) else "user"
+    python_own = file.startswith(paths["stdlib"] + "/") and not file.startswith(site)
+    return "library" if python_own else "user"
 
 
 @cache
