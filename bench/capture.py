@@ -16,6 +16,7 @@ A peer that refuses has its error in place of a time; where torch.compile refuse
 graph, it is measured with graph breaks as well.
 """
 
+import argparse
 import gc
 import json
 import platform
@@ -31,7 +32,6 @@ import torch
 import torch._dynamo
 import torch.export
 import transformers
-from options import parsed, parser_of
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -258,11 +258,25 @@ def show(groups: list[list[Row]], console: Console) -> None:
             console.print(f"{row.group}: {row.who} refused: {row.error}", markup=False)
 
 
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Read the command line; the names of unknown models are refused."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}")
+    parser.add_argument("--repeat", type=int, default=3, help="how often each case is run")
+    parser.add_argument("--layers", type=int, help="another depth, for a quick look")
+    parser.add_argument("--json", action="store_true", help="print every time, for programs")
+    options = parser.parse_args(argv)
+    options.models = options.models.split(",")
+    if unknown := set(options.models) - MODELS.keys():
+        parser.error(f"no such model: {', '.join(sorted(unknown))}")
+    if options.repeat < 1:
+        parser.error("--repeat is at least 1")
+    return options
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure and print; 0 if every case of foretrace ran, 1 otherwise."""
-    parser = parser_of(__doc__, MODELS, "how often each case is run")
-    parser.add_argument("--layers", type=int, help="another depth, for a quick look")
-    options = parsed(parser, argv, MODELS)
+    options = arguments(argv)
     warnings.filterwarnings("ignore", module=r"torch|transformers")
     torch.manual_seed(0)
     groups = run(options.models, options.repeat, options.layers, Console(stderr=True))

@@ -13,6 +13,7 @@ the backward beside the program's inputs and parameters, which live on anyway:
 median of the repeats; torch's need a copy of the FX graph each, which is made outside of the clock.
 """
 
+import argparse
 import copy
 import importlib.util
 import json
@@ -28,7 +29,6 @@ from typing import Any
 
 import torch
 import transformers
-from options import parsed, parser_of
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -253,9 +253,24 @@ def worse(rows: list[Row]) -> list[str]:
     return found
 
 
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Read the command line; the names of unknown models are refused."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}")
+    parser.add_argument("--repeat", type=int, default=3, help="how often each partition is made")
+    parser.add_argument("--json", action="store_true", help="print the rows, for programs")
+    options = parser.parse_args(argv)
+    options.models = options.models.split(",")
+    if unknown := set(options.models) - MODELS.keys():
+        parser.error(f"no such model: {', '.join(sorted(unknown))}")
+    if options.repeat < 1:
+        parser.error("--repeat is at least 1")
+    return options
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure and print; 1 if ours holds more than the better of torch's two on some model."""
-    options = parsed(parser_of(__doc__, MODELS, "how often each partition is made"), argv, MODELS)
+    options = arguments(argv)
     warnings.filterwarnings("ignore", module=r"torch|transformers")
     rows: list[Row] = []
     for name in track(options.models, console=Console(stderr=True), transient=True):
