@@ -15,7 +15,8 @@ from foretrace.ir.op import Op, Tree, Value
 from foretrace.ir.program import Graph, Input, Output
 from foretrace.ir.size_nodes import write_size
 from foretrace.ir.types import TensorType
-from foretrace.symbols.sizes import Size, Symbols, free_symbols, solved
+from foretrace.symbols.questions import free_symbols
+from foretrace.symbols.sizes import Size, Symbols, solved
 
 Needs = Callable[[Op], list[Value]]
 

@@ -36,7 +36,8 @@ class TensorType:
     """
 
     __slots__ = (
-        "_hash", "device", "dtype", "key", "lazy", "offset", "requires_grad", "shape", "stride",
+        "_hash", "_symbols", "device", "dtype", "key", "lazy", "offset", "requires_grad", "shape",
+        "stride",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +55,7 @@ class TensorType:
         self.lazy = lazy
         self.key = (shape, stride, offset, dtype, device, requires_grad, lazy)
         self._hash = hash(self.key)
+        self._symbols: frozenset[sympy.Symbol] | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -83,8 +85,11 @@ class TensorType:
     @property
     def symbols(self) -> frozenset[sympy.Symbol]:
         """The symbols that its sizes, strides and offset mention."""
-        sizes = (*self.shape, *self.stride, self.offset)
-        return frozenset(s for x in sizes if isinstance(x, sympy.Expr) for s in x.free_symbols)
+        if self._symbols is None:
+            sizes = (*self.shape, *self.stride, self.offset)
+            found = (s for x in sizes if isinstance(x, sympy.Expr) for s in x.free_symbols)
+            self._symbols = frozenset(found)
+        return self._symbols
 
     def with_grad(self, requires_grad: bool) -> "TensorType":
         """The same type, followed by autograd or not."""

@@ -112,7 +112,7 @@ class EntryRecorder(Recorder):
         with _quiet():
             super().__init__(
                 types, entries, Sources(), self.constant, self.constant, _no_answer,
-                Memory(entries.learnt.meanings, types.symbols),
+                Memory(entries.learnt.meanings, entries.learnt.settled, types.symbols),
             )  # fmt: skip
 
     def run(

@@ -19,7 +19,7 @@ from foretrace.ir.types import Size
 from foretrace.passes.halves import Halves, leaves
 from foretrace.passes.live import live, needs, values_of, with_saved
 from foretrace.passes.policies import Policy, chosen
-from foretrace.symbols.sizes import free_symbols
+from foretrace.symbols.questions import free_symbols
 from foretrace.targets.semantics import TargetSemantics
 
 aten = torch.ops.aten

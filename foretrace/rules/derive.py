@@ -70,9 +70,11 @@ class Derivatives:
         self._semantics = FormulaSemantics(inference, table)
         learnt = inference.learnt
         self.below_autograd = learnt.below_autograd
-        self._meanings: Memory[Meaning] = Memory(learnt.formulas, types.symbols)
-        self._rules: Memory[Rule] = Memory(learnt.rules, types.symbols)
-        self._followed: Memory[tuple[bool, ...]] = Memory(learnt.followed, types.symbols)
+        self._meanings: Memory[Meaning] = Memory(learnt.formulas, learnt.settled, types.symbols)
+        self._rules: Memory[Rule] = Memory(learnt.rules, learnt.settled, types.symbols)
+        self._followed: Memory[tuple[bool, ...]] = Memory(
+            learnt.followed, learnt.settled, types.symbols
+        )
 
     def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
         """For each tensor that the op returns, whether autograd follows it."""

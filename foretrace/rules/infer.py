@@ -39,7 +39,7 @@ class Inference:
         self.types, self.symbols, self.learnt = types, symbols, learnt
         self._mode = mode
         self._metas: dict[TensorType, torch.Tensor] = {}
-        self._known: Memory[Tree] = Memory(learnt.results, symbols)
+        self._known: Memory[Tree] = Memory(learnt.results, learnt.settled, symbols)
         self._kernels = MetaKernels(types, self._meta)
 
     @property

@@ -1,7 +1,6 @@
 """Sizes that are not yet known, and what the program assumed of them, over torch's ShapeEnv."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from foretrace import torch_api
 from foretrace.errors import Frame
+from foretrace.symbols.questions import NotingShapeEnv, free_symbols
 
 Size: TypeAlias = int | sympy.Expr
 Numbers: TypeAlias = dict[sympy.Symbol, int]
@@ -35,49 +35,6 @@ class Guard:
         return bool(self.condition.subs(sizes))
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What a ShapeEnv was asked, and what it said."""
-
-    method: str
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-    answer: Any
-
-    def asked_again(self, env: ShapeEnv) -> bool:
-        """Whether another ShapeEnv, asked now, says the same; it makes the same guards."""
-        try:
-            answer = getattr(env, self.method)(*self.args, **dict(self.kwargs))
-        except (RuntimeError, ValueError):
-            return False
-        return bool(answer == self.answer)
-
-
-class NotingShapeEnv(torch_api.ToldShapeEnv):
-    """A ShapeEnv that notes the user's line of each guard at the moment it is made.
-
-    `listeners` are told every question.
-    """
-
-    def __init__(self, where: Callable[[], Frame | None]) -> None:
-        super().__init__(duck_shape=False, specialize_zero_one=True)
-        self.where, self.frames = where, list[Frame | None]()
-        self.listeners: list[dict[Question, None]] = []
-
-    def told(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
-        """Let the listeners know; a guard that was added gets the line that is running."""
-        self.note()
-        if self.listeners:
-            question = Question(method, args, tuple(kwargs.items()), answer)
-            for questions in self.listeners:
-                questions[question] = None
-
-    def note(self) -> None:
-        """Give every guard without a line the line that is running."""
-        while len(self.frames) < len(self.guards):
-            self.frames.append(self.where())
-
-
 class Symbols:
     """Numbers of the program as torch has them, and as types have them."""
 
@@ -95,47 +52,10 @@ class Symbols:
         self.env = self.env or NotingShapeEnv(self._where)
         return self.env
 
-    @contextmanager
-    def listening(self) -> Iterator[dict[Question, None]]:
-        """Collect what the ShapeEnv is asked inside."""
-        questions: dict[Question, None] = {}
-        env = self.env
-        if not isinstance(env, NotingShapeEnv):
-            yield questions
-            return
-        env.listeners.append(questions)
-        try:
-            yield questions
-        finally:
-            env.listeners.pop()
-
-    def tell(self, questions: Iterable[Question]) -> None:
-        """Let those who listen know of questions that were asked before."""
-        if isinstance(self.env, NotingShapeEnv):
-            for listener in self.env.listeners:
-                listener.update(dict.fromkeys(questions))
-
-    def asked_again(self, questions: Iterable[Question]) -> bool:
-        """Ask the same questions, in order; whether every answer is the same as then."""
-        env = self.env
-        return env is not None and all(question.asked_again(env) for question in questions)
-
-    def known_of(self, symbols: Iterable[sympy.Symbol]) -> tuple[Any, ...] | None:
-        """All that is known of symbols and of what they were found equal to.
-
-        None for a front end's ShapeEnv, which may know more.
-        """
-        if not isinstance(self.env, NotingShapeEnv):
-            return None
-        found: dict[sympy.Symbol, tuple[Any, ...]] = {}
-        pending = list(symbols)
-        while pending:
-            symbol = pending.pop()
-            if symbol not in found:
-                found[symbol] = torch_api.symbol_state(self.env, symbol)
-                equal = found[symbol][-1]
-                pending += equal.free_symbols if isinstance(equal, sympy.Basic) else ()
-        return tuple(sorted(found.values(), key=lambda state: str(state[0])))
+    @property
+    def noting(self) -> NotingShapeEnv | None:
+        """The ShapeEnv if it is our own; a front end's may know more than it says."""
+        return self.env if isinstance(self.env, NotingShapeEnv) else None
 
     def size(self, number: int | torch.SymInt) -> Size:
         """A torch number as an int or an expression."""
@@ -192,8 +112,7 @@ class Symbols:
 
         Nothing for a front end's ShapeEnv, as for `guards`.
         """
-        noting = isinstance(self.env, NotingShapeEnv)
-        return torch_api.symbol_ranges(self.env) if self.env and noting else {}
+        return torch_api.symbol_ranges(self.noting) if self.noting else {}
 
     def declare(self, size: Size, bounds: tuple[int, Any] | None) -> None:
         """Note a size of an input that may vary, and between what the user said, if at all."""
@@ -254,11 +173,11 @@ class Symbols:
 
         Nothing for a front end's ShapeEnv: the front end checks its guards before it calls.
         """
-        if not isinstance(self.env, NotingShapeEnv):
+        env = self.noting
+        if env is None:
             return ()
-        self.env.note()
-        frames = self.env.frames
-        return tuple(Guard(g.expr, f) for g, f in zip(self.env.guards, frames, strict=True))
+        env.note()
+        return tuple(Guard(g.expr, f) for g, f in zip(env.guards, env.frames, strict=True))
 
 
 def plain(expr: sympy.Basic) -> Size:
@@ -287,12 +206,3 @@ def solved(size: sympy.Expr, symbol: sympy.Symbol, found: Any) -> Any:
     if not (step.is_Integer and step > 0) or symbol in first.free_symbols:
         return None
     return torch_api.FloorDiv(sympy.sympify(found) - first, step)
-
-
-def free_symbols(tree: Any) -> set[sympy.Symbol]:
-    """The symbols in a nested structure."""
-    if isinstance(tree, (tuple, list)):
-        return {symbol for item in tree for symbol in free_symbols(item)}
-    if isinstance(tree, dict):
-        return free_symbols(list(tree.values()))
-    return set(tree.free_symbols) if isinstance(tree, sympy.Basic) else set()

@@ -11,6 +11,19 @@ from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.indexing import Indexing
 
+TENSOR: Any = torch.Tensor
+"""To torch's stubs its descriptors are plain attributes"""
+
+
+def _not_set(name: str) -> Any:
+    def setter(tensor: torch.Tensor, new: object) -> NoReturn:
+        raise Refusal(
+            f"the program sets tensor.{name}", kind="side effect",
+            do="use copy_ or a new tensor; set requires_grad before the capture",
+        )  # fmt: skip
+
+    return setter
+
 
 class Abstract(torch.Tensor):
     """A tensor with a type and no memory.
@@ -24,8 +37,8 @@ class Abstract(torch.Tensor):
     leaf: bool = False
     indexing: Any = None
 
-    __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
-
+    __torch_function__ = torch_api.disabled_torch_function
+  # type: ignore[assignment]
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -68,8 +81,7 @@ class Abstract(torch.Tensor):
             )
         return node
 
-    @property
-    def grad(self) -> None:  # type: ignore[override]
+    def _no_gradient(self) -> None:
         """None, but for an input, whose gradient depends on what ran before."""
         if self.leaf and self.requires_grad:
             raise Refusal(
@@ -78,17 +90,13 @@ class Abstract(torch.Tensor):
                 do="pass it as an argument",
             )
 
+    data = property(TENSOR.data.__get__, _not_set("data"))
+    requires_grad = property(TENSOR.requires_grad.__get__, _not_set("requires_grad"))
+    grad = property(_no_gradient, _not_set("grad"))
+
     def follow(self, requires_grad: bool) -> None:
         """Be followed by autograd from now on, or not."""
         super().requires_grad_(requires_grad)
-
-    def __setattr__(self, name: str, new: Any) -> None:
-        if name in ("data", "requires_grad", "grad"):
-            raise Refusal(
-                f"the program sets tensor.{name}", kind="side effect",
-                do="use copy_ or a new tensor; set requires_grad before the capture",
-            )  # fmt: skip
-        super().__setattr__(name, new)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Abstract({self.value.type if self.value else 'stale'!r})"
@@ -98,7 +106,7 @@ class Abstract(torch.Tensor):
     def become_like(self, other: "Abstract") -> None:
         """Take another's sizes, as an in-place op that changes the shape does."""
         with torch_api.no_dispatch():
-            super().__setattr__("data", other)
+            TENSOR.data.__set__(self, other)
 
     def tolist(self) -> Any:
         """Numbers, where they follow from constants."""

@@ -32,7 +32,6 @@ from foretrace.trace.outside import Outside
 from foretrace.trace.owners import (
     Borrowed,
     borrowed,
-    module_paths,
     names_of_tensors,
     owners_of,
     watched,
@@ -78,7 +77,7 @@ class Capture:
         """watches what Python state the run reads and changes, where that is asked for"""
         self.recorder = Recorder(
             types, semantics, sources, self.lift, self.lift_constant, self.answer,
-            Memory(semantics.learnt.meanings, types.symbols),
+            Memory(semantics.learnt.meanings, semantics.learnt.settled, types.symbols),
         )  # fmt: skip
 
     def stand(
@@ -221,7 +220,7 @@ def record(
         stands = capture.arguments(leaves, requires)
         call_args, call_kwargs = in_structure.build(iter(stands))
         absent = target.device.type not in torch_api.device_types_here()
-        with running(capture.recorder, module_paths(owners), absent):
+        with running(capture.recorder, loan.paths(), absent):
             with watched(loan, capture.outside, fn, (call_args, call_kwargs), requires):
                 result = _run(fn, call_args, call_kwargs, capture.recorder)
             outs, requires.out_structure = take_apart(result)

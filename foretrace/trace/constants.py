@@ -17,7 +17,8 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.op import ModuleCall, Op, Tree, Value, target_name, values_in
-from foretrace.symbols.sizes import Numbers, free_symbols, with_numbers
+from foretrace.symbols.questions import free_symbols
+from foretrace.symbols.sizes import Numbers, with_numbers
 from foretrace.trace.meaning import Semantics
 
 MAX_ELEMENTS = 1 << 24

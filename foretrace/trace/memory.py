@@ -5,7 +5,7 @@ as long as it is about torch's own operators. An answer about open sizes came wi
 ShapeEnv of its capture; another ShapeEnv is asked them again first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +14,8 @@ import torch
 
 from foretrace import torch_api
 from foretrace.ir.types import TensorType
-from foretrace.symbols.sizes import Question, Symbols
+from foretrace.symbols.questions import NotingShapeEnv, Question
+from foretrace.symbols.sizes import Symbols
 
 T = TypeVar("T")
 
@@ -42,6 +43,8 @@ class Learnt:
     results: dict[Any, Any] = field(default_factory=dict)
     followed: dict[Any, Any] = field(default_factory=dict)
     rules: dict[Any, Any] = field(default_factory=dict)
+    settled: set[Any] = field(default_factory=set)
+    """questions about sizes, with what had been known when the answer followed from it"""
     below_autograd: set[Any] = field(default_factory=set)
     """factories that Python calls below autograd, so that nothing follows their results"""
 
@@ -57,10 +60,10 @@ class Conditional(Generic[T]):
 class Memory(Generic[T]):
     """Answers of one kind by key: those of this capture, then those of all."""
 
-    __slots__ = ("_asked", "_here", "_lasting", "_symbols")
+    __slots__ = ("_asked", "_here", "_lasting", "_settled", "_symbols")
 
-    def __init__(self, lasting: dict[Any, Any], symbols: Symbols) -> None:
-        self._lasting, self._symbols = lasting, symbols
+    def __init__(self, lasting: dict[Any, Any], settled: set[Any], symbols: Symbols) -> None:
+        self._lasting, self._settled, self._symbols = lasting, settled, symbols
         self._here: dict[Any, T] = {}
         self._asked: dict[Any, tuple[Question, ...]] = {}
 
@@ -72,16 +75,19 @@ class Memory(Generic[T]):
         """
         found = self._here.get(key)
         if found is not None:
-            if key in self._asked:
-                self._symbols.tell(self._asked[key])
+            if self._symbols.noting and key in self._asked:
+                self._symbols.noting.tell(self._asked[key])
             return found
         found = self._lasting.get(key)
-        return self._conditional(key) if found is None and self._symbols.env else found
+        if found is not None:
+            self._here[key] = found  # under a key with this capture's own types: found faster
+            return found
+        return self._conditional(key, self._symbols.noting) if self._symbols.noting else None
 
-    def _conditional(self, key: Any) -> T | None:
-        known = self._symbols.known_of(symbols_of(key))
+    def _conditional(self, key: Any, env: NotingShapeEnv) -> T | None:
+        known = env.known_of(symbols_of(key))
         found: Conditional[T] | None = self._lasting.get((key, known)) if known else None
-        if found is None or not self._symbols.asked_again(found.questions):
+        if found is None or not env.asked_again(found.questions, self._settled):
             return None
         self._here[key], self._asked[key] = found.answer, found.questions
         return found.answer
@@ -95,25 +101,35 @@ class Memory(Generic[T]):
             lasting: whether the answer may hold in other captures, if its key does.
         """
         symbols = symbols_of(key) if self._symbols.env else None
-        if not symbols:
-            answer = ask()
-            kept = self._store(key, answer) if lasts(key) and lasting(answer) else False
+        if symbols:
+            answer = self._learn_of_sizes(key, symbols, ask, lasting)
         else:
-            known = self._symbols.known_of(symbols)
-            with self._symbols.listening() as questions:
-                answer = ask()
-            self._asked[key], kept = tuple(questions), False
-            if known and lasts(key) and lasting(answer):
-                self._store((key, known), Conditional(answer, tuple(questions)))
-        if not kept:
-            self._here[key] = answer
+            answer = ask()
+            if lasts(key) and lasting(answer):
+                self._store(key, answer)
+        self._here[key] = answer
         return answer
 
-    def _store(self, key: Any, answer: Any) -> bool:
+    def _learn_of_sizes(
+        self, key: Any, symbols: Iterable[sympy.Symbol], ask: Callable[[], T],
+        lasting: Callable[[T], bool],
+    ) -> T:  # fmt: skip
+        env = self._symbols.noting
+        if env is None:  # a front end's ShapeEnv
+            return ask()
+        known = env.known_of(symbols)
+        with env.listening() as questions:
+            answer = ask()
+        self._asked[key] = tuple(questions)
+        if lasts(key) and lasting(answer):
+            self._store((key, known), Conditional(answer, tuple(questions)))
+        return answer
+
+    def _store(self, key: Any, answer: Any) -> None:
         if len(self._lasting) >= MOST:
             self._lasting.clear()
+            self._settled.clear()
         self._lasting[key] = answer
-        return True
 
 
 def lasts(key: Any) -> bool:

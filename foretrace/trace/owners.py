@@ -48,23 +48,23 @@ def _reachable(fn: Callable[..., Any]) -> list[tuple[str, Any]]:
     return [*found.nonlocals.items(), *found.globals.items()]
 
 
-def module_paths(owners: dict[str, nn.Module]) -> dict[int, str]:
-    """The dotted path of every module, by id; the first path of a module that is used twice."""
-    paths: dict[int, str] = {}
+def _with_paths(owners: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Every module once, by the first of its dotted paths."""
+    found = set[int]()
     for prefix, owner in owners.items():
         for path, module in owner.named_modules():
-            paths.setdefault(id(module), ".".join(filter(None, (prefix, path))))
-    return paths
+            if id(module) not in found:
+                found.add(id(module))
+                yield f"{prefix}.{path}" if prefix and path else prefix or path, module
 
 
 class Borrowed:
     """Modules whose tensors are replaced for one run; knows what the run left in them."""
 
     def __init__(self, owners: dict[str, nn.Module]) -> None:
-        _check_not_scripted(owners)
-        paths = module_paths(owners)
-        modules = {id(m): m for owner in owners.values() for m in owner.modules()}
-        self._loans = [_Loan(paths[key], module) for key, module in modules.items()]
+        named = list(_with_paths(owners))
+        _check_not_scripted(named)
+        self._loans = [_Loan(path, module) for path, module in named]
 
     def replace(self, stand: Stand) -> None:
         """Put abstract tensors in the place of parameters and buffers."""
@@ -89,6 +89,10 @@ class Borrowed:
         """The modules with their paths."""
         return [(loan.path, loan.module) for loan in self._loans]
 
+    def paths(self) -> dict[int, str]:
+        """The dotted path of every module, by id."""
+        return {id(loan.module): loan.path for loan in self._loans}
+
     def changes(self) -> list[Change]:
         """What the run has changed in plain attributes; `check_attributes` looks at tensors."""
         found = [change for loan in self._loans for change in loan.changes()]
@@ -111,9 +115,8 @@ class Borrowed:
         Tensors that stand for inputs (their ids) may be stored: they were there before.
         """
         for loan in self._loans:
-            for name, now in vars(loan.module).items():
-                unchanged = now is loan.attributes.get(name) and name not in loan.containers
-                if not unchanged and name not in TABLES and _holds_abstract(now, stands):
+            for name, now in loan.touched():
+                if _holds_abstract(now, stands):
                     raise Refusal(
                         f"the program stores a tensor in the attribute `{name}`"
                         f" of {loan.path or type(loan.module).__name__}",
@@ -127,8 +130,8 @@ class Borrowed:
             loan.restore()
 
 
-def _check_not_scripted(owners: dict[str, nn.Module]) -> None:
-    if any(isinstance(m, torch.jit.ScriptModule) for o in owners.values() for m in o.modules()):
+def _check_not_scripted(named: list[tuple[str, nn.Module]]) -> None:
+    if any(isinstance(module, torch.jit.ScriptModule) for _, module in named):
         raise Refusal(
             "the program contains a TorchScript module, whose Python is gone",
             kind="unsupported module",
@@ -137,6 +140,8 @@ def _check_not_scripted(owners: dict[str, nn.Module]) -> None:
 
 
 TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+ATOMS = frozenset({bool, int, float, str, type(None)})
+"""Most attributes are of these types, and none of them holds a tensor"""
 
 
 class _Loan:
@@ -149,7 +154,7 @@ class _Loan:
         self.containers: dict[str, Any] = {
             name: item.copy()
             for name, item in self.attributes.items()
-            if isinstance(item, (dict, list, set, deque))
+            if type(item) not in ATOMS and isinstance(item, (dict, list, set, deque))
         }
 
     def watch(self) -> None:
@@ -165,6 +170,15 @@ class _Loan:
         new = [Change(Place(n, space, MISSING), space[n], True) for n in space.keys() - known]
         return [*changes_of(self.places), *new]
 
+    def touched(self) -> Iterator[tuple[str, Any]]:
+        """Plain attributes that are or contain something else now, as far as a glance says."""
+        before, containers = self.attributes, self.containers
+        for name, now in vars(self.module).items():
+            if type(now) not in ATOMS and name not in TABLES:
+                content = containers.get(name)
+                if now is not before.get(name) or (content is not None and (now or content)):
+                    yield name, now
+
     def full_name(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name
 
@@ -173,6 +187,8 @@ class _Loan:
         vars(self.module).update(self.attributes)
         for name, content in self.containers.items():
             container: Any = self.attributes[name]
+            if not (container or content):
+                continue
             container.clear()
             if isinstance(container, (dict, set)):
                 container.update(content)

@@ -16,15 +16,16 @@ class Call:
 
     `key` is what the meaning depends on: the operator, the grad mode, types of tensors, constants
     (numbers of different types, and zeros of different sign, differ). `tensors` are the abstract
-    tensors among the arguments, each occurrence, in order.
+    tensors among the arguments, each occurrence, in order, and `values` what they stand for.
     """
 
-    __slots__ = ("key", "recorder", "tensors")
+    __slots__ = ("key", "recorder", "tensors", "values")
 
     def __init__(self, recorder: Records, func: Any, grad_mode: bool) -> None:
         self.recorder = recorder
         self.key: list[Any] = [func, grad_mode, torch.get_default_dtype()]
         self.tensors: list[Abstract] = []
+        self.values: list[Value] = []
 
     def read_all(self, args: Iterable[Any]) -> tuple[Tree, ...]:
         """Positional arguments with values for tensors."""
@@ -45,6 +46,7 @@ class Call:
             value = arg.value or current(arg.alias, self.recorder)
             self.key.append(value.type)
             self.tensors.append(arg)
+            self.values.append(value)
             return value
         if kind in PLAIN:
             self.key.append(kind)

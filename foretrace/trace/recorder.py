@@ -91,7 +91,7 @@ class Recorder(torch_api.TorchDispatchMode):
         call = Call(self, func, self.grad_mode())
         values, tensors = call.read_all(args), call.tensors
         named = call.read_named(kwargs) if kwargs else {}
-        meaning = self._meaning(func, values, named, call.key, tensors)
+        meaning = self._meaning(func, values, named, call.key, call.values)
         try:
             if meaning.inline is not None:
                 return meaning.inline(self, func, values, named, tensors)
@@ -123,10 +123,8 @@ class Recorder(torch_api.TorchDispatchMode):
     # ---- meaning ----------------------------------------------------------------------------
 
     def _meaning(
-        self, func: Any, args: Tree, kwargs: dict[str, Tree], key: list[Any],
-        tensors: list[Abstract] | None = None,
-    ) -> Meaning:  # fmt: skip
-        operands = values_in((args, kwargs))
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], key: list[Any], operands: list[Value]
+    ) -> Meaning:
         ambient = (self.semantics.ambient(func), self.casts.state())
         key.extend(each for each in ambient if each is not None)
         if len(operands) > 1 and len(set(operands)) < len(operands):
@@ -206,7 +204,8 @@ class Recorder(torch_api.TorchDispatchMode):
         for name, arg in (kwargs or {}).items():
             key.append(name)
             key_of(arg, key)
-        meaning = self._meaning(func, args, kwargs or {}, key)
+        operands = values_in((args, kwargs))
+        meaning = self._meaning(func, args, kwargs or {}, key, operands)
         return self.emit(func, args, kwargs or {}, meaning)
 
     def origin(self) -> Origin:

@@ -15,8 +15,11 @@ class Sources:
     def __init__(self) -> None:
         self.last: CodeType | None = None
         """the code of ours that calls the program: no frame above it is the program's"""
-        self._library: dict[CodeType, bool] = {}
-        self._frames: dict[tuple[CodeType, int], Frame] = {}
+        self._library: dict[int, bool] = {}
+        """by the id of a code object: to hash one is to hash all its constants"""
+        self._frames: dict[tuple[int, int], Frame] = {}
+        self._codes: list[CodeType] = []
+        """those whose ids are keys, kept alive so that no other gets the same"""
 
     def here(self) -> Frame | None:
         """The user's line that is running now."""
@@ -24,9 +27,10 @@ class Sources:
         at: FrameType | None = frame
         while at is not None:
             code = at.f_code
-            inside = library.get(code)
+            inside = library.get(id(code))
             if inside is None:
-                inside = library[code] = is_library(code, LIBRARY_DIRS)
+                self._codes.append(code)
+                inside = library[id(code)] = is_library(code, LIBRARY_DIRS)
             if not inside:
                 return self._frame(at)
             if code is self.last:
@@ -35,9 +39,9 @@ class Sources:
         return None
 
     def _frame(self, at: FrameType) -> Frame:
-        key = (at.f_code, at.f_lasti)
+        code = at.f_code
+        key = (id(code), at.f_lasti)
         known = self._frames.get(key)
         if known is None:
-            code = at.f_code
             known = self._frames[key] = Frame(code.co_filename, at.f_lineno, code.co_qualname)
         return known

@@ -31,8 +31,8 @@ def test_what_lasts() -> None:
 
 def test_what_does_not_last_is_of_one_capture() -> None:
     lasting: dict[Any, Any] = {}
-    first: Memory[int] = Memory(lasting, Symbols())
-    second: Memory[int] = Memory(lasting, Symbols())
+    first: Memory[int] = Memory(lasting, set(), Symbols())
+    second: Memory[int] = Memory(lasting, set(), Symbols())
     first.learn(("k",), lambda: 1, lambda _: True)
     first.learn(("l",), lambda: 2, lambda _: False)
     assert (second.get(("k",)), second.get(("l",)), first.get(("l",))) == (1, None, 2)

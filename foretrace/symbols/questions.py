@@ -1,0 +1,121 @@
+"""A ShapeEnv of our own, and what it was asked: the same may be asked of another one."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sympy
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from foretrace import torch_api
+from foretrace.errors import Frame
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a ShapeEnv was asked, and what it said."""
+
+    method: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    answer: Any
+
+    @cached_property
+    def symbols(self) -> frozenset[sympy.Symbol]:
+        """The symbols that it speaks of."""
+        return frozenset(free_symbols((self.args, dict(self.kwargs))))
+
+    def asked_again(self, env: ShapeEnv) -> bool:
+        """Whether another ShapeEnv, asked now, says the same; it makes the same guards."""
+        try:
+            answer = getattr(env, self.method)(*self.args, **dict(self.kwargs))
+        except (RuntimeError, ValueError):
+            return False
+        return bool(answer == self.answer)
+
+
+class NotingShapeEnv(torch_api.ToldShapeEnv):
+    """A ShapeEnv that notes the user's line of each guard at the moment it is made.
+
+    It tells every question to those who listen.
+    """
+
+    def __init__(self, where: Callable[[], Frame | None]) -> None:
+        super().__init__(duck_shape=False, specialize_zero_one=True)
+        self.where, self.frames = where, list[Frame | None]()
+        self._listeners: list[dict[Question, None]] = []
+        self._settled: set[Question] = set()
+        """asked again, with the same answer: what is known of symbols only grows"""
+
+    def told(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
+        """Let the listeners know; a guard that was added gets the line that is running."""
+        self.note()
+        if self._listeners and free_symbols((args, kwargs)):
+            question = Question(method, args, tuple(kwargs.items()), answer)
+            self.tell([question])
+
+    def note(self) -> None:
+        """Give every guard without a line the line that is running."""
+        while len(self.frames) < len(self.guards):
+            self.frames.append(self.where())
+
+    @contextmanager
+    def listening(self) -> Iterator[dict[Question, None]]:
+        """Collect what is asked inside."""
+        questions: dict[Question, None] = {}
+        self._listeners.append(questions)
+        try:
+            yield questions
+        finally:
+            self._listeners.pop()
+
+    def tell(self, questions: Iterable[Question]) -> None:
+        """Let those who listen know of questions that were asked."""
+        for listener in self._listeners:
+            listener.update(dict.fromkeys(questions))
+
+    def asked_again(self, questions: Iterable[Question], answered: set[Any]) -> bool:
+        """Ask the same questions, in order; whether every answer is the same as then.
+
+        Args:
+            questions: what another ShapeEnv was asked.
+            answered: questions with all that was known when the answer followed from it, so that
+                no guard was made. Where the same is known, they need not be asked.
+        """
+        for question in questions:
+            if question not in self._settled:
+                known = question, self.known_of(question.symbols), self._assumed()
+                if known not in answered:
+                    if not question.asked_again(self):
+                        return False
+                    if self._assumed() == known[2]:
+                        answered.add(known)
+                self._settled.add(question)
+        return True
+
+    def _assumed(self) -> tuple[Any, ...]:
+        """The conditions that it has taken for granted so far."""
+        return (*(guard.expr for guard in self.guards), self.num_deferred_runtime_asserts)
+
+    def known_of(self, symbols: Iterable[sympy.Symbol]) -> tuple[Any, ...]:
+        """All that is known of symbols, and of what they were found equal to."""
+        found: dict[sympy.Symbol, tuple[Any, ...]] = {}
+        pending = list(symbols)
+        while pending:
+            symbol = pending.pop()
+            if symbol not in found:
+                found[symbol] = torch_api.symbol_state(self, symbol)
+                equal = found[symbol][-1]
+                pending += equal.free_symbols if isinstance(equal, sympy.Basic) else ()
+        return tuple(sorted(found.values(), key=lambda state: str(state[0].name)))
+
+
+def free_symbols(tree: Any) -> set[sympy.Symbol]:
+    """The symbols in a nested structure."""
+    if isinstance(tree, (tuple, list)):
+        return {symbol for item in tree for symbol in free_symbols(item)}
+    if isinstance(tree, dict):
+        return free_symbols(list(tree.values()))
+    return set(tree.free_symbols) if isinstance(tree, sympy.Basic) else set()
