@@ -37,8 +37,8 @@ class Abstract(torch.Tensor):
     leaf: bool = False
     indexing: Any = None
 
-    __torch_function__ = torch_api.disabled_torch_function
-  # type: ignore[assignment]
+    __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
