@@ -1,6 +1,7 @@
 """foretrace's own entry points: capture a program, cut it, run and explain the cuts."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -266,16 +267,18 @@ def prepared(
 
 
 def _check_call(fn: Any, args: Any, kwargs: Any) -> None:
-    for good, what in (
-        (callable(fn), f"{fn!r:.60} is not callable"),
-        (isinstance(args, (tuple, list)), f"args is a {type(args).__name__}, not a tuple"),
-        (isinstance(kwargs, dict), f"kwargs is a {type(kwargs).__name__}"),
-    ):
-        if not good:
-            raise Refusal(
-                what, kind="wrong call",
-                do="call it as foretrace.capture(function_or_module, (arg, ...), {name: arg})",
-            )  # fmt: skip
+    if not callable(fn):
+        wrong = f"{fn!r:.60} is not callable"
+    elif not isinstance(args, (tuple, list)):
+        wrong = f"args is a {type(args).__name__}, not a tuple"
+    elif not isinstance(kwargs, dict):
+        wrong = f"kwargs is a {type(kwargs).__name__}"
+    else:
+        return
+    raise Refusal(
+        wrong, kind="wrong call",
+        do="call it as foretrace.capture(function_or_module, (arg, ...), {name: arg})",
+    )  # fmt: skip
 
 
 def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:
@@ -295,8 +298,7 @@ def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:
 
 def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:
     """The device of the first tensor among the arguments and parameters; "cpu" without one."""
-    leaves = [leaf for _, leaf in take_apart((args, kwargs or {}))[0]]
-    if isinstance(fn, torch.nn.Module):
-        leaves += list(fn.parameters())[:1]
-    devices = (leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor))
-    return next(devices, torch.device("cpu"))
+    leaves = (leaf for _, leaf in take_apart((args, kwargs or {}))[0])
+    parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()
+    tensors = (leaf for leaf in chain(leaves, parameters) if isinstance(leaf, torch.Tensor))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))

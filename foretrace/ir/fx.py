@@ -1,7 +1,7 @@
 """A cut as a real torch.fx.GraphModule. The only place that knows fx's opcodes and `meta`."""
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import sympy
@@ -18,7 +18,7 @@ from foretrace.ir.types import TensorType
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Size, Symbols, solved
 
-Needs = Callable[[Op], list[Value]]
+Needs = Callable[[Op], Collection[Value]]
 
 
 class Emitter:

@@ -174,9 +174,10 @@ class Op:
         choice: Choice | None = None,
         writes: bool = False,
         piece_of: "Op | None" = None,
+        operands: tuple[Value, ...] | None = None,
     ) -> None:
         self.target, self.args, self.kwargs = target, args, kwargs
-        self._operands: tuple[Value, ...] | None = None
+        self._operands = operands
         self.result, self.outs, self.origin = result, outs, origin
         self.definition, self.region = definition, region
         self.because, self.rule, self.choice, self.writes = because, rule, choice, writes

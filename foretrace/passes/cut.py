@@ -41,7 +41,7 @@ class Level:
             return self.whole(target.of) and (not target.of.leaf or self.kept(target.of))
         if self.kept(op):
             return True
-        if op.leaf or any(selects(s, op) for s in self.open):
+        if op.leaf or (self.open and any(selects(s, op) for s in self.open)):
             return op.leaf
         opened = op.choice is not None and op.choice.value == "opened"
         callable_whole = not opened and not isinstance(target, ModuleCall) and not _touches(op)
@@ -49,7 +49,7 @@ class Level:
 
     def kept(self, op: Op) -> bool:
         """Whether the user asked to keep it."""
-        return any(selects(selector, op) for selector in self.keep)
+        return bool(self.keep) and any(selects(selector, op) for selector in self.keep)
 
 
 def _touches(op: Op) -> bool:

@@ -1,6 +1,6 @@
 """What has to run for the outputs of a graph, and what an op makes and needs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from foretrace.ir.op import Backward, ModuleCall, Op, Value, Write, values_in
 from foretrace.ir.program import Output
@@ -17,16 +17,16 @@ def live(ops: list[Op], results: Iterable[Value], semantics: TargetSemantics) ->
     wanted = set(results)
     kept = []
     for op in reversed(ops):
-        if any(out in wanted for out in all_outs(op)) or effectful(op, semantics):
+        if not wanted.isdisjoint(all_outs(op)) or effectful(op, semantics):
             kept.append(op)
             wanted.update(needs(op))
     return kept[::-1]
 
 
-def needs(op: Op) -> list[Value]:
+def needs(op: Op) -> Collection[Value]:
     """The values from outside that an op, or its body, uses."""
     if op.region is None:
-        return list(op.operands)
+        return op.operands
     made: set[Value] = set()
     found: list[Value] = list(op.operands)
     for inner in op.region:
@@ -35,11 +35,13 @@ def needs(op: Op) -> list[Value]:
     return list(dict.fromkeys(v for v in found if v not in made))
 
 
-def all_outs(op: Op) -> set[Value]:
+def all_outs(op: Op) -> Collection[Value]:
     """Everything that an op makes, in its opened body too."""
+    if not op.region:
+        return op.outs
     found = set(op.outs)
-    for inner in op.region or ():
-        found |= all_outs(inner)
+    for inner in op.region:
+        found.update(all_outs(inner))
     return found
 
 

@@ -5,7 +5,7 @@ output of the forward and an input of the backward. Gradients are computed by th
 same values in the same order as in the joint graph, so they are equal to the last bit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,7 +120,7 @@ def second(halves: Halves, kept: dict[Value, str]) -> tuple[list[Op], list[Value
 
 
 def _again(
-    halves: Halves, wanted: list[Value], kept: dict[Value, str], done: set[Op],
+    halves: Halves, wanted: Iterable[Value], kept: dict[Value, str], done: set[Op],
     handed: dict[Value, None],
 ) -> Iterator[Op]:  # fmt: skip
     """The ops that have to run again to have the values wanted; `done` and `handed` learn."""

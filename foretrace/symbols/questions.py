@@ -22,6 +22,13 @@ class Question:
     kwargs: tuple[tuple[str, Any], ...]
     answer: Any
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.method, self.args, self.kwargs))
+
     @cached_property
     def symbols(self) -> frozenset[sympy.Symbol]:
         """The symbols that it speaks of."""

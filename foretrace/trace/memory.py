@@ -75,14 +75,19 @@ class Memory(Generic[T]):
         """
         found = self._here.get(key)
         if found is not None:
-            if self._symbols.noting and key in self._asked:
-                self._symbols.noting.tell(self._asked[key])
+            if self._asked and key in self._asked:
+                self._tell(self._asked[key])
             return found
         found = self._lasting.get(key)
         if found is not None:
             self._here[key] = found  # under a key with this capture's own types: found faster
             return found
         return self._conditional(key, self._symbols.noting) if self._symbols.noting else None
+
+    def _tell(self, questions: tuple[Question, ...]) -> None:
+        """Whoever listens needs to know of these questions as if they were asked now."""
+        if self._symbols.noting is not None:
+            self._symbols.noting.tell(questions)
 
     def _conditional(self, key: Any, env: NotingShapeEnv) -> T | None:
         known = env.known_of(symbols_of(key))

@@ -95,7 +95,8 @@ class Recorder(torch_api.TorchDispatchMode):
         try:
             if meaning.inline is not None:
                 return meaning.inline(self, func, values, named, tensors)
-            answer = self._abstract(self.emit(func, values, named, meaning), meaning, tensors)
+            op = self.emit(func, values, named, meaning, call.values)
+            answer = self._abstract(op, meaning, tensors)
             return self.casts.keep(args, answer) if func is CAST else answer
         except Refusal as refusal:
             raise self._located(refusal, func, values, named) from None
@@ -170,21 +171,24 @@ class Recorder(torch_api.TorchDispatchMode):
 
     # ---- recording --------------------------------------------------------------------------
 
-    def emit(self, func: Target, args: Tree, kwargs: dict[str, Tree], meaning: Meaning) -> Op:
-        """Append the op for a call."""
+    def emit(
+        self, func: Target, args: Tree, kwargs: dict[str, Tree], meaning: Meaning,
+        occurrences: list[Value],
+    ) -> Op:  # fmt: skip
+        """Append the op for a call; `occurrences` are the values among its arguments."""
         result = meaning.result
         if type(result) is TensorType:
             value = Value(result)
             outs: tuple[Value, ...] = (value,)
             result = value
         else:
-            operands = values_in((args, kwargs))
             made: list[Value] = []
-            result = fill(result, operands, made)
+            result = fill(result, occurrences, made)
             outs = tuple(made)
         op = Op(
             func, args, kwargs, result, outs,
             origin=self.origin(), definition=meaning.definition, choice=meaning.choice,
+            operands=tuple(dict.fromkeys(occurrences)),
         )  # fmt: skip
         self.append(op)
         return op
@@ -206,7 +210,7 @@ class Recorder(torch_api.TorchDispatchMode):
             key_of(arg, key)
         operands = values_in((args, kwargs))
         meaning = self._meaning(func, args, kwargs or {}, key, operands)
-        return self.emit(func, args, kwargs or {}, meaning)
+        return self.emit(func, args, kwargs or {}, meaning, operands)
 
     def origin(self) -> Origin:
         """The user's line, module and grad mode that are current."""
