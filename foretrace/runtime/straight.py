@@ -1,7 +1,7 @@
 """The ops of a cut as straight-line Python: one statement for each op, in the user's order.
 
-Each op is called at its C entry, and what no later line reads is let go. torch's own autograd
-follows what the lines do, so a backward, a hook or a double backward is eager's.
+Each op is called by the quickest way there is, and what no later line reads is let go. torch's own
+autograd follows what the lines do, so a backward, a hook or a double backward is eager's.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +15,7 @@ from foretrace.errors import Frame
 from foretrace.ir.names import wish
 from foretrace.ir.op import Op, Tree, Value, values_in
 from foretrace.ir.program import Graph
+from foretrace.runtime.bindings import quickest
 from foretrace.runtime.source import Source
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.functions import FunctionCall
@@ -102,7 +103,7 @@ def size_text(size: Any) -> str:
 def _callable(op: Op) -> Any:
     if isinstance(op.target, FunctionCall):
         return op.target.function.apply
-    return torch_api.c_entry(op.target)
+    return quickest(op) if isinstance(op.target, torch_api.OpOverload) else op.target
 
 
 def _function_name(op: Op) -> str:
