@@ -775,3 +775,8 @@ def submodule_table(module: torch.nn.Module) -> dict[str, Any]:
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd keeps the tensor as a view of another."""
     return tensor._is_view()
+
+
+def guard_also(program: Any, conditions: Sequence[str]) -> None:
+    """Let `.module()` of an ExportedProgram assert more, written over `L['argument']`."""
+    program._guards_code += conditions

@@ -19,7 +19,7 @@ from foretrace.passes.cut import Level, forward_graph
 from foretrace.passes.live import needs
 from foretrace.passes.spell import located
 from foretrace.passes.writeback import Written, with_writes
-from foretrace.symbols.shapes import shapes_tree
+from foretrace.symbols.shapes import by_name, shapes_tree
 from foretrace.trace.calls import CallSite, submodule_calls
 from foretrace.trace.capture import record
 from foretrace.trace.structure import Structure
@@ -60,6 +60,7 @@ def export(
             mod, *separated(mod, args, named), shapes, preserve_module_call_signature
         )
         exported = _exported_program(program, sites, mod, args, named, around)
+    torch_api.guard_also(exported, _absent(mod, args, named))
     if isinstance(dynamic_shapes, AdditionalInputs):
         dynamic_shapes.verify(exported)
     return exported
@@ -140,6 +141,12 @@ def _exported_program(
         constants=inputs.constants,
         verifiers=[torch_api.TrainingIRVerifier],
     )
+
+
+def _absent(mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """That what was None is None again, which torch's own guards do not ask."""
+    pairs, _ = torch_api.tree_flatten_with_path(by_name(mod, args, kwargs))
+    return [f"L{torch_api.keystr(path)} is None" for path, leaf in pairs if leaf is None]
 
 
 def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:

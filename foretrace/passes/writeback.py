@@ -5,7 +5,7 @@ torch's own tools copy back. Else the graph writes: into a leaf that autograd fo
 be written under no_grad only, and into memory that an output shares.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ def with_writes(recorded: Recorded, ops: Iterable[Op]) -> Written:
     """
     spelling = _Spelling(recorded)
     _check_bound(recorded)
-    kept = spelling.apart(ops)
+    kept = list(spelling.apart(ops))
     inside = [m for m in recorded.mutations if spelling.inside(m)]
     for mutation in inside:
         spelling.write(mutation)
@@ -53,16 +53,18 @@ class _Spelling:
         self.ops: list[Op] = []
         self.live: dict[int, Value] = {}
 
-    def apart(self, ops: Iterable[Op]) -> list[Op]:
-        """The ops; those that read what is written without autograd's knowledge read a copy.
+    def apart(self, ops: Iterable[Op]) -> Iterator[Op]:
+        """The ops; one that reads what is written without autograd's knowledge reads a copy.
 
-        They may save it for their backward, which would find it written.
+        It may save it for its backward, which would find it written. The copy is made where it is
+        read: torch.export.unflatten gives it to the same module.
         """
-        unseen = [m.index for m in self.recorded.mutations if m.unseen]
-        values = [self.recorded.inputs[index].value for index in unseen]
-        copies = {value: Value(value.type) for value in values}
-        first = [_op(aten.clone.default, (value,), copy) for value, copy in copies.items()]
-        return [*first, *(_renamed(op, copies) for op in ops)] if copies else list(ops)
+        unseen = {self.recorded.inputs[m.index].value for m in self.recorded.mutations if m.unseen}
+        for op in ops:
+            copies = {value: Value(value.type) for value in op.operands if value in unseen}
+            for value, copy in copies.items():
+                yield _op(aten.clone.default, (value,), copy, op.origin)
+            yield _renamed(op, copies) if copies else op
 
     def inside(self, mutation: Mutation) -> bool:
         """Whether the graph has to write by itself."""
@@ -120,13 +122,11 @@ class _Spelling:
         return out
 
 
-def _op(func: object, args: tuple[Any, ...], out: Value) -> Op:
-    return Op(func, args, {}, out, (out,), origin=NOWHERE)
+def _op(func: object, args: tuple[Any, ...], out: Value, origin: Origin = NOWHERE) -> Op:
+    return Op(func, args, {}, out, (out,), origin=origin)
 
 
 def _renamed(op: Op, copies: dict[Value, Value]) -> Op:
-    if not any(value in copies for value in op.operands):
-        return op
     return Op(
         op.target, substitute(op.args, copies), substitute(op.kwargs, copies), op.result, op.outs,
         origin=op.origin, definition=op.definition, region=op.region, choice=op.choice,

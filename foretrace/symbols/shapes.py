@@ -74,7 +74,7 @@ def read_shapes(
     Raises:
         Refusal: the specification does not fit the arguments.
     """
-    given = _combined(fn, args, kwargs)
+    given = by_name(fn, args, kwargs)
     reader = _Reader()
     parts = _top(spec, given)
     for name, value in given.items():
@@ -97,10 +97,13 @@ def _top(spec: Any, given: dict[str, Any]) -> dict[str, Any]:
     return spec
 
 
-def _combined(
+def by_name(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """The arguments by name in the signature's order; what `**kwargs` takes by its own names."""
+    """The arguments by name in the signature's order; what `**kwargs` takes by its own names.
+
+    torch's guards name an argument so.
+    """
     try:
         signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
         bound = signature.bind(*args, **kwargs).arguments
