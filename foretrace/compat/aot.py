@@ -15,9 +15,9 @@ from foretrace import torch_api
 from foretrace.compat.front_end import capture_described
 from foretrace.compat.program import Cut, Program, capture
 from foretrace.errors import Refusal
-from foretrace.ir.arrange import Slot, arranged
+from foretrace.ir.arrange import Slot, arranged, as_attributes
 from foretrace.ir.op import Value
-from foretrace.ir.program import Recorded, Requirements
+from foretrace.ir.program import Input, Recorded, Requirements
 from foretrace.passes.cut import inference_graph
 from foretrace.passes.decompose import decompose
 from foretrace.passes.entries import Table
@@ -53,7 +53,8 @@ def aot_export_module(  # noqa: PLR0913 - torch's own signature
 
     Raises:
         Refusal: the program has no exact graph, the loss is no scalar, another output requires
-            grad, or the module writes to what requires grad and `trace_joint` is set.
+            grad; with `trace_joint`: the module writes to what requires grad, or the loss has a
+            gradient for a tensor that is no parameter, buffer or argument.
     """
     _check_call(mod, pre_dispatch and trace_joint)
     args, kwargs = tuple(args), dict(kwargs or {})
@@ -191,16 +192,17 @@ def _flat_module(
     order = [len(recorded.outputs) + n for n in written.values()]
     order += range(len(recorded.outputs))
     order += [gradient_at[i] for i in followed]
-    held = {
-        i: (f"_tensor_constant{n}", tensor)
-        for n, (i, tensor) in enumerate(_outside(call))
-    }  # fmt: skip
+    outside = [(i, item) for i, item in enumerate(recorded.inputs) if i not in call.slot_of]
+    for i, item in outside:
+        if i in gradient_at and outputs[gradient_at[i]].value is not None:
+            raise _gradient_outside(item)
     own = (range(len(written)), range(len(order) - len(followed), len(order)))
-    module = arranged(cut.graph_module, _slots(call, cut.graph_module), order, held, own)
+    slots = _slots(call, cut.graph_module)
+    module = arranged(cut.graph_module, slots, order, as_attributes(outside), own)
     returned: Any = module.graph.output_node().args[0]
     results = [getattr(each, "name", None) for each in returned]
-    slots = [call.slot_of[i] for i in followed]
-    return module, _signature(call, results, list(written), slots, loss)
+    leaves = [call.slot_of[i] for i in followed]
+    return module, _signature(call, results, list(written), leaves, loss)
 
 
 def _slots(call: _Call, module: fx.GraphModule) -> list[Slot]:
@@ -213,11 +215,13 @@ def _slots(call: _Call, module: fx.GraphModule) -> list[Slot]:
     return [Slot(argument(n), i, vals[id(leaf)]) for n, (leaf, i) in pairs]
 
 
-def _outside(call: _Call) -> list[tuple[int, torch.Tensor]]:
-    """What the module reached from elsewhere: the graph module holds it."""
-    items = enumerate(call.recorded.inputs)
-    found = [(i, item.live()) for i, item in items if i not in call.slot_of]
-    return [(i, tensor) for i, tensor in found if tensor is not None]
+def _gradient_outside(item: Input) -> Refusal:
+    return Refusal(
+        f"the loss has a gradient for {item.role.name}, which is no parameter of the module",
+        kind="captured gradient",
+        do=("register it as a parameter of the module, pass it as an argument, or detach it",
+            "foretrace.capture(...).cut('joint', loss=...) takes it as it is"),
+    )  # fmt: skip
 
 
 def _written(call: _Call, *, joint: bool) -> dict[int, int]:

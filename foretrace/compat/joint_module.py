@@ -13,7 +13,7 @@ from foretrace.compat.program import Cut
 from foretrace.ir.arrange import Slot, arranged
 from foretrace.ir.op import Op
 from foretrace.ir.program import Graph
-from foretrace.runtime.torch_pair import HELD, held_inputs
+from foretrace.runtime.torch_pair import held, held_inputs
 
 TAG = "partitioner_tag"
 
@@ -38,11 +38,11 @@ def joint_module(cut: Cut) -> JointModule:
 
     Args:
         cut: a joint cut made with `loss=None`. Tensors that the program reached from outside its
-            arguments become attributes of the module.
+            arguments become attributes of the module, or primals if they have a gradient.
     """
     graph = cut.graph
-    primals = [i for i, item in enumerate(graph.inputs) if item.role.kind not in ("tangent", *HELD)]
     tangents = [i for i, item in enumerate(graph.inputs) if item.role.kind == "tangent"]
+    primals = [i for i, item in enumerate(graph.inputs) if i not in tangents and not held(item)]
     outputs = [_positions(graph, kind) for kind in ("mutation", "output", "gradient")]
     gradient_of = dict(zip(_requiring(graph), outputs[2], strict=True))
     slots = [Slot(f"primals_{n}", i) for n, i in enumerate(primals, 1)]

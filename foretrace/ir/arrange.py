@@ -3,12 +3,14 @@
 torch's own entry points each have a calling convention; this is how a cut gets one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+
+from foretrace.ir.program import Input
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,13 @@ def arranged(
         _made_different(graph, picked, positions)
     graph.output(tuple(picked))
     return fx.GraphModule(root, graph, type(module).__name__)
+
+
+def as_attributes(inputs: Iterable[tuple[int, Input]]) -> dict[int, tuple[str, torch.Tensor]]:
+    """Inputs that a new module holds, by their place in the old one, named as torch names them."""
+    found = [(i, item.live()) for i, item in inputs]
+    there = [(i, tensor) for i, tensor in found if tensor is not None]
+    return {i: (f"_tensor_constant{n}", tensor) for n, (i, tensor) in enumerate(there)}
 
 
 def _held_by(module: fx.GraphModule) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Forward: `primals_1`, ... in; new contents of inputs, outputs, saved tensors, saved sizes out.
 Backward: saved sizes, saved tensors, `tangents_1`, ... in; a gradient or None for each primal out.
-Tensors that the program reached from outside its arguments are attributes of the forward's module.
+Tensors that the program reached from outside its arguments are attributes of the forward's module,
+or primals if they have a gradient.
 Source: torch/_functorch/_aot_autograd/graph_compile.py and torch/_functorch/partitioners.py.
 """
 
@@ -15,17 +16,15 @@ import torch
 from torch import fx
 
 from foretrace import torch_api
-from foretrace.ir.arrange import Slot, arranged
+from foretrace.ir.arrange import Slot, arranged, as_attributes
 from foretrace.ir.fx import to_fx
-from foretrace.ir.program import Graph, Output, Role, size_input
+from foretrace.ir.program import Graph, Input, Output, Role, size_input
 from foretrace.passes.live import needs
 from foretrace.passes.partition import Pair, Saved
 from foretrace.symbols.sizes import Symbols
 
 ORDER = ("mutation", "output", "saved")
 """The order of what a forward gives."""
-HELD = ("captured", "constant")
-"""Inputs that the program reached from outside its arguments: attributes of the module."""
 RESULTS = "num_fwd_outputs"
 """In a forward's `meta`: how many of its outputs are not there for the backward."""
 
@@ -146,14 +145,17 @@ def _rank(output: Output) -> tuple[int, bool]:
 
 def _given(graph: Graph) -> list[int]:
     """The inputs that a call gives."""
-    return [i for i, item in enumerate(graph.inputs) if item.role.kind not in HELD]
+    return [i for i, item in enumerate(graph.inputs) if not held(item)]
+
+
+def held(item: Input) -> bool:
+    """Whether the module holds an input: one from outside the arguments, without a gradient."""
+    return item.role.kind in ("captured", "constant") and not item.value.type.requires_grad
 
 
 def held_inputs(graph: Graph) -> dict[int, tuple[str, torch.Tensor]]:
     """The inputs that the module holds, and by what name."""
-    held = {i: item.live() for i, item in enumerate(graph.inputs) if item.role.kind in HELD}
-    there = [(i, tensor) for i, tensor in held.items() if tensor is not None]
-    return {i: (f"_tensor_constant{n}", tensor) for n, (i, tensor) in enumerate(there)}
+    return as_attributes((i, item) for i, item in enumerate(graph.inputs) if held(item))
 
 
 def _inverse(order: Sequence[int]) -> tuple[int, ...]:

@@ -330,6 +330,24 @@ def test_refused(case: str, index: int | None, kind: str) -> None:
         theirs(mod, (x,), trace_joint=True, output_loss_index=index)
 
 
+@pytest.mark.parametrize("kind", [Tensor.requires_grad_, nn.Parameter], ids=["tensor", "parameter"])
+def test_a_gradient_without_a_place(kind: Any) -> None:
+    """A tensor from outside that the loss has a gradient for; the signature has no name for it."""
+    outside = kind(torch.ones(3))
+
+    class Reaches(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor]:
+            return ((x * outside).sum(),)
+
+    x = torch.randn(2, 3, requires_grad=True)
+    with pytest.raises(foretrace.Refusal) as caught:
+        aot_export_module(Reaches(), (x,), trace_joint=True, output_loss_index=0)
+    assert caught.value.kind == "captured gradient"
+    assert caught.value.do
+    gm, _ = aot_export_module(Reaches(), (x,), trace_joint=False)
+    assert torch.equal(gm(x.detach())[0], x.detach().sum())
+
+
 def test_wrong_calls() -> None:
     for mod, options in ((lambda x: x, {}), (nn.Linear(3, 3), {"pre_dispatch": True})):
         with pytest.raises(foretrace.Refusal) as caught:

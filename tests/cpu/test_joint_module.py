@@ -77,6 +77,34 @@ def same(ours: Any, theirs: Any) -> None:
         assert left is None or same_bits(left, right)
 
 
+def test_a_tensor_from_outside_that_has_a_gradient_is_a_primal() -> None:
+    """What the program closes over is held by the module only if nothing is to come back for it."""
+    weight, scale = torch.randn(8, requires_grad=True), torch.randn(8)
+    x = torch.randn(5, 8)
+    program = foretrace.capture(lambda x: x * weight * scale, (x,))
+    joint = joint_module(program.cut("joint"))
+    live = [program.recorded.inputs[i].live() for i in joint.primals]
+    assert [each is weight for each in live] == [False, True]
+    forward, backward = default_partition(joint.module, (), num_fwd_outputs=1)
+    output, *saved = forward(x, weight.detach())
+    expected = x * weight * scale
+    expected.sum().backward()
+    assert same_bits(output, expected)
+    _, gradient = backward(*saved, torch.ones(5, 8))
+    assert same_bits(gradient, weight.grad)
+
+
+@pytest.mark.slow
+def test_inductor_gives_it_its_gradient() -> None:
+    weight, x = torch.randn(8, requires_grad=True), torch.randn(5, 8)
+    program = foretrace.capture(lambda x: (x * weight).tanh(), (x,))
+    program.compile("inductor")(x).sum().backward()
+    found, weight.grad = weight.grad, None
+    (x * weight).tanh().sum().backward()
+    assert found is not None
+    assert torch.allclose(found, weight.grad)
+
+
 def test_keeps_the_explanation() -> None:
     """Nodes still tell where they come from, and which half they are of."""
     module = joint_module(foretrace.capture(Net(), (torch.randn(5, 8),)).cut("joint")).module
