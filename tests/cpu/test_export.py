@@ -165,3 +165,65 @@ def test_a_program_that_had_to_be_told_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="is_exporting.. true.*asks for a number"):
         exported = foretrace.export(Asks(), (torch.ones(2),))
     assert torch.equal(exported.module()(torch.ones(2)), torch.full((2,), 3.0))
+
+
+class Counts(nn.Module):
+    """Writes a buffer, counts in Python, tells `note` of the run; then does what `last` does."""
+
+    def __init__(self, last, note) -> None:
+        super().__init__()
+        self.last, self.note, self.count = last, note, 0
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.note(torch.compiler.is_exporting())
+        self.count += 1
+        self.calls.add_(1)
+        return self.last(self, x * self.calls)
+
+
+@pytest.mark.filterwarnings("ignore:captured with")
+def test_the_second_run_is_as_if_it_were_the_first() -> None:
+    """What the first run wrote is not there, and no one is told of an export afterwards."""
+    runs = []
+
+    def asks(_, x):
+        return x if torch.compiler.is_exporting() or bool(x.sum() > 0) else -x
+
+    module = Counts(asks, runs.append)
+    program = foretrace.export(module, (torch.ones(2),))
+    assert runs == [False, True]
+    assert (module.calls, module.count) == (0, 0)
+    assert not torch.compiler.is_exporting()
+    assert not torch.compiler.is_compiling()
+    run = program.module()
+    assert [float(run(torch.ones(2))[0]) for _ in range(3)] == [1, 2, 3]
+
+
+class Held(nn.Module):
+    """Keeps a tensor: a side effect, whoever is told of what."""
+
+    def forward(self, owner: Counts, x: torch.Tensor) -> torch.Tensor:
+        owner.kept = x
+        return x
+
+
+REFUSED = {
+    "data-dependent": (lambda _, x: x if bool(x.sum() > 0) else -x, [False, True]),
+    "program raised": (lambda _, x: x @ torch.ones(7), [False, True]),
+    "side effect": (Held(), [False]),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.filterwarnings("error")
+def test_what_neither_run_can_do(kind: str) -> None:
+    """The first refusal is given, without a warning; only some are tried again."""
+    last, expected = REFUSED[kind]
+    runs = []
+    module = Counts(last, runs.append)
+    with pytest.raises(foretrace.Refusal) as caught:
+        foretrace.export(module, (torch.ones(2),))
+    assert (caught.value.kind, runs) == (kind, expected)
+    assert (module.calls, module.count) == (0, 0)
+    assert not torch.compiler.is_exporting()
