@@ -590,6 +590,13 @@ def reported_strides() -> Iterator[list[Any]]:
         yield strides if strides is not None else []
 
 
+KERNELS_OF_EAGER = (torch.ops.aten.bernoulli.p, torch.ops.aten.bernoulli_.float)
+"""Operators that Inductor leaves to eager's kernel, but in place on a copy (`bernoulli_` in
+torch/_inductor/lowering.py): its scheduler may fuse what reads the draws into the kernel that makes
+the copy, before they are drawn, and so gives NaN. torch.compile meets it with `torch.bernoulli`
+(2.13.0); a dropout is one here."""
+
+
 class Inductor:
     """torch.compile's own backend, for the two graphs of one program.
 
@@ -600,7 +607,12 @@ class Inductor:
 
     def __init__(self) -> None:
         self._fx = import_module("torch._inductor.compile_fx")
+        self._config = import_module("torch.compiler.config")
         self._extra: Any = None
+        lowering = import_module("torch._inductor.lowering")
+        for op in KERNELS_OF_EAGER:  # where torch registers lowerings that win over its own
+            call = lowering.fallback_handler(op, add_to_fallback_set=False)
+            lowering.user_lowerings.setdefault(op, call)
 
     def decompositions(self) -> Any:
         """The operators that Inductor wants opened."""
@@ -630,7 +642,12 @@ class Inductor:
     def _around(self, module: Any, inputs: list[Any]) -> Iterator[None]:
         """Inductor's passes ask which `val`s share memory, so they are computed by running it."""
         mode = self._fx.fake_tensor_prop(module, inputs, True)
-        with self._fx.V.set_fake_mode(mode), self._fx.compiled_autograd._disable():
+        tag = f"{self._config.cache_key_tag} foretrace"  # a key has no lowerings in it
+        with (
+            self._fx.V.set_fake_mode(mode),
+            self._fx.compiled_autograd._disable(),
+            self._config.patch(cache_key_tag=tag),
+        ):
             yield
 
     def _joint_passes(self, module: Any, inputs: list[Any]) -> Any:

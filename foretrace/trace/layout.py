@@ -12,8 +12,18 @@ aten = torch.ops.aten
 
 
 def drawn(recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Value:
-    """An op that draws numbers in the order of memory: in place, on new memory so laid out."""
-    like = args[0].type
+    """An op that draws numbers in the order of memory where its value form would not.
+
+    Memory without gaps is seen in its order, as the value form goes; else the op stays in place,
+    on new memory so laid out.
+    """
+    like, functional = args[0].type, recorder.semantics.schema(func).functional
+    if like.dense and functional is not None:
+        order = like.memory_order()
+        seen = recorder.call(aten.permute.default, (args[0], order)).outs[0]
+        call = functional.arguments((seen, *args[1:]), kwargs)
+        new = recorder.call(functional.call, *call).outs[0]
+        return recorder.call(aten.permute.default, (new, _inverse(order))).outs[0]
     sizes, strides = list(like.shape), list(like.stride)
     fresh = recorder.call(aten.new_empty_strided.default, (args[0], sizes, strides)).outs[0]
     drawn = Value(fresh.type)
