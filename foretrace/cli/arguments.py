@@ -55,8 +55,8 @@ def _explain(commands: Any) -> None:
 
 
 def _check(commands: Any) -> None:
-    text = "Run the cuts and eager side by side; count what is bitwise equal."
-    check = commands.add_parser("check", help="hold every cut against eager", description=text)
+    text = "Run eager, each cut, the pair and the compiled callable; count what is bitwise equal."
+    check = commands.add_parser("check", help="hold a capture against eager", description=text)
     check.add_argument("programs", metavar="PROGRAM", nargs="+", help=PROGRAM)
     modes = check.add_mutually_exclusive_group()
     for mode in ("train", "eval"):

@@ -1,4 +1,4 @@
-"""`foretrace check`: every cut against eager."""
+"""`foretrace check`: every cut, the pair and the compiled callable against eager."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,7 @@
 """Run a cut: check the inputs, call the graph, write back what the program wrote."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import sympy
 import torch
@@ -13,6 +13,15 @@ from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
 from foretrace.runtime.guards import flat_inputs, number
 from foretrace.symbols.sizes import Numbers
 from foretrace.trace.structure import take_apart
+
+
+class Half(Protocol):
+    """A forward or backward cut."""
+
+    graph: Graph
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        """Flat, in the order of the graph."""
 
 
 def run_forward(
@@ -33,6 +42,31 @@ def run_joint(
 ) -> tuple[Any, dict[str, torch.Tensor | None]]:
     """Call a joint cut: the outputs, and the gradient of everything that requires one."""
     flat, sizes = flat_inputs(recorded, *take_apart((tuple(args), kwargs)))
+    # Some kernels do another thing under no_grad (mkldnn_rnn_layer keeps no workspace), so the
+    # grad mode is eager's, and nothing is followed because nothing requires grad.
+    detached = [tensor.detach() for tensor in flat]
+    detached += _placed(graph, tangents, sizes)
+    with torch.enable_grad():
+        results = module(*detached)
+    outputs, rest = finish(recorded, flat, sizes, results)
+    return outputs, _named(graph, rest)
+
+
+def run_pair(
+    forward: Half, backward: Half, recorded: Recorded, args: Any, kwargs: Any,
+    tangents: Sequence[torch.Tensor] | None,
+) -> tuple[Any, dict[str, torch.Tensor | None]]:  # fmt: skip
+    """Call two halves as a joint cut is called; what the forward writes is written in between."""
+    flat, sizes = flat_inputs(recorded, *take_apart((tuple(args), kwargs)))
+    placed = _placed(backward.graph, tangents, sizes)
+    outputs, saved = finish(recorded, flat, sizes, forward(*flat))
+    return outputs, _named(backward.graph, backward(*saved, *placed))
+
+
+def _placed(
+    graph: Graph, tangents: Sequence[torch.Tensor] | None, sizes: Numbers
+) -> list[torch.Tensor]:
+    """The tangents that the graph takes, as it takes them."""
     wanted = [item for item in graph.inputs if item.role.kind == "tangent"]
     if len(wanted) != len(tangents or ()):
         raise Refusal(
@@ -40,16 +74,13 @@ def run_joint(
             kind="wrong tangents",
             do="pass tangents=[...], one for each output that requires grad, in order",
         )
-    # Some kernels do another thing under no_grad (mkldnn_rnn_layer keeps no workspace), so the
-    # grad mode is eager's, and nothing is followed because nothing requires grad.
-    detached = [tensor.detach() for tensor in flat]
-    for item, tangent in zip(wanted, tangents or (), strict=True):
-        detached.append(laid_out(item, tangent.detach(), sizes))
-    with torch.enable_grad():
-        results = module(*detached)
-    outputs, rest = finish(recorded, flat, sizes, results)
+    both = zip(wanted, tangents or (), strict=True)
+    return [laid_out(item, tangent.detach(), sizes) for item, tangent in both]
+
+
+def _named(graph: Graph, gradients: Sequence[Any]) -> dict[str, torch.Tensor | None]:
     names = [o.role.name for o in graph.outputs if o.role.kind == "gradient"]
-    return outputs, dict(zip(names, rest, strict=True))
+    return dict(zip(names, gradients, strict=True))
 
 
 def run_half(module: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> tuple[Any, ...]:

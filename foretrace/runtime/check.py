@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from torch import nn
@@ -9,12 +10,13 @@ from torch import nn
 from foretrace.ir.op import Value
 from foretrace.ir.program import Recorded
 from foretrace.runtime.bits import Sight, difference
+from foretrace.runtime.calls import Half
 from foretrace.runtime.raised import Attempt, first_line
 from foretrace.runtime.stage import Seen, Stage
 from foretrace.trace.owners import borrowed, owners_of
 
-TRAINABLE = ("export", "eager")
-"""Cuts whose outputs autograd follows."""
+TRAINABLE = ("export", "compiled", "eager")
+"""What has outputs that autograd follows."""
 
 
 class Captured(Protocol):
@@ -24,6 +26,12 @@ class Captured(Protocol):
 
     def cut(self, kind: str, *, loss: int | None = None) -> Callable[..., Any]:
         """A graph of the program, to be called."""
+
+    def pair(self, *, loss: int | None = None) -> tuple[Half, Half]:
+        """The halves of its joint cut."""
+
+    def compile(self) -> Callable[..., Any]:
+        """A callable in the program's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,7 @@ def check(
     mode: str | None = None,
     seed: int = 0,
 ) -> Report:
-    """Capture a program, run it and each of its cuts from the same state, and compare.
+    """Capture a program; run it, its cuts, pair and compiled callable from one state; compare.
 
     The program's modules, inputs and the random state are afterwards as they were.
 
@@ -111,7 +119,7 @@ def check(
         if not all(item.equal for item in items):
             items = _judged(items, compare("eager", stage.eager()))
     joint = followed(program.recorded)
-    notes = () if joint else ("no output requires grad, so there is no joint cut",)
+    notes = () if joint else ("no output requires grad, so there is no joint cut and no pair",)
     return Report(mode or "as is", loss, tuple(items), notes)
 
 
@@ -135,23 +143,29 @@ def followed(recorded: Recorded) -> bool:
 
 
 def _compared(program: Captured, stage: Stage, compare: "Comparison") -> Iterator[Item]:
-    runs = {"export": stage.trainable, "aten": stage.forward, "joint": stage.joint}
-    for kind, run in runs.items():
-        if kind == "joint" and not followed(program.recorded):
-            continue
-        cut = program.cut(kind, **({"loss": stage.loss} if kind == "joint" else {}))
+    for name, run in _runs(program, stage):
         seen = None
         with Attempt() as attempt:
-            seen = run(cut)
+            seen = run()
         if seen is not None:
-            yield from compare(kind, seen)
+            yield from compare(name, seen)
         elif attempt.error is not None:
             reason = f"raised {type(attempt.error).__name__}: {first_line(attempt.error)}"
-            yield _item(kind, "run", "the whole cut", reason)
+            yield _item(name, "run", "the whole cut", reason)
+
+
+def _runs(program: Captured, stage: Stage) -> Iterator[tuple[str, Callable[[], Seen]]]:
+    """Each way to run the program, by name; it is made before it is run."""
+    yield "export", partial(stage.trainable, program.cut("export"))
+    yield "aten", partial(stage.forward, program.cut("aten"))
+    if followed(program.recorded):
+        yield "joint", partial(stage.joint, program.cut("joint", loss=stage.loss))
+        yield "pair", partial(stage.pair, *program.pair(loss=stage.loss))
+    yield "compiled", partial(stage.trainable, program.compile())
 
 
 class Comparison:
-    """Holds runs of cuts against eager's."""
+    """Holds runs against eager's."""
 
     def __init__(self, recorded: Recorded, before: list[Sight], eager: Seen) -> None:
         self.recorded, self.before, self.eager = recorded, before, eager

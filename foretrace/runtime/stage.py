@@ -12,6 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 from foretrace.ir.op import Op
 from foretrace.ir.program import Input, Recorded
 from foretrace.runtime.bits import Sight
+from foretrace.runtime.calls import Half, run_pair
 from foretrace.runtime.raised import Raised
 from foretrace.trace.owners import Borrowed, borrowed, owners_of
 from foretrace.trace.structure import take_apart
@@ -77,7 +78,7 @@ class Stage:
             return run.seen(result, self._backward(result, run))
 
     def trainable(self, cut: Callable[..., Any]) -> Seen:
-        """A forward cut, and autograd's backward through it."""
+        """What is called like the program, and autograd's backward through it."""
         with self._run() as run:
             result = cut(*run.args, **run.kwargs)
             return run.seen(result, self._backward(result, run))
@@ -92,6 +93,12 @@ class Stage:
         with self._run() as run:
             result, gradients = cut(*run.args, tangents=self.tangents, **run.kwargs)
             return run.seen(result, gradients)
+
+    def pair(self, forward: Half, backward: Half) -> Seen:
+        """The halves of a joint cut, one after the other."""
+        with self._run() as run:
+            called = (self.recorded, run.args, run.kwargs, self.tangents)
+            return run.seen(*run_pair(forward, backward, *called))
 
     # ---- one run --------------------------------------------------------------------------------
 

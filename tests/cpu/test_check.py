@@ -44,9 +44,9 @@ def test_everything_is_compared() -> None:
     assert report.equal, report.differences
     assert report.mode == "train"
     assert report.loss == 0
-    for cut in ("export", "joint"):
+    for cut in ("export", "joint", "pair", "compiled"):
         assert names(report, cut, "gradient") == {"x", "linear.weight", "linear.bias"}
-    for cut in ("export", "aten", "joint"):
+    for cut in ("export", "aten", "joint", "pair", "compiled"):
         assert names(report, cut, "output") == {"0", "1"}
         assert names(report, cut, "buffer") == {"seen", "calls"}
         assert report.count(cut, "random state") == (1, 1)
@@ -81,7 +81,7 @@ def test_tangents_where_there_is_no_loss() -> None:
 def test_a_program_without_gradients_has_no_joint_cut() -> None:
     report = check(foretrace.capture, torch.sin, (torch.randn(3),))
     assert report.equal
-    assert {item.cut for item in report.items} == {"export", "aten"}
+    assert {item.cut for item in report.items} == {"export", "aten", "compiled"}
     assert report.notes
 
 
@@ -142,8 +142,19 @@ class Wrong:
         self.program, self.spoil, self.recorded = program, spoil, program.recorded
 
     def cut(self, kind: str, **options: Any) -> Callable[..., Any]:
-        cut = self.program.cut(kind, **options)
-        return lambda *args, **kwargs: self.spoil(kind, cut(*args, **kwargs))
+        return self._wrong(kind, self.program.cut(kind, **options))
+
+    def pair(self, **options: Any) -> tuple[Any, Any]:
+        forward, backward = self.program.pair(**options)
+        wrong: Any = self._wrong("backward", backward)
+        wrong.graph = backward.graph
+        return forward, wrong
+
+    def compile(self) -> Callable[..., Any]:
+        return self._wrong("compiled", self.program.compile())
+
+    def _wrong(self, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.spoil(kind, call(*args, **kwargs))
 
 
 def spoiled(spoil: Callable[..., Any], model: Any = None) -> Report:
@@ -174,6 +185,14 @@ def no_gradient(kind: str, result: Any) -> Any:
     return result[0], {**result[1], "x": None}
 
 
+def wrong_backward(kind: str, result: Any) -> Any:
+    return tuple(-each for each in result) if kind == "backward" else result
+
+
+def not_followed(kind: str, result: Any) -> Any:
+    return (result[0], result[1].detach()) if kind == "compiled" else result
+
+
 def draws_more(kind: str, result: Any) -> Any:
     torch.rand(1)
     return result
@@ -195,6 +214,7 @@ def fails(kind: str, result: Any) -> Any:
         (wrong_output, "aten", "output", "1", "elements differ"),
         (wrong_gradient, "joint", "gradient", "linear.bias", "of 4 elements differ"),
         (no_gradient, "joint", "gradient", "x", "a tensor in eager, None in the cut"),
+        (not_followed, "compiled", "output", "1", "requires_grad is True in eager, False"),
         (draws_more, "export", "random state", "after the run", "differ"),
         (nests_otherwise, "aten", "output", "nesting", "nested in another way"),
         (fails, "export", "run", "the whole cut", "raised ValueError: no such kernel"),
@@ -210,6 +230,13 @@ def test_a_difference_is_found(
     assert [item.name for item in found] == [name]
     assert reason in found[0].reason
     assert report.to_dict()["equal"] is False
+
+
+def test_a_wrong_half_is_found() -> None:
+    report = spoiled(wrong_backward)
+    found = {(item.cut, item.what, item.name) for item in report.differences}
+    names = ("x", "linear.weight", "linear.bias")
+    assert found == {("pair", "gradient", name) for name in names}
 
 
 def test_a_wrong_buffer_is_found() -> None:
@@ -237,6 +264,7 @@ def test_eager_that_gives_other_bits_each_time_is_told() -> None:
     assert {(item.cut, item.what) for item in report.differences} == {
         ("export", "output"),
         ("aten", "output"),
+        ("compiled", "output"),
     }
     assert all("a second run of eager differs" in item.reason for item in report.differences)
 

@@ -231,8 +231,9 @@ def test_check_counts_what_is_equal(folder: Path, capsys: pytest.CaptureFixture[
     rows = [" ".join(line.split()) for line in lines]
     assert rows[1] == "mode cut gradients outputs buffers random state"
     assert rows[2] == "train export 5/5 1/1 3/3 1/1"
-    assert rows[7] == "eval joint 5/5 1/1 - 1/1"
-    assert lines[8] == "all 5 gradients, 1 output, 3 buffers bitwise equal"
+    assert rows[6] == "train compiled 5/5 1/1 3/3 1/1"
+    assert rows[10] == "eval pair 5/5 1/1 - 1/1"
+    assert lines[12] == "all 5 gradients, 1 output, 3 buffers bitwise equal"
     assert "a word to stdout" in said.err
     assert "UserWarning: a word of warning" in said.err
     assert said.err.count("UserWarning") == 1
