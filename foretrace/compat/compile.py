@@ -6,20 +6,16 @@ from typing import Any
 
 from torch import nn
 
-from foretrace.compat.program import RULES, device_of
+from foretrace.compat.setup import device_of, set_up
 from foretrace.errors import Refusal
 from foretrace.runtime.backends import Backend, building
 from foretrace.runtime.cache import Captured, Compiled
 from foretrace.runtime.module import compiled_module
 from foretrace.runtime.varying import Varying
 from foretrace.symbols.dynamic import OpenDims
-from foretrace.symbols.sizes import Symbols
 from foretrace.targets.profile import target_of
-from foretrace.targets.semantics import TargetSemantics
-from foretrace.trace.abstract import Types
-from foretrace.trace.capture import Capture, record
+from foretrace.trace.capture import record
 from foretrace.trace.outside import Outside
-from foretrace.trace.sources import Sources
 
 UNUSED = frozenset({"mode", "options"})
 """Arguments of torch.compile that configure Inductor; None says nothing"""
@@ -71,12 +67,8 @@ def captured(
         kwargs: its keyword arguments.
         open_dims: which dimensions of which arguments are symbols.
     """
-    sources, target = Sources(), target_of(None, device_of(fn, args, kwargs))
-    symbols = Symbols(sources.here)
-    types = Types(symbols)
-    semantics = TargetSemantics(target, types, RULES)
-    sizes = OpenDims(open_dims, symbols)
-    run = Capture(types, semantics, sources, None, sizes, guard_values=True)
+    target = target_of(None, device_of(fn, args, kwargs))
+    run, semantics = set_up(target, partial(OpenDims, open_dims), guard_values=True)
     run.outside = Outside()
     return Captured(record(fn, args, kwargs, run, target), semantics, run.outside)
 

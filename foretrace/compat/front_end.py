@@ -1,19 +1,19 @@
 """Capture of a graph that a front end such as Dynamo hands over, with its sizes."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
 from foretrace import torch_api
-from foretrace.compat.program import RULES, Program, device_of
+from foretrace.compat.program import Program
+from foretrace.compat.setup import device_of, set_up
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.symbols.foreign import Foreign
-from foretrace.symbols.sizes import Symbols
 from foretrace.targets.profile import target_of
 from foretrace.targets.semantics import TargetSemantics
-from foretrace.trace.abstract import Types
 from foretrace.trace.capture import Capture, record
 from foretrace.trace.replay import NodeSources, Replay
 from foretrace.trace.sources import Sources
@@ -62,10 +62,8 @@ def _described(
     sources: Sources, given: Sequence[Any], device: torch.device
 ) -> tuple[Capture, TargetSemantics]:
     """A run with the sizes and in the fake mode of whoever made the inputs."""
-    found = torch_api.front_end(given)
-    mode, fakes = found if found is not None else (None, list(given))
-    symbols = Symbols(sources.here, mode.shape_env if mode is not None else None)
-    types = Types(symbols)
-    semantics = TargetSemantics(target_of(None, device), types, RULES, mode)
-    sizes = Dynamic({}, symbols) if mode is None else Foreign(given, fakes, symbols)
-    return Capture(types, semantics, sources, None, sizes), semantics
+    target, found = target_of(None, device), torch_api.front_end(given)
+    if found is None:
+        return set_up(target, partial(Dynamic, {}), sources=sources)
+    mode, fakes = found
+    return set_up(target, partial(Foreign, given, fakes), sources=sources, mode=mode)

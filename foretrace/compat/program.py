@@ -1,12 +1,13 @@
 """foretrace's own entry points: capture a program, cut it, run and explain the cuts."""
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
+from foretrace.compat.setup import RULES, device_of, set_up
 from foretrace.errors import Refusal
 from foretrace.explain.explanation import Explanation
 from foretrace.explain.why import explain
@@ -19,26 +20,17 @@ from foretrace.passes.live import needs
 from foretrace.passes.partition import Pair, Saved, partition
 from foretrace.passes.policies import Policy
 from foretrace.passes.select import Selector, check_selectors
-from foretrace.rules.norms import NORM_RULES
-from foretrace.rules.reductions import REDUCTION_RULES
-from foretrace.rules.table import BackwardCall, Registered, RuleTable, rule_name
+from foretrace.rules.table import BackwardCall, Registered, rule_name
 from foretrace.runtime.backends import Backend, building
 from foretrace.runtime.cache import Compiled
 from foretrace.runtime.calls import run_forward, run_half, run_joint
 from foretrace.runtime.one_program import OneProgram
 from foretrace.symbols.dynamic import dynamic_of
-from foretrace.symbols.sizes import Symbols
 from foretrace.targets.profile import Target, target_of
 from foretrace.targets.semantics import TargetSemantics
-from foretrace.trace.abstract import Types
 from foretrace.trace.capture import Capture, record
-from foretrace.trace.sources import Sources
-from foretrace.trace.structure import take_apart
 
 HALVES = ("forward", "backward")
-
-RULES: RuleTable = RuleTable({**NORM_RULES, **REDUCTION_RULES})
-"""The rules that win over derived ones; `foretrace.rule` adds to them."""
 
 
 class Program:
@@ -255,15 +247,10 @@ def prepared(
         Refusal: this is no call, or the target or the shapes are not known.
     """
     _check_call(fn, args, kwargs)
-    sources = Sources()
-    symbols = Symbols(sources.here)
-    types = Types(symbols)
     chosen = target_of(target, device_of(fn, args, kwargs))
-    semantics = TargetSemantics(chosen, types, RULES)
-    dynamic = dynamic_of(shapes, fn, tuple(args), kwargs, symbols)
     label = chosen.device if target is not None else None
-    run = Capture(types, semantics, sources, label, dynamic, guard_values=guard_values)
-    return run, semantics
+    sizes = partial(dynamic_of, shapes, fn, tuple(args), kwargs)
+    return set_up(chosen, sizes, label=label, guard_values=guard_values)
 
 
 def _check_call(fn: Any, args: Any, kwargs: Any) -> None:
@@ -294,11 +281,3 @@ def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:
         Refusal: `backward` is not callable.
     """
     RULES.register(op, Registered(backward, rule_name(op, backward)))
-
-
-def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:
-    """The device of the first tensor among the arguments and parameters; "cpu" without one."""
-    leaves = (leaf for _, leaf in take_apart((args, kwargs or {}))[0])
-    parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()
-    tensors = (leaf for leaf in chain(leaves, parameters) if isinstance(leaf, torch.Tensor))
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))

@@ -1,6 +1,6 @@
 """An op's way down the tree: the user's line, the modules, the op as written, each level below."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +30,27 @@ def path_to(ops: Sequence[Op], wanted: Op) -> list[Op]:
 
 
 def _search(ops: Sequence[Op], wanted: Op, calls: set[ModuleCall] | None) -> list[Op]:
-    """Depth first and without recursion; `calls`: the module calls to enter, None for all."""
+    """The path to `wanted`; `calls`: the module calls to enter, None for all."""
+    for path in _paths(ops, lambda op: calls is None or not _elsewhere(op, calls)):
+        if path[-1] is wanted or same_call(path[-1], wanted):
+            return path
+    return []
+
+
+def _paths(ops: Sequence[Op], enter: Callable[[Op], bool]) -> Iterator[list[Op]]:
+    """The path to each op, depth first and without recursion; `enter`: whether to go below it."""
     path: list[Op] = []
     levels = [iter(ops)]
     while levels:
         op = next(levels[-1], None)
         if op is None:
             levels.pop()
-            if path:
-                path.pop()
-        elif op is wanted or same_call(op, wanted):
-            return [*path, op]
-        elif op.region and not (calls is not None and _elsewhere(op, calls)):
+            del path[-1:]
+            continue
+        yield [*path, op]
+        if op.region and enter(op):
             path.append(op)
             levels.append(iter(op.region))
-    return []
 
 
 def _elsewhere(op: Op, calls: set[ModuleCall]) -> bool:
@@ -61,18 +67,10 @@ def same_call(op: Op, wanted: Op) -> bool:
 
 def makers_of(ops: Sequence[Op], value: Value) -> list[Op]:
     """The ops that have `value` among their outs: as written, then each below that made it."""
-    found: list[Op] = []
-    levels = [iter(ops)]
-    while levels:
-        op = next(levels[-1], None)
-        if op is None:
-            levels.pop()
-        elif value in op.outs:
-            found.append(op)
-            levels = [iter(op.region or ())]
-        elif op.region:
-            levels.append(iter(op.region))
-    return found
+    for *_, op in _paths(ops, lambda _: True):
+        if value in op.outs:
+            return [op, *makers_of(op.region or (), value)]
+    return []
 
 
 class Levels:

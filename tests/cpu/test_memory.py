@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.compat.program import RULES
+from foretrace.compat.setup import RULES
 from foretrace.rules.infer import Inference
 from foretrace.rules.meta import MetaKernels
 from foretrace.rules.table import BackwardCall

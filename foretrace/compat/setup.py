@@ -1,0 +1,58 @@
+"""What every capture begins with: a run of the program, and what operators mean in it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.rules.norms import NORM_RULES
+from foretrace.rules.reductions import REDUCTION_RULES
+from foretrace.rules.table import RuleTable
+from foretrace.symbols.dynamic import Dynamic
+from foretrace.symbols.sizes import Symbols
+from foretrace.targets.profile import Target
+from foretrace.targets.semantics import TargetSemantics
+from foretrace.trace.abstract import Types
+from foretrace.trace.capture import Capture
+from foretrace.trace.sources import Sources
+from foretrace.trace.structure import take_apart
+
+RULES: RuleTable = RuleTable({**NORM_RULES, **REDUCTION_RULES})
+"""The rules that win over derived ones; `foretrace.rule` adds to them."""
+
+
+def set_up(
+    target: Target,
+    sizes: Callable[[Symbols], Dynamic],
+    *,
+    sources: Sources | None = None,
+    mode: torch_api.FakeTensorMode | None = None,
+    label: torch.device | None = None,
+    guard_values: bool = False,
+) -> tuple[Capture, TargetSemantics]:
+    """One run, not yet begun.
+
+    Args:
+        target: the device to capture for.
+        sizes: tells which sizes are symbols, given where symbols are made.
+        sources: finds the user's lines; None: on Python's stack.
+        mode: a front end's, in whose ShapeEnv the symbols are.
+        label: the device that all tensors say they are on; None: each its own.
+        guard_values: whether a question about an input's values is answered, and guarded.
+    """
+    sources = sources or Sources()
+    symbols = Symbols(sources.here, mode.shape_env if mode is not None else None)
+    types = Types(symbols)
+    semantics = TargetSemantics(target, types, RULES, mode)
+    run = Capture(types, semantics, sources, label, sizes(symbols), guard_values=guard_values)
+    return run, semantics
+
+
+def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:
+    """The device of the first tensor among the arguments and parameters; "cpu" without one."""
+    leaves = [leaf for _, leaf in take_apart((args, kwargs or {}))[0]]
+    if isinstance(fn, torch.nn.Module):
+        leaves += list(fn.parameters())[:1]
+    devices = (leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return next(devices, torch.device("cpu"))
