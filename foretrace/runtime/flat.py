@@ -19,7 +19,7 @@ from foretrace.runtime.results import called
 from foretrace.runtime.source import Source
 from foretrace.runtime.trained import Trained
 from foretrace.targets.semantics import TargetSemantics
-from foretrace.trace.capture import check_shared_memory
+from foretrace.trace.shared import check_shared_memory
 
 
 class FlatFunction:

@@ -10,7 +10,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Numbers, Size, solved
-from foretrace.trace.capture import check_shared_memory
+from foretrace.trace.shared import check_shared_memory
 
 AGAIN = "capture again with inputs like these"
 

@@ -1,6 +1,7 @@
 """Abstract tensors: what the user's program computes with while it is recorded."""
 
 from typing import Any, NoReturn
+from weakref import ref
 
 import torch
 
@@ -164,10 +165,15 @@ class Types:
         self._indexing = Indexing()
         self._known: dict[TensorType, TensorType] = {}
         self._prototypes: dict[TensorType, torch.Tensor] = {}
+        self._made: list[ref[Abstract]] = []
 
     def intern(self, type: TensorType) -> TensorType:
         """The one object for all types equal to this."""
         return self._known.setdefault(type, type)
+
+    def living(self) -> list[Abstract]:
+        """The abstract tensors that something holds."""
+        return [tensor for made in self._made if (tensor := made()) is not None]
 
     def of(self, tensor: torch.Tensor, device: torch.device | None = None) -> TensorType:
         """The type of a real or fake tensor, labelled with another device if one is given."""
@@ -211,6 +217,7 @@ class Types:
         tensor.value, tensor.alias = value, None
         if type.device.type not in self._here:
             tensor.indexing = self._indexing
+        self._made.append(ref(tensor))
         return tensor
 
     def _prototype(self, type: TensorType) -> torch.Tensor:

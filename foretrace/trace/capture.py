@@ -26,6 +26,7 @@ from foretrace.symbols.dynamic import Dynamic
 from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.alias import alias_of, current
 from foretrace.trace.constants import Constants
+from foretrace.trace.escaped import check_none_escaped, stranding
 from foretrace.trace.meaning import Semantics
 from foretrace.trace.memory import Memory
 from foretrace.trace.outside import Outside
@@ -37,6 +38,7 @@ from foretrace.trace.owners import (
     watched,
 )
 from foretrace.trace.recorder import Recorder
+from foretrace.trace.shared import check_shared_memory
 from foretrace.trace.sources import LIBRARY_DIRS, Sources
 from foretrace.trace.structure import named_arguments, take_apart
 from foretrace.trace.surroundings import running, unchanged_state
@@ -176,6 +178,17 @@ class Capture:
         """A tensor that the program has just made from Python numbers."""
         return self.stand(tensor, "constant", f"constant_{len(self.inputs)}")
 
+    def release(self, fn: Any) -> None:
+        """Let go of the abstract tensors, at the end of a run of `fn`."""
+        self.stands.clear()
+        self._known.clear()
+        self.recorder.casts.forget()
+        if self.outside is not None:
+            self.outside.release()
+        interpreter = getattr(fn, "__self__", fn)
+        if isinstance(interpreter, torch.fx.Interpreter):
+            interpreter.env, interpreter.args_iter = {}, iter(())  # of its last run, till the next
+
     def answer(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         """A number that depends on constants alone."""
         return self.constants.answer(recorder.log, func, args, kwargs, recorder.sources.here())
@@ -205,6 +218,20 @@ def record(
     Raises:
         Refusal: the program does something that has no exact graph, or raises.
     """
+    with ONE_AT_A_TIME, stranding(capture.types):
+        recorded = _recorded(fn, args, kwargs, capture, target)
+        capture.release(fn)
+        check_none_escaped(capture.types, recorded)
+    return recorded
+
+
+def _recorded(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    capture: Capture,
+    target: Any,
+) -> Recorded:
     leaves, in_structure = named_arguments(fn, args, kwargs)
     owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
     capture.names = names_of_tensors(fn)
@@ -213,7 +240,7 @@ def record(
         names=[name for name, _ in leaves],
         constants={n: leaf for n, leaf in leaves if not isinstance(leaf, GRAPH_INPUTS)},
     )
-    with ONE_AT_A_TIME, unchanged_state(), borrowed(owners) as loan:
+    with unchanged_state(), borrowed(owners) as loan:
         loan.replace(capture.stand)
         requires.grad_mode, requires.autocast = ambient()
         requires.training, requires.modules = loan.training(), loan.modules()
@@ -316,26 +343,3 @@ def _mutations(capture: Capture, loan: Borrowed) -> list[Mutation]:
             value = now.value or current(now.alias, recorder)
             found.append(Mutation(indices[id(before)], value, rebound=True))
     return found
-
-
-def check_shared_memory(real: list[Any], written: set[int]) -> None:
-    """Refuse a write to an input whose memory another input shares."""
-    if not written:
-        return
-    owners: dict[int, int] = {}
-    for index, tensor in enumerate(real):
-        if not _has_memory(tensor):
-            continue
-        other = owners.setdefault(tensor.untyped_storage().data_ptr(), index)
-        if other != index and {other, index} & written:
-            raise Refusal(
-                "the program writes to an input whose memory another input shares",
-                kind="aliased inputs",
-                do="pass a clone, or only one of the two and take the view inside",
-            )
-
-
-def _has_memory(given: Any) -> bool:
-    fake = isinstance(given, torch_api.FakeTensor)
-    known = isinstance(given, torch.Tensor) and not fake and given.device.type != "meta"
-    return known and given.numel() > 0

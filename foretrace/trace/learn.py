@@ -4,6 +4,7 @@ A composite's body runs once over stand-ins and is shared; where it depends on m
 writes to an operand, or asks for a constant's value), it is recorded anew at each call.
 """
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def learn(
     except Refusal as refusal:
         if refusal.kind != "data-dependent":
             raise
-        return Meaning(None, inline=Fold(refusal), lasting=False)
+        return Meaning(None, inline=Fold(copy(refusal)), lasting=False)
     fresh = [t for t in leaves(result) if isinstance(t, TensorType)]
     if grad_mode and any(v.type.requires_grad for v in values_in((args, kwargs))):
         followed = recorder.semantics.followed(func, *typed)
@@ -132,7 +133,8 @@ class Fold:
         try:
             result = recorder.answer(recorder, func, args, kwargs)
         except Refusal as refusal:
-            raise self.refusal if refusal.kind == "data-dependent" else refusal from None
+            # a copy, as one that was raised holds all that ran
+            raise copy(self.refusal) if refusal.kind == "data-dependent" else refusal from None
         return map_leaves(
             result, lambda t: recorder.lift_constant(t) if isinstance(t, torch.Tensor) else t
         )

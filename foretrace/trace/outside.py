@@ -176,6 +176,11 @@ class Outside:
         stored = [place for item, place in self._objects.values() if id(item) in there]
         return changes_of([*self.places.values(), *stored])
 
+    def release(self) -> None:
+        """Let go of what was only noted for `changes`: it holds tensors of the run."""
+        self._met.clear()
+        self._objects.clear()
+
     def _event(self, frame: types.FrameType, event: str, arg: object) -> Any:
         """What the interpreter calls; a tracer has to ask for the return of a frame."""
         if self._blind is not None:

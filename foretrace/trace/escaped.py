@@ -1,0 +1,116 @@
+"""Abstract tensors that outlive their run: somewhere the program has stored one.
+
+A module's own attributes are looked at by name (`owners`). Anything else, such as a list of the
+module's file, a memoized function or an object deep inside another, is seen by this: an abstract
+tensor that is still alive when nothing of the capture needs it any more.
+"""
+
+import gc
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from torch.autograd.function import Function
+
+from foretrace.errors import Refusal
+from foretrace.ir.op import Op
+from foretrace.ir.program import Recorded
+from foretrace.trace.abstract import Abstract, Types
+from foretrace.trace.functions import Context, FunctionCall
+from foretrace.trace.outside import cell_content
+
+
+class Stranded:
+    """In the place of the alias of a tensor whose capture has ended."""
+
+    @property
+    def value(self) -> NoReturn:
+        """Asked for when the tensor is used."""
+        raise Refusal(
+            "the program uses an abstract tensor that an earlier capture left behind",
+            kind="escaped",
+            do="clear what holds it: a list, an attribute, a memoized function (cache_clear())",
+        )
+
+
+@contextmanager
+def stranding(types: Types) -> Iterator[None]:
+    """What is left of a run that fails is of no use to another."""
+    try:
+        yield
+    except BaseException:
+        _strand(types.living())
+        raise
+
+
+def _strand(tensors: Iterable[Abstract]) -> None:
+    for tensor in tensors:
+        tensor.value, tensor.alias = None, Stranded()
+
+
+def check_none_escaped(types: Types, recorded: Recorded) -> None:
+    """Refuse a program that stored a tensor where it outlives the run.
+
+    Raises:
+        Refusal: it did; with the line that made the tensor.
+    """
+    if not types.living():
+        return
+    gc.collect()  # what only a cycle holds is not stored
+    ours = {id(each) for each in _needed(recorded)}
+    left = [tensor for tensor in types.living() if id(tensor) not in ours]
+    if left:
+        refusal = _stored(left[0], recorded)
+        _strand(left)
+        raise refusal
+
+
+def _stored(tensor: Abstract, recorded: Recorded) -> Refusal:
+    maker = next((op for op in _every(recorded.ops) if tensor.value in op.outs), None)
+    kind = tensor.value.type if tensor.value is not None else "stale"
+    return Refusal(
+        f"the program stores a tensor, {kind}, where it outlives the call",
+        kind="side effect",
+        at=maker.origin.frame if maker is not None else None,
+        do=(
+            "return the tensor, or register it as a buffer",
+            "or, if a function memoizes it: cache_clear() it, and call it before the capture",
+        ),
+    )
+
+
+def _needed(recorded: Recorded) -> Iterator[Abstract]:
+    """Abstract tensors that the record itself holds."""
+    calls = [op.target for op in _every(recorded.ops) if isinstance(op.target, FunctionCall)]
+    # what an autograd.Function keeps for its backward, in its context or around its methods
+    yield from _held([each for call in calls for each in (call.context, call.function)])
+    yield from _held([change.after for change in recorded.requires.changed])  # told elsewhere
+
+
+def _held(roots: Iterable[Any], depth: int = 8) -> Iterator[Abstract]:
+    """The abstract tensors that objects, containers and closures hold."""
+    seen, level = set[int](), list(roots)
+    for _ in range(depth):
+        new = [item for item in level if id(item) not in seen]
+        seen.update(map(id, new))
+        yield from (item for item in new if isinstance(item, Abstract))
+        level = [inner for item in new for inner in _inside(item)]
+
+
+def _inside(item: Any) -> Iterable[Any]:
+    if isinstance(item, Context) or (isinstance(item, type) and issubclass(item, Function)):
+        return list(vars(item).values())
+    if isinstance(item, (staticmethod, classmethod)):
+        return (item.__func__,)
+    if isinstance(item, types.FunctionType):
+        return map(cell_content, item.__closure__ or ())
+    if isinstance(item, dict):
+        return item.values()
+    return item if isinstance(item, (list, tuple, set)) else ()
+
+
+def _every(ops: Iterable[Op]) -> Iterator[Op]:
+    for op in ops:
+        yield op
+        yield from _every(op.region or ())

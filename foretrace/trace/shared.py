@@ -1,0 +1,31 @@
+"""Inputs that share memory: one that is written to must not."""
+
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+
+
+def check_shared_memory(real: list[Any], written: set[int]) -> None:
+    """Refuse a write to an input whose memory another input shares."""
+    if not written:
+        return
+    owners: dict[int, int] = {}
+    for index, tensor in enumerate(real):
+        if not _has_memory(tensor):
+            continue
+        other = owners.setdefault(tensor.untyped_storage().data_ptr(), index)
+        if other != index and {other, index} & written:
+            raise Refusal(
+                "the program writes to an input whose memory another input shares",
+                kind="aliased inputs",
+                do="pass a clone, or only one of the two and take the view inside",
+            )
+
+
+def _has_memory(given: Any) -> bool:
+    fake = isinstance(given, torch_api.FakeTensor)
+    known = isinstance(given, torch.Tensor) and not fake and given.device.type != "meta"
+    return known and given.numel() > 0

@@ -1,0 +1,143 @@
+"""A program that stores a tensor where it outlives the run is refused, and nobody can use it."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import foretrace
+from tests.compare import same_as_eager
+
+X = torch.ones(4)
+KEPT: list[Tensor] = []
+
+
+def refusal_of(call: Callable[..., Any], *args: Any) -> foretrace.Refusal:
+    """What a call refuses with."""
+    with pytest.raises(foretrace.Refusal) as caught:
+        call(*args)
+    return caught.value
+
+
+class Plain:
+    """An object with a tensor deep inside."""
+
+    kept: dict[str, Any]
+
+
+class Deep(nn.Module):
+    """Appends to a list in a dict of an object that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = Plain()
+        self.plain.kept = {"all": []}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.plain.kept["all"].append(x * 2)
+        return x + 1
+
+
+def in_a_list(x: Tensor) -> Tensor:
+    KEPT.append(x.sin())
+    return x
+
+
+def its_input(x: Tensor) -> Tensor:
+    KEPT.append(x)
+    return x * 2
+
+
+def of_a_class(x: Tensor) -> Tensor:
+    Plain.kept = {"x": x.sin()}
+    return x
+
+
+@functools.cache
+def table(n: int) -> Tensor:
+    return torch.arange(n) * 2.0
+
+
+def memoized(x: Tensor) -> Tensor:
+    return x * table(4)
+
+
+@pytest.mark.parametrize("make", [Deep, lambda: in_a_list, lambda: its_input, lambda: of_a_class])
+def test_refused(make: Callable[[], Callable[..., Any]]) -> None:
+    """Wherever it is stored."""
+    refusal = refusal_of(foretrace.capture, make(), (X,))
+    assert refusal.kind == "side effect"
+    assert "outlives the call" in str(refusal)
+
+
+def test_the_line_that_made_it() -> None:
+    """The refusal has it."""
+    at = refusal_of(foretrace.capture, in_a_list, (X,)).at
+    assert at is not None
+    assert at.text == "KEPT.append(x.sin())"
+
+
+def test_what_is_left_is_of_no_use() -> None:
+    """Another capture, or eager, that meets it is told where it comes from."""
+    table.cache_clear()
+    assert refusal_of(foretrace.capture, memoized, (X,)).kind == "side effect"
+    refusal = refusal_of(foretrace.capture, memoized, (X,))
+    assert refusal.kind == "escaped"
+    assert "an earlier capture" in str(refusal)
+    assert refusal_of(memoized, X).kind == "escaped"
+
+
+def test_the_way_out_of_a_memoized_function() -> None:
+    """What it gave before the capture is a constant."""
+    table.cache_clear()
+    expected = memoized(X)
+    assert torch.equal(foretrace.capture(memoized, (X,)).cut("export")(X), expected)
+    table.cache_clear()
+
+
+def test_a_run_that_fails_leaves_nothing_to_use() -> None:
+    """The same for a program that stores a tensor and then raises."""
+
+    def fails(x: Tensor) -> Tensor:
+        KEPT.append(x.cos())
+        raise ValueError
+
+    refusal_of(foretrace.capture, fails, (X,))
+    left = KEPT.pop()
+    assert refusal_of(foretrace.capture, lambda x: x * left, (X,)).kind == "escaped"
+
+
+def test_cycles_are_not_stored() -> None:
+    """A tensor that only a reference cycle holds is garbage."""
+
+    def cyclic(x: Tensor) -> Tensor:
+        ring: list[Any] = [x * 2]
+        ring.append(ring)
+        return x + 1
+
+    assert torch.equal(foretrace.capture(cyclic, (X,)).cut("export")(X), X + 1)
+
+
+def test_a_function_may_close_over_a_tensor() -> None:
+    """A Function that is made inside keeps what it needs for its backward."""
+
+    def program(x: Tensor) -> Tensor:
+        scale = x.cos()
+
+        class Scaled(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, a: Tensor) -> Tensor:
+                ctx.kept = [scale * 2]
+                return a * scale
+
+            @staticmethod
+            def backward(ctx: Any, grad: Tensor) -> Tensor:
+                return grad * ctx.kept[0] / 2
+
+        result: Tensor = Scaled.apply(x)
+        return result.sum()
+
+    same_as_eager(program, (torch.rand(4, requires_grad=True),), cuts=("joint",))
