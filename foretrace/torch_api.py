@@ -400,6 +400,16 @@ def symbolic_sizes(
     )
 
 
+def symbolic_number(
+    shape_env: ShapeEnv, number: int, name: str, bounds: tuple[int, Any] | None
+) -> Any:
+    """A number of open value, which may be anything within `bounds`, 0, 1 and below too."""
+    limits = StrictMinMaxConstraint(vr=ValueRanges(*bounds), warn_only=False) if bounds else None
+    source: Any = _InputSource(name)
+    symbol = shape_env.create_unspecified_symbol(number, source, DimDynamic.DYNAMIC, limits)
+    return shape_env.create_symintnode(symbol, hint=number, source=source)
+
+
 def new_symbol(shape_env: ShapeEnv, name: str, number: int, bounds: tuple[int, Any]) -> Any:
     """A symbol that is no input's size, but that sizes of inputs are computed from."""
     symbol = shape_env.create_symbol(
@@ -548,9 +558,10 @@ def has_hooks(tensor: torch.Tensor) -> bool:
 
 
 def symbol_ranges(shape_env: ShapeEnv) -> dict[Any, tuple[int, int]]:
-    """The bounds that ShapeEnv keeps of each symbol; without a bound above, a very large one."""
-    bounds = shape_env.var_to_range
-    return {s: (int(r.lower), int(min(r.upper, sys.maxsize))) for s, r in bounds.items()}
+    """The bounds that ShapeEnv keeps of each symbol; without a bound, a very large number."""
+    most = sys.maxsize
+    bounds = shape_env.var_to_range.items()
+    return {s: (int(max(r.lower, -most)), int(min(r.upper, most))) for s, r in bounds}
 
 
 def size_range(shape_env: ShapeEnv, expr: Any, bounds: tuple[int, int] | None) -> Any:

@@ -54,10 +54,12 @@ class Lifted:
     target: str
     """the name in the module, or of the argument's leaf"""
     value: Value | None
-    """None for a leaf that is no tensor"""
+    """None for a leaf that is no tensor and no open number"""
     constant: Any = None
     """that leaf"""
     persistent: bool | None = None
+    size: sympy.Expr | None = None
+    """the expression that an open number is the value of"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +89,8 @@ class ExportEmitter(Emitter):
         node.name = name  # fx would rename an argument called `input`; torch.export does not
         if item.value is None:
             node.meta["val"] = item.constant
+        elif item.size is not None:
+            self._learn_size(item.size, node)
         else:
             self._learn(item.value, node)
 
@@ -173,7 +177,9 @@ def _named(item: Lifted, name: str) -> str:
 def _input_spec(item: Lifted, name: str) -> InputSpec:
     user = item.kind is InputKind.USER_INPUT
     argument: ArgumentSpec = TensorArgument(name)
-    if item.value is None:
+    if item.size is not None:
+        argument = SymIntArgument(name)
+    elif item.value is None:
         argument = ConstantArgument(name, item.constant)
     return InputSpec(item.kind, argument, None if user else item.target, item.persistent)
 

@@ -37,7 +37,7 @@ class Emitter:
         if item.size is None:
             self.placeholder(item.value, item.role.name)
         else:
-            self.size_placeholder(item.size, item.role.name, self.symbols.symbolic(item.size))
+            self.size_placeholder(item.size, item.role.name)
 
     def placeholder(self, value: Value, name: str) -> None:
         """One tensor from outside."""
@@ -70,7 +70,7 @@ class Emitter:
             inner.placeholder(value, self.nodes[value].name)
         symbols = self._symbols_below(op)
         for symbol in symbols:
-            inner.size_placeholder(symbol, str(symbol), self.symbols.symbolic(symbol))
+            inner.size_placeholder(symbol, str(symbol))
         for each in op.region or ():
             emit_flat(inner, each)
         self.root.add_module(name, inner.finish(op.outs, name))
@@ -86,10 +86,13 @@ class Emitter:
         }
         return sorted(found, key=str)
 
-    def size_placeholder(self, size: Size, name: str, val: Any) -> None:
-        """A size from outside; what is computed of it begins here."""
-        node = self.graph.create_node("placeholder", self.names.new(name))
-        node.meta["val"] = val
+    def size_placeholder(self, size: Size, name: str) -> None:
+        """A size from outside."""
+        self._learn_size(size, self.graph.create_node("placeholder", self.names.new(name)))
+
+    def _learn_size(self, size: Size, node: fx.Node) -> None:
+        """What is computed of a size begins here."""
+        node.meta["val"] = self.symbols.symbolic(size)
         if isinstance(size, sympy.Expr):
             self.sizes.setdefault(self.symbols.simplify(size), node)
 

@@ -161,8 +161,9 @@ def _arguments(found: Interface, leaves: list[tuple[str, Any]], recorded: Record
     by_place = {item.argument: item for item in recorded.inputs if item.argument is not None}
     place = 0
     for name, leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            found.lifted.append(Lifted(InputKind.USER_INPUT, name, by_place[place].value))
-            place += 1
-        else:
+        if name in recorded.requires.constants:
             found.lifted.append(Lifted(InputKind.USER_INPUT, name, None, leaf))
+        else:
+            item = by_place[place]
+            found.lifted.append(Lifted(InputKind.USER_INPUT, name, item.value, size=item.size))
+            place += 1

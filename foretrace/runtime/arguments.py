@@ -4,6 +4,7 @@ The nesting of the example becomes code: `x, batch = args`, `mask = batch["mask"
 Python source has no pattern for are taken apart at the call, by torch's pytree.
 """
 
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -14,13 +15,17 @@ from foretrace.trace.structure import Structure, take_apart
 
 
 class Arguments:
-    """Walks one call; `tensors` are the names of the tensor leaves, `found` they themselves."""
+    """Walks one call.
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    `inputs` are the local names of the leaves that are inputs of the graph, `found` they
+    themselves; the others are `constants`, by name.
+    """
+
+    def __init__(self, source: Source, constants: Container[str]) -> None:
+        self.source, self.constants = source, constants
         self.checks: list[Check] = []
-        self.tensors: list[str] = []
-        self.found: list[torch.Tensor] = []
+        self.inputs: list[str] = []
+        self.found: list[Any] = []
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> None:
         """The arguments of one call; `names` are those of the leaves."""
@@ -46,11 +51,14 @@ class Arguments:
             self._opaque(place, item, leaves)
 
     def _leaf(self, place: str, item: Any, name: str) -> None:
-        if isinstance(item, torch.Tensor):
-            self.tensors.append(place)
-            self.found.append(item)
-        else:
+        if name in self.constants:
             self.checks.append(value_check(self.source, place, name, item))
+            return
+        self.inputs.append(place)
+        self.found.append(item)
+        if not isinstance(item, torch.Tensor):
+            words = telling(f"{name} is a {{}}, the capture saw an int", f"type({place}).__name__")
+            self._require(f"type({place}) is int", words)
 
     def _typed(self, place: str, item: Any) -> None:
         kind = type(item).__name__

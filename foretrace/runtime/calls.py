@@ -44,8 +44,7 @@ def run_joint(
     flat, sizes = flat_inputs(recorded, *take_apart((tuple(args), kwargs)))
     # Some kernels do another thing under no_grad (mkldnn_rnn_layer keeps no workspace), so the
     # grad mode is eager's, and nothing is followed because nothing requires grad.
-    detached = [tensor.detach() for tensor in flat]
-    detached += _placed(graph, tangents, sizes)
+    detached = [*_detached(flat), *_placed(graph, tangents, sizes)]
     with torch.enable_grad():
         results = module(*detached)
     outputs, rest = finish(recorded, flat, sizes, results)
@@ -91,10 +90,14 @@ def run_half(module: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> tuple
             kind="wrong call",
             do="pass what cut.signature lists as inputs, in order",
         )
-    flat = [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args]
     with torch.enable_grad():  # as for a joint cut
-        results: tuple[Any, ...] = module(*flat)
+        results: tuple[Any, ...] = module(*_detached(args))
     return results
+
+
+def _detached(flat: Sequence[Any]) -> list[Any]:
+    """Inputs that nothing follows; a number is as it is."""
+    return [each.detach() if isinstance(each, torch.Tensor) else each for each in flat]
 
 
 def laid_out(item: Input, tangent: torch.Tensor, sizes: Numbers) -> torch.Tensor:

@@ -84,10 +84,10 @@ class Guards:
         here, tell = self.source.bind(state.check, "state"), self.source.bind(state.reason, "told")
         self._add(f"{here}()", f"'torch is in another state: ' + {tell}()")
         self._modes()
-        arguments = Arguments(self.source)
+        arguments = Arguments(self.source, self.recorded.requires.constants)
         arguments.call(args, kwargs, self.recorded.requires.names)
         self.checks += arguments.checks
-        self._inputs(arguments.tensors)
+        self._inputs(arguments.inputs)
         live = _live(self.recorded, args, kwargs, arguments)
         self._tensors(live)
         self._memory()
@@ -133,21 +133,21 @@ class Guards:
         now = torch_api.function_modes()
         self._add(f"{count}() == {now}", "'other torch function modes are active'")
 
-    def _inputs(self, tensors: list[str]) -> None:
+    def _inputs(self, given: list[str]) -> None:
         """A local name for every input; what were one tensor are one again."""
         requires = self.recorded.requires
         for first, second in requires.repeated:
             self._add(
-                f"{tensors[first]} is {tensors[second]}",
+                f"{given[first]} is {given[second]}",
                 repr("two arguments were one tensor in the capture and are two now"),
             )
         for item in self.recorded.inputs:
-            self.inputs.append(self._input(item, tensors))
+            self.inputs.append(self._input(item, given))
         self._tied()
 
-    def _input(self, item: Input, tensors: list[str]) -> str:
+    def _input(self, item: Input, given: list[str]) -> str:
         if item.argument is not None:
-            return tensors[item.argument]
+            return given[item.argument]
         if item.owner is None:
             return self.source.bind(item.tensor, item.role.name)
         module, name = item.owner
@@ -176,25 +176,29 @@ class Guards:
 
     def _tensors(self, live: list[torch.Tensor]) -> None:
         """Type, dtype, device, sizes and so on of all inputs, in one call."""
-        if not live:
-            return
         inputs = self.recorded.inputs
+        places = [place for place, item in enumerate(inputs) if item.size is None]
+        if not places:
+            return
+        tensors = [live[place] for place in places]
+        shapes = [inputs[place].value.type.shape for place in places]
         free = [
-            frozenset(d for d, n in enumerate(i.value.type.shape) if isinstance(n, sympy.Basic))
-            for i in inputs
+            frozenset(d for d, n in enumerate(shape) if isinstance(n, sympy.Basic))
+            for shape in shapes
         ]
-        check = self.source.bind(torch_api.tensor_guard(live, free), "tensors")
+        check = self.source.bind(torch_api.tensor_guard(tensors, free), "tensors")
         facts = [
-            TensorFacts.of(item.role.name, tensor, open_)
-            for item, tensor, open_ in zip(inputs, live, free, strict=True)
+            TensorFacts.of(inputs[place].role.name, tensor, open_)
+            for place, tensor, open_ in zip(places, tensors, free, strict=True)
         ]
         told = self.source.bind(Telling(facts), "tell_tensors")
-        names = ", ".join(self.inputs)
+        names = ", ".join(self.inputs[place] for place in places)
         self._add(f"{check}({names})", f"{told}({names})")
         for index in {mutation.index for mutation in self.recorded.mutations}:
             if live[index].requires_grad:
                 leaf = live[index].is_leaf
-                words = repr(f"{facts[index].name} is {'no' if leaf else 'a'} leaf of autograd now")
+                name = inputs[index].role.name
+                words = repr(f"{name} is {'no' if leaf else 'a'} leaf of autograd now")
                 self._add(f"{self.inputs[index]}.is_leaf is {leaf}", words)
 
     def _memory(self) -> None:
@@ -203,7 +207,10 @@ class Guards:
         What modules hold has been looked at by the capture.
         """
         written = {m.index for m in self.recorded.mutations if not m.rebound}
-        given = {i for i, item in enumerate(self.recorded.inputs) if item.argument is not None}
+        given = {
+            i for i, item in enumerate(self.recorded.inputs)
+            if item.argument is not None and item.size is None
+        }  # fmt: skip
         names = [", ".join(self.inputs[i] for i in sorted(group)) for group in (written, given)]
         if written and len(written | given) > 1 and given:
             check = self.source.bind(apart, "apart")
@@ -216,6 +223,9 @@ class Guards:
         bound: set[sympy.Basic] = set()
         for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
             type = item.value.type
+            if item.size is not None:
+                bound.add(item.size)
+                self.checks.append(Check(lines=(f"{item.size} = {local}",)))
             if not type.symbols:
                 continue
             for dim, size in enumerate(type.shape):

@@ -17,15 +17,13 @@ AGAIN = "capture again with inputs like these"
 
 def flat_inputs(
     recorded: Recorded, leaves: list[tuple[str, Any]], structure: Any
-) -> tuple[list[torch.Tensor], Numbers]:
+) -> tuple[list[Any], Numbers]:
     """The graph's inputs from a call's arguments and the live parameters, and the symbols.
 
     Raises:
         Refusal: the call breaks a guard.
     """
-    _check_form(recorded, leaves, structure)
-    given = {id_: leaf for id_, leaf in enumerate(leaves) if isinstance(leaf[1], torch.Tensor)}
-    tensors = _by_input(recorded, [leaf for _, leaf in given.values()])
+    tensors = _by_input(recorded, _check_form(recorded, leaves, structure))
     sizes: Numbers = {}
     for item, tensor in zip(recorded.inputs, tensors, strict=True):
         _check_kind(item, tensor)
@@ -38,15 +36,17 @@ def flat_inputs(
     return tensors, sizes
 
 
-def _check_form(recorded: Recorded, leaves: list[tuple[str, Any]], structure: Any) -> None:
-    requires = recorded.requires
+def _check_form(recorded: Recorded, leaves: list[tuple[str, Any]], structure: Any) -> list[Any]:
+    """The leaves that are inputs; the others are as they were."""
+    requires, given = recorded.requires, []
     if structure != requires.in_structure:
         raise _broken("the arguments are nested in another way than those of the capture")
     for name, leaf in zip(requires.names, (leaf for _, leaf in leaves), strict=True):
-        is_tensor = isinstance(leaf, torch.Tensor)
-        if is_tensor == (name in requires.constants):
-            raise _broken(f"{name} is {'a' if is_tensor else 'no'} tensor, unlike in the capture")
-        if not is_tensor and not _same(requires.constants[name], leaf):
+        if name not in requires.constants:
+            given.append(leaf)
+        elif isinstance(leaf, torch.Tensor):
+            raise _broken(f"{name} is a tensor, unlike in the capture")
+        elif not _same(requires.constants[name], leaf):
             raise _broken(f"{name} is {leaf!r}, the capture saw {requires.constants[name]!r}")
     for module, training in requires.training:
         if module.training != training:
@@ -54,6 +54,7 @@ def _check_form(recorded: Recorded, leaves: list[tuple[str, Any]], structure: An
                 f"{type(module).__name__} is in {_mode(module.training)} mode,"
                 f" the capture saw it in {_mode(training)} mode"
             )
+    return given
 
 
 def _same(before: Any, now: Any) -> bool:
@@ -64,9 +65,9 @@ def _mode(training: bool) -> str:
     return "train()" if training else "eval()"
 
 
-def _by_input(recorded: Recorded, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """One tensor for each input; an argument that was given twice is one input."""
-    tensors: list[torch.Tensor] = []
+def _by_input(recorded: Recorded, given: Sequence[Any]) -> list[Any]:
+    """A tensor or number for each input; an argument that was given twice is one input."""
+    tensors: list[Any] = []
     for item in recorded.inputs:
         live = item.live()
         tensors.append(given[item.argument] if live is None else live)  # type: ignore[index]
@@ -76,7 +77,13 @@ def _by_input(recorded: Recorded, given: Sequence[torch.Tensor]) -> list[torch.T
     return tensors
 
 
-def _check_kind(item: Input, tensor: torch.Tensor) -> None:
+def _check_kind(item: Input, tensor: Any) -> None:
+    if item.size is not None:
+        if not isinstance(tensor, int) or isinstance(tensor, bool):
+            raise _broken(f"{item.role.name} is {tensor!r:.60}, the capture saw an int")
+        return
+    if not isinstance(tensor, torch.Tensor):
+        raise _broken(f"{item.role.name} is no tensor, unlike in the capture")
     type = item.value.type
     for what, now, before in (
         ("dtype", tensor.dtype, type.dtype),
@@ -87,8 +94,11 @@ def _check_kind(item: Input, tensor: torch.Tensor) -> None:
             raise _broken(f"{item.role.name} has {what} {now}, the capture has {before}")
 
 
-def _bind(item: Input, tensor: torch.Tensor, sizes: Numbers) -> None:
-    """Learn the symbols that are sizes of this input."""
+def _bind(item: Input, tensor: Any, sizes: Numbers) -> None:
+    """Learn the symbols that are sizes of this input, or itself."""
+    if isinstance(item.size, sympy.Symbol):
+        sizes.setdefault(item.size, tensor)
+        return
     for size, number in zip(item.value.type.shape, tensor.shape, strict=True):
         if isinstance(size, sympy.Symbol):
             sizes.setdefault(size, number)
@@ -99,7 +109,9 @@ def _bind(item: Input, tensor: torch.Tensor, sizes: Numbers) -> None:
                     sizes[symbol] = int(found)
 
 
-def _check_sizes(item: Input, tensor: torch.Tensor, sizes: Numbers) -> None:
+def _check_sizes(item: Input, tensor: Any, sizes: Numbers) -> None:
+    if item.size is not None:
+        return
     type = item.value.type
     for dim, (size, now) in enumerate(zip(type.shape, tensor.shape, strict=True)):
         if number(size, sizes) != now:

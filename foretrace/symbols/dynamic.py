@@ -63,6 +63,21 @@ class Dynamic:
                 self.symbols.declare(size, want.bounds)
         return Geometry(shape, stride, _put(self.symbols.size(fresh[2]), same))
 
+    def number(self, value: int, name: str) -> torch.SymInt | None:
+        """A Python number among the arguments as a symbol; None where it stays as it is."""
+        asked = self.asked.get(name)
+        want = asked.sizes[0] if asked is not None else None
+        if asked is None or want is None:
+            return None
+        env = self.symbols.start()
+        made: torch.SymInt = torch_api.symbolic_number(env, value, asked.source, want.bounds)
+        symbol: Any = self.symbols.size(made)
+        self.symbols.declare(symbol, (0, torch_api.int_oo))  # so torch states it, and checks it not
+        self.symbols.declare(symbol, None)
+        if want.must:
+            self.open.append((name, symbol))
+        return made
+
     def _meanings(
         self, shape: tuple[Size, ...], wants: list[Want | None], name: str, example: Any
     ) -> dict[sympy.Symbol, sympy.Expr]:

@@ -38,7 +38,10 @@ FREE = Want()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """What the user wants of one tensor's sizes; None for a size that stays as it is."""
+    """What the user wants of one tensor's sizes; None for a size that stays as it is.
+
+    A Python number of open value is asked for as if it were the one size of a tensor.
+    """
 
     source: str
     """how torch's guards name the tensor: L['batch']['x']"""
@@ -63,7 +66,7 @@ def shapes_tree(spec: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 def read_shapes(
     spec: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Asked]:
-    """What is asked of each tensor among the arguments, by its dotted name.
+    """What is asked of each tensor and open number among the arguments, by its dotted name.
 
     Args:
         spec: a dict by argument name, or a list in the order of the signature; None: nothing.
@@ -128,7 +131,9 @@ class _Reader:
             return
         children = _children(value)
         if children is None:
-            _check_other(value, spec, path)
+            want = _number(value, spec, path)
+            if want is not None:
+                self.found[_dotted(path)] = Asked(f"L{torch_api.keystr(path)}", (want,))
             return
         for (key, child), part in zip(children, _parts(spec, children, path), strict=True):
             self.read(child, part, (*path, key))
@@ -176,14 +181,17 @@ def _hinted(hint: Any) -> Want | None:
     return Want((hint.min or 0, torch_api.int_oo if hint.max is None else hint.max), must=must)
 
 
-def _check_other(value: Any, spec: Any, path: Path) -> None:
-    """A leaf that is no tensor stays as it is."""
-    fixing = (
-        spec is None or spec == value or (type(spec) is type(Dim.AUTO) and _hinted(spec) is None)
-    )
-    if fixing or (spec is Dim.AUTO and isinstance(value, int)):
-        return
-    raise wrong_shapes(f"for {_dotted(path)} it has {spec!r}, but that is {value!r}, no tensor")
+def _number(value: Any, spec: Any, path: Path) -> Want | None:
+    """What is wanted of a leaf that is no tensor: an int may be open, by a hint, not by a Dim."""
+    hint = type(spec) is type(Dim.AUTO)
+    want = _hinted(spec) if hint else None
+    if want is None and (hint or spec is None or spec == value):
+        return None
+    if want is None or type(value) is not int:
+        raise wrong_shapes(f"for {_dotted(path)} it has {spec!r}, but that is {value!r}, no tensor")
+    if want.bounds is not None and not want.bounds[0] <= value <= want.bounds[1]:
+        raise wrong_shapes(f"for {_dotted(path)} it has {spec!r}, the example has {value}")
+    return want
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:

@@ -43,10 +43,6 @@ from foretrace.trace.sources import LIBRARY_DIRS, Sources
 from foretrace.trace.structure import named_arguments, take_apart
 from foretrace.trace.surroundings import running, unchanged_state
 
-GRAPH_INPUTS = (torch.Tensor, torch.SymInt)
-"""What among the arguments is an input of the graph; anything else is a constant of it."""
-
-
 ONE_AT_A_TIME = threading.RLock()
 """Held by a capture: it stands in places that all threads share."""
 
@@ -123,13 +119,17 @@ class Capture:
         return found
 
     def arguments(self, leaves: list[tuple[str, Any]], requires: Requirements) -> list[Any]:
-        """Abstract tensors for the tensors among the arguments; sizes are inputs too."""
+        """Abstract tensors for the tensors among the arguments; open numbers are inputs too.
+
+        Anything else is a constant of the program.
+        """
         stands: list[Any] = []
         first = dict[int, int]()
         places = itertools.count()
         for name, leaf in leaves:
-            if isinstance(leaf, torch.SymInt):
-                stands.append(self._size(leaf, name, next(places)))
+            number = self._number(leaf, name)
+            if number is not None:
+                stands.append(self._size(number, name, next(places)))
             elif isinstance(leaf, torch.Tensor):
                 place = next(places)
                 if first.setdefault(id(leaf), place) != place:
@@ -139,8 +139,15 @@ class Capture:
                 if not known:
                     self.inputs[-1] = replace(self.inputs[-1], argument=place)
             else:
+                requires.constants[name] = leaf
                 stands.append(leaf)
         return stands
+
+    def _number(self, leaf: Any, name: str) -> torch.SymInt | None:
+        """A number whose value is open; None for any other leaf."""
+        if isinstance(leaf, torch.SymInt):
+            return leaf
+        return self.dynamic.number(leaf, name) if type(leaf) is int else None
 
     def _size(self, number: torch.SymInt, name: str, place: int) -> torch.SymInt:
         role = Role("size", self._unique(name))
@@ -235,11 +242,7 @@ def _recorded(
     leaves, in_structure = named_arguments(fn, args, kwargs)
     owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
     capture.names = names_of_tensors(fn)
-    requires = Requirements(
-        in_structure,
-        names=[name for name, _ in leaves],
-        constants={n: leaf for n, leaf in leaves if not isinstance(leaf, GRAPH_INPUTS)},
-    )
+    requires = Requirements(in_structure, names=[name for name, _ in leaves])
     with unchanged_state(), borrowed(owners) as loan:
         loan.replace(capture.stand)
         requires.grad_mode, requires.autocast = ambient()
