@@ -394,27 +394,17 @@ def symbolic_sizes(
             for want in wanted
         ],
     )
-    source = _InputSource(name)
+    source = InputSource(name)
     return shape_env.create_symbolic_sizes_strides_storage_offset(
         tensor, source, symbolic_context=context
     )
-
-
-def symbolic_number(
-    shape_env: ShapeEnv, number: int, name: str, bounds: tuple[int, Any] | None
-) -> Any:
-    """A number of open value, which may be anything within `bounds`, 0, 1 and below too."""
-    limits = StrictMinMaxConstraint(vr=ValueRanges(*bounds), warn_only=False) if bounds else None
-    source: Any = _InputSource(name)
-    symbol = shape_env.create_unspecified_symbol(number, source, DimDynamic.DYNAMIC, limits)
-    return shape_env.create_symintnode(symbol, hint=number, source=source)
 
 
 def new_symbol(shape_env: ShapeEnv, name: str, number: int, bounds: tuple[int, Any]) -> Any:
     """A symbol that is no input's size, but that sizes of inputs are computed from."""
     symbol = shape_env.create_symbol(
         number,
-        _InputSource(name),
+        InputSource(name),
         dynamic_dim=DimDynamic.DYNAMIC,
         constraint_dim=StrictMinMaxConstraint(vr=ValueRanges(*bounds), warn_only=False),
     )
@@ -423,7 +413,7 @@ def new_symbol(shape_env: ShapeEnv, name: str, number: int, bounds: tuple[int, A
 
 
 @dataclass(frozen=True)
-class _InputSource(Source):
+class InputSource(Source):
     """Where a symbol comes from, for ShapeEnv's own messages: the name of an input."""
 
     input: str

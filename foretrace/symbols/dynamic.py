@@ -7,6 +7,7 @@ from typing import Any
 import sympy
 import torch
 from torch.export import Dim
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StrictMinMaxConstraint
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
@@ -69,13 +70,16 @@ class Dynamic:
         want = asked.sizes[0] if asked is not None else None
         if asked is None or want is None:
             return None
-        env = self.symbols.start()
-        made: torch.SymInt = torch_api.symbolic_number(env, value, asked.source, want.bounds)
-        symbol: Any = self.symbols.size(made)
+        limits = torch_api.ValueRanges(*want.bounds) if want.bounds is not None else None
+        symbol: Any = self.symbols.start().create_unspecified_symbol(
+            value, torch_api.InputSource(asked.source), DimDynamic.DYNAMIC,
+            StrictMinMaxConstraint(vr=limits, warn_only=False) if limits is not None else None,
+        )  # fmt: skip
         self.symbols.declare(symbol, (0, torch_api.int_oo))  # so torch states it, and checks it not
         self.symbols.declare(symbol, None)
         if want.must:
             self.open.append((name, symbol))
+        made: Any = self.symbols.number(symbol)
         return made
 
     def _meanings(
