@@ -1,6 +1,7 @@
 """What every capture begins with: a run of the program, and what operators mean in it."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -51,8 +52,7 @@ def set_up(
 
 def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:
     """The device of the first tensor among the arguments and parameters; "cpu" without one."""
-    leaves = [leaf for _, leaf in take_apart((args, kwargs or {}))[0]]
-    if isinstance(fn, torch.nn.Module):
-        leaves += list(fn.parameters())[:1]
-    devices = (leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor))
-    return next(devices, torch.device("cpu"))
+    leaves = (leaf for _, leaf in take_apart((args, kwargs or {}))[0])
+    parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()
+    tensors = (leaf for leaf in chain(leaves, parameters) if isinstance(leaf, torch.Tensor))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
