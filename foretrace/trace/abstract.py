@@ -36,6 +36,8 @@ class Abstract(torch.Tensor):
     value: Value | None
     alias: Any
     leaf: bool = False
+    asked: bool = False
+    """the program itself asks for a cast, which autocast's cache does not answer"""
     indexing: Any = None
 
     __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
@@ -149,6 +151,24 @@ for _name in ("numpy", "__array__", "data_ptr", "untyped_storage", "storage"):
         _name, "reads values that do not exist before the program runs", "data-dependent",
         "compute with the tensor instead, or do this outside the captured program",
     ))  # fmt: skip
+
+
+def _cast(name: str) -> Any:
+    original = getattr(torch.Tensor, name)
+
+    def method(self: Abstract, *args: Any, **kwargs: Any) -> Any:
+        self.asked = True
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            self.asked = False
+
+    method.__name__ = name
+    return method
+
+
+for _name in ("to", "type", "bfloat16", "half"):
+    setattr(Abstract, _name, _cast(_name))
 for _name in ("backward", "register_hook", "register_post_accumulate_grad_hook"):
     setattr(Abstract, _name, _refused(
         _name, "asks autograd, which does not run while a program is captured", "autograd inside",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.op import Choice, Value
+from foretrace.ir.op import Choice
 from foretrace.trace.abstract import Abstract
 
 INSIDE = Choice(
@@ -25,7 +25,8 @@ class Casts:
     def __init__(self) -> None:
         self.devices = torch_api.autocast_devices()
         self._caching = torch.is_autocast_cache_enabled()
-        self._known: dict[tuple[Value, torch.dtype], Abstract] = {}
+        self._known: dict[tuple[int, torch.dtype], Abstract] = {}
+        """by the leaf itself, not by its content: a write does not make torch cast it again"""
         self._shielded = False
 
     # ---- in the place of torch's functions ------------------------------------------------------
@@ -56,25 +57,33 @@ class Casts:
 
     # ---- casts of leaves, each made once a region ------------------------------------------------
 
-    def known(self, tensor: Any, dtype: Any = None, *_: Any) -> Abstract | None:
-        """The cast of this leaf that was made before."""
-        if not self._known or not isinstance(tensor, Abstract) or tensor.value is None:
-            return None
-        return self._known.get((tensor.value, dtype))
+    def remembers(self, tensor: Any, dtype: Any = None, *rest: Any) -> bool:
+        """Whether this is autocast's own cast, of a leaf, to its lower precision.
 
-    def keep(self, args: tuple[Any, ...], answer: Any) -> Any:
-        """Remember a cast that autocast would remember; gives it back."""
-        tensor, dtype = args[:2]
-        if self._caching and self.devices and self._remembered(tensor):
-            self._known[tensor.value, dtype] = answer
-        return answer
-
-    @staticmethod
-    def _remembered(tensor: Any) -> bool:
-        """Source: cached_cast in aten/src/ATen/autocast_mode.cpp."""
-        if not isinstance(tensor, Abstract) or tensor.value is None:
+        Source: cached_cast in aten/src/ATen/autocast_mode.cpp.
+        """
+        if not (self.devices and self._caching and isinstance(tensor, Abstract) and tensor.leaf):
             return False
-        return tensor.leaf and tensor.requires_grad and tensor.dtype is torch.float32
+        if tensor.asked or rest:
+            return False
+        lower = tensor.dtype is torch.float32 and dtype in self._lower_precisions()
+        return lower and tensor.requires_grad
+
+    def once(self, tensor: Abstract, dtype: torch.dtype, record: Callable[..., Any]) -> Any:
+        """The cast of this leaf that was made before, or else a new one.
+
+        It is followed by autograd under no_grad too, as a later use may be.
+        """
+        key = (id(tensor), dtype)
+        if key not in self._known:
+            tensor.asked = True
+            with torch.enable_grad():
+                self._known[key] = record(torch.ops.aten.to.dtype, (tensor, dtype))
+            tensor.asked = False
+        return self._known[key]
+
+    def _lower_precisions(self) -> set[torch.dtype]:
+        return {torch.get_autocast_dtype(device) for device in self.devices}
 
     # ---- inside composites -----------------------------------------------------------------------
 

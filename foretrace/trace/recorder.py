@@ -84,8 +84,8 @@ class Recorder(torch_api.TorchDispatchMode):
         """Record one call and answer it with abstract tensors."""
         if func is SIZE:
             return self._sizes(args[0])
-        if func is CAST and (known := self.casts.known(*args)) is not None:
-            return known
+        if func is CAST and self.casts.remembers(*args):
+            return self.casts.once(args[0], args[1], self.again)
         if func is LIFT_FRESH and not isinstance(args[0], Abstract):
             args, func = (self.lift_constant(args[0]),), LIFT_FRESH_COPY
         call = Call(self, func, self.grad_mode())
@@ -96,8 +96,7 @@ class Recorder(torch_api.TorchDispatchMode):
             if meaning.inline is not None:
                 return meaning.inline(self, func, values, named, tensors)
             op = self.emit(func, values, named, meaning, call.values)
-            answer = self._abstract(op, meaning, tensors)
-            return self.casts.keep(args, answer) if func is CAST else answer
+            return self._abstract(op, meaning, tensors)
         except Refusal as refusal:
             raise self._located(refusal, func, values, named) from None
 

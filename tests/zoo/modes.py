@@ -203,3 +203,27 @@ def autocast_activation_used_twice(x: Tensor, w: Tensor) -> Tensor:
 @program(t(4), loss=0)
 def leaves_asked_for(x: Tensor) -> Tensor:
     return x.sum() if (x * 2).is_leaf or not x.is_leaf else (x * 3).sum()
+
+
+@program(t(3, 4), t(4, 4))
+def autocast_cast_first_under_no_grad(x: Tensor, w: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.no_grad():
+            scale = (x @ w).abs().amax()
+        return (x @ w) / scale
+
+
+@program(t(3, 4), t(4, 4))
+def autocast_and_casts_of_the_program(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ w
+        mine = w.to(torch.bfloat16) * 2, w.bfloat16().sin(), x.type(torch.bfloat16)
+        return (y, *mine, x.double() + x.double())
+
+
+@program(c(3, 4), c(4, 4), train=False)
+def autocast_weight_written(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ w
+        w.mul_(2)
+        return y, x @ w
