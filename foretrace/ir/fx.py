@@ -11,7 +11,7 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.ir.module_stack import ModuleStacks
 from foretrace.ir.names import Names, calls_target, wish
-from foretrace.ir.op import Op, Tree, Value
+from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.ir.program import Graph, Input, Output
 from foretrace.ir.size_nodes import write_size
 from foretrace.ir.types import TensorType
@@ -53,8 +53,8 @@ class Emitter:
         name = self.names.new(wish(op))
         as_module = getattr(op.target, "as_module", None)
         if as_module is not None and calls_target(op):
-            self.root.add_module(name, as_module())
-            node = self.graph.create_node("call_module", name, self._arguments(op.args), {}, name)
+            place = self._hold(name, as_module())
+            node = self.graph.create_node("call_module", place, self._arguments(op.args), {}, name)
             self._results(op, node, op.result)
         elif calls_target(op):
             args, kwargs = self._arguments(op.args), self._arguments(op.kwargs)
@@ -71,18 +71,22 @@ class Emitter:
         symbols = self._symbols_below(op)
         for symbol in symbols:
             inner.size_placeholder(symbol, str(symbol))
-        for each in op.region or ():
+        for each in op.body or ():
             emit_flat(inner, each)
-        self.root.add_module(name, inner.finish(op.outs, name))
+        place = self._hold(name, inner.finish(op.outs, name))
         args = tuple(self.nodes[value] for value in inputs) + tuple(map(self._size, symbols))
-        node = self.graph.create_node("call_module", name, args, {}, name)
+        node = self.graph.create_node("call_module", place, args, {}, name)
         self._results(op, node, tuple(op.outs))
+
+    def _hold(self, name: str, module: torch.nn.Module) -> str:
+        """Where the submodule of a node stands: modules have methods called `to` and `type`."""
+        place = f"{name}_body" if hasattr(torch.nn.Module, name) else name
+        self.root.add_module(place, module)
+        return place
 
     def _symbols_below(self, op: Op) -> list[sympy.Symbol]:
         found = {
-            s
-            for each in _leaves_of(op.region or ())
-            for s in free_symbols((each.args, each.kwargs))
+            s for each in _leaves_of(op.body or ()) for s in free_symbols((each.args, each.kwargs))
         }
         return sorted(found, key=str)
 
@@ -176,11 +180,20 @@ class Emitter:
                 return write_size(
                     expr, {whole: self._size_node(size, node, dim)}, self._create_size
                 )
+        return self._stride(symbol)
+
+    def _stride(self, symbol: sympy.Symbol) -> fx.Node:
+        """The stride of an input that no size explains: of rows that are apart, say."""
+        for value, node in self.nodes.items():
+            if node.op == "placeholder" and symbol in value.type.stride:
+                dim = value.type.stride.index(symbol)
+                return self._size_node(symbol, node, dim, torch.ops.aten.sym_stride.int)
         raise AssertionError(f"no input has the size {symbol}")
 
-    def _size_node(self, size: sympy.Expr, node: fx.Node, dim: int) -> fx.Node:
-        name = self.names.new(f"sym_size_{size}")
-        target = torch.ops.aten.sym_size.int
+    def _size_node(
+        self, size: sympy.Expr, node: fx.Node, dim: int, target: Any = torch.ops.aten.sym_size.int
+    ) -> fx.Node:
+        name = self.names.new(f"{target_name(target)}_{size}")
         with self.graph.inserting_after(self._last_placeholder()):
             made = self.graph.create_node("call_function", target, (node, dim), {}, name)
         made.meta["val"] = self.symbols.symbolic(size)

@@ -45,6 +45,8 @@ def wish(op: Op) -> str:
 
 def calls_target(op: Op) -> bool:
     """Whether its node calls the target itself, and gives what the target returns."""
+    if op.opened and op.body is not None:
+        return False
     if op.region is None:
         return True
     callable_whole = hasattr(op.target, "overloadpacket") or hasattr(op.target, "as_module")

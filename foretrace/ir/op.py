@@ -196,6 +196,11 @@ class Op:
         return self.region
 
     @property
+    def opened(self) -> bool:
+        """Whether a call of its target would not do what its body does, as a choice says."""
+        return self.choice is not None and self.choice.value == "opened"
+
+    @property
     def operands(self) -> tuple[Value, ...]:
         """The values among its arguments, each once, in order."""
         if self._operands is None:

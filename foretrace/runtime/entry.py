@@ -230,6 +230,10 @@ class Guards:
                 continue
             for dim, size in enumerate(type.shape):
                 self._size(item, local, dim, size, bound)
+            for dim, stride in enumerate(type.stride):  # one that no size explains
+                if isinstance(stride, sympy.Symbol) and stride not in bound:
+                    bound.add(stride)
+                    self.checks.append(Check(lines=(f"{stride} = {local}.stride({dim})",)))
             strides = ", ".join(_text(stride) for stride in type.stride)
             self._add(
                 f"{local}.stride() == ({strides}{',' * (len(type.stride) == 1)})",

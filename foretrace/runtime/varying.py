@@ -14,6 +14,10 @@ Dims = dict[str, frozenset[int]]
 CaptureWith = Callable[[Any, tuple[Any, ...], dict[str, Any], Dims], Captured]
 
 
+OPEN_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""An attribute that is bound to one (a position in a cache) would not be a number afterwards"""
+
+
 class Varying:
     """Captures a program with the sizes open that have varied.
 
@@ -35,9 +39,11 @@ class Varying:
         if not open_dims:
             return self.capture(fn, args, kwargs, {})
         try:
-            return self.capture(fn, args, kwargs, open_dims)
+            captured = self.capture(fn, args, kwargs, open_dims)
         except Refusal:
             return self.capture(fn, args, kwargs, {})
+        kept = any(isinstance(c.after, OPEN_NUMBERS) for c in captured.recorded.requires.changed)
+        return self.capture(fn, args, kwargs, {}) if kept else captured
 
     def _dims(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Dims:
         leaves, _ = named_arguments(fn, args, kwargs)

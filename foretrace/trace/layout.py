@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import sympy
 import torch
 
 from foretrace.ir.op import Op, Tree, Value
@@ -64,13 +65,19 @@ def laid_out(recorder: Records, like: TensorType, new: Value) -> Value:
     back = recorder.call(aten.clone.default, (turned,), options).outs[0]
     if not straight:
         back = recorder.call(aten.permute.default, (back, _inverse(order))).outs[0]
-    if back.type.stride == like.stride or recorder.types.symbols.env is not None:
-        return back  # under symbolic sizes gaps are closed: readers get the same numbers
-    empty = recorder.call(
-        aten.new_empty_strided.default, (new, list(like.shape), list(like.stride))
-    )
-    args = (empty.outs[0], new, list(like.shape), list(like.stride), 0)
-    return recorder.call(aten.as_strided_scatter.default, args).outs[0]
+    if _spelled(recorder, back.type) == _spelled(recorder, like):
+        return back
+    sizes, strides = list(like.shape), list(like.stride)
+    empty = recorder.call(aten.new_empty_strided.default, (new, sizes, strides)).outs[0]
+    if like.symbols:  # whether open strides fit into memory cannot be asked
+        return recorder.call(aten.copy.default, (empty, new)).outs[0]
+    return recorder.call(aten.as_strided_scatter.default, (empty, new, sizes, strides, 0)).outs[0]
+
+
+def _spelled(recorder: Records, type: TensorType) -> tuple[Any, ...]:
+    """The strides, where sizes that are known to be equal are spelled alike."""
+    simplify = recorder.types.symbols.simplify
+    return tuple(simplify(n) if isinstance(n, sympy.Basic) else n for n in type.stride)
 
 
 def _inverse(order: list[int]) -> list[int]:

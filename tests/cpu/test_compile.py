@@ -434,6 +434,51 @@ def test_a_size_that_varies_is_open_from_the_second_on(backend) -> None:
     assert [each.reason for each in compiled.recaptures] == ["size 0 of x is 5, the capture has 3"]
 
 
+@both
+def test_rows_that_are_apart(backend) -> None:
+    """A stride that no size explains is open as well."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        x.add_(1)
+        y = x.view(x.shape)
+        y[0] = 2
+        return y, x.sum(1)
+
+    compiled = foretrace.compile(fn, backend=backend)
+    for rows, width in ((4, 5), (6, 7), (5, 8), (7, 9)):
+        both = [torch.randn(rows, width, generator=torch.Generator().manual_seed(0)) for _ in "12"]
+        ours, eagers = (x[:, :3] for x in both)
+        same(list(compiled(ours)), list(fn(eagers)))
+        same(both[0], both[1])
+    assert len(compiled.recaptures) == 1
+
+
+class Cache(nn.Module):
+    """Written at a place that a Python number tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(16, 4))
+        self.place = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        end = self.place + x.shape[0]
+        self.rows[self.place : end] = x
+        self.place = end
+        return self.rows[:end].sum(0)
+
+
+@both
+def test_a_place_that_sizes_move(backend) -> None:
+    cache, eager = Cache(), Cache()
+    compiled = foretrace.compile(cache, backend=backend)
+    for rows in (2, 3, 3, 5, 1):
+        x = torch.randn(rows, 4)
+        same(compiled(x), eager(x))
+        same(cache.rows, eager.rows)
+        assert cache.place == eager.place
+
+
 def test_never_open_and_open_at_once() -> None:
     never, always = (foretrace.compile(product, dynamic=d) for d in (False, True))
     for rows in (3, 5, 7):

@@ -54,6 +54,15 @@ def test_same_as_eager(case: Case, cut: str) -> None:
         pytest.xfail(f"{case.may_refuse}: {refusal}")
 
 
+@pytest.mark.parametrize("cut", ["aten", "joint"])
+@pytest.mark.parametrize(
+    "name", ["autocast_inside_a_composite", "autocast_and_casts_of_the_program"]
+)
+def test_everything_kept_under_autocast(name: str, cut: str) -> None:
+    """A composite that is kept does what it did under autocast."""
+    compare(CASES[name], cuts=(cut,), keep=[lambda _: True])
+
+
 @pytest.mark.parametrize("case", VARYING)
 def test_another_size(case: Case) -> None:
     """The same graphs, captured with symbolic sizes, at the captured size and at another."""
