@@ -14,6 +14,8 @@ from foretrace.ir.op import (
     Origin,
     RuleName,
     Value,
+    Write,
+    values_in,
 )
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role
 from foretrace.ir.types import TensorType
@@ -21,7 +23,9 @@ from foretrace.passes.differentiate import Differentiation
 from foretrace.passes.history import is_unseen_write, with_history
 from foretrace.passes.live import live, values_of, with_saved
 from foretrace.passes.select import Selector, selects
+from foretrace.rules.schemas import schema_of
 from foretrace.targets.semantics import TargetSemantics
+from foretrace.trace.functions import FunctionCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +47,53 @@ class Level:
             return True
         if op.leaf or (self.open and any(selects(s, op) for s in self.open)):
             return op.leaf
-        opened = op.choice is not None and op.choice.value == "opened"
-        callable_whole = not opened and not isinstance(target, ModuleCall) and not _touches(op)
-        return self.written and callable_whole
+        if not self.written or op.opened or isinstance(target, ModuleCall):
+            return False
+        touches = _touches(op)
+        if touches and isinstance(target, FunctionCall):
+            _check_untrained(op)
+        return not touches
 
     def kept(self, op: Op) -> bool:
         """Whether the user asked to keep it."""
         return bool(self.keep) and any(selects(selector, op) for selector in self.keep)
 
 
+def _check_untrained(op: Op) -> None:
+    """An autograd.Function that is opened loses its backward: none may be wanted.
+
+    Raises:
+        Refusal: autograd follows a result of it.
+    """
+    if any(out.type.requires_grad for out in op.outs):
+        raise Refusal(
+            f"{op.target} writes to a tensor from outside, so it cannot be called by a graph",
+            kind="autograd.Function", at=op.origin.frame,
+            do=('use cut("joint"), which has its backward',
+                "return the new content from forward and write it outside"),
+        )  # fmt: skip
+
+
 def _touches(op: Op) -> bool:
     """Whether something below writes in place to what lives outside; then it cannot be called."""
-    if op.definition is not None or op.region is None:
-        return False
-    return any(inner.writes or _touches(inner) for inner in op.region)
+    return bool(_overwritten(op)[0])
+
+
+def _overwritten(op: Op) -> tuple[set[Value], set[Value]]:
+    """The values from outside that an op writes over, and all that it makes."""
+    if op.writes:
+        written = op.args[0] if isinstance(op.target, Write) else _written_by(op)
+        return set(values_in(written)), set(op.outs)
+    outside, made = set[Value](), set(op.outs)
+    for inner in op.region or () if op.definition is None else ():
+        written, results = _overwritten(inner)
+        outside |= written - made
+        made |= results
+    return outside, made
+
+
+def _written_by(op: Op) -> list[Value]:
+    return schema_of(op.target).written_now(op.args, op.kwargs)
 
 
 def flatten(

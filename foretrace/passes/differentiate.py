@@ -33,6 +33,7 @@ from foretrace.passes.spell import located, made, returned, spelled, used_by, wr
 from foretrace.rules.derive import Derivatives, Rule
 from foretrace.rules.infer import Inference
 from foretrace.rules.table import RuleTable
+from foretrace.rules.views import put_back
 from foretrace.trace.functions import FunctionCall
 from foretrace.trace.meaning import Given
 
@@ -258,9 +259,13 @@ class Differentiation:
         if gradient is None:
             gradient = self._call(torch.ops.aten.zeros_like.default, (bases[-1],), op)
         new = gradient
+
+        def call(func: Any, *args: Tree) -> Value:
+            return self._call(func, args, op)
+
         for step, outer in zip(reversed(write.steps), reversed(bases[:-1]), strict=True):
-            call = self.table.put_back(step, outer, new)
-            if call is None:
+            inner = put_back(step, outer, new, call)
+            if inner is None:
                 args = (
                     bases[0],
                     gradient,
@@ -270,8 +275,7 @@ class Differentiation:
                 )
                 new = self._call(torch.ops.aten.as_strided_scatter.default, args, op)
                 break
-            func, args, _ = call
-            new = new if func is None else self._call(func, args, op)
+            new = inner
         self.add(base, new, op)
 
     def _in_layout(self, gradient: Value, like: TensorType, op: Op) -> Value:
@@ -307,7 +311,10 @@ class Differentiation:
         """A user's autograd.Function: its own backward, run over abstract gradients."""
         results = list(op.result) if isinstance(op.result, tuple) else [op.result]
         tangents = [self.gradients.get(v) if isinstance(v, Value) else None for v in results]
-        rule = self.derivatives.function_rule(call, list(op.args), tangents, results)
+        try:
+            rule = self.derivatives.function_rule(call, list(op.args), tangents, results)
+        except Refusal as refusal:
+            raise located(refusal, op) from None
         self._apply(op, rule, rule.operands, (), ())
 
     # ---- kept ops ----------------------------------------------------------------------------

@@ -61,9 +61,11 @@ class Entries:
         """What the operator's schema says."""
         return self.target.schema(func)
 
-    def put_back(self, step: ViewStep | None, base: Value, new: Value) -> Any:
-        """The call that gives `base` with a view of it replaced."""
-        return self.target.put_back(step, base, new)
+    def put_back(
+        self, step: ViewStep, base: Value, new: Value, call: Callable[..., Value]
+    ) -> Value | None:
+        """`base` with a view of it replaced."""
+        return self.target.put_back(step, base, new, call)
 
 
 def _checked(table: Any) -> dict[Any, Callable[..., Any]]:

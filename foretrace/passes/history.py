@@ -30,6 +30,8 @@ def with_history(ops: Iterable[Op], below: Below, *, around: bool = True) -> Ite
             yield from _overwritten(op)
         elif op.target is aten.as_strided_scatter.default and op.args[0].type.requires_grad:
             yield from _scattered(op)
+        elif op.target is aten.rrelu_with_noise_functional.default:
+            yield from _noisy(op)
         elif _escapes(op, below, around=around):
             yield from _detached(op)
         else:
@@ -70,6 +72,16 @@ def _scattered(op: Op) -> Iterator[Op]:
     yield _call(op, aten.clone.default, (base,), out)
     yield _call(op, aten.as_strided.default, (out, sizes, strides, offset - base.type.offset), part)
     yield _call(op, aten.copy_.default, (part, source), done)
+
+
+def _noisy(op: Op) -> Iterator[Op]:
+    """`rrelu_with_noise_functional` by a write: torch's own derivative of it reads the wrong noise.
+
+    Seen on torch 2.13: it reads the noise that was given, and not what was drawn.
+    """
+    out, drawn = op.outs
+    yield _call(op, aten.clone.default, (op.args[1],), drawn)
+    yield _call(op, aten.rrelu_with_noise.default, (op.args[0], drawn, *op.args[2:]), out)
 
 
 def _overwritten(op: Op) -> Iterator[Op]:

@@ -148,7 +148,7 @@ class Derivatives:
 
     def function_rule(
         self, call: FunctionCall, operands: list[Any], tangents: list[Value | None],
-        results: list[Value],
+        results: list[Tree],
     ) -> Rule:  # fmt: skip
         """The backward of one call of an autograd.Function, in the call's own values."""
         device = next(v for v in operands if isinstance(v, Value)).type.device
@@ -156,7 +156,7 @@ class Derivatives:
         tape.results = ()
         with torch_api.no_dispatch_modes(), torch_api.with_autograd(), tape, torch.no_grad():
             grads = [t and tape.abstract(t) for t in tangents]
-            found = backward_of(call, grads, lambda i: torch.zeros_like(tape.abstract(results[i])))
+            found = backward_of(call, grads, lambda i: _zeros(results[i], tape))
             values = tuple(None if g is None else current_value(g, tape) for g in found)
         name = RuleName(f"{call.function.__name__}.backward", "registered")
         given = tuple(zip(operands, values, strict=True))
@@ -332,3 +332,8 @@ def _one_each(func: Any, gradients: Any, count: int, tape: Tape) -> tuple[Value 
 
 def _spell(func: Any) -> str:
     return "torch.ops." + str(func)
+
+
+def _zeros(result: Tree, tape: Tape) -> torch.Tensor | None:
+    """The gradient of a result that has none; nothing for one that is no tensor."""
+    return torch.zeros_like(tape.abstract(result)) if isinstance(result, Value) else None

@@ -39,8 +39,8 @@ class MetaKernels:
         with torch_api.no_dispatch_modes():
             real_args, real_kwargs = self._real((args, kwargs), operands, metas)
             devices = {type.device for type in operands}
-            if len(devices) != 1:
-                return None
+            if len(devices) != 1 or any(type.lazy for type in operands):
+                return None  # what is put off is done before some kernels, and not before others
             try:
                 result = func(*real_args, **real_kwargs)
             except (RuntimeError, IndexError, ValueError, TypeError):

@@ -24,8 +24,11 @@ FUNCTIONAL_NAMES: dict[str, str] = {
     "aten::native_batch_norm": "_native_batch_norm_legit_functional",
     "aten::normal_": "normal_functional",
     "aten::bernoulli_.float": "bernoulli.p",
+    "aten::rrelu_with_noise_": "rrelu_with_noise",
 }
-"""Value forms that do not follow from the operator's name."""
+"""Value forms that do not follow from the operator's name. One may write to the other operands:
+the derivative of `rrelu_with_noise_functional` reads the noise that it was given, not what it drew.
+"""
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Tree, Value, ViewStep, target_name
+from foretrace.ir.op import target_name
 from foretrace.trace.memory import Learnt
 
 aten = torch.ops.aten
@@ -87,68 +87,6 @@ class RuleTable:
         """Whether a composite has a rule that is taken instead of opening it."""
         registered = self.registered(target)
         return registered is not None and not registered.only_whole
-
-    def put_back(
-        self, step: ViewStep, base: Value, new: Value
-    ) -> tuple[Any, Tree, dict[str, Tree]] | None:
-        """The call that gives `base` with the view `step` replaced by `new`."""
-        rule = VIEW_INVERSES.get(step.func)
-        return rule(step, base, new) if rule else None
-
-
-def scatter_of(func: Any) -> Callable[[ViewStep, Value, Value], Any]:
-    """The inverse of a view of a part: the scatter with the same arguments."""
-
-    def inverse(step: ViewStep, base: Value, new: Value) -> Any:
-        return func, (base, new, *step.args[1:]), step.kwargs
-
-    return inverse
-
-
-def _reshape(step: ViewStep, base: Value, new: Value) -> Any:
-    return aten.reshape.default, (new, list(base.type.shape)), {}
-
-
-def _transpose(step: ViewStep, base: Value, new: Value) -> Any:
-    return aten.transpose.int, (new, *step.args[1:]), {}
-
-
-def _t(step: ViewStep, base: Value, new: Value) -> Any:
-    return aten.t.default, (new,), {}
-
-
-def _permute(step: ViewStep, base: Value, new: Value) -> Any:
-    dims = [d % len(base.type.shape) for d in step.args[1]]
-    return aten.permute.default, (new, [dims.index(i) for i in range(len(dims))]), {}
-
-
-def _squeeze(step: ViewStep, base: Value, new: Value) -> Any:
-    return aten.squeeze.dim, (new, step.args[1]), {}
-
-
-def _same(step: ViewStep, base: Value, new: Value) -> Any:
-    return None, (), {}
-
-
-def _unbind(step: ViewStep, base: Value, new: Value) -> Any:
-    dim = step.args[1] if len(step.args) > 1 else 0
-    return aten.select_scatter.default, (base, new, dim, step.position), {}
-
-
-VIEW_INVERSES: dict[Any, Callable[[ViewStep, Value, Value], Any]] = {
-    aten.select.int: scatter_of(aten.select_scatter.default),
-    aten.slice.Tensor: scatter_of(aten.slice_scatter.default),
-    aten.diagonal.default: scatter_of(aten.diagonal_scatter.default),
-    aten.view.default: _reshape,
-    aten.transpose.int: _transpose,
-    aten.t.default: _t,
-    aten.permute.default: _permute,
-    aten.unsqueeze.default: _squeeze,
-    aten.detach.default: _same,
-    aten.alias.default: _same,
-    aten.unbind.int: _unbind,
-}
-"""How the content of a base follows from new content of a view of it; the rest is strided."""
 
 
 def rule_name(op: Any, backward: Any) -> str:

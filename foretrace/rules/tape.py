@@ -4,7 +4,7 @@ Stand-ins carry the label "cpu", whatever the target. An in-place op inside a fo
 value, as in a program.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from foretrace.ir.types import TensorType
 from foretrace.rules.infer import Inference
 from foretrace.rules.schemas import schema_of
 from foretrace.rules.table import RuleTable
+from foretrace.rules.views import put_back
 from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.alias import current
 from foretrace.trace.meaning import Given, Meaning, Schema
@@ -54,9 +55,11 @@ class FormulaSemantics:
         """What the operator's schema says."""
         return schema_of(func)
 
-    def put_back(self, step: ViewStep | None, base: Value, new: Value) -> Any:
-        """The call that gives `base` with a view of it replaced."""
-        return self.table.put_back(step, base, new) if step is not None else None
+    def put_back(
+        self, step: ViewStep, base: Value, new: Value, call: Callable[..., Value]
+    ) -> Value | None:
+        """`base` with a view of it replaced."""
+        return put_back(step, base, new, call)
 
 
 class Tape(Recorder):
@@ -69,12 +72,22 @@ class Tape(Recorder):
         device: torch.device,
         meanings: Memory[Meaning],
     ) -> None:
-        super().__init__(types, semantics, Sources(), _no_lift, _no_lift, _no_answer, meanings)
+        super().__init__(
+            types, semantics, Sources(), _no_lift, self._constant, _no_answer, meanings
+        )
         self.device = device
         self.main: Any = None
         self.results: tuple[Value, ...] | None = None
         self.written: tuple[Value, ...] = ()
         self._alive: list[Abstract] = []
+
+    def _constant(self, tensor: torch.Tensor) -> Abstract:
+        """A number that a user's backward writes or computes with, as an op of the rule."""
+        if tensor.dim() or tensor.is_complex():
+            return _no_lift(tensor)
+        options = {"dtype": tensor.dtype, "device": self.device}
+        op = self.call(torch.ops.aten.full.default, ([], tensor.item()), options)
+        return self.abstract(op.outs[0])
 
     def grad_mode(self) -> bool:
         """The rule itself is not differentiated."""
@@ -91,7 +104,7 @@ class Tape(Recorder):
             type.shape, type.stride, type.dtype, LABEL, type.offset, type.requires_grad, type.lazy
         )
         tensor = self.types.abstract(Value(self.types.intern(label)))
-        tensor.value, tensor.leaf = value, True
+        tensor.value, tensor.leaf = value, type.requires_grad
         self._alive.append(tensor)
         return tensor
 
@@ -184,7 +197,10 @@ def _maptensors_in(tree: Any) -> Any:
 
 
 def _no_lift(tensor: torch.Tensor) -> Abstract:
-    raise Refusal("a derivative uses a tensor from outside", kind="no derivative")
+    raise Refusal(
+        f"a backward uses a tensor{list(tensor.shape)} from outside", kind="no derivative",
+        do="save it in forward, with ctx.save_for_backward",
+    )  # fmt: skip
 
 
 def _no_answer(recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:

@@ -12,6 +12,7 @@ from foretrace.rules.derive import Derivatives
 from foretrace.rules.infer import Inference
 from foretrace.rules.schemas import schema_of
 from foretrace.rules.table import RuleTable
+from foretrace.rules.views import put_back
 from foretrace.targets.attention import AttentionCall, Enabled, choose_attention
 from foretrace.targets.bodies import attention_body
 from foretrace.targets.profile import Target
@@ -107,7 +108,7 @@ class TargetSemantics:
         return schema_of(func)
 
     def put_back(
-        self, step: ViewStep | None, base: Value, new: Value
-    ) -> tuple[Any, Tree, dict[str, Tree]] | None:
-        """The call that gives `base` with a view of it replaced."""
-        return self.table.put_back(step, base, new) if step is not None else None
+        self, step: ViewStep, base: Value, new: Value, call: Callable[..., Value]
+    ) -> Value | None:
+        """`base` with a view of it replaced."""
+        return put_back(step, base, new, call)

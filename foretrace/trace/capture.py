@@ -326,7 +326,14 @@ def _output(name: str, leaf: Any, capture: Capture, written: set[int]) -> Output
     view_of = next((i for i in written if stands[i] is root), None)
     if same_as is not None or view_of is None:
         return Output(value, role, same_as)
-    return Output(value, role, None, view_of, capture.types.of(stand))
+    seen, base = capture.types.of(stand), capture.types.of(stands[view_of])
+    if (seen.dtype, seen.lazy) != (base.dtype, base.lazy):
+        raise Refusal(
+            "the program returns a view that reads an input it writes to as another type",
+            kind="aliased outputs",
+            do="return a clone of the view, or take the view outside of the captured program",
+        )
+    return Output(value, role, None, view_of, seen)
 
 
 def _mutations(capture: Capture, loan: Borrowed) -> list[Mutation]:

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Tree, Value, ViewStep, Write, values_in
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.alias import Alias, Records, alias_of, current
-from foretrace.trace.layout import copied, drawn, draws_as_value, in_layout
+from foretrace.trace.layout import copied, drawn, draws_as_value, in_layout, laid_out
 
 aten = torch.ops.aten
 
@@ -46,6 +47,8 @@ def written(
     if len(targets) == 1 and schema.returns_written:
         _write_one(recorder, func, args, kwargs, targets[0], followed)
         return targets[0]
+    if not schema.out_variant and (schema.returns_written or not schema.returns_something):
+        return _write_each(recorder, func, args, kwargs, by_value)
     return _write_many(recorder, func, args, kwargs, targets)
 
 
@@ -188,6 +191,26 @@ def _new_contents(
     ]
 
 
+def _write_each(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: dict[Value, Any]
+) -> Any:
+    """An op that writes to several operands as whole: its value form, and a copy into each."""
+    schema = recorder.semantics.schema(func)
+    if schema.functional is None:
+        raise AssertionError(func)
+    call, given = schema.functional.call, schema.functional.arguments(args, kwargs)
+    made = recorder.again(call, *(recorder.concrete(tree, tensors) for tree in given))
+    done = recorder.semantics.schema(call).written_now(*given)
+    targets = [tensors[v] for v in schema.written_now(args, kwargs) if v not in done]
+    contents = [t for t in torch_api.tree_leaves(made) if isinstance(t, Abstract)]
+    for target, new in zip(targets, contents, strict=True):
+        over = (current(alias_of(target), recorder), current(alias_of(new), recorder))
+        written(recorder, aten.copy_.default, over, {}, [target, new])
+    if not schema.returns_something:
+        return None
+    return targets if schema.multiple else targets[0]
+
+
 def _write_many(
     recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], targets: list[Abstract]
 ) -> Any:
@@ -222,16 +245,27 @@ def _scatter(recorder: Records, owner: Alias, path: list[Alias], new: Value) -> 
         return new
     parents, content = [owner, *path[:-1]], new
     bases = [current(parent, recorder) for parent in parents]
+
+    def call(func: Any, *args: Tree) -> Value:
+        return recorder.call(func, args).outs[0]
+
     for base, member in zip(reversed(bases), reversed(path), strict=True):
-        inverse = recorder.semantics.put_back(member.step, base, new)
-        if inverse is None:
+        step = member.step
+        inner = recorder.semantics.put_back(step, base, new, call) if step is not None else new
+        if inner is None:
             return _scatter_strided(recorder, bases[0], path[-1], content)
-        func, args, kwargs = inverse
-        new = recorder.call(func, args, kwargs).outs[0] if func is not None else new
-    return new
+        new = inner
+    like = bases[0].type
+    return new if new.type.same_layout(like) else laid_out(recorder, like, new)
 
 
 def _scatter_strided(recorder: Records, base: Value, view: Alias, new: Value) -> Value:
     old = current(view, recorder).type
+    if (old.dtype, old.lazy) != (base.type.dtype, base.type.lazy):
+        raise Refusal(
+            "the program writes to a view that reads its memory as another type",
+            kind="no functional form",
+            do="write to the tensor that it is a view of",
+        )
     args = (base, new, list(old.shape), list(old.stride), old.offset)
     return recorder.call(aten.as_strided_scatter.default, args).outs[0]

@@ -131,11 +131,11 @@ class Semantics(Protocol):
         """What the operator's schema says, and what it leaves out."""
 
     def put_back(
-        self, step: ViewStep | None, base: Value, new: Value
-    ) -> tuple[Any, Tree, dict[str, Tree]] | None:
-        """The call that gives `base` with the view `step` replaced by `new`; None if unknown.
+        self, step: ViewStep, base: Value, new: Value, call: Callable[..., Value]
+    ) -> Value | None:
+        """`base` with the view `step` of it replaced by `new`; None if only strides can tell.
 
-        A call of None means that `new` itself is the whole content.
+        `call` records a call of an operator, and gives its result.
         """
 
 

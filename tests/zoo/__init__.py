@@ -3,6 +3,8 @@
 from tests.zoo import (
     aliasing,
     attention,
+    foreach,
+    functions,
     gradients,
     indexing,
     inplace,
@@ -13,6 +15,7 @@ from tests.zoo import (
     modules,
     numbers,
     randomness,
+    reread,
     state,
     structure,
 )
@@ -23,6 +26,8 @@ __all__ = [
     "Case",
     "aliasing",
     "attention",
+    "foreach",
+    "functions",
     "gradients",
     "indexing",
     "inplace",
@@ -33,6 +38,7 @@ __all__ = [
     "modules",
     "numbers",
     "randomness",
+    "reread",
     "state",
     "structure",
 ]

@@ -1,0 +1,100 @@
+"""Users' own autograd.Functions."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.zoo.registry import c, program, t
+
+
+class Scaled(torch.autograd.Function):
+    """Several results, one of them not differentiable; a context set up apart."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor]:
+        return x * w * factor, x > 0, x.exp()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, w, ctx.factor = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, w, output[2])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, _: Tensor, ge: Tensor) -> tuple[Tensor | None, ...]:
+        x, w, exp = ctx.saved_tensors
+        return g * w * ctx.factor + ge * exp, g * x * ctx.factor, None
+
+
+class WritesInside(torch.autograd.Function):
+    """Writes in place to what it made, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.clone()
+        y[0] = 0
+        y.mul_(2)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        g = g.clone()
+        g[0] = 0
+        g[1, 2] = 3.5
+        g *= y
+        return g * torch.tensor(2.0)
+
+
+class Joined(torch.autograd.Function):
+    """Any number of arguments, and results that are no tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, *xs: Tensor) -> tuple[Tensor, None, int]:
+        ctx.count = len(xs)
+        return torch.cat(xs), None, 7
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *_: object) -> tuple[Tensor, ...]:
+        return g.chunk(ctx.count)
+
+
+class WritesOutside(torch.autograd.Function):
+    """Writes to an argument without saying so."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mean: Tensor) -> Tensor:
+        mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        return x - mean
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g * 2, None
+
+
+AS_JOINT = "only the joint cut has a function's backward"
+
+
+@program(t(3), t(3), may_refuse=AS_JOINT)
+def function_of_several_results(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    scaled, positive, exp = Scaled.apply(x, w, 2.0)
+    return scaled * positive + x, exp * w
+
+
+@program(t(3, 4), may_refuse=AS_JOINT)
+def function_that_writes_inside(x: Tensor) -> Tensor:
+    return WritesInside.apply(x.sin()).cos() * x
+
+
+@program(t(4), t(4), may_refuse=AS_JOINT)
+def function_with_numbers_out(x: Tensor, y: Tensor) -> Tensor:
+    joined, nothing, seven = Joined.apply(x, y)
+    assert nothing is None
+    return joined * seven * torch.cat([x, y])
+
+
+@program(t(3, 4), c(4), may_refuse=AS_JOINT)
+def function_that_writes_outside(x: Tensor, mean: Tensor) -> Tensor:
+    return WritesOutside.apply(x * 2, mean) * x
