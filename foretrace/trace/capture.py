@@ -4,13 +4,12 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Refusal, user_frame_of
+from foretrace.errors import Refusal
 from foretrace.ir.op import Value
 from foretrace.ir.program import (
     Input,
@@ -38,8 +37,9 @@ from foretrace.trace.owners import (
     watched,
 )
 from foretrace.trace.recorder import Recorder
+from foretrace.trace.reported import Reported
 from foretrace.trace.shared import check_shared_memory
-from foretrace.trace.sources import LIBRARY_DIRS, Sources
+from foretrace.trace.sources import Sources
 from foretrace.trace.structure import named_arguments, take_apart
 from foretrace.trace.surroundings import running, unchanged_state
 
@@ -272,44 +272,11 @@ def ambient() -> tuple[bool, frozenset[str]]:
 
 def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     recorder.sources.last = _run.__code__
-    with _Reported(recorder):
+    with Reported(recorder):
         result = fn(*args, **kwargs)
     if recorder.first_refusal is not None:  # the program caught it
         raise recorder.first_refusal
     return result
-
-
-class _Reported:
-    """Turns what the program raises into a refusal with the user's line."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not isinstance(error, Exception):
-            return
-        known = self.recorder.first_refusal
-        if known is not None:
-            raise known from None
-        at = user_frame_of(traceback, LIBRARY_DIRS)
-        path = self.recorder.module_path(error)
-        if isinstance(error, Refusal):
-            raise error.located(at, path, ()) from None
-        raise Refusal(
-            f"the program raised {type(error).__name__}: {error}",
-            kind="program raised",
-            at=at,
-            module=path,
-            do="run it eagerly on the same inputs: if it raises there too, mend it first",
-        ) from error
 
 
 def _output(name: str, leaf: Any, capture: Capture, written: set[int]) -> Output:
