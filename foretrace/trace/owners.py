@@ -112,9 +112,11 @@ class Borrowed:
     def check_attributes(self, stands: set[int]) -> None:
         """Refuse a program that stored an abstract tensor in a plain attribute.
 
-        Tensors that stand for inputs (their ids) may be stored: they were there before.
+        Tensors that stand for inputs (their ids) may be stored: they were there before. What a
+        module has registered (parameters, buffers, hooks) has to be as it was, too.
         """
         for loan in self._loans:
+            loan.check_registered()
             for name, now in loan.touched():
                 if _holds_abstract(now, stands):
                     raise Refusal(
@@ -142,6 +144,13 @@ def _check_not_scripted(named: list[tuple[str, nn.Module]]) -> None:
 TABLES = frozenset({"_parameters", "_buffers", "_modules"})
 ATOMS = frozenset({bool, int, float, str, type(None)})
 """Most attributes are of these types, and none of them holds a tensor"""
+
+
+REGISTERED = tuple(
+    name for name, item in vars(nn.Module()).items()
+    if isinstance(item, (dict, set)) and name != "_modules"
+)  # fmt: skip
+"""Where a module keeps parameters, buffers and hooks"""
 
 
 class _Loan:
@@ -179,6 +188,20 @@ class _Loan:
                 if now is not before.get(name) or (content is not None and (now or content)):
                     yield name, now
 
+    def check_registered(self) -> None:
+        """Refuse a program after which the module has other parameters, buffers or hooks."""
+        space = vars(self.module)
+        for name in REGISTERED:
+            before, now = self.containers[name], space[name]
+            if (before or now) and _present(before) != _present(now):
+                what = "parameters or buffers" if name in TABLES else "hooks"
+                raise Refusal(
+                    f"the program registers or removes {what}"
+                    f" of {self.path or type(self.module).__name__}",
+                    kind="side effect",
+                    do="do it before the captured program is called",
+                )
+
     def full_name(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name
 
@@ -194,6 +217,13 @@ class _Loan:
                 container.update(content)
             else:
                 container.extend(content)
+
+
+def _present(registered: dict[Any, Any] | set[Any]) -> set[Any]:
+    """Names of what is registered; one may be registered as None."""
+    if isinstance(registered, set):
+        return registered
+    return {name for name, item in registered.items() if item is not None}
 
 
 def _holds_abstract(item: Any, stands: set[int]) -> bool:

@@ -136,11 +136,13 @@ def running(recorder: Recorder, paths: dict[int, str], absent: bool) -> Iterator
 
 @contextmanager
 def unchanged_state() -> Iterator[None]:
-    """Grad mode, default dtype, random numbers and the collector are as before, whatever happens.
+    """Torch's switches, random numbers and the collector are as before, whatever happens.
 
     Raises:
-        Refusal: the program seeded or drew from a generator in a way no graph can repeat.
+        Refusal: the program leaves a switch of torch's in another state, or seeded or drew from a
+            generator in a way no graph can repeat.
     """
+    switches = torch_api.global_state_guard()
     with ExitStack() as stack:
         if gc.isenabled():
             gc.disable()
@@ -150,10 +152,29 @@ def unchanged_state() -> Iterator[None]:
         before, python = torch.get_rng_state(), random.getstate()
         stack.callback(torch.set_rng_state, before)
         stack.callback(random.setstate, python)
+        stack.callback(_put_back, torch.get_num_threads(), _determinism())
         yield
+        if not switches.check():
+            raise Refusal(
+                f"the program leaves torch in another state: {switches.reason().strip()}",
+                kind="side effect",
+                do="switch it before the captured program is called, or put it back inside",
+            )
         if not torch.equal(before, torch.get_rng_state()) or random.getstate() != python:
             raise Refusal(
                 "the program seeds a random number generator, or draws outside of torch's ops",
                 kind="side effect",
                 do="seed and draw before the captured program is called, and pass the number",
             )
+
+
+def _determinism() -> tuple[bool, bool]:
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled(), warn_only
+
+
+def _put_back(threads: int, determinism: tuple[bool, bool]) -> None:
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    if _determinism() != determinism:
+        torch.use_deterministic_algorithms(determinism[0], warn_only=determinism[1])

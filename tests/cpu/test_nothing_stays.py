@@ -156,3 +156,65 @@ def test_captures_in_many_threads() -> None:
             thread.join()
     assert len(found) == 6
     assert all(not difference for difference in found.values())
+
+
+class Registers(nn.Module):
+    """Registers or removes something in the middle."""
+
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4))
+        self.inner, self.change = nn.Linear(4, 4), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x) * self.scale
+        self.change(self)
+        return y.sum()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: delattr(module, "scale"),
+        lambda module: setattr(module, "scale", None),
+        lambda module: module.register_buffer("other", torch.ones(4)),
+        lambda module: module.inner.register_forward_hook(lambda *_: None),
+        lambda module: module.register_full_backward_hook(lambda *_: None),
+        lambda module: module.inner.register_parameter("bias", None),
+    ],
+)
+def test_what_modules_register_stays(change: Callable[[Any], Any]) -> None:
+    """No graph could do it."""
+    assert refused(Registers(change), (X,)).kind == "side effect"
+
+
+def test_what_is_put_back_is_no_change() -> None:
+    """A hook for the time of one call, a buffer that is bound anew."""
+
+    def change(module: Any) -> None:
+        module.inner.register_forward_hook(lambda *_: None).remove()
+        module.scale = module.scale + 1
+
+    same_as_eager(Registers(change), (X,), cuts=("export", "aten"))
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.set_grad_enabled(False),
+        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+        lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    ],
+)
+def test_switches_stay(switch: Callable[[], Any]) -> None:
+    """Nor leave torch switched otherwise."""
+
+    def program(x: Tensor) -> Tensor:
+        switch()
+        return x * torch.ones(4)
+
+    assert refused(program, (X,)).kind == "side effect"
+    assert torch.get_default_dtype() is torch.float32
+    assert torch.is_grad_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()

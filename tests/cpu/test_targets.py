@@ -50,7 +50,7 @@ def test_autograd_inside_a_cuda_program_does_not_abort() -> None:
     assert (done.returncode, done.stdout.split()) == (0, ["refused", "refused"]), done.stderr
 
 
-def test_hooks_that_a_program_installs_are_gone() -> None:
+def test_hooks_that_a_program_installs_are_refused_and_gone() -> None:
     class Hooking(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -61,7 +61,8 @@ def test_hooks_that_a_program_installs_are_gone() -> None:
             return self.inner(x)
 
     net = Hooking()
-    foretrace.capture(net, (torch.randn(1, 2),))
+    with pytest.raises(foretrace.Refusal, match="registers or removes hooks of inner"):
+        foretrace.capture(net, (torch.randn(1, 2),))
     assert len(net.inner._forward_hooks) == 0
 
 
