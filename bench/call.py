@@ -4,10 +4,12 @@
 
 A function of two ops and a small Llama; a forward without grad, a forward with grad, and forward
 and backward. Every row is the median of many calls. The callables take turns, call by call, so
-that a slow moment of the machine meets all of them. Ratios are theirs over ours.
+that a slow moment of the machine meets all of them, in an order that is drawn anew each time: a
+call is slower after one that has filled the processor's caches. Ratios are theirs over ours.
 """
 
 import argparse
+import random
 import statistics
 import sys
 import time
@@ -42,14 +44,16 @@ def callables(fn: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
 
 
 def measured(calls: dict[str, Call], count: int) -> dict[str, float]:
-    """Seconds of the median call of each; they take turns."""
+    """Seconds of the median call of each; they take turns, in any order."""
+    turns, order = list(calls.items()), random.Random(0)  # noqa: S311 - no secret
     seen: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(5):
             call()
     clock = time.perf_counter
     for _ in range(count):
-        for name, call in calls.items():
+        order.shuffle(turns)
+        for name, call in turns:
             start = clock()
             call()
             seen[name].append(clock() - start)
