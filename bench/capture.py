@@ -203,10 +203,12 @@ def measure(row: Row, case: Case, model: nn.Module) -> None:
         row.seconds.append(perf_counter() - start)
 
 
-def run(names: list[str], repeat: int, layers: int | None, console: Console) -> list[list[Row]]:
-    """Measure every case on every model; one list per model and group."""
+def run(
+    names: list[str], chosen: list[str], repeat: int, layers: int | None, console: Console
+) -> list[list[Row]]:
+    """Measure every case of the chosen groups on every model; one list per model and group."""
     depth = () if layers is None else (layers,)
-    table = {(m, g): [Row(m, g, who) for who in GROUPS[g]] for m in names for g in GROUPS}
+    table = {(m, g): [Row(m, g, who) for who in GROUPS[g]] for m in names for g in chosen}
     turns = [(key, row) for _ in range(repeat) for key, rows in table.items() for row in rows]
     refused = set()
     for key, row in track(turns, "capturing", console=console, transient=True):
@@ -262,13 +264,17 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line; the names of unknown models are refused."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)}")
+    parser.add_argument("--groups", default=";".join(GROUPS), help=f"some of {'; '.join(GROUPS)}")
     parser.add_argument("--repeat", type=int, default=3, help="how often each case is run")
     parser.add_argument("--layers", type=int, help="another depth, for a quick look")
     parser.add_argument("--json", action="store_true", help="print every time, for programs")
     options = parser.parse_args(argv)
     options.models = options.models.split(",")
+    options.groups = [group.strip() for group in options.groups.split(";")]
     if unknown := set(options.models) - MODELS.keys():
         parser.error(f"no such model: {', '.join(sorted(unknown))}")
+    if unknown := set(options.groups) - GROUPS.keys():
+        parser.error(f"no such group: {'; '.join(sorted(unknown))}")
     if options.repeat < 1:
         parser.error("--repeat is at least 1")
     return options
@@ -279,7 +285,8 @@ def main(argv: list[str] | None = None) -> int:
     options = arguments(argv)
     warnings.filterwarnings("ignore", module=r"torch|transformers")
     torch.manual_seed(0)
-    groups = run(options.models, options.repeat, options.layers, Console(stderr=True))
+    asked = (options.models, options.groups, options.repeat, options.layers)
+    groups = run(*asked, Console(stderr=True))
     if options.json:
         rows = [row.to_dict(rows) for rows in groups for row in rows]
         print(json.dumps({"environment": environment(), "rows": rows}, indent=2))
