@@ -39,9 +39,7 @@ from torch._functorch import eager_transforms
 # What `aot_export_module` tells of its graph: the result of our drop-in is torch's own.
 from torch._functorch._aot_autograd.schemas import BackwardSignature, GraphSignature
 
-# ShapeEnv names each symbol by a Source. The one for constants lies in torch._dynamo, whose import
-# takes half a second.
-#
+# ShapeEnv names each symbol by a Source (torch._dynamo's own take half a second to import), and
 # TracingContext holds what Dynamo knows of the graph that it hands to a backend.
 from torch._guards import GuardSource, Source, TracingContext, detect_fake_mode, tracing
 
@@ -554,11 +552,6 @@ def symbol_ranges(shape_env: ShapeEnv) -> dict[Any, tuple[int, int]]:
     return {s: (int(max(r.lower, -most)), int(min(r.upper, most))) for s, r in bounds}
 
 
-def size_range(shape_env: ShapeEnv, expr: Any, bounds: tuple[int, int] | None) -> Any:
-    """The range of an expression: what the user said, or what ShapeEnv knows of its symbols."""
-    return ValueRanges(*bounds) if bounds is not None else shape_env.bound_sympy(expr)
-
-
 @contextmanager
 def compiling(mode: FakeTensorMode) -> Iterator[None]:
     """What AOTAutograd has around a compiler that it calls, so that any compiler finds it here too.
@@ -593,9 +586,12 @@ def reported_strides() -> Iterator[list[Any]]:
 
 KERNELS_OF_EAGER = (torch.ops.aten.bernoulli.p, torch.ops.aten.bernoulli_.float)
 """Operators that Inductor leaves to eager's kernel, but in place on a copy (`bernoulli_` in
-torch/_inductor/lowering.py): its scheduler may fuse what reads the draws into the kernel that makes
-the copy, before they are drawn, and so gives NaN. torch.compile meets it with `torch.bernoulli`
-(2.13.0); a dropout is one here."""
+torch/_inductor/lowering.py), and may read before they are drawn: NaN. torch.compile meets it with
+`torch.bernoulli` (2.13.0); a dropout is one here."""
+
+
+SIZE_UNKNOWN = torch.ops.aten.mkldnn_rnn_layer.default
+"""Its workspace has one element by its meta kernel and Inductor, and more in training (2.13.0)."""
 
 
 class Inductor:
@@ -642,12 +638,15 @@ class Inductor:
     @contextmanager
     def _around(self, module: Any, inputs: list[Any]) -> Iterator[None]:
         """Inductor's passes ask which `val`s share memory, so they are computed by running it."""
+        self._fx.view_to_reshape(module)  # what is saved may be laid out as Inductor likes it
         mode = self._fx.fake_tensor_prop(module, inputs, True)
         tag = f"{self._config.cache_key_tag} foretrace"  # a key has no lowerings in it
+        known = all(node.target is not SIZE_UNKNOWN for node in module.graph.nodes)
         with (
             self._fx.V.set_fake_mode(mode),
             self._fx.compiled_autograd._disable(),
             self._config.patch(cache_key_tag=tag),
+            self._fx.config.patch(size_asserts=self._fx.config.size_asserts and known),
         ):
             yield
 
