@@ -23,9 +23,9 @@ import foretrace
 from foretrace.cli.load import loaded
 from tests import exporting
 from tests.cpu.test_compile_models import EXAMPLES, step
-from tests.models import make
+from tests.models import MODELS, make
 
-KINDS = ("t5", "mixtral", "convnext", "whisper")
+KINDS = tuple(name for name in MODELS if name not in EXAMPLES)
 """Architectures that no example has."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
