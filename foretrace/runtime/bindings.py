@@ -15,6 +15,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.ir.op import Op, Tree, Value
+from foretrace.trace.memory import PLAIN
 
 Form = tuple[Any, ...]
 """What an argument is to a parser: the number of dimensions and dtype of a tensor, the type of a
@@ -26,11 +27,21 @@ C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType)
 
 def quickest(op: Op) -> Callable[..., Any]:
     """What to call with the arguments of an op, which has an operator as its target."""
-    args, kwargs = _form(op.args), tuple((name, _form(arg)) for name, arg in op.kwargs.items())
-    try:
-        return _binding(op.target, args, kwargs) or torch_api.c_entry(op.target)
-    except TypeError:  # an argument that cannot be hashed
-        return torch_api.c_entry(op.target)
+    found = None
+    if all(map(_plain, (op.args, op.kwargs))):
+        named = tuple((name, _form(arg)) for name, arg in op.kwargs.items())
+        found = _binding(op.target, _form(op.args), named)
+    return found or torch_api.c_entry(op.target)
+
+
+def _plain(tree: Tree) -> bool:
+    """Whether nothing in it would be kept alive by being remembered, as a Generator would."""
+    if isinstance(tree, (tuple, list)):
+        return all(map(_plain, tree))
+    if isinstance(tree, dict):
+        return all(map(_plain, tree.values()))
+    known = type(tree) in PLAIN or type(tree) in NUMBERS
+    return known or isinstance(tree, (Value, sympy.Basic))
 
 
 def _form(tree: Tree) -> Form:

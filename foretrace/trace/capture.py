@@ -232,13 +232,7 @@ def record(
     return recorded
 
 
-def _recorded(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    capture: Capture,
-    target: Any,
-) -> Recorded:
+def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, target: Any) -> Recorded:
     leaves, in_structure = named_arguments(fn, args, kwargs)
     owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
     capture.names = names_of_tensors(fn)

@@ -55,18 +55,24 @@ def check_none_escaped(types: Types, recorded: Recorded) -> None:
     Raises:
         Refusal: it did; with the line that made the tensor.
     """
-    if not types.living():
+    if not _stored(types, recorded):
         return
     gc.collect()  # what only a cycle holds is not stored
-    ours = {id(each) for each in _needed(recorded)}
-    left = [tensor for tensor in types.living() if id(tensor) not in ours]
+    left = _stored(types, recorded)
     if left:
-        refusal = _stored(left[0], recorded)
+        refusal = _refusal(left[0], recorded)
         _strand(left)
         raise refusal
 
 
-def _stored(tensor: Abstract, recorded: Recorded) -> Refusal:
+def _stored(types: Types, recorded: Recorded) -> list[Abstract]:
+    """The living tensors that the record itself does not hold."""
+    living = types.living()
+    ours = {id(each) for each in _needed(recorded)} if living else set()
+    return [tensor for tensor in living if id(tensor) not in ours]
+
+
+def _refusal(tensor: Abstract, recorded: Recorded) -> Refusal:
     maker = next((op for op in _every(recorded.ops) if tensor.value in op.outs), None)
     kind = tensor.value.type if tensor.value is not None else "stale"
     return Refusal(
