@@ -4,22 +4,21 @@ Stand-ins carry the label "cpu", whatever the target. An in-place op inside a fo
 value, as in a program.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Origin, Tree, Value, ViewStep, values_in
+from foretrace.ir.op import Op, Origin, Tree, Value, values_in
 from foretrace.ir.types import TensorType
 from foretrace.rules.infer import Inference
-from foretrace.rules.schemas import schema_of
+from foretrace.rules.semantics import OperatorSemantics
 from foretrace.rules.table import RuleTable
-from foretrace.rules.views import put_back
 from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.alias import current
-from foretrace.trace.meaning import Given, Meaning, Schema
+from foretrace.trace.meaning import Given, Meaning
 from foretrace.trace.memory import Memory
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.sources import Sources
@@ -34,7 +33,7 @@ RULE = (
 NOWHERE = Origin(None, None, grad_mode=False)
 
 
-class FormulaSemantics:
+class FormulaSemantics(OperatorSemantics):
     """Inside a formula every op is a leaf, and nothing is followed."""
 
     def __init__(self, inference: Inference, table: RuleTable) -> None:
@@ -50,28 +49,9 @@ class FormulaSemantics:
     def ambient(self, func: Any) -> None:
         """A formula is always taken apart in the same way."""
 
-    def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
-        """Types of a leaf's results."""
-        return self.inference.infer(func, args, kwargs)
-
-    def written(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[TensorType, ...]:
-        """Types of the operands after a call that writes."""
-        return self.inference.written(func, args, kwargs)
-
     def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
         """Nothing in a formula is differentiated again."""
         return ()
-
-    def schema(self, func: Any) -> Schema:
-        """What the operator's schema says."""
-        return schema_of(func)
-
-    def put_back(
-        self, steps: Sequence[ViewStep], bases: Sequence[Value], new: Value,
-        append: Callable[..., Op],
-    ) -> Value:  # fmt: skip
-        """The first base after a view of it got other content."""
-        return put_back(steps, bases, new, append)
 
 
 class Tape(Recorder):

@@ -1,25 +1,23 @@
 """What every operator means on one target: the one object that the recorder and passes ask."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.op import Choice, Op, Tree, Value, ViewStep, values_in
-from foretrace.ir.types import TensorType
+from foretrace.ir.op import Choice, Tree, Value, values_in
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.infer import Inference
 from foretrace.rules.schemas import schema_of
+from foretrace.rules.semantics import OperatorSemantics
 from foretrace.rules.table import RuleTable
-from foretrace.rules.views import put_back
 from foretrace.targets.attention import AttentionCall, Enabled, choose_attention
 from foretrace.targets.bodies import attention_body
 from foretrace.targets.profile import Target
 from foretrace.targets.untraced import UNTRACED
 from foretrace.trace.abstract import Types
-from foretrace.trace.meaning import Schema
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 ATTENTION_DEFAULTS: dict[str, Any] = {
@@ -29,7 +27,7 @@ COMPOSITE = "CompositeImplicitAutograd"
 LISTS = "CompositeExplicitAutograd"
 
 
-class TargetSemantics:
+class TargetSemantics(OperatorSemantics):
     """Rules and choices together, for one program and target.
 
     `mode`: the fake mode of a front end, to whose symbols the program's types refer.
@@ -106,25 +104,6 @@ class TargetSemantics:
         """The attention switches, where the body asks for them."""
         return astuple(Enabled.now()) if func is ATTENTION else None
 
-    def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
-        """Types of a leaf's results."""
-        return self.inference.infer(func, args, kwargs)
-
-    def written(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[TensorType, ...]:
-        """Types of the operands after a call that writes."""
-        return self.inference.written(func, args, kwargs)
-
     def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
         """For each tensor a leaf returns, whether autograd follows it."""
         return self.derivatives.followed(func, args, kwargs)
-
-    def schema(self, func: Any) -> Schema:
-        """What the operator's schema says."""
-        return schema_of(func)
-
-    def put_back(
-        self, steps: Sequence[ViewStep], bases: Sequence[Value], new: Value,
-        append: Callable[..., Op],
-    ) -> Value:  # fmt: skip
-        """The first base after a view of it got other content."""
-        return put_back(steps, bases, new, append)

@@ -19,6 +19,7 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.trace.abstract import Abstract
+from foretrace.trace.changes import MISSING
 from foretrace.trace.kept import (
     ATOMS,
     STATES,
@@ -31,7 +32,7 @@ from foretrace.trace.kept import (
     KeptSlots,
     KeptState,
     KeptTensor,
-    Nothing,
+    attributes_of,
     kept_container,
     put_all_back,
 )
@@ -228,7 +229,7 @@ class Before:
         kept = self._names.get(id(space))
         if kept is None:
             kept = self._names[id(space)] = KeptNames(space)
-        kept.before.setdefault(name, space.get(name, Nothing))
+        kept.before.setdefault(name, space.get(name, MISSING))
 
     def _class(self, kind: type) -> None:
         """The attributes of a class and of those that it is made from."""
@@ -254,15 +255,6 @@ class Before:
 
 def _nothing(item: Any) -> None:
     """Of what has no state."""
-
-
-def attributes_of(item: Any) -> dict[str, Any] | None:
-    """The attributes of an object, without a call of its class."""
-    try:
-        space = object.__getattribute__(item, "__dict__")
-    except AttributeError:
-        return None
-    return space if type(space) is dict else None
 
 
 def _forget(memo: Any) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.ir.program import Held, ModuleState, Requirements
 from foretrace.trace.changes import MISSING, Place
+from foretrace.trace.kept import attributes_of
 from foretrace.trace.outside import Outside, origin_of
 from foretrace.trace.plain import LARGEST, plain, snapshot
 
@@ -113,7 +114,7 @@ class Reading:
 
     def _object(self, name: str, item: Any, depth: int) -> None:
         """The attributes that the code mentions: the object's own, in slots, of its class."""
-        space = _space(item)
+        space = attributes_of(item)
         if space is not None:
             self._names(name, space, type(item))
             registered = OF_MODULES if isinstance(item, nn.Module) else frozenset()
@@ -173,15 +174,6 @@ def _state(path: str, module: nn.Module) -> ModuleState:
     space = vars(module)
     kept = {name: dict(space[name]) for name in (*TABLES, *HOOKS)}
     return ModuleState(path, module, module.training, kept)
-
-
-def _space(item: Any) -> dict[str, Any] | None:
-    """The attributes of an object, if they are in a dict."""
-    try:
-        space = object.__getattribute__(item, "__dict__")
-    except AttributeError:
-        return None
-    return space if type(space) is dict else None
 
 
 def _parts(item: Any) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.trace.abstract import Abstract
+from foretrace.trace.changes import MISSING, cell_content
 
 ATOMS = frozenset({
     bool, int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype,
@@ -41,6 +42,15 @@ class Kept(Protocol):
 def all_are(now: Sequence[Any], before: Sequence[Any]) -> bool:
     """Whether two sequences hold the same objects in the same order."""
     return len(now) == len(before) and all(map(is_, now, before))
+
+
+def attributes_of(item: Any) -> dict[str, Any] | None:
+    """The attributes of an object, without a call of its class."""
+    try:
+        space = object.__getattribute__(item, "__dict__")
+    except AttributeError:
+        return None
+    return space if type(space) is dict else None
 
 
 class KeptDict:
@@ -113,29 +123,19 @@ class KeptDeque:
             deque.extend(self.item, self.before)
 
 
-class Nothing:
-    """What a cell, slot or name holds that is not bound."""
-
-
 class KeptCell:
     """A closure cell."""
 
     __slots__ = ("before", "item")
 
     def __init__(self, item: types.CellType) -> None:
-        self.item = item
-        self.before = self._content()
-
-    def _content(self) -> Any:
-        with suppress(ValueError):
-            return self.item.cell_contents
-        return Nothing
+        self.item, self.before = item, cell_content(item)
 
     def put_back(self) -> None:
         """As `Kept` has it."""
-        if self._content() is self.before:
+        if cell_content(self.item) is self.before:
             return
-        if self.before is Nothing:
+        if self.before is MISSING:
             del self.item.cell_contents
         else:
             self.item.cell_contents = self.before
@@ -152,9 +152,9 @@ class KeptNames:
     def put_back(self) -> None:
         """As `Kept` has it."""
         for name, before in self.before.items():
-            if self.item.get(name, Nothing) is before:
+            if self.item.get(name, MISSING) is before:
                 continue
-            if before is Nothing:
+            if before is MISSING:
                 del self.item[name]
             else:
                 self.item[name] = before
@@ -172,14 +172,14 @@ class KeptSlots:
     def _held(self, slot: types.MemberDescriptorType) -> Any:
         with suppress(AttributeError):
             return slot.__get__(self.item, type(self.item))
-        return Nothing
+        return MISSING
 
     def put_back(self) -> None:
         """As `Kept` has it."""
         for slot, before in zip(self.slots, self.before, strict=True):
             if self._held(slot) is before:
                 continue
-            if before is Nothing:
+            if before is MISSING:
                 slot.__delete__(self.item)
             else:
                 slot.__set__(self.item, before)
@@ -201,7 +201,7 @@ class KeptClass:
         for name in now.keys() - before.keys():
             type.__delattr__(self.item, name)
         for name, held in before.items():
-            if now.get(name, Nothing) is not held:
+            if now.get(name, MISSING) is not held:
                 type.__setattr__(self.item, name, held)
 
 
