@@ -166,7 +166,7 @@ class Halves:
                 "what it calls is not an operator of torch", view=False, cheap=False, reduces=False
             )
         schema = self.semantics.schema(target)
-        view = schema.viewed is not None or schema.shared is not None
+        view = schema.viewed is not None
         once = ""
         if target.namespace not in OWN:
             once = "what another library's operator does a second time is not known"

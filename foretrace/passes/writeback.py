@@ -146,8 +146,8 @@ def _check_data(recorded: Recorded) -> None:
         item = recorded.inputs[mutation.index]
         if mutation.unseen and item.value.type.requires_grad:
             raise Refusal(
-                f"the program writes to the {item.role} by way of .data, and a backward through the"
-                " exported program would not read that",
+                f"the program writes to the {item.role} in a way that autograd does not see (.data,"
+                " unsafe_split), and a backward through the exported program would not read that",
                 kind="side effect",
                 at=recorded.made_at(mutation.value),
                 do=("write under torch.no_grad() instead, or write to a clone",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.trace.meaning import Functional, Schema
+from foretrace.trace.meaning import Functional, Schema, Share
 
 HIDDEN_WRITES: dict[str, tuple[str, ...]] = {
     "aten::native_batch_norm": ("running_mean", "running_var"),
@@ -62,6 +62,7 @@ def schema_of(func: Any) -> Schema:
     written = (*outs, *(a.name for a in said if not a.is_out), *hidden)
     returned = [r.alias_info for r in schema.returns]
     random = torch.Tag.nondeterministic_seeded in func.tags
+    shared = HIDDEN_VIEWS.get(func.name())
     returns_written = bool(returned) and all(r and r.is_write for r in returned)
     return Schema(
         arguments=tuple(a.name for a in schema.arguments),
@@ -72,9 +73,8 @@ def schema_of(func: Any) -> Schema:
             if a.name in written
         ),
         writes_if=HIDDEN_CONDITION if hidden else None,
-        viewed=_viewed(schema),
-        tracks_view=func.name() != "aten::detach",
-        shared=HIDDEN_VIEWS.get(func.name()),
+        viewed=shared or _viewed(schema),
+        share=Share.MEMORY if shared else Share(func.name() == "aten::detach"),
         random=random,
         draws_over=random and not outs and written == (schema.arguments[0].name,),
         reshapes_in_place=torch.Tag.inplace_view in func.tags,

@@ -1,6 +1,6 @@
 """Tensors that share memory: each is a view of its parent, and may be stale after a write."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,10 +9,10 @@ from weakref import ref
 import torch
 
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.op import AS_STRIDED, Op, Origin, Tree, Value, ViewStep
+from foretrace.ir.op import AS_STRIDED, Op, Origin, Tree, Value, ViewStep, Write
 from foretrace.trace.abstract import Abstract, Types, follow
 from foretrace.trace.casts import Casts
-from foretrace.trace.meaning import Semantics
+from foretrace.trace.meaning import Semantics, Share
 
 aten = torch.ops.aten
 
@@ -81,7 +81,7 @@ class Alias:
     """One tensor among those that share its memory."""
 
     __slots__ = (
-        "based", "children", "distance", "parent", "since", "step", "tensor", "type", "value",
+        "based", "children", "distance", "last", "parent", "since", "step", "tensor", "value",
         "version",
     )  # fmt: skip
 
@@ -90,8 +90,8 @@ class Alias:
         self.parent, self.step = parent, step
         self.value: Value | None = tensor.ft_value
         self.children: list[Alias] = []
-        self.type: Any = tensor.ft_value.type if tensor.ft_value is not None else None
-        """the type of its last value"""
+        self.last: Any = tensor.ft_value
+        """its last value; its own, or the one that became stale"""
         self.based = True
         """whether what it is a view of outside of the program requires grad, if it is one"""
         self.distance: Any = 0
@@ -111,6 +111,13 @@ class Alias:
     def is_view(self) -> bool:
         """Whether it looks at a part of memory that another tensor owns."""
         return self.parent is not None and self.step is not None and self.step.followed
+
+    @property
+    def share(self) -> Share:
+        """What it has of the tensor that owns the memory."""
+        if self.version is not self.root.version:
+            return Share.MEMORY
+        return Share(self.up_to_history()[0] is not self.root)
 
     def count_alone(self) -> None:
         """Have a version counter of its own, as `.data` has."""
@@ -156,7 +163,7 @@ class Alias:
     def become(self, value: Value | None) -> None:
         """Stand for another value from now on; None: stale."""
         self.value, self.since = value, self.version.count
-        self.type = self.type if value is None else value.type
+        self.last = self.last if value is None else value
         tensor = self.tensor()
         if tensor is not None:
             tensor.ft_value = value
@@ -188,10 +195,10 @@ def alias_of(tensor: Abstract) -> Alias:
 
 
 def link(
-    view: Abstract, base: Abstract, op: Op, position: int, grad_mode: bool, followed: bool
+    view: Abstract, base: Abstract, op: Op, position: int, grad_mode: bool, share: Share
 ) -> None:
     """Note that `view`, an out of `op`, shares the memory of `base`."""
-    parent = alias_of(base)
+    parent, followed = alias_of(base), share is Share.VIEW
     if parent.value is None:
         raise AssertionError("a base was read when it was viewed")
     step = ViewStep(
@@ -199,6 +206,8 @@ def link(
         isinstance(op.result, (tuple, list)),
     )  # fmt: skip
     view.ft_alias = Alias(view, parent, step)
+    if share is Share.MEMORY:
+        view.ft_alias.count_alone()
     parent.children.append(view.ft_alias)
     if followed and not grad_mode and not parent.up_to_history()[0].based:
         op.outs[position].type = op.outs[position].type.with_grad(False)
@@ -218,7 +227,7 @@ def current(alias: Alias, recorder: Records) -> Value:
         again = _viewed_again(alias, alias.step, base, recorder)
         if lost:
             return again
-        alias.become(again)
+        alias.become(again if alias.step.followed else _of_history(alias.last, again, recorder))
     if alias.value is None:
         raise AssertionError("a view that was read again is not stale")
     return alias.value
@@ -232,14 +241,46 @@ def _viewed_again(alias: Alias, step: ViewStep, base: Value, recorder: Records) 
     Source: VariableHooks::grad_fn in torch/csrc/autograd/variable.cpp.
     """
     func, (args, kwargs), position = step.func, step.of(base), step.position
-    if base.type.requires_grad and step.followed and alias.type.overlapping:
+    like = alias.last.type
+    if base.type.requires_grad and step.followed and like.overlapping:
         history, path = alias.up_to_history()
         whole = current(history, recorder)
         offset = whole.type.offset + sum(member.distance for member in path)
         func, kwargs, position = AS_STRIDED, {}, 0
-        args = (whole, list(alias.type.shape), list(alias.type.stride), offset)
+        args = (whole, list(like.shape), list(like.stride), offset)
     with torch.enable_grad():
         return recorder.call(func, args, kwargs, grad=True).outs[position]
+
+
+def _of_history(last: Value, content: Value, recorder: Records) -> Value:
+    """New content of a tensor that keeps the history that it had, whatever wrote its memory."""
+    if last.type.requires_grad:
+        return rewritten(recorder, last, (), content, lambda: content)
+    if content.type.requires_grad:
+        return recorder.call(aten.detach.default, (content,)).outs[0]
+    return content
+
+
+def rewritten(
+    recorder: Records, old: Value, path: Sequence[Alias], new: Value, whole: Callable[[], Value]
+) -> Value:
+    """`old` with the history that it has, after the view at the end of `path` got content `new`.
+
+    `whole` records what makes the content of all of it.
+    """
+    origin = recorder.origin()
+    with recorder.inner_scope(origin.frame) as body:
+        content = whole()
+        if content is new:
+            content = recorder.call(aten.alias.default, (new,)).outs[0]
+    content.type = content.type.with_grad(old.type.requires_grad)
+    steps = tuple(member.step for member in path if member.step is not None)
+    op = Op(
+        Write(aten.copy_.default, steps, followed=False), (old, (new,)), {}, content, (content,),
+        origin=origin, region=body, writes=True,
+    )  # fmt: skip
+    recorder.append(op)
+    return content
 
 
 def not_tracked(alias: Alias, what: str) -> Refusal:

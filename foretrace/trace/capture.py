@@ -18,7 +18,6 @@ from foretrace.ir.program import (
     Recorded,
     Requirements,
     Role,
-    maker_of,
     size_input,
 )
 from foretrace.ir.types import TensorType
@@ -41,7 +40,7 @@ from foretrace.trace.left import (
 )
 from foretrace.trace.lines import Lines
 from foretrace.trace.made_leaves import value_of
-from foretrace.trace.meaning import Semantics
+from foretrace.trace.meaning import Semantics, Share
 from foretrace.trace.memory import Memory
 from foretrace.trace.outside import Outside
 from foretrace.trace.owners import (
@@ -332,16 +331,18 @@ def _output(name: str, leaf: Any, capture: Capture, written: set[int]) -> Output
     value = value_of(stand, capture.recorder)
     stands = capture.stands
     same_as = next((i for i, each in enumerate(stands) if each is stand), None)
-    root = stand.ft_alias.root.tensor() if stand.ft_alias is not None else None
-    view_of = next((i for i in written if stands[i] is root), None)
+    owner = alias_of(stand).root
+    view_of = next((i for i in written if stands[i] is owner.tensor()), None)
     if same_as is not None or view_of is None:
         return Output(value, role, same_as)
     seen, base = capture.types.of(stand), capture.types.of(stands[view_of])
-    if (seen.dtype, seen.lazy) != (base.dtype, base.lazy):
+    retyped = (seen.dtype, seen.lazy) != (base.dtype, base.lazy)
+    followed = value.type.requires_grad and not stand.ft_leaf
+    if retyped or (followed and alias_of(stand).share is Share.MEMORY):
         raise Refusal(
-            "the program returns a view that reads an input it writes to as another type",
+            "the program returns a view of an input it writes to, of another type or history",
             kind="aliased outputs",
-            at=maker.origin.frame if (maker := maker_of(capture.recorder.scope, value)) else None,
+            at=next(h.by for h in capture.recorder.overwritten.values() if h.alias is owner),
             do="return a clone of the view, or take the view outside of the captured program",
         )
     return Output(value, role, None, view_of, seen)

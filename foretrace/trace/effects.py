@@ -24,6 +24,7 @@ from foretrace.trace.alias import (
     current,
     not_tracked,
     note_overwritten,
+    rewritten,
 )
 from foretrace.trace.layout import copied, drawn, draws_as_value, in_layout, laid_out
 from foretrace.trace.lists import one_after_the_other
@@ -154,30 +155,12 @@ def _spread(recorder: Records, history: Alias, new: Value, *, counted: bool = Tr
     root = history.root
     history.version.count += counted
     if root is not history:
-        old, origin = current(root, recorder), recorder.origin()
         path = [history]
         while path[-1].parent is not root:
             path.append(path[-1].parent)  # type: ignore[arg-type]
         path.reverse()
-        with recorder.inner_scope(origin.frame) as body:
-            content = _scatter(recorder, root, path, new)
-            if content is new:
-                content = recorder.call(aten.alias.default, (new,)).outs[0]
-        content.type = content.type.with_grad(old.type.requires_grad)
-        steps = tuple(member.step for member in path if member.step is not None)
-        target = Write(aten.copy_.default, steps, followed=False)
-        recorder.append(
-            Op(
-                target,
-                (old, (new,)),
-                {},
-                content,
-                (content,),
-                origin=origin,
-                region=body,
-                writes=True,
-            )
-        )
+        old = current(root, recorder)
+        content = rewritten(recorder, old, path, new, lambda: _scatter(recorder, root, path, new))
         _renew(recorder, root, content)
     _renew(recorder, history, new)
 

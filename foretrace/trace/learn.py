@@ -19,7 +19,7 @@ from foretrace.trace.alias import Records, current
 from foretrace.trace.casts import INSIDE
 from foretrace.trace.effects import written
 from foretrace.trace.made_leaves import REQUIRES_GRAD, required
-from foretrace.trace.meaning import Given, Meaning, leaves, map_leaves
+from foretrace.trace.meaning import Given, Meaning, Share, leaves, map_leaves
 
 ITEM = torch.ops.aten.item.default
 """Its body refuses the label "meta", although a constant has a value on any device."""
@@ -65,7 +65,8 @@ def learn(
     fresh = [t for t in leaves(result) if isinstance(t, TensorType)]
     views = schema.view_positions(args, kwargs, len(fresh))
     # under no_grad a view of what requires grad does so too, though no gradient goes through it
-    if (grad_mode or views) and any(v.type.requires_grad for v in values_in((args, kwargs))):
+    seen = grad_mode or any(share is Share.VIEW for *_, share in views)
+    if seen and any(v.type.requires_grad for v in values_in((args, kwargs))):
         followed = recorder.semantics.followed(func, *typed)
         fresh = [t.with_grad(on) for t, on in zip(fresh, followed, strict=bool(followed))] or fresh
     types = iter(map(recorder.types.intern, fresh))
@@ -227,7 +228,7 @@ def _definition_meaning(
     if len(set(outs)) < len(outs):
         return None
     views = tuple(
-        (outs.index(leaf.ft_value), places[i], alias.up_to_history()[0] is alias.root)
+        (outs.index(leaf.ft_value), places[i], alias.share)
         for leaf in handed if leaf.ft_value in made and (alias := leaf.ft_alias) is not None
         for i, stand_in in enumerate(stand_ins) if alias.root is stand_in.ft_alias
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from enum import IntEnum
+from typing import Any, Protocol, TypeAlias
 
 from foretrace.ir.op import Choice, Definition, Op, Tree, Value, ViewStep, values_in
 from foretrace.ir.types import TensorType
@@ -16,21 +17,34 @@ class Given:
     operand: int
 
 
+class Share(IntEnum):
+    """What a result that shares an operand's memory has of it beside; each lacks more."""
+
+    VIEW = 0
+    """autograd follows a write to it back to the operand"""
+    VERSION = 1
+    """torch's version counter, as `detach()` has"""
+    MEMORY = 2
+    """nothing: neither schema nor autograd says that it shares memory"""
+
+
+View: TypeAlias = tuple[int, int, Share]
+"""(position of a result, that of the operand whose memory it shares, what it has of it)"""
+
+
 @dataclass(slots=True, eq=False)
 class Meaning:
     """Types of the results, the body, and which results are views of operands.
 
-    `result` has a TensorType for each new value. `views` pairs the position of a new value with
-    the position of the operand whose memory it shares, and tells whether autograd follows a write
-    to it back there. `inline` says that the body depends on
-    more than the operands' types (it writes to an operand, or reads a constant), so it is recorded
-    anew for each call.
+    `result` has a TensorType for each new value; `views` tells which of them share memory.
+    `inline` says that the body depends on more than the operands' types (it writes to an operand,
+    or reads a constant), so it is recorded anew for each call.
     """
 
     result: Tree
     definition: Definition | None = None
     choice: Choice | None = None
-    views: tuple[tuple[int, int, bool], ...] = ()
+    views: tuple[View, ...] = ()
     inline: Callable[..., Any] | None = None
     lasting: bool = True
     """whether it holds in other captures too"""
@@ -81,10 +95,8 @@ class Schema:
     """the boolean argument without which it does not"""
     viewed: str | None
     """the argument whose memory every result shares"""
-    tracks_view: bool
-    """autograd follows a write to such a result back to the argument"""
-    shared: str | None
-    """the argument whose memory the results share, though neither schema nor autograd says so"""
+    share: Share
+    """what such a result has of that argument"""
     random: bool
     """draws from the generator, so runs exactly once and in order"""
     draws_over: bool
@@ -115,17 +127,15 @@ class Schema:
             return []
         return [value for name in self.writes for value in values_in(named.get(name))]
 
-    def view_positions(
-        self, args: Tree, kwargs: dict[str, Tree], count: int
-    ) -> tuple[tuple[int, int, bool], ...]:
-        """(position of a result, that of the operand whose memory it shares, `tracks_view`)."""
+    def view_positions(self, args: Tree, kwargs: dict[str, Tree], count: int) -> tuple[View, ...]:
+        """Which of the results share memory with an operand."""
         if self.viewed is None:
             return ()
         bases = values_in(self.bind(args, kwargs)[self.viewed])
         if not bases:
             return ()
         operand = values_in((args, kwargs)).index(bases[0])
-        return tuple((position, operand, self.tracks_view) for position in range(count))
+        return tuple((position, operand, self.share) for position in range(count))
 
 
 class Semantics(Protocol):

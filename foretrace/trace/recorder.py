@@ -262,8 +262,8 @@ class Recorder(torch_api.TorchDispatchMode):
     def _abstract(self, op: Op, meaning: Meaning, tensors: list[Abstract]) -> Any:
         """What the caller gets: an abstract tensor for each new value."""
         new = [self.abstract(out) for out in op.outs]
-        for position, operand, followed in meaning.views:
-            link(new[position], tensors[operand], op, position, self.grad_mode(), followed)
+        for position, operand, share in meaning.views:
+            link(new[position], tensors[operand], op, position, self.grad_mode(), share)
         if type(meaning.result) is TensorType:
             return new[0]
         fresh = iter(new)

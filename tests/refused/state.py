@@ -20,6 +20,7 @@ from tests.refused.registry import (
 )
 
 X = torch.randn(6, 8)
+HALF = torch.randn(3, 8, requires_grad=True)
 
 
 class Remembers(nn.Module):
@@ -317,8 +318,20 @@ refuses(
 
 
 def returns_bits(x: Tensor) -> Tensor:
-    x.add_(1)
-    return x.view(torch.int32)  # here
+    x.add_(1)  # here
+    return x.view(torch.int32)
+
+
+def returns_a_part_with_a_history(x: Tensor, w: Tensor) -> Tensor:
+    part = x.unsafe_split(3)[0]
+    part.mul_(w)  # here
+    return part
+
+
+def returns_its_copy(x: Tensor, w: Tensor) -> Tensor:
+    part = x.unsafe_split(3)[0]
+    part.mul_(w)
+    return part.clone()
 
 
 def returns_copied_bits(x: Tensor) -> Tensor:
@@ -329,6 +342,11 @@ def returns_copied_bits(x: Tensor) -> Tensor:
 refuses(
     "aliased outputs", "trace/capture.py:_output", captures(returns_bits, X), returns_bits,
     captured(returns_copied_bits, X),
+)  # fmt: skip
+refuses(
+    "aliased outputs", "trace/capture.py:_output",
+    captures(returns_a_part_with_a_history, X, HALF), returns_a_part_with_a_history,
+    captured(returns_its_copy, X, HALF),
 )  # fmt: skip
 
 LIBRARY = torch.library.Library("foretrace_refused_state", "FRAGMENT")

@@ -367,6 +367,35 @@ def parts_with_gaps_in_place(x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     return first.sin(), second.t() @ z, third.sin()
 
 
+@program(t(4, 6), c(4, 6), c(4, 6))
+def parts_that_autograd_does_not_see_as_views(
+    x: Tensor, z: Tensor, y: Tensor
+) -> tuple[Tensor, ...]:
+    """A write to one shows in the other, and neither gets the other's history."""
+    first, second = y.unsafe_chunk(2)
+    first.view(-1).mul_(2)
+    y.add_(1)
+    third, fourth = (x * z).unsafe_split(2)
+    written = x * 3
+    fifth, sixth = torch.unsafe_split_with_sizes(written, [1, 3])
+    written.mul_(z)
+    loose = z * 1
+    unseen = loose.unsafe_chunk(2)[1]
+    loose.mul_(x)
+    fourth.add_(third)
+    return first, second.sin(), y * x, third * x[:2], fourth, fifth * 2, sixth.sin(), unseen * 2
+
+
+@program(t(4, 6))
+def a_leaf_written_by_way_of_a_part_of_it(w: Tensor) -> tuple[Tensor, ...]:
+    y = w * 2
+    w.unsafe_chunk(2)[0].fill_(2.0)
+    with torch.no_grad():
+        part = w.unsafe_chunk(2)[1]
+    part.mul_(3)
+    return y, w * w, part
+
+
 @program(t(5, 40), c(5, 40))
 def derivatives_of_results(x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     y = x * 3
