@@ -81,14 +81,16 @@ class Alias:
     """One tensor among those that share its memory."""
 
     __slots__ = (
-        "based", "children", "distance", "last", "parent", "since", "step", "tensor", "value",
-        "version",
+        "based", "children", "distance", "initial", "last", "parent", "since", "step", "tensor",
+        "value", "version",
     )  # fmt: skip
 
     def __init__(self, tensor: Abstract, parent: "Alias | None", step: ViewStep | None) -> None:
         self.tensor: Callable[[], Abstract | None] = ref(tensor)
         self.parent, self.step = parent, step
         self.value: Value | None = tensor.ft_value
+        self.initial: Any = tensor.ft_value
+        """the value that it had before the program wrote to its memory"""
         self.children: list[Alias] = []
         self.last: Any = tensor.ft_value
         """its last value; its own, or the one that became stale"""

@@ -78,6 +78,11 @@ def _reshaped(
             f"{func} changes the shape of an input in place", kind="side effect",
             do="use the operator that returns a new tensor, such as reshape() or transpose()",
         )  # fmt: skip
+    if not recorder.semantics.schema(functional.call).view_positions(args, kwargs, 1):
+        raise Refusal(
+            f"{func} lets a tensor see the memory of another", kind="no functional form",
+            do="use the other tensor, or copy_ it into this one",
+        )  # fmt: skip
     parent, grad = alias_of(tensor), recorder.grad_mode()
     op = recorder.call(functional.call, *functional.arguments(args, kwargs), grad=grad)
     (new,) = op.outs

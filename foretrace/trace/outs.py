@@ -212,4 +212,5 @@ def _renew(recorder: Records, tensor: Abstract, old: Value, type: TensorType) ->
     become_like(tensor, recorder.abstract(new))
     note_overwritten(alias, recorder)
     alias.become(new)
+    alias.initial = new
     return new

@@ -67,14 +67,19 @@ def _pointwise(recorder: Records, func: Any) -> bool:
 
 def meet(recorder: Records, one: TensorType, two: TensorType) -> bool:
     """Whether two views of one memory have an element in common; open sizes by their examples."""
+    return bool(_shared(recorder, one, two).any())
+
+
+def within(recorder: Records, one: TensorType, two: TensorType) -> bool:
+    """Whether all elements of a view of some memory are elements of another."""
+    return bool(_shared(recorder, one, two).all())
+
+
+def _shared(recorder: Records, one: TensorType, two: TensorType) -> torch.Tensor:
+    """For each element of the first, whether it is one of the second."""
     hint = recorder.types.symbols.hint
     with torch_api.plain_torch():
-        places = [_places(type, hint) for type in (one, two)]
-        if not all(each.numel() for each in places):
-            return False
-        seen = torch.zeros(int(max(each.max() for each in places)) + 1, dtype=torch.bool)
-        seen[places[0]] = True
-        return bool(seen[places[1]].any())
+        return torch.isin(_places(one, hint), _places(two, hint))
 
 
 def _places(type: TensorType, hint: Any) -> torch.Tensor:

@@ -32,6 +32,7 @@ from foretrace.trace.casts import Casts
 from foretrace.trace.learn import casting_inside, learn
 from foretrace.trace.meaning import Given, Meaning, Semantics, fill, map_leaves
 from foretrace.trace.memory import Memory
+from foretrace.trace.offsets import FROM_START, in_graph, placed
 from foretrace.trace.reading import Call, key_of
 from foretrace.trace.sources import Sources
 
@@ -95,6 +96,8 @@ class Recorder(torch_api.TorchDispatchMode):
                 return self.casts.once(args[0], args[1], self.again)
         if func is LIFT_FRESH and not isinstance(args[0], Abstract):
             args, func = (self.lift_constant(args[0]),), LIFT_FRESH_COPY
+        if self.overwritten and func in FROM_START:
+            args, kwargs = in_graph(self, func, args, kwargs or {})
         call = Call(self, func, self.grad_mode())
         values, tensors = call.read_all(args), call.tensors
         named = call.read_named(kwargs) if kwargs else {}
@@ -264,6 +267,8 @@ class Recorder(torch_api.TorchDispatchMode):
         new = [self.abstract(out) for out in op.outs]
         for position, operand, share in meaning.views:
             link(new[position], tensors[operand], op, position, self.grad_mode(), share)
+            if self.overwritten:
+                placed(self, new[position])
         if type(meaning.result) is TensorType:
             return new[0]
         fresh = iter(new)

@@ -361,3 +361,43 @@ def with_sizes() -> None:
 
 refuses("side effect", "trace/effects.py:_check_not_resized", captures(Observes(), X),
         Observes.forward, with_sizes)  # fmt: skip
+
+
+def sees_the_memory_of_another(x: Tensor) -> Tensor:
+    y = x * 2
+    y.set_(x * 3)  # here
+    return y
+
+
+def copies_another(x: Tensor) -> Tensor:
+    y = x * 2
+    y.copy_(x * 3)
+    return y
+
+
+refuses("no functional form", "trace/effects.py:_reshaped",
+        captures(sees_the_memory_of_another, X), sees_the_memory_of_another,
+        captured(copies_another, X))  # fmt: skip
+
+
+def sees_what_lies_between(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x.as_strided((4,), (1,))  # here
+
+
+def saw_it_before(x: Tensor) -> Tensor:
+    y = x.as_strided((4,), (1,)) * 1
+    x.mul_(2)
+    return y
+
+
+def sees_a_clone(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x.clone(memory_format=torch.contiguous_format).as_strided((4,), (1,))
+
+
+GAPS = torch.randn(6, 8)[:, ::2]
+refuses("overlapping memory", "trace/offsets.py:in_graph", captures(sees_what_lies_between, GAPS),
+        sees_what_lies_between,
+        lambda: same_as_eager(saw_it_before, (GAPS,), cuts=("export",)),
+        lambda: same_as_eager(sees_a_clone, (GAPS,), cuts=("export",)))  # fmt: skip

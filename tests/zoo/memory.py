@@ -207,3 +207,23 @@ def interleaved_parts_of_one_tensor(x: Tensor) -> Tensor:
     y[0].add_(y[1])
     y.mul_(2)
     return y
+
+
+second_of_two = laid_out(t(2, 4, 4), lambda x: x[1])
+"""What begins behind another tensor in memory"""
+
+
+@program(second_of_two)
+def views_of_written_memory_that_begins_elsewhere(x: Tensor) -> Tensor:
+    y = x.detach()
+    v = y[::2]
+    y.add_(1)
+    places = y[1:].storage_offset() + v[1:].storage_offset()
+    return v.as_strided((2,), (3,), y.storage_offset() + 1) * places + x.sum()
+
+
+@program(c(4, 4), train=False)
+def part_of_an_argument_that_is_written(x: Tensor) -> tuple[Tensor, ...]:
+    x.add_(1)
+    v = x[1:]
+    return v[1:].squeeze(), v.as_strided((2,), (2,)), x.as_strided((2, 2), (4, 1))

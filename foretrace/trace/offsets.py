@@ -1,0 +1,76 @@
+"""Where a tensor lies once its memory was written to.
+
+A write gives the owner of memory new content in the graph, which begins at its own first element.
+Eager's memory begins where it did, with what lies before, between and after the owner's elements.
+"""
+
+from typing import Any
+
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.op import Value
+from foretrace.ir.types import Size, TensorType
+from foretrace.trace.abstract import Abstract, become_like
+from foretrace.trace.alias import Alias, Records, alias_of, current
+from foretrace.trace.overlap import within
+
+aten = torch.ops.aten
+FROM_START = frozenset({
+    aten.as_strided.default, aten.as_strided_.default, aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+})  # fmt: skip
+"""What counts elements from the start of the memory, whatever of it the tensor sees"""
+
+
+def moved(alias: Alias) -> Size:
+    """How far behind its place in the graph's memory eager has the tensor, in its elements."""
+    before, now = alias.root.initial.type, alias.root.last.type
+    distance: Size = before.offset - now.offset
+    return distance * now.dtype.itemsize // alias.last.type.dtype.itemsize if distance else 0
+
+
+def placed(recorder: Records, view: Abstract) -> None:
+    """Let a view that was taken of written memory lie where eager has it."""
+    alias = alias_of(view)
+    if distance := moved(alias):
+        place = _at(alias.last.type, alias.last.type.offset + distance)
+        become_like(view, recorder.abstract(Value(recorder.types.intern(place))))
+
+
+def _at(type: TensorType, offset: Size) -> TensorType:
+    layout = (type.shape, type.stride, type.dtype, type.device, offset)
+    return TensorType(*layout, type.requires_grad, type.lazy, type.sparse)
+
+
+def in_graph(
+    recorder: Records, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an `as_strided` of written memory, counted in the graph's memory.
+
+    Raises:
+        Refusal: it sees elements that the owner of the memory does not.
+    """
+    tensor = args[0]
+    if not isinstance(tensor, Abstract) or tensor.ft_alias is None:
+        return args, kwargs
+    root = tensor.ft_alias.root
+    owner = current(root, recorder)
+    if owner is root.initial:
+        return args, kwargs
+    schema = recorder.semantics.schema(func)
+    named: dict[str, Any] = schema.bind(args, kwargs)
+    symbols, offset = recorder.types.symbols, named.get("storage_offset")
+    here = current(tensor.ft_alias, recorder).type
+    begin = here.offset if offset is None else symbols.size(offset) - moved(tensor.ft_alias)
+    layout = (symbols.sizes(named["size"]), symbols.sizes(named["stride"]))
+    seen = TensorType(*layout, here.dtype, here.device, begin)
+    if here.dtype.itemsize != owner.type.dtype.itemsize or not within(recorder, seen, owner.type):
+        raise Refusal(
+            f"{func} sees memory beside that of the tensor, which the program has written to",
+            kind="overlapping memory",
+            do=("take the view before the write", "or of a clone"),
+        )
+    if offset is not None:
+        named["storage_offset"] = symbols.number(begin)
+    return tuple(named[name] for name in schema.arguments if name in named), {}
