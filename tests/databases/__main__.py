@@ -17,12 +17,17 @@ from tests.databases.databases import DATABASES, cases
 from tests.databases.report import report
 from tests.databases.routes import OURS, ROUTES, TORCHS
 from tests.databases.stated import facts, state
-from tests.databases.table import Line, lines_of, shown
+from tests.databases.table import lines_of, shown
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.databases", description=__doc__)
-    parser.add_argument("--database", default="", help=f"its beginning: {', '.join(DATABASES)}")
+    parser.add_argument(
+        "--database",
+        action="append",
+        metavar="NAME",
+        help=f"its beginning, may be repeated: {', '.join(DATABASES)}",
+    )
     parser.add_argument("--only", default="", help="a regular expression on the operator's name")
     parser.add_argument("--samples", default="1", help="at most so many of each, or all")
     parser.add_argument("--route", action="append", choices=sorted(ROUTES), help="may be repeated")
@@ -30,6 +35,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="children at a time")
     parser.add_argument("--limit", type=float, default=600, help="seconds for one operator")
     parser.add_argument("--out", type=Path, help="records, one operator a line")
+    parser.add_argument("--resume", action="store_true", help="run what --out does not have yet")
     parser.add_argument("--read", type=Path, nargs="*", help="show what --out wrote; run nothing")
     parser.add_argument("--write", type=Path, help="the page that says how reliable it is")
     return parser.parse_args()
@@ -39,9 +45,10 @@ def main() -> int:
     """Run, show, and say by the exit code whether anything was wrong."""
     torch.set_num_threads(1)
     given, console = _arguments(), Console()
-    ran = _read(given.read) if given.read else _ran(given, console)
-    with given.out.open("w") if given.out else nullcontext() as out:
-        found: list[Line] = []
+    done = list(_read(given.read or ([given.out] if given.resume else [])))
+    ran = [] if given.read else _ran(given, console, {ended.name for ended in done})
+    found = [line for ended in done for line in lines_of(ended)]
+    with given.out.open("a" if given.resume else "w") if given.out else nullcontext() as out:
         for ended in ran:
             found += lines_of(ended)
             if out is not None:
@@ -53,17 +60,19 @@ def main() -> int:
     return int(any(line.failed for line in found))
 
 
-def _ran(given: argparse.Namespace, console: Console) -> Iterator[Ended]:
+def _ran(given: argparse.Namespace, console: Console, done: set[str]) -> Iterator[Ended]:
+    """What is asked for, without the operators that have been run already."""
     routes = [*(given.route or OURS), *(TORCHS if given.beside_torch else ())]
     most = None if given.samples == "all" else int(given.samples)
-    chosen = cases(given.database, given.only)
+    chosen = cases(given.database or [""], given.only)
     jobs = [(f"{c.database} {c.name}", partial(records, c, routes, most)) for c in chosen]
+    jobs = [job for job in jobs if job[0] not in done]
     warm(routes)
     yield from _watched(run(jobs, limit=given.limit, workers=given.jobs), len(jobs), console)
 
 
 def _read(files: Iterable[Path]) -> Iterator[Ended]:
-    for file in files:
+    for file in filter(Path.exists, files):
         yield from (Ended(**json.loads(line)) for line in file.read_text().splitlines())
 
 

@@ -1,7 +1,7 @@
 """Every database by name, and the routes that it is run by."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final
 
@@ -35,8 +35,8 @@ DATABASES: Final[dict[str, Source]] = {
 }
 
 
-def cases(databases: str = "", only: str = "") -> list[Case]:
+def cases(databases: Iterable[str] = ("",), only: str = "") -> list[Case]:
     """The cases of the databases whose name begins so, and whose own name the expression finds."""
-    chosen = [name for name in DATABASES if name.startswith(databases)]
+    chosen = [name for name in DATABASES if name.startswith(tuple(databases))]
     found = [case for name in chosen for case in DATABASES[name](name)]
     return [case for case in found if re.search(only, case.name)]

@@ -43,7 +43,7 @@ def shards(names):
 
 
 def lines(database: str, shard: int, routes, samples: int | None) -> list[Line]:
-    chosen = cases(database)[shard :: SHARDS.get(database, 1)]
+    chosen = cases([database])[shard :: SHARDS.get(database, 1)]
     jobs = [(f"{c.database} {c.name}", partial(records, c, routes, samples)) for c in chosen]
     warm()
     return [line for ended in run(jobs, limit=LIMIT, workers=1) for line in lines_of(ended)]
