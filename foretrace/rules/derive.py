@@ -17,6 +17,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Op, RuleName, Tree, Value
 from foretrace.ir.types import TensorType
 from foretrace.rules.infer import Inference, frozen
+from foretrace.rules.like_operand import FIRST_MADE_LIKE_OPERAND, in_operand_layout
 from foretrace.rules.schemas import schema_of
 from foretrace.rules.sparse import no_derivative, reads_sparse
 from foretrace.rules.table import BackwardCall, Registered, RuleTable
@@ -271,14 +272,14 @@ class Derivatives:
         name = torch_api.node_name(pairs[0][0])
         with tape:
             found = self._grad(func, pairs, wanted)
+            if func in FIRST_MADE_LIKE_OPERAND and wanted[0] is forward.edges[0]:
+                found = (in_operand_layout(wanted[0], found[0]), *found[1:])
         values = iter(g if g is None else current_value(g, tape) for g in found)
         gradients = tuple(None if edge is None else next(values) for edge in forward.edges)
         results = tape.results or ()
         ops = needed(list(flat_values(tape.scope)), gradients)
         rule_name = RuleName(name, "derived")
-        return Rule(
-            rule_name, forward.operands, results, tape.written, given, ops, gradients
-        )  # fmt: skip
+        return Rule(rule_name, forward.operands, results, tape.written, given, ops, gradients)
 
     def _grad(self, func: Any, pairs: list[Any], wanted: list[Any]) -> tuple[Any, ...]:
         outs, tangents = zip(*pairs, strict=True)
