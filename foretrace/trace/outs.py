@@ -12,6 +12,7 @@ from foretrace.trace.abstract import Abstract, become_like
 from foretrace.trace.alias import Records, alias_of, current, note_overwritten
 from foretrace.trace.layout import laid_out, same_sizes
 from foretrace.trace.meaning import Schema, leaves
+from foretrace.trace.overlap import overlapping
 
 aten = torch.ops.aten
 
@@ -34,7 +35,7 @@ def contents(
     in the dtype of `out`. An `out` of other sizes gets memory of the result's, as in eager.
 
     Raises:
-        Refusal: another tensor sees the memory of an `out` of other sizes.
+        Refusal: another tensor sees the memory of an `out` of other sizes, or the op reads it.
         Exception: what eager raises for an `out` of a wrong dtype or device.
     """
     schema = recorder.semantics.schema(func)
@@ -45,6 +46,8 @@ def contents(
     for old, new in zip(schema.written_now(*call), news, strict=True):
         now[old] = old
         if new is not None and not _fits(recorder, schema, old.type, new.type):
+            if values_in(call).count(old) > 1:
+                raise overlapping(f"{func} reads a tensor that it resizes and writes to")
             _check_known(recorder, old.type, new.type, after.get(old))
             now[old] = _renew(recorder, tensors[old], old, new.type)
     args, kwargs = substitute(call, now)

@@ -16,7 +16,6 @@ from tests.fuzz.verdict import judged
 FOUND = sorted((Path(__file__).parent / "found").glob("[!_]*.py"))
 
 KNOWN = {
-    28: "out= that is an operand, too, and has another shape",
     29: "the same tensor twice to an autograd.Function whose backward gives one of them None",
     36: "the aten cut: requires_grad of what a composite made in inference mode",
 }
