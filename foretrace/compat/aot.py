@@ -14,6 +14,7 @@ from torch import fx, nn
 from foretrace import torch_api
 from foretrace.compat.front_end import capture_described
 from foretrace.compat.program import Cut, Program, capture
+from foretrace.compat.settled import check_settled
 from foretrace.errors import Refusal
 from foretrace.ir.arrange import Slot, arranged, as_attributes
 from foretrace.ir.op import Value
@@ -93,6 +94,13 @@ def _check_call(mod: Any, both: bool) -> None:
 
 
 def _captured(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | None) -> Program:
+    """A run of the module, which its next run would repeat."""
+    program = _run(mod, args, kwargs, dynamic)
+    check_settled(program.recorded, lambda: _run(mod, args, kwargs, dynamic).recorded)
+    return program
+
+
+def _run(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | None) -> Program:
     leaves = [*torch_api.tree_leaves((args, kwargs)), *mod.parameters(), *mod.buffers()]
     if any(isinstance(leaf, torch_api.FakeTensor) for leaf in leaves):
         return capture_described(mod, args, kwargs, leaves)

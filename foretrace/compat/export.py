@@ -12,6 +12,7 @@ from torch.export import AdditionalInputs, ExportedProgram
 from foretrace import torch_api
 from foretrace.compat.module_calls import module_calls
 from foretrace.compat.program import Program, prepared
+from foretrace.compat.settled import check_settled
 from foretrace.errors import Refusal
 from foretrace.ir.exported import Exported, emitter_for, spelled, to_export
 from foretrace.ir.fx import SPELLED
@@ -91,14 +92,19 @@ def _captured(
             recorded = record(mod, args, kwargs, run, semantics.target)
         return Program(recorded, semantics), sites
 
+    def settled() -> tuple[Program, list[CallSite]]:
+        found = once()
+        check_settled(found[0].recorded, lambda: once()[0].recorded)
+        return found
+
     try:
-        return once()
+        return settled()
     except Refusal as refusal:
         if refusal.kind not in ("data-dependent", "program raised"):
             raise
         try:
             with torch_api.exporting():
-                found = once()
+                found = settled()
         except Refusal:
             raise refusal from None
         warnings.warn(TOLD.format(str(refusal).partition("\n")[0], refusal.at), stacklevel=3)

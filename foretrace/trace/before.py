@@ -10,34 +10,33 @@ import gc
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
 from foretrace.trace.abstract import Abstract
-from foretrace.trace.changes import MISSING
+from foretrace.trace.changes import CONTENT, Change
 from foretrace.trace.kept import (
     ATOMS,
     STATES,
     Kept,
-    KeptCell,
+    KeptAttributes,
     KeptClass,
+    KeptDeque,
     KeptDict,
+    KeptList,
     KeptModule,
     KeptNames,
-    KeptSlots,
     KeptState,
     KeptTensor,
     attributes_of,
     kept_container,
-    put_all_back,
 )
 from foretrace.trace.mentioned import FOLLOWS, MEMO, UNNAMED, home, members_of, mentioned_by
-from foretrace.trace.plain import same_state
+from foretrace.trace.outside import origin_of
+from foretrace.trace.restoring import changes_in, put_all_back
 
 MOST: Final = 20_000
 """Objects that are looked at, the near ones first; what is farther away is not put back"""
@@ -84,23 +83,41 @@ class Before:
         """Leave everything as it was; gives what could not be, in words."""
         for memo in self._memos:
             _forget(memo)
-        modules = [part for module in self._modules.values() for part in module.parts()]
-        failed = put_all_back([*modules, *self._names.values(), *self._kept])
+        failed = put_all_back(self._all())
         held = [type(each).__name__ for each in self._opaque if _holds_abstract(each)]
         return [*failed, *(f"a {name}, which holds a tensor of the run" for name in held)]
+
+    def undo(self) -> list[Change]:
+        """Put back what the run has left changed, and give it.
+
+        What holds a tensor of the run stays, for `escaped` to find; states, for `check_states`;
+        what holds another tensor now, as a run makes none: another thread has put it there.
+        """
+        found = list[Change]()
+        for kept in self._all():
+            if not (kept.intact or isinstance(kept, KeptState) or _holds_new_tensor(kept)):
+                found += changes_in(kept, self._name)
+                kept.put_back()
+        return found
+
+    def _all(self) -> Iterator[Kept]:
+        for module in self._modules.values():
+            yield from module.parts()
+        yield from self._names.values()
+        yield from self._kept
 
     def changed(self) -> list[tuple[Any, str]]:
         """The generators and arrays in another state now; each with an attribute that holds it."""
         return [
             (each.item, self._name(each.item))
             for each in self._kept
-            if isinstance(each, KeptState) and not same_state(each.read(each.item), each.before)
+            if isinstance(each, KeptState) and not each.intact
         ]
 
     def _name(self, item: Any) -> str:
-        spaces = filter(None, map(attributes_of, self._seen.values()))
+        spaces = [each.before for each in self._all() if isinstance(each, (KeptNames, KeptDict))]
         names = (name for held in spaces for name, each in held.items() if each is item)
-        return next(names, "")
+        return next((name for name in names if isinstance(name, str)), f"a {type(item).__name__}")
 
     def _walk(self) -> None:
         self._walk_queue()
@@ -148,7 +165,7 @@ class Before:
     def _tensor(self, tensor: torch.Tensor) -> None:
         kept = KeptTensor(tensor)
         self._kept.append(kept)
-        self._queue.extend(kept.attributes.values())
+        self._queue.extend(kept.attributes.before.values())
 
     def _container(self, item: Any) -> None:
         self._kept.append(kept_container(item))
@@ -167,21 +184,24 @@ class Before:
         kind = type(item)
         self._of_class(kind)
         slots = [
-            slot
+            slot.__name__
             for base in kind.__mro__
             if "__slots__" in vars(base)
             for slot in vars(base).values()
             if isinstance(slot, types.MemberDescriptorType)
         ]
         if slots:
-            kept = KeptSlots(item, slots)
+            kept = KeptNames(item, slots)
             self._kept.append(kept)
-            self._queue.extend(kept.before)
-        space = attributes_of(item)
-        if space is not None:
-            attributes = KeptDict(space)
-            self._kept.append(attributes)
-            self._queue.extend(attributes.before.values())
+            self._queue.extend(kept.before.values())
+        self._attributes(attributes_of(item))
+
+    def _attributes(self, space: dict[str, Any] | None) -> None:
+        if space is not None and id(space) not in self._seen:
+            self._seen[id(space)] = space
+            kept = KeptAttributes(space)
+            self._kept.append(kept)
+            self._queue.extend(kept.before.values())
 
     def _unknown(self, item: Any) -> None:
         if gc.is_tracked(item) and attributes_of(item) is None:
@@ -204,32 +224,33 @@ class Before:
         self._queue.append(memo.__wrapped__)
 
     def _cell(self, cell: types.CellType) -> None:
-        kept = KeptCell(cell)
+        kept = KeptNames(cell, [CONTENT])
         self._kept.append(kept)
-        self._queue.append(kept.before)
+        self._queue.append(kept.before[CONTENT])
 
     def _function(self, function: types.FunctionType) -> None:
         """What it closes over, its defaults and attributes, and what its code mentions."""
         self._queue.extend(function.__closure__ or ())
         self._queue.extend(function.__defaults__ or ())
         self._queue.extend((function.__kwdefaults__ or {}).values())
-        self._queue.append(function.__dict__)
+        self._of_function(function)
         found = mentioned_by(function)
         self._mentioned |= found.names
         self._memos += found.memos
         self._queue.extend(found.cells)
         self._queue.extend(table.get(name) for table, name in found.values)
         for space, name in found.bound:
-            self._note(space, name)
-            self._queue.append(space.get(name))
+            kept = self._names.setdefault(id(space), KeptNames(space))
+            self._queue.append(kept.note(name))
+        for named in found.functions:
+            self._of_function(named)
         for kind in found.classes:
             self._class(kind)
 
-    def _note(self, space: dict[str, Any], name: str) -> None:
-        kept = self._names.get(id(space))
-        if kept is None:
-            kept = self._names[id(space)] = KeptNames(space)
-        kept.before.setdefault(name, space.get(name, MISSING))
+    def _of_function(self, function: types.FunctionType) -> None:
+        """The attributes of a function of the user's; torch keeps what it likes in its own."""
+        if origin_of(function.__code__.co_filename) == "user":
+            self._attributes(function.__dict__)
 
     def _class(self, kind: type) -> None:
         """The attributes of a class and of those that it is made from."""
@@ -273,6 +294,16 @@ def _forget(memo: Any) -> None:
             table.pop(key, None)
 
 
+def _holds_new_tensor(kept: Kept) -> bool:
+    """Whether there is a tensor in it that was not: of the run, or a real one."""
+    if isinstance(kept, (KeptList, KeptDeque)) or type(kept) is KeptDict:
+        there = set(map(id, gc.get_referents(kept.before)))
+        new = (each for each in gc.get_referents(kept.item) if id(each) not in there)
+        if any(isinstance(each, torch.Tensor) for each in new):
+            return True
+    return _holds_abstract(kept.item, 3)
+
+
 def _holds_abstract(item: Any, depth: int = 6) -> bool:
     if isinstance(item, Abstract):
         return True
@@ -281,31 +312,3 @@ def _holds_abstract(item: Any, depth: int = 6) -> bool:
     if isinstance(item, (types.FunctionType, nn.Module, torch.Tensor)):
         return False
     return any(_holds_abstract(each, depth - 1) for each in gc.get_referents(item))
-
-
-@contextmanager
-def put_back(step: Callable[[], list[str]], *, always: bool) -> Iterator[None]:
-    """Do a step of putting back after the block, if it fails or always; say what cannot be done.
-
-    Raises:
-        Refusal: the block ended well, and something could not be put back.
-    """
-    try:
-        yield
-    except BaseException as error:
-        failed = step()
-        if failed and isinstance(error, Refusal):
-            error.ways = (*error.ways, left_broken(failed))
-        raise
-    failed = step() if always else []
-    if failed:
-        raise Refusal(
-            "something that the program changed could not be put back",
-            kind="side effect",
-            do=left_broken(failed),
-        )
-
-
-def left_broken(failed: list[str]) -> str:
-    """What to do with what is not as it was."""
-    return f"make anew what could not be put back: {', '.join(failed)}"

@@ -25,12 +25,12 @@ from foretrace.symbols.dynamic import Dynamic
 from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.admitted import check_admitted
 from foretrace.trace.alias import alias_of
-from foretrace.trace.before import Before, put_back
+from foretrace.trace.before import Before
 from foretrace.trace.constants import Constants
 from foretrace.trace.escaped import check_none_escaped, stranding
 from foretrace.trace.generators import check_states
 from foretrace.trace.gradients import Gradients
-from foretrace.trace.held import read_outside
+from foretrace.trace.held import bound_before, read_outside
 from foretrace.trace.left import (
     check_attributes_kept,
     lend_attributes,
@@ -45,12 +45,14 @@ from foretrace.trace.memory import Memory
 from foretrace.trace.outside import Outside
 from foretrace.trace.owners import (
     borrowed,
+    located,
     names_of_tensors,
     owners_of,
     watched,
 )
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.reported import Reported
+from foretrace.trace.restoring import put_back
 from foretrace.trace.shared import check_shared_memory
 from foretrace.trace.sources import Sources, function_of, names_of, place_of
 from foretrace.trace.structure import named_arguments, take_apart
@@ -249,9 +251,7 @@ def record(
     capture: Capture,
     target: Any,
 ) -> Recorded:
-    """Run `fn(*args, **kwargs)` once; nothing of torch's or the modules' state is changed.
-
-    If it fails, all that the program can reach is as it was before.
+    """Run `fn(*args, **kwargs)` once; torch's state and all that it can reach is as it was before.
 
     Raises:
         Refusal: the program does something that has no exact graph, or raises.
@@ -273,15 +273,14 @@ def _recorded(
     lines = partial(capture.lines, fn)
     owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
     capture.names = names_of_tensors(fn)
-    requires = Requirements(in_structure, names=[name for name, _ in leaves])
-    requires.defined = place_of(fn)
+    names = [name for name, _ in leaves]
+    requires = Requirements(in_structure, names=names, defined=place_of(fn))
     with unchanged_state(lines), borrowed(owners, before) as loan:
         requires.modules = loan.states()
         lines = partial(lines, [state.module for state in requires.modules])
         loan.replace(capture.stand)
         requires.grad_mode, requires.autocast = ambient()
-        stands = capture.arguments(leaves, requires)
-        call_args, call_kwargs = in_structure.build(iter(stands))
+        call_args, call_kwargs = in_structure.build(iter(capture.arguments(leaves, requires)))
         absent = target.device.type not in torch_api.device_types_here()
         with running(capture.recorder, loan.paths(), absent):
             with (
@@ -298,13 +297,15 @@ def _recorded(
             overwritten = overwritten_in(capture.recorder)
         capture.dynamic.check()
         check_attributes_kept(loan, capture.real, capture.stands, lines())
+    left = [located(change, lines) for change in before.undo()]
+    requires.changed += left
     if capture.outside is not None:
         read_outside(capture.outside, fn, leaves, requires, capture.real)
-    symbols, answered = capture.types.symbols, capture.constants.finish()
-    ops, inputs = capture.recorder.scope, capture.inputs
+        requires.held += [bound_before(change) for change in left if change.rebound]
     return Recorded(
-        ops, inputs, outputs, mutations, symbols, answered, target, requires, overwritten
-    )
+        capture.recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
+        capture.constants.finish(), target, requires, overwritten,
+    )  # fmt: skip
 
 
 def ambient() -> tuple[bool, frozenset[str]]:

@@ -1,5 +1,6 @@
 """Places outside of the program that a run may change: what they held, what they hold, and back."""
 
+import types
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +22,7 @@ class Place:
     @property
     def now(self) -> Any:
         """What it holds; MISSING if nothing."""
-        if isinstance(self.holder, dict):
-            return self.holder.get(self.name, MISSING)
-        return cell_content(self.holder)
+        return held_by(self.holder, self.name)
 
     @property
     def changed(self) -> bool:
@@ -40,12 +39,19 @@ class Place:
 
     def bind(self, item: Any) -> None:
         """Let it hold another object."""
-        if not isinstance(self.holder, dict):
-            self.holder.cell_contents = item
-        elif item is MISSING:
-            self.holder.pop(self.name, None)
+        holder, name = self.holder, self.name
+        if isinstance(holder, dict):
+            if item is MISSING:
+                holder.pop(name, None)
+            else:
+                holder[name] = item
+            return
+        kind: Any = type if isinstance(holder, type) else object
+        name = CONTENT if isinstance(holder, types.CellType) else name
+        if item is MISSING:
+            kind.__delattr__(holder, name)
         else:
-            self.holder[self.name] = item
+            kind.__setattr__(holder, name, item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,24 @@ class _Missing:
 
 MISSING = _Missing()
 """What a name holds that is not bound"""
+
+
+CONTENT = "cell_contents"
+"""What a closure cell has its item in"""
+
+
+def held_by(holder: Any, name: str) -> Any:
+    """What a name stands for in a dict, a class, a closure cell or slots; MISSING if nothing."""
+    if isinstance(holder, dict):
+        return holder.get(name, MISSING)
+    if isinstance(holder, types.CellType):
+        return cell_content(holder)
+    if isinstance(holder, type):
+        return vars(holder).get(name, MISSING)
+    try:
+        return object.__getattribute__(holder, name)
+    except AttributeError:
+        return MISSING
 
 
 def cell_content(cell: Any) -> Any:

@@ -17,7 +17,7 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.ir.program import Held, ModuleState, Requirements
-from foretrace.trace.changes import MISSING, Place
+from foretrace.trace.changes import MISSING, Change, Place
 from foretrace.trace.kept import attributes_of
 from foretrace.trace.outside import Outside, origin_of
 from foretrace.trace.plain import LARGEST, plain, snapshot
@@ -52,6 +52,15 @@ def read_outside(
             requires.set_on += reading.set_on(index, tensor)
     requires.held, requires.met = reading.found, reading.met
     requires.mentioned = reading.mentioned
+
+
+def bound_before(change: Change) -> Held:
+    """What was there, as read, where the run has bound a name."""
+    place = change.place
+    how: Any = "attribute"
+    if isinstance(place.holder, (dict, types.CellType)):
+        how = "item" if isinstance(place.holder, dict) else "cell"
+    return Held(place.name, how, place.holder, place.name, place.copy)
 
 
 class Reading:

@@ -7,8 +7,7 @@ frozen dict raises, a logged one counts.
 import random
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any, Protocol
 
@@ -18,7 +17,8 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.trace.abstract import Abstract
-from foretrace.trace.changes import MISSING, cell_content
+from foretrace.trace.changes import MISSING, Place, held_by
+from foretrace.trace.plain import same_state
 
 ATOMS = frozenset({
     bool, int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype,
@@ -34,6 +34,10 @@ class Kept(Protocol):
     """One thing as it was."""
 
     item: Any
+
+    @property
+    def intact(self) -> bool:
+        """Whether it is as it was."""
 
     def put_back(self) -> None:
         """Leave it as it was; what has not changed is not touched."""
@@ -64,19 +68,44 @@ class KeptDict:
         ordered = self.kind is OrderedDict
         self.before: dict[Any, Any] = dict(self.kind.items(item)) if ordered else dict.copy(item)
 
+    @property
+    def intact(self) -> bool:
+        """As `Kept` has it."""
+        now = self.kind.values(self.item)
+        return self._same_keys() and all(map(is_, now, self.before.values()))
+
+    def _same_keys(self) -> bool:
+        item, before = self.item, self.before
+        return dict.__len__(item) == len(before) and all(map(is_, self.kind.keys(item), before))
+
     def put_back(self) -> None:
         """As `Kept` has it; a dict with the same keys is at no time without one."""
         kind, item, before = self.kind, self.item, self.before
-        now = list(kind.values(item))
-        if all_are(list(kind.keys(item)), list(before)) and dict.__len__(item) == len(before):
-            if not all_are(now, list(before.values())):
-                for (key, old), new in zip(before.items(), now, strict=True):
-                    if new is not old:
-                        kind.__setitem__(item, key, old)
+        if self._same_keys():
+            for (key, old), new in zip(before.items(), list(kind.values(item)), strict=True):
+                if new is not old:
+                    kind.__setitem__(item, key, old)
         else:
             kind.clear(item)
             for key, old in before.items():
                 kind.__setitem__(item, key, old)
+
+
+class KeptAttributes(KeptDict):
+    """The attributes of an object or a function."""
+
+    __slots__ = ()
+
+    def places(self) -> Iterator[Place]:
+        """What each of them was that is something else now."""
+        return _unlike(self.item, self.item, self.before)
+
+
+def _unlike(holder: Any, now: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Place]:
+    """Each name that stands for something else now, with what it stood for."""
+    for name in dict.fromkeys((*before, *now)):
+        if now.get(name, MISSING) is not before.get(name, MISSING):
+            yield Place(name, holder, before.get(name, MISSING))
 
 
 class KeptList:
@@ -87,9 +116,14 @@ class KeptList:
     def __init__(self, item: list[Any]) -> None:
         self.item, self.before = item, list.copy(item)
 
+    @property
+    def intact(self) -> bool:
+        """As `Kept` has it."""
+        return all_are(list.copy(self.item), self.before)
+
     def put_back(self) -> None:
         """As `Kept` has it."""
-        if not all_are(list.copy(self.item), self.before):
+        if not self.intact:
             list.__setitem__(self.item, slice(None), self.before)
 
 
@@ -101,9 +135,14 @@ class KeptSet:
     def __init__(self, item: set[Any]) -> None:
         self.item, self.before = item, set[Any]().union(item)
 
+    @property
+    def intact(self) -> bool:
+        """As `Kept` has it."""
+        return bool(set.__eq__(self.item, self.before))
+
     def put_back(self) -> None:
         """As `Kept` has it."""
-        if not set.__eq__(self.item, self.before):
+        if not self.intact:
             set.clear(self.item)
             set.update(self.item, self.before)
 
@@ -116,93 +155,64 @@ class KeptDeque:
     def __init__(self, item: deque[Any]) -> None:
         self.item, self.before = item, list(deque.__iter__(item))
 
+    @property
+    def intact(self) -> bool:
+        """As `Kept` has it."""
+        return all_are(list(deque.__iter__(self.item)), self.before)
+
     def put_back(self) -> None:
         """As `Kept` has it."""
-        if not all_are(list(deque.__iter__(self.item)), self.before):
+        if not self.intact:
             deque.clear(self.item)
             deque.extend(self.item, self.before)
 
 
-class KeptCell:
-    """A closure cell."""
-
-    __slots__ = ("before", "item")
-
-    def __init__(self, item: types.CellType) -> None:
-        self.item, self.before = item, cell_content(item)
-
-    def put_back(self) -> None:
-        """As `Kept` has it."""
-        if cell_content(self.item) is self.before:
-            return
-        if self.before is MISSING:
-            del self.item.cell_contents
-        else:
-            self.item.cell_contents = self.before
-
-
 class KeptNames:
-    """Some names of a file, of which the program's code speaks."""
+    """Some names that a file, a cell or an object holds, and what they stand for."""
 
     __slots__ = ("before", "item")
 
-    def __init__(self, item: dict[str, Any]) -> None:
-        self.item, self.before = item, dict[str, Any]()
+    def __init__(self, item: Any, names: Iterable[str] = ()) -> None:
+        self.item = item
+        self.before: dict[str, Any] = {name: held_by(item, name) for name in names}
+
+    def note(self, name: str) -> Any:
+        """One more name; gives what it stands for."""
+        return self.before.setdefault(name, held_by(self.item, name))
+
+    @property
+    def intact(self) -> bool:
+        """As `Kept` has it."""
+        return all(held_by(self.item, name) is held for name, held in self.before.items())
+
+    def places(self) -> Iterator[Place]:
+        """What each stood for."""
+        return (Place(name, self.item, held) for name, held in self.before.items())
 
     def put_back(self) -> None:
         """As `Kept` has it."""
-        for name, before in self.before.items():
-            if self.item.get(name, MISSING) is before:
-                continue
-            if before is MISSING:
-                del self.item[name]
-            else:
-                self.item[name] = before
+        for place in self.places():
+            if place.bound:
+                place.bind(place.before)
 
 
-class KeptSlots:
-    """The slots of an object."""
+class KeptClass(KeptNames):
+    """The attributes of a class; also those that the run adds."""
 
-    __slots__ = ("before", "item", "slots")
-
-    def __init__(self, item: Any, slots: Iterable[types.MemberDescriptorType]) -> None:
-        self.item, self.slots = item, list(slots)
-        self.before = [self._held(slot) for slot in self.slots]
-
-    def _held(self, slot: types.MemberDescriptorType) -> Any:
-        with suppress(AttributeError):
-            return slot.__get__(self.item, type(self.item))
-        return MISSING
-
-    def put_back(self) -> None:
-        """As `Kept` has it."""
-        for slot, before in zip(self.slots, self.before, strict=True):
-            if self._held(slot) is before:
-                continue
-            if before is MISSING:
-                slot.__delete__(self.item)
-            else:
-                slot.__set__(self.item, before)
-
-
-class KeptClass:
-    """The attributes of a class."""
-
-    __slots__ = ("before", "item")
+    __slots__ = ()
 
     def __init__(self, item: type) -> None:
         self.item, self.before = item, dict(vars(item))
 
-    def put_back(self) -> None:
+    @property
+    def intact(self) -> bool:
         """As `Kept` has it."""
-        now, before = dict(vars(self.item)), self.before
-        if all_are(list(now.values()), list(before.values())) and now.keys() == before.keys():
-            return
-        for name in now.keys() - before.keys():
-            type.__delattr__(self.item, name)
-        for name, held in before.items():
-            if now.get(name, MISSING) is not held:
-                type.__setattr__(self.item, name, held)
+        now, before = vars(self.item), self.before
+        return len(now) == len(before) and all(map(is_, now.values(), before.values()))
+
+    def places(self) -> Iterator[Place]:
+        """As `KeptNames` has it."""
+        return _unlike(self.item, vars(self.item), self.before)
 
 
 class KeptTensor:
@@ -212,7 +222,12 @@ class KeptTensor:
 
     def __init__(self, item: torch.Tensor) -> None:
         self.item, self.before = item, _set_on(item)
-        self.attributes: dict[str, Any] = dict.copy(object.__getattribute__(item, "__dict__"))
+        self.attributes = KeptDict(object.__getattribute__(item, "__dict__"))
+
+    @property
+    def intact(self) -> bool:
+        """As `Kept` has it."""
+        return all_are(_set_on(self.item), self.before) and self.attributes.intact
 
     def put_back(self) -> None:
         """As `Kept` has it."""
@@ -223,10 +238,7 @@ class KeptTensor:
             self.item.grad = before[1]
         if not all_are(now[2:], before[2:]):
             torch_api.set_hooks(self.item, *before[2:])
-        attributes = object.__getattribute__(self.item, "__dict__")
-        if attributes or self.attributes:
-            attributes.clear()
-            attributes.update(self.attributes)
+        self.attributes.put_back()
 
 
 def _set_on(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -245,9 +257,15 @@ class KeptState:
         self.item, self.read, self.write = item, read, write
         self.before = read(item)
 
+    @property
+    def intact(self) -> bool:
+        """As `Kept` has it."""
+        return same_state(self.read(self.item), self.before)
+
     def put_back(self) -> None:
         """As `Kept` has it."""
-        self.write(self.item, self.before)
+        if not self.intact:
+            self.write(self.item, self.before)
 
 
 class KeptModule:
@@ -257,7 +275,7 @@ class KeptModule:
 
     def __init__(self, item: nn.Module) -> None:
         self.item, self.kind = item, type(item)
-        self.attributes = KeptDict(object.__getattribute__(item, "__dict__"))
+        self.attributes = KeptAttributes(object.__getattribute__(item, "__dict__"))
         self.contents: dict[str, Any] = {}
         self.others: list[Any] = []
         """what it holds that is neither a container nor plain data"""
@@ -278,13 +296,23 @@ class KeptModule:
         yield self.attributes
         yield from self.contents.values()
 
+    def filled(self) -> list[Any]:
+        """The containers that were empty."""
+        held = self.attributes.before.items()
+        empty = [each for name, each in held if type(each) in EMPTY and name not in self.contents]
+        return list(filter(None, empty))
+
+    @property
+    def intact(self) -> bool:
+        """As `Kept` has it."""
+        return type(self.item) is self.kind and not self.filled()
+
     def put_back(self) -> None:
         """As `Kept` has it, for its class and for containers that were empty."""
         if type(self.item) is not self.kind:
             object.__setattr__(self.item, "__class__", self.kind)
-        for name, held in self.attributes.before.items():
-            if type(held) in EMPTY and held and name not in self.contents:
-                held.clear()
+        for container in self.filled():
+            container.clear()
 
 
 KINDS: dict[type, Any] = {
@@ -309,41 +337,3 @@ def kept_container(item: Any) -> Any:
     if found is None:
         found = next((kept for kind, kept in KINDS.items() if isinstance(item, kind)), None)
     return None if found is None else found(item)
-
-
-class _Attempt:
-    """Holds what a step raised."""
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-
-    def __enter__(self) -> None:
-        self.error = None
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        self.error = error
-        return True
-
-
-def put_all_back(kept: Iterable[Kept]) -> list[str]:
-    """Leave everything as it was, whatever fails on the way; gives what could not be, in words.
-
-    A step that an interrupt stopped half way is done again; the interrupt is raised in the end.
-    """
-    failed: list[str] = []
-    interrupt: BaseException | None = None
-    attempt = _Attempt()
-    with torch_api.no_torch_function():
-        for each in kept:
-            with attempt:
-                each.put_back()
-            if attempt.error is None:
-                continue
-            interrupt = interrupt if isinstance(attempt.error, Exception) else attempt.error
-            with attempt:
-                each.put_back()
-            if attempt.error is not None:
-                failed.append(f"a {type(each.item).__name__} ({attempt.error})")
-    if interrupt is not None:
-        raise interrupt
-    return failed

@@ -56,6 +56,8 @@ class Mentioned:
     """tables and names that the code may bind anew"""
     classes: list[type] = field(default_factory=list)
     """classes of which it may set attributes"""
+    functions: list[types.FunctionType] = field(default_factory=list)
+    """functions of which it may"""
     cells: list[types.CellType] = field(default_factory=list)
     memos: list[Any] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
@@ -157,6 +159,8 @@ class _Reading:
             tables = [vars(base) for base in owner.__mro__ if home(base) == "user"]
             asked = {*names, *MAKING, *UNNAMED}
             return [(table, name) for table in tables for name in asked if name in table]
+        if isinstance(owner, types.FunctionType) and setting:
+            self.found.functions.append(owner)
         if isinstance(owner, types.ModuleType):
             space = vars(owner)
             if origin_of(space.get("__file__") or "<") == "user":

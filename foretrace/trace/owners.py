@@ -4,7 +4,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -15,13 +15,14 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program import ModuleState, Requirements
 from foretrace.trace.abstract import Abstract
-from foretrace.trace.before import Before, put_back
-from foretrace.trace.changes import FIRST_CALL, MISSING, Change, Place, changes_of
+from foretrace.trace.before import Before
+from foretrace.trace.changes import FIRST_CALL, Change, Place
 from foretrace.trace.escaped import abstract_in
 from foretrace.trace.held import HOOKS
-from foretrace.trace.kept import ATOMS, EMPTY, KeptModule, put_all_back
+from foretrace.trace.kept import ATOMS, EMPTY, KeptModule
 from foretrace.trace.lines import Lines
 from foretrace.trace.outside import Outside
+from foretrace.trace.restoring import changes_in, put_all_back, put_back
 from foretrace.trace.structure import take_apart
 
 Stand: TypeAlias = Callable[[torch.Tensor, str, str, tuple[nn.Module, str]], Abstract]
@@ -82,11 +83,6 @@ class Borrowed:
                         owner = (loan.module, name)
                         table[name] = stand(tensor, kind, loan.full_name(name), owner)
 
-    def watch(self) -> None:
-        """Keep what plain attributes hold, for `changes`."""
-        for loan in self._loans:
-            loan.watch()
-
     def states(self) -> list[ModuleState]:
         """How the modules were before the run."""
         return [
@@ -110,7 +106,9 @@ class Borrowed:
 
     def held(self) -> list[Any]:
         """What plain attributes held before the run."""
-        return [place.before for loan in self._loans for place in loan.places]
+        spaces = [loan.kept.attributes.before for loan in self._loans]
+        every = [pair for space in spaces for pair in space.items()]
+        return [item for name, item in every if name not in NO_PLACES and type(item) not in ATOMS]
 
     def rebound(self) -> Iterator[tuple[torch.Tensor, Any]]:
         """(tensor before, what is there now) of each buffer."""
@@ -167,31 +165,25 @@ class _Loan:
 
     def __init__(self, path: str, module: nn.Module, kept: KeptModule) -> None:
         self.path, self.module, self.kept = path, module, kept
-        self.places: list[Place] = []
 
     def registered(self, name: str) -> Any:
         """What one of the module's own tables held."""
         content = self.kept.contents.get(name)
         return {} if content is None else content.before
 
-    def watch(self) -> None:
-        """Keep what the plain attributes hold."""
-        space = vars(self.module)
-        self.places = [
-            Place(name, space, item) for name, item in space.items()
-            if name not in NO_PLACES and type(item) not in ATOMS
-        ]  # fmt: skip
-
-    def changes(self) -> list[Change]:
-        """What the run has changed; numbers and text are told apart by being other objects."""
-        known, space = {place.name for place in self.places} | NO_PLACES, vars(self.module)
-        before = self.kept.attributes.before
-        new = [
-            Change(Place(name, space, before.get(name, MISSING)), item, rebound=True)
-            for name, item in space.items()
-            if item is not before.get(name, MISSING) and name not in known
-        ]
-        return [*changes_of(self.places), *(change for change in new if change.place.changed)]
+    def changes(self) -> Iterator[Change]:
+        """What the run has changed in plain attributes."""
+        kept = self.kept
+        for change in changes_in(kept.attributes, str):
+            if change.place.name not in NO_PLACES:
+                yield change
+        for name, held in kept.attributes.before.items():
+            content = kept.contents.get(name)
+            if name not in NO_PLACES:
+                if content is not None:
+                    yield from changes_in(content, functools.partial(_named, name))
+                elif type(held) in EMPTY and held:
+                    yield Change(Place(name, {}, None), None, rebound=False)
 
     def touched(self) -> Iterator[tuple[str, Any]]:
         """Plain attributes that are or contain something else now, as far as a glance says."""
@@ -228,6 +220,10 @@ class _Loan:
         return f"{self.path}.{name}" if self.path else name
 
 
+def _named(name: str, _: Any) -> str:
+    return name
+
+
 def _present(registered: dict[Any, Any] | set[Any]) -> set[Any]:
     """Names of what is registered; one may be registered as None."""
     if isinstance(registered, set):
@@ -260,26 +256,24 @@ def watched(
     requires: Requirements,
     lines: Callable[[], Lines],
 ) -> Iterator[None]:
-    """What the run inside does to Python state is noted and undone, where that is asked for."""
-    if outside is None:
-        yield
-        return
-    loan.watch()
+    """What the run inside does to the modules, and where it is watched, is noted and undone."""
     given, form = take_apart(call)
     try:
-        with outside.watching(fn):
+        with outside.watching(fn) if outside is not None else nullcontext():
             yield
     finally:
-        changes = outside.changes([*loan.held(), *(leaf for _, leaf in given)])
+        held = [*loan.held(), *(leaf for _, leaf in given)]
+        changes = outside.changes(held) if outside is not None else []
         # one that keeps an abstract tensor stays as it is, for `escaped` to find
         changes = [each for each in changes if not [*abstract_in([each.place.now])]]
         every = [*changes, *loan.changes(), *_arguments_changed(given, form, call)]
-        requires.changed = [_located(change, lines) for change in every]
+        requires.changed = [located(change, lines) for change in every]
         for change in changes:  # the modules' own are undone with the loan
             change.undo()
 
 
-def _located(change: Change, lines: Callable[[], Lines]) -> Change:
+def located(change: Change, lines: Callable[[], Lines]) -> Change:
+    """The change with the line that made it."""
     return replace(change, at=lines().binding(change.place.name, content=not change.rebound))
 
 

@@ -199,7 +199,7 @@ def test_the_second_run_is_as_if_it_were_the_first() -> None:
 
     module = Counts(asks, runs.append)
     program = foretrace.export(module, (torch.ones(2),))
-    assert runs == [False, True]
+    assert runs == [False, True, True]  # once more, as it counts its calls in Python
     assert (module.calls, module.count) == (0, 0)
     assert not torch.compiler.is_exporting()
     assert not torch.compiler.is_compiling()

@@ -6,7 +6,7 @@ callable captures again; before it, and after a change of what is not read, both
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -387,3 +387,131 @@ def test_a_change_that_no_call_can_repeat() -> None:
     assert caught.value.kind == "side effect"
     assert caught.value.at is not None
     assert "log.append" in caught.value.at.text
+
+
+TIMES = 0
+
+
+class Counting(nn.Module):
+    """Counts its calls, in one of the places that Python has; the count may be in the result."""
+
+    calls = 0
+
+    def __init__(self, count: Callable[["Counting"], int], *, used: bool) -> None:
+        super().__init__()
+        self.count, self.used = count, used
+        self.steps, self.config, self.slotted = 0, Config(), SlottedData(0.0)
+        self.config.inner.inner = Inner()  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.count(self) if self.used else x + 0 * self.count(self)
+
+    def found(self) -> list[Any]:
+        """All the counts."""
+        deep = self.config.inner.inner.depth  # type: ignore[attr-defined]
+        return [TIMES, Counting.calls, self.steps, deep, self.slotted.rate, vars(add_up).copy()]
+
+
+def add_up() -> None:
+    """Has an attribute."""
+
+
+def of_the_file(net: Counting) -> int:
+    global TIMES  # noqa: PLW0603  (it is what is tested)
+    TIMES += 1
+    return TIMES
+
+
+def of_the_module(net: Counting) -> int:
+    net.steps += 1
+    return net.steps
+
+
+def of_its_class(net: Counting) -> int:
+    Counting.calls += 1
+    return Counting.calls
+
+
+def far_away(net: Counting) -> int:
+    inner: Any = net.config.inner.inner  # type: ignore[attr-defined]
+    inner.depth = int(inner.depth + 1)
+    return int(inner.depth)
+
+
+def in_a_slot(net: Counting) -> int:
+    net.slotted.rate = int(net.slotted.rate + 1)
+    return net.slotted.rate
+
+
+def of_a_function(net: Counting) -> int:
+    add_up.calls = getattr(add_up, "calls", 0) + 1  # type: ignore[attr-defined]
+    return add_up.calls  # type: ignore[attr-defined, no-any-return]
+
+
+COUNTS = [of_the_file, of_the_module, of_its_class, far_away, in_a_slot, of_a_function]
+
+
+@pytest.fixture
+def reset() -> Iterator[None]:
+    """The counts are the file's own."""
+    before = TIMES, Counting.calls, vars(add_up).copy()
+    yield
+    globals()["TIMES"], Counting.calls = before[:2]
+    vars(add_up).clear()
+    vars(add_up).update(before[2])
+
+
+@pytest.mark.usefixtures("reset")
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_count_goes_on(count: Callable[[Counting], int], used: bool) -> None:
+    """Wherever it is, a compiled callable adds to it as eager does."""
+    eager, ours = Counting(count, used=used), Counting(count, used=used)
+    start = eager.found()
+    compiled = foretrace.compile(ours)
+    expected = [(eager(X), eager.found()) for _ in range(3)]
+    globals()["TIMES"], Counting.calls = start[:2]
+    vars(add_up).clear()
+    for result, found in expected:
+        assert torch.equal(compiled(X), result)
+        assert ours.found() == found
+
+
+@pytest.mark.usefixtures("reset")
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("entry", [
+    lambda net: foretrace.export(net, (X,)),
+    lambda net: foretrace.aot_export_module(net, (X,), trace_joint=False),
+], ids=["export", "aot_export_module"])  # fmt: skip
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_count_that_a_graph_has_not(
+    count: Callable[[Counting], int], entry: Callable[[Counting], Any], used: bool
+) -> None:
+    """A graph for another tool adds nothing: it is there if nothing depends on that."""
+    net = Counting(count, used=used)
+    start = net.found()
+    if used:
+        with pytest.raises(foretrace.Refusal, match="something else at its next call") as caught:
+            entry(net)
+        assert caught.value.kind == "side effect"
+        assert caught.value.at is not None
+    else:
+        entry(net)
+    assert net.found() == start
+
+
+def test_the_content_of_what_an_object_holds() -> None:
+    """No call can repeat it; the capture has left no trace."""
+    config = Config()
+    config.counts = {"calls": 0}  # type: ignore[attr-defined]
+
+    def program(x: Tensor) -> Tensor:
+        config.counts["calls"] += 1  # type: ignore[attr-defined]
+        return x * 2
+
+    with pytest.raises(foretrace.Refusal) as caught:
+        foretrace.compile(program)(X)
+    assert caught.value.kind == "side effect"
+    assert caught.value.at is not None
+    assert "+= 1" in caught.value.at.text
+    assert config.counts == {"calls": 0}  # type: ignore[attr-defined]

@@ -158,7 +158,9 @@ def _still_eager(route: Route, verdict: Verdict, call: Call, expected: Seen) -> 
         return Verdict(
             verdict.route, WRONG, "after a refusal: eager raises", f"{how}\nafter: {verdict.detail}"
         )
-    wrong = list(_differences(replace(route, flat=False, sizes=True, plain=True), expected, again))
+    first = call.number == route.calls[0]
+    compared = replace(route, flat=False, sizes=True, plain=route.binds or first)
+    wrong = list(_differences(compared, expected, again))
     if wrong:
         detail = "; ".join(f"{what}: {how}" for what, how in wrong[:SHOWN])
         return Verdict(

@@ -62,7 +62,7 @@ EXCUSED: dict[str, str] = {
     "trace/generators.py:check_states": "tests/cpu/test_left_as_it_was.py has its programs",
     "runtime/cache.py:_unstable": "a guard of what changes by itself, as by another thread",
     "targets/attention.py:_order": "a target of the caller's; tests/pure/test_attention_choice.py",
-    "trace/before.py:put_back": "an object that cannot be put back; tests/cpu/test_unchanged.py",
+    "trace/restoring.py:put_back": "an object that cannot be put back; tests/cpu/test_unchanged.py",
     "passes/partial.py:_not_saved": "no program is known: what is not saved is computed again",
     "rules/probe.py:size": "no operator of torch 2.13 is known to come there",
     "rules/tape.py:_value": "no formula of torch 2.13 is known to come there",
