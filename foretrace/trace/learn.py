@@ -129,10 +129,12 @@ def _run_body(
 def _over_stand_ins(
     recorder: Records, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
 ) -> tuple[list[Op], Any, list[Abstract]]:
-    stand_ins = [recorder.abstract(param) for param in params]
+    stand_ins, count = [recorder.abstract(param) for param in params], len(recorder.overwritten)
     args, kwargs = recorder.concrete(call, dict(zip(operands, stand_ins, strict=True)))
     with recorder.inner_scope() as ops, recorder.listening():
         result = kernel(*args, **kwargs)
+    while len(recorder.overwritten) > count:  # memory of the stand-ins', which ends here
+        recorder.overwritten.popitem()
     return ops, result, stand_ins
 
 
