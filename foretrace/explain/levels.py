@@ -9,7 +9,7 @@ from foretrace.errors import Frame
 from foretrace.explain.explanation import Link
 from foretrace.ir.op import Choice, ModuleCall, Op, Value, Write, target_name
 from foretrace.ir.program import Graph, Recorded
-from foretrace.passes.history import HISTORY
+from foretrace.passes.history_ops import HISTORY
 from foretrace.targets.semantics import COMPOSITE
 from foretrace.trace.functions import FunctionCall
 

@@ -260,7 +260,8 @@ class Differentiation:
         bases = [whole]
         for step in write.steps:
             bases.append(self._view(step, bases[-1], op))
-        part = self._call(torch.ops.aten.clone.default, (bases[-1],), op, name)
+        in_order = {"memory_format": torch.contiguous_format}
+        (part,) = self._append(torch.ops.aten.clone.default, (bases[-1],), in_order, op, name).outs
         rule, both = self._rule(write.func, op, args, op.kwargs, [part])
         if rule is None:
             return

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from foretrace.ir.op import Choice, Op, Value, Write, substitute
+from foretrace.passes.history_ops import HISTORY, called, copied
 from foretrace.passes.stale import written_operand
+from foretrace.passes.through_views import reads_what_it_writes, through_views
 from foretrace.rules.schemas import schema_of
 
 aten = torch.ops.aten
 
-HISTORY = "history"
-"""The choice that an op carries which the program did not call"""
 UNSEEN = "autograd does not follow this write: new content, the history of what was there"
 NO_GRAD = "the program ran this under torch.no_grad(), and a graph has no grad mode"
 BELOW = "the program did not let autograd follow this, and a graph's operator would be"
@@ -74,6 +74,9 @@ class History:
         own stays: its derivative is what eager has. And it is one that leaves nothing of a followed
         tensor but its history, such as `y.copy_(c)`: eager follows what it returns.
         """
+        if reads_what_it_writes(op):
+            yield from through_views(op)
+            return
         followed = _followed_in(op) if op.writes else ()
         for inner in op.body or ():
             scatters = op.writes and inner.target in SCATTERED
@@ -84,7 +87,7 @@ class History:
             elif op.writes and _leaves_history(op, inner):
                 yield from _copied_over(op, inner)
             elif op.writes and inner.target is aten.copy.default:
-                yield _call(op, aten.copy_.default, inner.args, inner.outs[0], NO_FORMULA)
+                yield called(op, aten.copy_.default, inner.args, inner.outs[0], NO_FORMULA)
             else:
                 yield inner
 
@@ -153,8 +156,8 @@ def _in_place(op: Op, inner: Op) -> Iterator[Op]:
     """The write itself, on a copy."""
     (out,) = inner.outs
     done, args = Value(out.type), (out, *inner.args[1:])
-    yield from _copied(op, inner.args[0], out, NO_FORMULA)
-    yield _call(op, _written_by(op), args, done, NO_FORMULA, inner.kwargs)
+    yield from copied(op, inner.args[0], out, NO_FORMULA)
+    yield called(op, _written_by(op), args, done, NO_FORMULA, inner.kwargs)
 
 
 def _leaves_history(op: Op, last: Op) -> bool:
@@ -179,8 +182,8 @@ def _copied_over(op: Op, last: Op) -> Iterator[Op]:
     (out,) = op.outs
     new, done = Value(out.type.with_grad(False)), Value(out.type)
     yield _renamed(last, {out: new})
-    yield from _copied(op, op.args[0], out, REPLACED)
-    yield _call(op, aten.copy_.default, (out, new), done, REPLACED)
+    yield from copied(op, op.args[0], out, REPLACED)
+    yield called(op, aten.copy_.default, (out, new), done, REPLACED)
 
 
 def is_unseen_write(op: Op) -> bool:
@@ -197,7 +200,7 @@ def _of_a_copy(op: Op) -> Iterator[Op]:
     if old is None:
         raise AssertionError(op)
     copy = Value(old.type)
-    yield from _copied(op, old, copy, COPIED)
+    yield from copied(op, old, copy, COPIED)
     for inner in op.body or ():
         first = (copy,) if inner.args and inner.args[0] is old else inner.args[:1]
         yield _with_args(inner, (*first, *inner.args[1:])) if first[:1] == (copy,) else inner
@@ -221,11 +224,11 @@ def _detached(op: Op, visible: Collection[Value]) -> Iterator[Op]:
     why = NO_GRAD if not op.origin.grad_mode else BELOW
     for out, before in raw.items():
         if not (out.type.requires_grad and out in visible):
-            yield _call(op, aten.detach.default, (before,), out, why)
+            yield called(op, aten.detach.default, (before,), out, why)
             continue
         loose = Value(out.type.with_grad(False))
-        yield _call(op, aten.detach.default, (before,), loose, LOOSE)
-        yield _call(op, aten.requires_grad_.default, (loose,), out, LOOSE)
+        yield called(op, aten.detach.default, (before,), loose, LOOSE)
+        yield called(op, aten.requires_grad_.default, (loose,), out, LOOSE)
 
 
 def _errs(op: Op) -> bool:
@@ -244,9 +247,9 @@ def _scattered(op: Op) -> Iterator[Op]:
     (out,) = op.outs
     type = source.type.with_grad(out.type.requires_grad)
     part, done = Value(type), Value(type)
-    yield from _copied(op, base, out, WRONG)
-    yield _call(op, SCATTERED[op.target], (out, *where), part, WRONG)
-    yield _call(op, aten.copy_.default, (part, source), done, WRONG)
+    yield from copied(op, base, out, WRONG)
+    yield called(op, SCATTERED[op.target], (out, *where), part, WRONG)
+    yield called(op, aten.copy_.default, (part, source), done, WRONG)
 
 
 def _noisy(op: Op) -> Iterator[Op]:
@@ -255,8 +258,8 @@ def _noisy(op: Op) -> Iterator[Op]:
     Seen on torch 2.13: it reads the noise that was given, and not what was drawn.
     """
     out, drawn = op.outs
-    yield from _copied(op, op.args[1], drawn, WRONG)
-    yield _call(op, aten.rrelu_with_noise.default, (op.args[0], drawn, *op.args[2:]), out, WRONG)
+    yield from copied(op, op.args[1], drawn, WRONG)
+    yield called(op, aten.rrelu_with_noise.default, (op.args[0], drawn, *op.args[2:]), out, WRONG)
 
 
 def _overwritten(op: Op, history: History) -> Iterator[Op]:
@@ -267,9 +270,9 @@ def _overwritten(op: Op, history: History) -> Iterator[Op]:
     for inner in history.trained_body(op):
         yield from with_history([_renamed(inner, {out: raw})], inside)
     kept, view = Value(out.type.with_grad(False)), Value(out.type.with_grad(False))
-    yield from _copied(op, base, out, UNSEEN)
-    yield _call(op, aten.detach.default, (out,), view, UNSEEN)
-    yield _call(op, aten.copy_.default, (view, raw), kept, UNSEEN)
+    yield from copied(op, base, out, UNSEEN)
+    yield called(op, aten.detach.default, (out,), view, UNSEEN)
+    yield called(op, aten.copy_.default, (view, raw), kept, UNSEEN)
 
 
 def left_in_memory(value: Value, now: Value | None, because: Op) -> Iterator[Op]:
@@ -280,8 +283,8 @@ def left_in_memory(value: Value, now: Value | None, because: Op) -> Iterator[Op]
     """
     view, done = Value(value.type.with_grad(False)), Value(value.type.with_grad(False))
     target = aten.detach.default if now is None else aten.data.default
-    yield _call(because, target, (value,), view, WRITTEN)
-    yield _call(because, aten.copy_.default, (view, view if now is None else now), done, WRITTEN)
+    yield called(because, target, (value,), view, WRITTEN)
+    yield called(because, aten.copy_.default, (view, view if now is None else now), done, WRITTEN)
 
 
 def _renamed(op: Op, renamed: dict[Value, Value]) -> Op:
@@ -306,26 +309,4 @@ def _with_args(op: Op, args: tuple[Any, ...]) -> Op:
     return Op(
         op.target, args, op.kwargs, op.result, op.outs, origin=op.origin, region=op.region,
         definition=op.definition, choice=choice, piece_of=op,
-    )  # fmt: skip
-
-
-def _copied(because: Op, old: Value, out: Value, why: str) -> Iterator[Op]:
-    """A copy in the same strides: kernels may round otherwise where elements lie otherwise."""
-    if old.type.dense or old.type.symbols:
-        yield _call(because, aten.clone.default, (old,), out, why)
-        return
-    raw, sizes = Value(out.type.with_grad(False)), (list(old.type.shape), list(old.type.stride))
-    yield _call(because, aten.new_empty_strided.default, (old, *sizes), raw, why)
-    yield _call(because, aten.copy_.default, (raw, old), out, why)
-
-
-def _call(
-    because: Op, func: object, args: tuple[Any, ...], out: Value, why: str,
-    kwargs: dict[str, Any] | None = None,
-) -> Op:  # fmt: skip
-    """An op that stands for an op of the tree, and why it is there."""
-    choice = Choice(HISTORY, "spelled out", why)
-    return Op(
-        func, args, kwargs or {}, out, (out,), origin=because.origin, choice=choice,
-        piece_of=because,
     )  # fmt: skip

@@ -412,3 +412,19 @@ def complex_written_over(x: Tensor) -> tuple[Tensor, ...]:
     z[:, 1:5].copy_(x)
     z[:, 0], z[:, 5] = x[:, 0], x[:, 1]
     return y, z
+
+
+@program(t(N, 4), t(N, 4))
+def zeros_of_either_sign_through_a_view(x: Tensor, w: Tensor) -> Tensor:
+    y = x * w
+    y[0].mul_(2)
+    y.t()[1:].add_(w[0, 0])
+    return torch.nn.functional.dropout(y, 0.5)
+
+
+@program(t(2, 6))
+def parts_written_after_each_other(x: Tensor) -> Tensor:
+    y = x * 2
+    for part in (y[0, :4], y[:, 2:], y.diagonal()):
+        part.mul_(3)
+    return torch.nn.functional.dropout(y, 0.5) * y

@@ -1,0 +1,35 @@
+"""Ops that stand for an op of the tree in a graph that trains as the program does."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from foretrace.ir.op import Choice, Op, Value
+
+aten = torch.ops.aten
+
+HISTORY = "history"
+"""The choice that an op carries which the program did not call"""
+
+
+def copied(because: Op, old: Value, out: Value, why: str) -> Iterator[Op]:
+    """A copy in the same strides: kernels may round otherwise where elements lie otherwise."""
+    if old.type.dense or old.type.symbols:
+        yield called(because, aten.clone.default, (old,), out, why)
+        return
+    raw, sizes = Value(out.type.with_grad(False)), (list(old.type.shape), list(old.type.stride))
+    yield called(because, aten.new_empty_strided.default, (old, *sizes), raw, why)
+    yield called(because, aten.copy_.default, (raw, old), out, why)
+
+
+def called(
+    because: Op, func: object, args: tuple[Any, ...], out: Value, why: str,
+    kwargs: dict[str, Any] | None = None,
+) -> Op:  # fmt: skip
+    """An op that stands for an op of the tree, and why it is there."""
+    choice = Choice(HISTORY, "spelled out", why)
+    return Op(
+        func, args, kwargs or {}, out, (out,), origin=because.origin, choice=choice,
+        piece_of=because,
+    )  # fmt: skip

@@ -1,0 +1,52 @@
+"""Writes through views, as autograd follows them: in place, on a copy of what is viewed.
+
+A value form adds two gradients of the base: of what the write leaves, and of what it reads. Eager
+has one, in which the part that was written is put in place (CopySlices). The sum is that to the
+last bit but for zeros: 0.0 and -0.0 give 0.0, and a dropout gives many.
+Source: torch/csrc/autograd/functions/tensor.cpp.
+"""
+
+from collections.abc import Iterator
+
+from foretrace import torch_api
+from foretrace.ir.op import Op, Value, ViewStep, Write, values_in
+from foretrace.ir.types import TensorType
+from foretrace.passes.history_ops import called, copied
+
+COMPOSITE = "CompositeImplicitAutograd"
+WHY = "autograd puts the gradient of the part that was written in the place of that of the whole"
+
+
+def reads_what_it_writes(op: Op) -> bool:
+    """Whether a followed write computes with what a view of followed memory holds."""
+    target = op.target
+    if not (isinstance(target, Write) and target.followed and target.steps):
+        return False
+    base, (old, *others) = op.args[0], op.args[1]
+    if not base.type.requires_grad or old in values_in((others, op.kwargs)):
+        return False
+    reads = any(old in inner.operands for inner in op.body or ())
+    return reads and all(_can_be_called(step, old.type) for step in target.steps)
+
+
+def _can_be_called(step: ViewStep, like: TensorType) -> bool:
+    composite = torch_api.kernel_for(step.func, COMPOSITE)
+    return step.base.type.dtype == like.dtype and not (step.several or composite)
+
+
+def through_views(op: Op) -> Iterator[Op]:
+    """The write itself, through views of a copy of the base."""
+    write, (base, given), (view,) = op.target, op.args, op.outs
+    steps, begins = write.steps, write.steps[0].base.type.offset
+    yield from copied(op, base, view, WHY)
+    for step, like in zip(steps, [*(s.base for s in steps[1:]), given[0]], strict=True):
+        args, kwargs = step.of(view)
+        view = Value(_followed_at(like.type, like.type.offset - begins))
+        yield called(op, step.func, args, view, WHY, kwargs)
+    done = Value(view.type)
+    yield called(op, write.func, (view, *given[1:]), done, WHY, op.kwargs)
+
+
+def _followed_at(type: TensorType, offset: int) -> TensorType:
+    layout = (type.shape, type.stride, type.dtype, type.device, offset)
+    return TensorType(*layout, True, type.lazy)
