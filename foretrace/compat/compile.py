@@ -86,7 +86,7 @@ def _check_options(options: dict[str, Any]) -> None:
 
 def _check(fn: Any, dynamic: object, fullgraph: object) -> None:
     for good, what, do in (
-        (callable(fn), f"{fn!r:.60} is not callable", "give a function or an nn.Module"),
+        (callable(fn), f"a {type(fn).__name__} is not callable", "give a function or an nn.Module"),
         (
             dynamic is None or isinstance(dynamic, bool),
             f"dynamic={dynamic!r}",

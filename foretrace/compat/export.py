@@ -113,7 +113,7 @@ def _captured(
 
 def _check_call(mod: Any, args: Any, kwargs: Any) -> None:
     for good, what in (
-        (isinstance(mod, nn.Module), f"{mod!r:.60} is no nn.Module"),
+        (isinstance(mod, nn.Module), f"a {type(mod).__name__} is no nn.Module"),
         (isinstance(args, tuple), f"args is a {type(args).__name__}, not a tuple"),
         (kwargs is None or isinstance(kwargs, Mapping), f"kwargs is a {type(kwargs).__name__}"),
     ):

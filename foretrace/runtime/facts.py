@@ -15,6 +15,7 @@ from foretrace.runtime.checks import Check, value_check
 from foretrace.runtime.source import Source
 from foretrace.trace.changes import MISSING
 from foretrace.trace.held import HOOKS
+from foretrace.trace.plain import own_length
 
 BY_KEY = (dict, list, tuple, types.MappingProxyType)
 """Containers whose `[key]` runs nothing of the user's; for others that of their base is taken"""
@@ -83,7 +84,7 @@ class Facts:
             condition = f"len({holder}) == {len(held.before)} or not {added}.names({holder})"
             return Check(condition, f"{added}.words({holder})")
         if held.how == "length":
-            condition = f"len({holder}) == {held.before}"
+            condition = f"{self.source.bind(own_length, 'length')}({holder}) == {held.before}"
             return Check(condition, repr(f"{held.name} has more or fewer items than it had"))
         if held.before is MISSING:
             key, inside = self.source.literal(held.key, "key"), f"not in {holder}"

@@ -36,6 +36,7 @@ from foretrace.trace.kept import (
 )
 from foretrace.trace.mentioned import FOLLOWS, MEMO, UNNAMED, home, members_of, mentioned_by
 from foretrace.trace.outside import origin_of
+from foretrace.trace.plain import own_length
 from foretrace.trace.restoring import changes_in, put_all_back
 
 MOST: Final = 20_000
@@ -173,7 +174,7 @@ class Before:
 
     def _inside(self, item: Any) -> None:
         """The members of a container, without a call of its class."""
-        if len(item) <= LARGEST:
+        if own_length(item) <= LARGEST:
             held = dict.values(item) if isinstance(item, dict) else gc.get_referents(item)
             self._queue.extend(each for each in held if type(each) not in ATOMS)
         if type(item) not in PLAIN:

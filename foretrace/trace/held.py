@@ -20,7 +20,7 @@ from foretrace.ir.program import Held, ModuleState, Requirements
 from foretrace.trace.changes import MISSING, Change, Place
 from foretrace.trace.kept import attributes_of
 from foretrace.trace.outside import Outside, origin_of
-from foretrace.trace.plain import LARGEST, plain, snapshot
+from foretrace.trace.plain import LARGEST, own_items, own_length, plain, snapshot
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -161,9 +161,8 @@ class Reading:
 
     def _items(self, name: str, item: Any, depth: int) -> None:
         """A container of more than plain data; of a large one, how many items it has."""
-        self.found.append(Held(name, "length", item, None, len(item)))
-        pairs = dict.items(item) if isinstance(item, dict) else enumerate(item)
-        for key, held in itertools.islice(pairs, LARGEST):
+        self.found.append(Held(name, "length", item, None, own_length(item)))
+        for key, held in itertools.islice(own_items(item), LARGEST):
             if plain(key):
                 self._take(f"{name}[{key!r}]", "item", item, key, held, depth)
 

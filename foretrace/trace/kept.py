@@ -65,8 +65,8 @@ class KeptDict:
     def __init__(self, item: dict[Any, Any]) -> None:
         self.item = item
         self.kind: Any = OrderedDict if isinstance(item, OrderedDict) else dict
-        ordered = self.kind is OrderedDict
-        self.before: dict[Any, Any] = dict(self.kind.items(item)) if ordered else dict.copy(item)
+        exact = type(item) is dict  # `dict.copy` calls `keys` of a class that has an `__iter__`
+        self.before: dict[Any, Any] = dict.copy(item) if exact else dict(self.kind.items(item))
 
     @property
     def intact(self) -> bool:

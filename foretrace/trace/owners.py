@@ -22,6 +22,7 @@ from foretrace.trace.held import HOOKS
 from foretrace.trace.kept import ATOMS, EMPTY, KeptModule
 from foretrace.trace.lines import Lines
 from foretrace.trace.outside import Outside
+from foretrace.trace.plain import own_items
 from foretrace.trace.restoring import changes_in, put_all_back, put_back
 from foretrace.trace.structure import take_apart
 
@@ -232,9 +233,8 @@ def _present(registered: dict[Any, Any] | set[Any]) -> set[Any]:
 
 
 def _holds_abstract(item: Any, stands: set[int]) -> bool:
-    members = (
-        item.values() if isinstance(item, dict) else item if isinstance(item, list) else [item]
-    )
+    inside = isinstance(item, (dict, list))
+    members = [each for _, each in own_items(item)] if inside else [item]
     found = (m() if isinstance(m, weakref.ref) else m for m in members)
     return any(isinstance(each, Abstract) and id(each) not in stands for each in found)
 

@@ -2,6 +2,8 @@
 
 import enum
 import types
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,22 @@ BY_VALUE = frozenset({int, str, bytes, range, slice, torch.device, torch.Size})
 CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
 LARGEST = 1000
 """Items of a container up to which it is compared by value"""
+OWN = (dict, list, tuple, set, frozenset, deque)
+"""What containers of any class are made of, as far as they are looked into"""
+
+
+def own_length(item: Any) -> int:
+    """How many items a container has, asked of Python's own type: a class may say otherwise."""
+    kind: Any = next(kind for kind in OWN if isinstance(item, kind))
+    return int(kind.__len__(item))
+
+
+def own_items(item: Any) -> Iterator[tuple[Any, Any]]:
+    """Keys and items of a dict, list or tuple, without a method of its class."""
+    if isinstance(item, dict):
+        return iter(dict.items(item))
+    kind: Any = list if isinstance(item, list) else tuple
+    return enumerate(kind.__iter__(item))
 
 
 def plain(item: Any, budget: int = LARGEST) -> bool:
@@ -46,7 +64,7 @@ def _parts(item: Any) -> list[Any] | None:
     if kind in CONTAINERS:
         return list(item)
     if isinstance(item, tuple) and hasattr(kind, "_fields"):
-        return list(item)
+        return list(tuple.__iter__(item))
     return None
 
 
@@ -59,7 +77,7 @@ def snapshot(item: Any) -> Any:
         return item
     if kind in CONTAINERS:
         return kind(snapshot(part) for part in parts)
-    return kind(*map(snapshot, parts))
+    return tuple.__new__(kind, map(snapshot, parts))
 
 
 def same(now: Any, before: Any) -> bool:
@@ -72,8 +90,9 @@ def same(now: Any, before: Any) -> bool:
     if kind is dict:
         return list(now) == list(before) and all(same(now[key], before[key]) for key in before)
     if isinstance(before, (tuple, list)) and kind is not torch.Size:
-        pairs = zip(now, before, strict=False)
-        return len(now) == len(before) and all(same(n, b) for n, b in pairs)
+        pairs = zip(own_items(now), own_items(before), strict=False)
+        alike = own_length(now) == own_length(before)
+        return alike and all(same(n, b) for (_, n), (_, b) in pairs)
     return now is before or bool(now == before)
 
 
