@@ -80,6 +80,7 @@ from foretrace.torch_api.patches import (
     replaced,
     selective_policy,
     uncompiled,
+    unoptimized,
 )
 from foretrace.torch_api.pytree import (
     GetAttrKey,
@@ -238,6 +239,7 @@ __all__ = [
     "tree_leaves",
     "tree_unflatten",
     "uncompiled",
+    "unoptimized",
     "with_autograd",
     "without_keys",
 ]

@@ -5,12 +5,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+# What TorchScript makes of functions and methods, and runs them by.
+from torch import _C
+
 # The functions behind `torch.func.grad`, which builds autograd nodes.
 from torch._functorch import eager_transforms
+
+# `torch.jit.optimized_execution`, which torch.jit does not name as its own.
+from torch.jit._fuser import optimized_execution
 
 
 @contextmanager
@@ -51,6 +57,44 @@ def uncompiled() -> Iterator[None]:
         yield
     finally:
         space["_stance"] = before
+
+
+@contextmanager
+def unoptimized(refuse: Callable[[], NoReturn]) -> Iterator[None]:
+    """Functions of TorchScript run op by op inside, for this thread; a method calls `refuse`.
+
+    From its second call on, TorchScript's executor brings derivatives of its own, for which it
+    detaches what it computes with. `optimized_execution(False)` keeps what was optimized before,
+    so that the graph is run as a function of its own. (torch 2.13: `ScriptFunction.__call__`.)
+    """
+    thread = threading.get_ident()
+    calls: dict[Any, Any] = {
+        kind: vars(kind)["__call__"] for kind in (_C.ScriptFunction, _C.ScriptMethod)
+    }
+    run, method = calls.values()
+
+    def function_called(function: Any, *args: Any, **kwargs: Any) -> Any:
+        rest = function.schema.arguments[len(args) :]
+        known = all(each.name in kwargs or each.has_default_value() for each in rest)
+        if threading.get_ident() != thread or not known or kwargs.keys() - {a.name for a in rest}:
+            return run.__get__(function)(*args, **kwargs)
+        values = [kwargs.get(each.name, each.default_value) for each in rest]
+        fresh = _C._create_function_from_graph(function.name, function.inlined_graph)
+        with optimized_execution(False):
+            return run.__get__(fresh)(*args, *values)
+
+    def method_called(method_of: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            refuse()
+        return method.__get__(method_of)(*args, **kwargs)
+
+    try:
+        for kind, stand_in in zip(calls, (function_called, method_called), strict=True):
+            kind.__call__ = stand_in
+        yield
+    finally:
+        for kind, call in calls.items():
+            kind.__call__ = call
 
 
 def engine() -> Callable[..., Any]:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import fx, nn
@@ -144,11 +144,16 @@ class Borrowed:
 
 def _check_not_scripted(named: list[tuple[str, nn.Module]]) -> None:
     if any(isinstance(module, torch.jit.ScriptModule) for _, module in named):
-        raise Refusal(
-            "the program contains a TorchScript module, whose Python is gone",
-            kind="unsupported module",
-            do="capture the module that it was made from",
-        )
+        scripted()
+
+
+def scripted() -> NoReturn:
+    """Refuse a module of TorchScript, whose tensors are out of Python's reach."""
+    raise Refusal(
+        "the program contains a TorchScript module, whose Python is gone",
+        kind="unsupported module",
+        do="capture the module that it was made from",
+    )
 
 
 TABLES = frozenset({"_parameters", "_buffers", "_modules"})

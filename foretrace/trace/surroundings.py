@@ -14,6 +14,7 @@ from foretrace.trace import generators
 from foretrace.trace.functions import function_calls
 from foretrace.trace.lines import Lines
 from foretrace.trace.modules import module_calls
+from foretrace.trace.owners import scripted
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.switches import unswitched
 
@@ -101,6 +102,7 @@ def running(recorder: Recorder, paths: dict[int, str], absent: bool) -> Iterator
     with (
         torch_api.below_autograd(),
         torch_api.uncompiled(),
+        torch_api.unoptimized(scripted),
         torch_api.replaced({**refusing(recorder, absent), "checkpoint": checkpoints(recorder)}),
         followed_autocast(recorder),
         function_calls(recorder),
