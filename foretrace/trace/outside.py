@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ STORES = ("STORE_GLOBAL", "STORE_ATTR")
 NO_OBJECTS = (types.FunctionType, types.ModuleType, type, torch.Tensor, torch.nn.Module)
 """What has attributes and is no plain object; modules are looked at by their own tables"""
 LAYERS = torch_api.TORCH_DIR + "nn/"
-BELOW_TORCH = ("numpy/", "sympy/", "mpmath/", "networkx/", "typing_extensions.py")
+BELOW_TORCH = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions")
 """What torch itself is built on"""
 MOST_FRAMES = 64
 """Frames that are kept before those that have ended are let go"""
@@ -236,12 +237,18 @@ def origin_of(file: str) -> str:
         return "layer"
     if file.startswith((PACKAGE_DIR, "<", torch_api.TORCH_DIR)):
         return "library"
-    paths = sysconfig.get_paths()
-    site = paths["purelib"] + "/"
-    if file.startswith(tuple(site + name for name in BELOW_TORCH)):
+    if file.startswith(_below_torch()):
         return "library"
-    python_own = file.startswith(paths["stdlib"] + "/") and not file.startswith(site)
-    return "library" if python_own else "user"
+    own, _, installed = file.partition(sysconfig.get_paths()["stdlib"] + "/")
+    python_own = not own and not installed.startswith(("site-packages/", "dist-packages/"))
+    return "library" if python_own and installed else "user"
+
+
+@cache
+def _below_torch() -> tuple[str, ...]:
+    """Where that is: an environment may have it from another one, apart from the program's own."""
+    files = [spec.origin for spec in map(find_spec, BELOW_TORCH) if spec and spec.origin]
+    return tuple(file.removesuffix("__init__.py") for file in files)
 
 
 @cache

@@ -90,5 +90,5 @@ def changes_in(kept: Kept, name: Callable[[Any], str]) -> Iterable[Change]:
 
 def _made_again(kept: Any) -> bool:
     """Whether it holds the same numbers and text, which may be other objects."""
-    now = dict.copy(kept.item) if isinstance(kept, KeptDict) else list.copy(kept.item)
+    now = type(kept)(kept.item).before
     return plain(now) and same(now, kept.before)
