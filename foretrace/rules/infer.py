@@ -12,7 +12,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Tree
 from foretrace.ir.types import TensorType
-from foretrace.rules.meta import MetaKernels
+from foretrace.rules.meta import MetaKernels, as_eager
 from foretrace.rules.probe import probe
 from foretrace.rules.sparse import reads_sparse
 from foretrace.symbols.sizes import Symbols
@@ -23,7 +23,11 @@ from foretrace.trace.reported import OUTSIDE
 
 NOT_LINKED = "not linked with support for"
 NO_KERNEL = "no meta kernel"
-NOT_SYMBOLIC = "does not support symbolic shapes"
+NUMBERS_ONLY = (
+    "does not support symbolic shapes",
+    "Expected IntList but got GenericList",  # of an argument
+)
+"""Said of open sizes by a kernel that knows numbers only."""
 NOT_STORED = "its data is not allocated yet"
 """Said where a sparse operand stores anything: a meta kernel looks at what is stored."""
 NOT_COALESCED = "on an uncoalesced tensor"
@@ -111,7 +115,7 @@ class Inference:
     def _ask(self, key: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         plain = lasts(key) and not symbols_of(key) and not reads_sparse((args, kwargs))
         found = self._kernels.ask(func, args, kwargs) if plain else None
-        return found or self._run(func, args, kwargs, self._once)
+        return as_eager(func, args, found or self._run(func, args, kwargs, self._once))
 
     def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree], once: Once) -> Tree:
         try:
@@ -126,7 +130,8 @@ class Inference:
             if NOT_COALESCED in str(error):
                 raise _depends_on_data(func) from error
             without = isinstance(error, Refusal) and error.kind == NO_KERNEL  # runs on numbers
-            if NOT_SYMBOLIC not in str(error) and not (without and _symbolic((args, kwargs))):
+            said = any(words in str(error) for words in NUMBERS_ONLY)
+            if not said and not (without and _symbolic((args, kwargs))):
                 raise
         numbers = self.symbols.numbers()
         return probe(lambda call: once(func, *call), (args, kwargs), numbers, str(func))

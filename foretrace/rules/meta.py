@@ -24,6 +24,19 @@ def answers(func: Any) -> bool:
     return not labelled and not schema.writes and torch_api.plain_meta_kernel(func)
 
 
+def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
+    """The types that eager gives, where torch's meta kernel says otherwise.
+
+    One example without a batch gives one number, whatever the reduction.
+    Source: multilabel_margin_loss_forward_out_cpu_template in
+    aten/src/ATen/native/LossMultiLabelMargin.cpp, torch 2.13.
+    """
+    if func is torch.ops.aten.multilabel_margin_loss_forward.default and len(args[0].shape) <= 1:
+        loss, rest = result
+        return TensorType((), (), loss.dtype, loss.device), rest
+    return result
+
+
 class MetaKernels:
     """Answers calls of torch's own operators whose tensors are on one device, sizes numbers."""
 

@@ -2,9 +2,11 @@
 
 The kernel runs twice, with two sets of numbers for the symbols. A size of the result that equals
 the same operand's size both times is that size; one that is the same number both times is fixed.
+Strides without gaps are products of the sizes.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -32,24 +34,36 @@ def probe(infer: Callable[[Tree], Tree], call: Tree, numbers: Numbers, name: str
         # the kernel wants sizes to be equal that are; it says so at each call
         other = {symbol: 2 * number + 6 for symbol, number in numbers.items()}
         two = infer(_with_numbers(call, other))
-    sizes = list(dict.fromkeys(_sizes(call)))
+    sizes = dict.fromkeys(_sizes(call))
     known = {tuple(_number(size, each) for each in (numbers, other)): size for size in sizes}
-    return _merged(one, two, known, name)
+    return _Merge(numbers, other, known, name).of(one, two)
 
 
-def _merged(one: Tree, two: Tree, known: dict[tuple[int, ...], Size], name: str) -> Tree:
-    if isinstance(one, (tuple, list)):
-        return type(one)([_merged(a, b, known, name) for a, b in zip(one, two, strict=True)])
-    if not isinstance(one, TensorType):
-        return one
+@dataclass(frozen=True)
+class _Merge:
+    """Makes one type of two, which were found with two sets of numbers."""
 
-    def size(pair: tuple[Any, Any]) -> Size:
-        if pair in known:
-            return known[pair]
+    numbers: Numbers
+    other: Numbers
+    known: dict[tuple[int, ...], Size]
+    name: str
+
+    def of(self, one: Tree, two: Tree) -> Tree:
+        if isinstance(one, (tuple, list)):
+            return type(one)([self.of(a, b) for a, b in zip(one, two, strict=True)])
+        if not isinstance(one, TensorType):
+            return one
+        shape = tuple(map(self._size, zip(one.shape, two.shape, strict=True)))
+        offset = self._size((one.offset, two.offset))
+        return TensorType(shape, self._stride(shape, one, two), one.dtype, one.device, offset)
+
+    def _size(self, pair: tuple[Any, Any]) -> Size:
+        if pair in self.known:
+            return self.known[pair]
         if pair[0] == pair[1]:
             return int(pair[0])
         raise Refusal(
-            f"{name} has no meta kernel for symbolic sizes, and its result has a new size",
+            f"{self.name} has no meta kernel for symbolic sizes, and its result has a new size",
             kind="no meta kernel",
             do=(
                 Way(
@@ -60,9 +74,20 @@ def _merged(one: Tree, two: Tree, known: dict[tuple[int, ...], Size], name: str)
             ),
         )
 
-    shape = tuple(map(size, zip(one.shape, two.shape, strict=True)))
-    stride = tuple(map(size, zip(one.stride, two.stride, strict=True)))
-    return TensorType(shape, stride, one.dtype, one.device, size((one.offset, two.offset)))
+    def _stride(
+        self, shape: tuple[Size, ...], one: TensorType, two: TensorType
+    ) -> tuple[Size, ...]:
+        """Products of sizes where there are no gaps; else each is to be one that is known."""
+        stride: dict[int, Size] = {}
+        step: Size = 1
+        for dim in reversed(one.memory_order()):
+            stride[dim], step = step, step * shape[dim]
+        dense = tuple(stride[dim] for dim in range(len(shape)))
+        sets = (self.numbers, self.other)
+        found = [tuple(_number(size, each) for size in dense) for each in sets]
+        if found == [one.stride, two.stride]:
+            return dense
+        return tuple(map(self._size, zip(one.stride, two.stride, strict=True)))
 
 
 def _sizes(tree: Tree) -> Iterator[Size]:

@@ -13,8 +13,17 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
+from foretrace.rules.schemas import schema_of
 
 aten = torch.ops.aten
+
+RESIZING = (
+    aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d,
+    aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa,
+    aten.upsample_nearest1d, aten.upsample_nearest2d, aten.upsample_nearest3d,
+    aten._upsample_nearest_exact1d, aten._upsample_nearest_exact2d,
+    aten._upsample_nearest_exact3d,
+)  # fmt: skip
 
 
 def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -74,6 +83,27 @@ def _tensor_split(x: torch.Tensor, places: torch.Tensor, dim: int = 0) -> Any:
     return aten.tensor_split.sections(x, numbers, dim)
 
 
+def _resized(op: Any, plain: Any) -> Callable[..., Any]:
+    """Interpolation: the kernel takes numbers only, which would fix all open sizes.
+
+    Source: compute_output_size in aten/src/ATen/native/UpSample.h.
+    """
+
+    def body(input: torch.Tensor, *options: Any, **named: Any) -> Any:
+        given = schema_of(op).bind((input, *options), named)
+        output, scales = given.get("output_size"), given.get("scale_factors")
+        is_open = any(type(size) is not int for size in (*input.shape, *(output or ())))
+        if not is_open or (output is None) == (scales is None):
+            return _traced(op, input, *options, **named)
+        if scales is not None:
+            pairs = zip(input.shape[2:], scales, strict=True)
+            output = [torch.sym_int(torch.sym_float(size) * scale) for size, scale in pairs]
+        corners = [given[name] for name in ("align_corners",) if name in given]
+        return plain(input, output, *corners, *(scales or ()))
+
+    return body
+
+
 def _trains(a: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and a.requires_grad
 
@@ -88,4 +118,5 @@ UNTRACED: dict[Any, Callable[..., Any]] = {
     aten.linalg_eigvalsh.default: _eigvalsh,
     aten.linalg_svdvals.default: _svdvals,
     aten.tensor_split.tensor_indices_or_sections: _tensor_split,
+    **{packet.vec: _resized(packet.vec, packet.default) for packet in RESIZING},
 }

@@ -94,6 +94,24 @@ def resized_lines(x: Tensor) -> tuple[Tensor, Tensor]:
     return up, F.interpolate(x, scale_factor=0.6, mode="nearest-exact")
 
 
+MODES = ("nearest", "nearest-exact", "bilinear", "bicubic")
+
+
+@program(t(2, 3, N, 4), t(2, 3, 5, N))
+def resized_to_open_sizes(x: Tensor, y: Tensor) -> list[Tensor]:
+    to_another = [F.interpolate(x, size=y.shape[2:], mode=mode) for mode in MODES]
+    scaled = [F.interpolate(x, scale_factor=1.7, mode=mode) for mode in MODES]
+    of_sizes = F.interpolate(x, scale_factor=0.6, recompute_scale_factor=True)
+    return [*to_another, *scaled, of_sizes, F.interpolate(x, size=3)]
+
+
+@program(t(2, 3, N), t(2, 3, N, 4, 2))
+def lines_and_volumes_resized_to_open_sizes(x: Tensor, y: Tensor) -> list[Tensor]:
+    lines = [F.interpolate(x, scale_factor=2, mode=mode) for mode in ("linear", "nearest-exact")]
+    volumes = [F.interpolate(y, size=(7, 3, 5), mode=mode) for mode in ("trilinear", "nearest")]
+    return [*lines, *volumes]
+
+
 @program(t(2, 2, 4, 5))
 def padded(x: Tensor) -> tuple[Tensor, ...]:
     cut = F.pad(x, (-1, 1, 0, 2))

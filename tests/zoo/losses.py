@@ -142,3 +142,9 @@ def largest_and_smallest(x: Tensor) -> Tensor:
 @program(t(N, 5), ints(5, N), ints(5, N, 5), loss=0)
 def margins_of_many_classes(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return F.multi_margin_loss(x, i) + F.multilabel_margin_loss(x, j)
+
+
+@program(t(5), ints(5, 5))
+def margin_of_one_example(x: Tensor, y: Tensor) -> list[Tensor]:
+    reductions = ("none", "mean", "sum")
+    return [F.multilabel_margin_loss(x, y, reduction=each) for each in reductions]
