@@ -1,6 +1,6 @@
 """A recorded program, and the roles of what goes in and what comes out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -16,6 +16,10 @@ Kind: TypeAlias = Literal[
     "output", "mutation", "gradient",
 ]  # fmt: skip
 
+
+Bare: TypeAlias = Literal["leaf", "loose"]
+"""What requires grad without a history: a leaf that the program made, or a view that it took under
+no_grad."""
 
 NUMBER = TensorType((), (), torch.int64, torch.device("cpu"))
 """The type of the value of an input that is a size."""
@@ -176,6 +180,7 @@ class Recorded:
     target: Any
     requires: "Requirements"
     overwritten: dict[Value, Overwritten] = field(default_factory=dict)
+    _bare: dict[Value, Bare] | None = field(default=None, repr=False)
 
     def made_at(self, value: Any) -> Frame | None:
         """The line that made a value; the definition of the program where no op did."""
@@ -184,22 +189,51 @@ class Recorded:
 
     def made_leaf(self, value: Value) -> bool:
         """Whether the program made it a leaf that requires grad."""
-        op = maker_of(self.ops, value) if value.type.requires_grad else None
-        return op is not None and op.target is torch.ops.aten.requires_grad_.default
+        return self._without_history().get(value) == "leaf"
 
     def loose(self, value: Value) -> bool:
-        """Whether it is a view taken under no_grad: it requires grad and has no history."""
-        op = maker_of(self.ops, value) if value.type.requires_grad else None
-        return op is not None and not op.origin.grad_mode and not self.made_leaf(value)
+        """Whether it is a view taken under no_grad: it requires grad and has no history.
+
+        Autograd refuses a backward that begins there.
+        """
+        return self._without_history().get(value) == "loose"
 
     def followed(self, value: Value) -> bool:
         """Whether a gradient can go through it."""
-        return value.type.requires_grad and not (self.made_leaf(value) or self.loose(value))
+        return value.type.requires_grad and value not in self._without_history()
+
+    def differentiable(self, value: Any) -> bool:
+        """Whether a backward can begin there, so that it takes a tangent."""
+        return isinstance(value, Value) and value.type.requires_grad and not self.loose(value)
+
+    def _without_history(self) -> dict[Value, Bare]:
+        if self._bare is None:
+            self._bare = dict(_bare_in(self.ops))
+        return self._bare
 
     @property
     def guards(self) -> tuple[Any, ...]:
         """Conditions on the sizes of a later run; a cut may add some."""
         return (*self.symbols.guards(), *self.answered)
+
+
+def _bare_in(ops: Iterable[Op]) -> Iterator[tuple[Value, Bare]]:
+    """The values that require grad without a history that a gradient takes."""
+    for op in ops:
+        if isinstance(op.target, ModuleCall):
+            yield from _bare_in(op.region or ())
+        elif op.target is torch.ops.aten.requires_grad_.default:
+            yield op.outs[0], "leaf"
+        elif not op.origin.grad_mode:
+            written = set(_written_in(op))  # the history of what was there goes on
+            yield from ((v, "loose") for v in op.outs if v.type.requires_grad and v not in written)
+
+
+def _written_in(op: Op) -> Iterator[Value]:
+    if op.writes:
+        yield from op.outs
+    for inner in op.region or ():
+        yield from _written_in(inner)
 
 
 def maker_of(ops: Iterable[Op], value: Any) -> Op | None:

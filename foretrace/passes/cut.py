@@ -291,9 +291,7 @@ def _seed(
         walk.gradients[value] = ones.outs[0]
         return []
     tangents = []
-    followed = [
-        o for o in recorded.outputs if isinstance(o.value, Value) and o.value.type.requires_grad
-    ]
+    followed = [output for output in recorded.outputs if recorded.differentiable(output.value)]
     for output, there in zip(followed, given or [True] * len(followed), strict=True):
         value = output.value
         if there:
@@ -320,9 +318,10 @@ def _loss_value(recorded: Recorded, loss: Any) -> Value:
             do="give the index of a scalar output, or None to pass tangents",
         )
     value = recorded.outputs[loss].value
-    if not isinstance(value, Value) or not value.type.requires_grad:
+    if not recorded.differentiable(value):
         raise Refusal(
-            f"output {loss} does not require grad, so it has no backward graph",
+            f"output {loss} does not require grad, or is a view taken under no_grad, so it has no"
+            " backward graph",
             kind="wrong loss",
             at=recorded.made_at(value),
             do='choose another output, or use cut("aten")',

@@ -102,7 +102,7 @@ class Differentiation:
         if isinstance(op.target, Write) and not op.target.followed:
             self._unfollowed(op)
         elif not op.origin.grad_mode:
-            return
+            self._unfollowed_in(op)
         elif isinstance(op.target, FunctionCall):
             self._function(op)
         elif not op.leaf and not op.writes and not self.table.wins(op.target):
@@ -191,19 +191,10 @@ class Differentiation:
             return
         used = tuple(v for v in used_by(body) if v not in inside)
         target = Backward(op, name)
-        self.scope.ops.append(
-            Op(
-                target,
-                used,
-                {},
-                list(outs),
-                outs,
-                origin=op.origin,
-                region=body,
-                because=op,
-                rule=name,
-            )
+        backward = Op(
+            target, used, {}, list(outs), outs, origin=op.origin, region=body, because=op, rule=name
         )
+        self.scope.ops.append(backward)
 
     def add(self, value: Value, gradient: Value, because: Op) -> None:
         """One more gradient of a value; the second and later ones are added as they arrive."""
@@ -246,6 +237,12 @@ class Differentiation:
         (out,), base = op.outs, op.args[0]
         if base.type.requires_grad:
             self.add(base, self.gradients[out], op)
+
+    def _unfollowed_in(self, op: Op) -> None:
+        """The writes below an op that is not followed itself."""
+        for write in reversed(list(unseen_writes(op))):
+            if write.outs[0] in self.gradients:
+                self._unfollowed(write)
 
     def _through_view(self, op: Op, write: Write) -> None:
         """A write to a view, as torch's CopySlices node differentiates it.
@@ -319,9 +316,7 @@ class Differentiation:
 
     def _function(self, op: Op) -> None:
         """A user's Function: its own backward. What its forward writes to keeps its history."""
-        for write in reversed(list(unseen_writes(op))):
-            if write.outs[0] in self.gradients:
-                self._unfollowed(write)
+        self._unfollowed_in(op)
         results = op.result if isinstance(op.result, tuple) else (op.result,)
         tangents = [self.gradients.get(v) if isinstance(v, Value) else None for v in results]
         if all(tangent is None for tangent in tangents):

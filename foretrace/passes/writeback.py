@@ -38,6 +38,7 @@ def with_writes(recorded: Recorded, ops: Iterable[Op]) -> Written:
     spelling = _Spelling(recorded)
     _check_bound(recorded)
     _check_data(recorded)
+    _check_loose(recorded)
     kept = list(spelling.apart(ops))
     inside = [m for m in recorded.mutations if spelling.inside(m)]
     for mutation in inside:
@@ -94,14 +95,17 @@ class _Spelling:
         if output.value in self.views:
             return self.views[output.value]
         live, seen = self.live[output.view_of], output.view_type
-        followed = isinstance(output.value, Value) and output.value.type.requires_grad
-        if live.type.requires_grad and not followed:
-            live = self._detached(live)
+        followed = isinstance(output.value, Value) and self.recorded.followed(output.value)
+        live = live if followed else self._detached(live)
         before = self.recorded.inputs[output.view_of].value.type.offset
         offset = None if seen.offset == before else seen.offset
         args = (live, list(seen.shape), list(seen.stride), offset)
         out = Value(seen.with_grad(live.type.requires_grad))
         self.ops.append(_op(aten.as_strided.default, args, out))
+        if self.recorded.made_leaf(output.value):
+            leaf = Value(seen.with_grad(True))
+            self.ops.append(_op(aten.requires_grad_.default, (out,), leaf))
+            out = leaf
         self.views[output.value] = out
         return out
 
@@ -153,6 +157,19 @@ def _check_data(recorded: Recorded) -> None:
                 do=("write under torch.no_grad() instead, or write to a clone",
                     "foretrace.capture(...).cut('export') takes it as it is"),
             )  # fmt: skip
+
+
+def _check_loose(recorded: Recorded) -> None:
+    """Refuse to return what a graph has no operator for, where autograd would follow the graph."""
+    for output in recorded.outputs:
+        if recorded.requires.grad_mode and recorded.loose(output.value):
+            raise Refusal(
+                "the program returns a view that was taken under no_grad, which requires grad and"
+                " has no history",
+                kind="unsupported",
+                at=recorded.made_at(output.value),
+                do="detach() it, or take the view outside of torch.no_grad()",
+            )
 
 
 def _check_bound(recorded: Recorded) -> None:

@@ -129,10 +129,11 @@ def finish(
             outputs[position] = output.value
         elif output.same_as is not None:
             outputs[position] = flat[output.same_as]
-        elif output.view_of is not None:
-            followed = outputs[position].requires_grad
+        elif output.view_of is not None or (
+            recorded.loose(output.value) and outputs[position].requires_grad
+        ):
             if output.value not in views:  # one tensor that is returned twice is one again
-                views[output.value] = _same_view(flat, sizes, recorded, output, followed)
+                views[output.value] = _view(flat, sizes, recorded, output, outputs[position])
             outputs[position] = views[output.value]
     for change in recorded.requires.changed:
         change.redo()
@@ -153,6 +154,30 @@ def write_back(item: Input, live: torch.Tensor, new: torch.Tensor, mutation: Mut
     leaf = live.is_leaf and live.requires_grad
     with torch.set_grad_enabled(torch.is_grad_enabled() and new.requires_grad and not leaf):
         live.copy_(new)
+
+
+def loose(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as a view that is taken under no_grad: it requires grad, without a history."""
+    leaf = tensor.detach().requires_grad_()
+    with torch.no_grad():
+        return torch.ops.aten.alias.default(leaf)  # view_as has other strides where a size is 1
+
+
+def _view(
+    flat: list[Any], sizes: Numbers, recorded: Recorded, output: Output, made: torch.Tensor
+) -> torch.Tensor:
+    """An output that is a view: of a live input's memory, or without a history.
+
+    `made` is what the graph gives for it.
+    """
+    value: Value = output.value
+    if output.view_of is None or output.view_type is None:
+        return loose(made)
+    followed = made.requires_grad and recorded.followed(value)
+    view = _same_view(flat, sizes, recorded, output, followed)
+    if not made.requires_grad or followed:
+        return view
+    return loose(view) if recorded.loose(value) else view.requires_grad_()
 
 
 def _same_view(

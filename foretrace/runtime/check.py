@@ -131,15 +131,14 @@ def has_modes(fn: Callable[..., Any]) -> bool:
 def loss_of(recorded: Recorded) -> int | None:
     """0 if output 0 is a scalar that requires grad; else None, and tangents are inputs."""
     first = recorded.outputs[0].value if recorded.outputs else None
-    if not isinstance(first, Value) or not first.type.requires_grad:
+    if not isinstance(first, Value) or not recorded.differentiable(first):
         return None
     return None if first.type.shape else 0
 
 
 def followed(recorded: Recorded) -> bool:
-    """Whether any output requires grad."""
-    values = [output.value for output in recorded.outputs]
-    return any(isinstance(value, Value) and value.type.requires_grad for value in values)
+    """Whether a backward can begin at any output."""
+    return any(recorded.differentiable(output.value) for output in recorded.outputs)
 
 
 def _compared(program: Captured, stage: Stage, compare: "Comparison") -> Iterator[Item]:

@@ -30,11 +30,9 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     changes = repeated(source, recorded, guards.inputs)
     guards.write()
     inside, followed = source.inner(), follows(recorded.ops)
-    grad = torch.is_grad_enabled()
-    graph = forward_graph(
-        recorded, captured.semantics, Level(True), "export", trains=grad or followed
-    )
-    result = body(inside, recorded, graph, guards.inputs)
+    trains = torch.is_grad_enabled() or followed
+    graph = forward_graph(recorded, captured.semantics, Level(True), "export", trains=trains)
+    result = body(inside, recorded, graph, guards.inputs, spelled=trains)
     inside.add(*changes, f"return {result}")
     surrounded(source, inside.lines, grad_on=followed and not recorded.requires.grad_mode)
     return Entry(source.function("foretraced", "args, kwargs"), guards.checks, source.space)
@@ -66,12 +64,17 @@ def surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
     source.add("finally:", *(INDENT + line for line in after))
 
 
-def body(source: Source, recorded: Recorded, graph: Graph, inputs: list[str]) -> str:
-    """The lines of the body; gives what is returned."""
+def body(
+    source: Source, recorded: Recorded, graph: Graph, inputs: list[str], *, spelled: bool
+) -> str:
+    """The lines of the body; gives what is returned. `spelled`: the graph tells histories."""
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
     straight = Straight(source, recorded.symbols, names)
     straight.ops(graph)
     for mutation in recorded.mutations:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
-    leaves = [leaf_text(source, straight, recorded, output, inputs) for output in recorded.outputs]
+    leaves = [
+        leaf_text(source, straight, recorded, output, inputs, spelled=spelled)
+        for output in recorded.outputs
+    ]
     return result_text(source, recorded.requires.out_structure, leaves)

@@ -93,7 +93,7 @@ def flat_eager(recorded: Recorded, semantics: TargetSemantics) -> Callable[..., 
     written = FlatFunction(recorded)
     inside, followed = written.source.inner(), follows(recorded.ops)
     graph = forward_graph(recorded, semantics, Level(True), "export", trains=followed)
-    result = body(inside, recorded, graph, written.inputs)
+    result = body(inside, recorded, graph, written.inputs, spelled=followed)
     return written.finish(result, inside, grad_on=followed)
 
 

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import sympy
-import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Value
 from foretrace.ir.program import Mutation, Output, Recorded, Role
-from foretrace.runtime.calls import write_back
+from foretrace.runtime.calls import loose, write_back
 from foretrace.runtime.guards import check_repeatable
 from foretrace.runtime.size_text import size_text
 from foretrace.runtime.source import Source
@@ -53,8 +52,6 @@ def called(source: Source, recorded: Recorded, inputs: Sequence[str], call: str)
     for value, name in zip(values, made, strict=True):
         if recorded.made_leaf(value):
             source.add(f"{name} = {name}.detach().requires_grad_()")
-        elif recorded.loose(value):
-            source.add(f"{name} = {source.bind(loose, 'loose')}({name})")
     for mutation in recorded.mutations:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
     straight = Straight(source, recorded.symbols, names)
@@ -69,9 +66,14 @@ def write_line(source: Source, recorded: Recorded, mutation: Mutation, live: str
 
 
 def leaf_text(
-    source: Source, straight: Straight, recorded: Recorded, output: Output, inputs: Sequence[str]
-) -> str:
-    """What the program returns at one place."""
+    source: Source, straight: Straight, recorded: Recorded, output: Output, inputs: Sequence[str],
+    *, spelled: bool = True,
+) -> str:  # fmt: skip
+    """What the program returns at one place.
+
+    `spelled`: the lines do not run under the grad mode that the program had, so that a view has a
+    history unless it is told.
+    """
     value = output.value
     if isinstance(value, sympy.Basic):
         return straight.tree(value)
@@ -79,24 +81,20 @@ def leaf_text(
         return source.literal(value, "returned")
     if output.same_as is not None:
         return inputs[output.same_as]
+    bare = spelled and recorded.loose(value)
+    unfollowed = f"{source.bind(loose, 'loose')}(%s)" if bare else "%s"
     if output.view_of is None or output.view_type is None:
-        return straight.names[value]
+        name = straight.names[value]
+        return straight.named_once(value, unfollowed % name) if bare else name
     live, seen = inputs[output.view_of], output.view_type
     base = recorded.inputs[output.view_of].value.type.offset
-    live = live if value.type.requires_grad else f"{live}.detach()"
+    live = live if recorded.followed(value) or not spelled else f"{live}.detach()"
     shape, stride = ([size_text(n) for n in part] for part in (seen.shape, seen.stride))
     offset = f"{size_text(seen.offset)} - {size_text(base)} + {live}.storage_offset()"
     view = f"{live}.as_strided([{', '.join(shape)}], [{', '.join(stride)}], {offset})"
-    if recorded.loose(value):
-        view = f"{source.bind(loose, 'loose')}({view})"
-    return straight.named_once(value, view)
-
-
-def loose(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as a view that is taken under no_grad: it requires grad, without a history."""
-    leaf = tensor.detach().requires_grad_()
-    with torch.no_grad():
-        return torch.ops.aten.alias.default(leaf)  # view_as has other strides where a size is 1
+    if recorded.made_leaf(value):
+        view = f"{view}.requires_grad_()"
+    return straight.named_once(value, unfollowed % view)
 
 
 def repeated(source: Source, recorded: Recorded, inputs: Sequence[str]) -> Iterator[str]:

@@ -122,7 +122,8 @@ class Stage:
     def _backward(self, result: Any, run: "Run") -> dict[str, Any]:
         """The gradients that autograd's engine finds, by name; no `.grad` is written."""
         outputs = [leaf for _, leaf in take_apart(result)[0]]
-        wanted = [o for o in outputs if isinstance(o, Tensor) and o.requires_grad]
+        both = zip(outputs, self.recorded.outputs, strict=True)
+        wanted = [leaf for leaf, each in both if self.recorded.differentiable(each.value)]
         if self.loss is not None:
             wanted, tangents = [outputs[self.loss]], None
         else:

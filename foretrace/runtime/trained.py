@@ -46,19 +46,22 @@ class Trained:
         self.inputs, self.forward, self.backward = recorded.inputs, forward, backward
         self.count = len(recorded.outputs) + len(recorded.mutations)
         outputs = [o.value for o in recorded.outputs]
-        self.wanting = [i for i, v in enumerate(outputs) if v.type.requires_grad]
+        self.wanting = [i for i, v in enumerate(outputs) if recorded.differentiable(v)]
         self.followed = [i for i in self.wanting if recorded.followed(outputs[i])]
         halves = pair.backward.inputs
         self.numbers = [i.size is not None for i in halves if i.role.kind == "saved"]
         self.tangents = [item for item in halves if item.role.kind == "tangent"]
         self.open = any(item.value.type.symbols for item in self.tangents)
         self.wanted = [item.value.type.requires_grad for item in recorded.inputs]
+        self.alone = not any(self.wanted)
+        """whether only leaves that the program makes are behind what it gives"""
         self._make, self._partial = partial, dict[Given, Flat]()
         self._loose: list[int] | None = None
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run the first half; the second when autograd gets there."""
-        results: Sequence[Any] = _Run.apply(self, *inputs)  # type: ignore[no-untyped-call]
+        anchor = torch.zeros((), requires_grad=True) if self.alone else None
+        results: Sequence[Any] = _Run.apply(self, anchor, *inputs)  # type: ignore[no-untyped-call]
         return results
 
     def for_tangents(self, given: Given) -> Flat:
@@ -104,7 +107,7 @@ class _Run(torch.autograd.Function):
     """One call of a Trained."""
 
     @staticmethod
-    def forward(ctx: Any, trained: Trained, *inputs: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, trained: Trained, anchor: Any, *inputs: Any) -> tuple[Any, ...]:
         # Some kernels do another thing under no_grad, so the grad mode is eager's (decision 009).
         plain = [each.detach() if isinstance(each, torch.Tensor) else each for each in inputs]
         with torch.enable_grad():
@@ -127,7 +130,7 @@ class _Run(torch.autograd.Function):
         trained: Trained = ctx.trained
         arrived = [tangents[place] for place in trained.wanting]
         gradients = iter(_gradients(ctx, trained, arrived))
-        return None, *(next(gradients) if wanted else None for wanted in trained.wanted)
+        return None, None, *(next(gradients) if wanted else None for wanted in trained.wanted)
 
 
 def _gradients(

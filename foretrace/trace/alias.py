@@ -102,7 +102,7 @@ class Alias:
         """how far behind its parent's first element its own is, in memory"""
         self.version: Version = parent.version if parent is not None else Version()
         self.since = self.version.count
-        """the version at which its value became current"""
+        """the version at which its last value became current"""
 
     @property
     def root(self) -> "Alias":
@@ -120,6 +120,11 @@ class Alias:
         if self.version is not self.root.version:
             return Share.MEMORY
         return Share(self.up_to_history()[0] is not self.root)
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether its version counter tells that its memory was written since it had a value."""
+        return self.version.count != self.since
 
     def count_alone(self) -> None:
         """Have a version counter of its own, as `.data` has."""
@@ -164,8 +169,9 @@ class Alias:
 
     def become(self, value: Value | None) -> None:
         """Stand for another value from now on; None: stale."""
-        self.value, self.since = value, self.version.count
-        self.last = self.last if value is None else value
+        self.value = value
+        if value is not None:
+            self.last, self.since = value, self.version.count
         tensor = self.tensor()
         if tensor is not None:
             tensor.ft_value = value
@@ -223,7 +229,7 @@ def current(alias: Alias, recorder: Records) -> Value:
             raise AssertionError("the owner of memory is never stale")
         base, tensor = current(alias.parent, recorder), alias.tensor()
         followed = base.type.requires_grad or (tensor is not None and tensor.requires_grad)
-        lost = bool(followed and alias.untracked)
+        lost = bool(followed and alias.rewritten and alias.untracked)
         if lost and torch.is_grad_enabled():
             raise not_tracked(alias, "used after a write to what it is a view of")
         again = _viewed_again(alias, alias.step, base, recorder)
@@ -238,20 +244,22 @@ def current(alias: Alias, recorder: Records) -> Value:
 def _viewed_again(alias: Alias, step: ViewStep, base: Value, recorder: Records) -> Value:
     """The same view of new content.
 
-    Autograd gives it a new history then, whatever the grad mode is: one by strides, of which the
-    gradient of an expanded view is summed in another order.
+    Where the version counter tells of the write, autograd gives it a new history, whatever the
+    grad mode is: one by strides, of which the gradient of an expanded view is summed in another
+    order. Else it has the history that it had.
     Source: VariableHooks::grad_fn in torch/csrc/autograd/variable.cpp.
     """
     func, (args, kwargs), position = step.func, step.of(base), step.position
-    like = alias.last.type
-    if base.type.requires_grad and step.followed and like.overlapping:
+    like, followed = alias.last.type, base.type.requires_grad and step.followed
+    if followed and alias.rewritten and like.overlapping:
         history, path = alias.up_to_history()
         whole = current(history, recorder)
         offset = whole.type.offset + sum(member.distance for member in path)
         func, kwargs, position = AS_STRIDED, {}, 0
         args = (whole, list(like.shape), list(like.stride), offset)
-    with torch.enable_grad():
-        return recorder.call(func, args, kwargs, grad=True).outs[position]
+    grad = alias.rewritten or step.grad_mode
+    with torch.set_grad_enabled(grad):
+        return recorder.call(func, args, kwargs, grad=grad).outs[position]
 
 
 def _of_history(last: Value, content: Value, recorder: Records) -> Value:

@@ -39,7 +39,7 @@ from foretrace.trace.left import (
     write_line,
 )
 from foretrace.trace.lines import Lines
-from foretrace.trace.made_leaves import value_of
+from foretrace.trace.made_leaves import given_back
 from foretrace.trace.meaning import Semantics, Share
 from foretrace.trace.memory import Memory
 from foretrace.trace.outside import Outside
@@ -329,7 +329,7 @@ def _output(name: str, leaf: Any, capture: Capture, written: set[int]) -> Output
     if not isinstance(leaf, torch.Tensor):
         return Output(leaf, role)
     stand = leaf if isinstance(leaf, Abstract) else capture.lift(leaf)
-    value = value_of(stand, capture.recorder)
+    value = given_back(stand, capture.recorder)
     stands = capture.stands
     same_as = next((i for i, each in enumerate(stands) if each is stand), None)
     owner = alias_of(stand).root

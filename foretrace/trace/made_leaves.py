@@ -72,6 +72,18 @@ def value_of(tensor: Abstract, recorder: Records) -> Value:
     return noticed(recorder, tensor, value) if value in recorder.fresh else value
 
 
+def given_back(tensor: Abstract, recorder: Records) -> Value:
+    """The value of what the program returns.
+
+    Raises:
+        Refusal: eager refuses a use of it where autograd is on, as the caller may have it.
+    """
+    if tensor.ft_value is not None:
+        return value_of(tensor, recorder)
+    with torch.enable_grad():
+        return value_of(tensor, recorder)
+
+
 def unmarked(op: Op) -> Op:
     """For a graph that has its gradients itself: the same tensor, unseen by autograd."""
     if op.target is not REQUIRES_GRAD:

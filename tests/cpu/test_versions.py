@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import foretrace
+from tests.exporting import as_module
 
 Program = Callable[[Tensor], Tensor]
 
@@ -147,6 +148,67 @@ def test_a_forward_that_eager_refuses(fn: Program) -> None:
         foretrace.capture(fn, (given(),))
     assert caught.value.kind == REFUSED[fn]
     assert fn.__name__ in str(caught.value.at)
+
+
+def returned_after_a_write(x: Tensor) -> Tensor:
+    v = x[0]
+    x.detach().mul_(2)
+    return v
+
+
+def test_a_view_that_no_caller_could_ask_for_a_gradient() -> None:
+    """Taken and written over under no_grad around the program: eager raises at the next use."""
+    for ways in (foretrace.compile(returned_after_a_write), lambda x: foretrace.capture(
+        returned_after_a_write, (x,)
+    )):  # fmt: skip
+        with torch.no_grad(), pytest.raises(foretrace.Refusal) as caught:
+            ways(given())
+        assert caught.value.kind == "in-place on view"
+        assert "returned_after_a_write" in str(caught.value.at)
+
+
+def loose(x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        v = x.expand(2, *x.shape)
+    return v, x * 2
+
+
+def passing(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+    return graph
+
+
+def test_a_backward_that_begins_at_a_view_without_a_history() -> None:
+    """Eager refuses it, for all that it requires grad; the other outputs train."""
+    leaf = torch.randn(3, 3, requires_grad=True)
+    program = foretrace.capture(loose, (leaf,))
+    compiled = foretrace.compile(loose), foretrace.compile(loose, backend=passing)
+    for ways in (loose, program.cut("export"), program.compile(), *compiled):
+        x = torch.randn(3, 3, requires_grad=True)
+        view, other = ways(x)
+        assert view.requires_grad
+        with pytest.raises(RuntimeError, match="does not have a grad_fn"):
+            view.backward(torch.ones_like(view))
+        (other.sum() + view.sum()).backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad, torch.full((3, 3), 2.0))
+    assert [item.role.kind for item in program.cut("joint").graph.inputs].count("tangent") == 1
+    with pytest.raises(foretrace.Refusal, match="taken under no_grad"):
+        program.cut("joint", loss=0)
+    with pytest.raises(foretrace.Refusal, match="taken under no_grad"):
+        foretrace.export(as_module(loose), (leaf,))
+
+
+def behind_a_leaf(x: Tensor) -> Tensor:
+    return (x * x).requires_grad_() * 2
+
+
+def test_an_output_that_only_a_leaf_made_inside_is_behind() -> None:
+    x = torch.randn(3)
+    for backend in ("eager", passing):
+        out = foretrace.compile(behind_a_leaf, backend=backend)(x)
+        assert out.requires_grad
+        assert not out.is_leaf
+        out.sum().backward()
 
 
 def windows(x: Tensor) -> Tensor:

@@ -139,6 +139,38 @@ def view_taken_under_no_grad_is_asked(x: Tensor) -> Tensor:
     return y * 2 if v.requires_grad and v.is_leaf and v.grad_fn is None else y * 3
 
 
+@program(t(N, 4))
+def view_taken_under_no_grad_and_data_written(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 1
+    with torch.no_grad():
+        v = y[0]
+    y.data.mul_(2)
+    return v * 3, y.exp()
+
+
+@program(t(N, 4))
+def view_and_data_written(x: Tensor) -> Tensor:
+    y = x * 1
+    v = y.expand(2, *y.shape)
+    y.data.mul_(2)
+    return v * v
+
+
+@program(t(N, 4))
+def written_by_a_composite_under_no_grad(x: Tensor) -> Tensor:
+    y = x * 1
+    with torch.no_grad():
+        torch.dropout_(y, 0.5, train=True)
+    return y
+
+
+@program(c(N, 4), t(N, 4))
+def leaf_in_the_memory_of_a_written_input(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    x.abs_()
+    leaf = x.detach().requires_grad_()
+    return leaf, leaf * w
+
+
 @program(t(N, 3, 3), t(1, 3, 3))
 def product_of_views_taken_under_no_grad(x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
