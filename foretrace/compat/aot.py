@@ -22,6 +22,7 @@ from foretrace.ir.program import Input, Recorded, Requirements
 from foretrace.passes.cut import inference_graph
 from foretrace.passes.decompose import decompose
 from foretrace.passes.entries import Table
+from foretrace.passes.writeback import check_begins
 from foretrace.trace.sources import Asked
 
 
@@ -146,6 +147,7 @@ class _Call:
     ) -> None:
         self.recorded = recorded
         _check_containers(recorded.requires)
+        check_begins(recorded)
         self.parameters = dict(mod.named_parameters(remove_duplicate=False))
         self.buffers = dict(mod.named_buffers(remove_duplicate=False))
         lifted = (*self.parameters.values(), *self.buffers.values())

@@ -121,15 +121,21 @@ class ViewStep:
     own: bool = False
     """whether an autograd.Function returned it: until it is written to, it has another history"""
 
+    @property
+    def absolute(self) -> bool:
+        """Whether it counts from the start of the memory, whatever of it the base sees."""
+        named = dict(zip(STRIDED, self.args, strict=False)) | self.kwargs
+        return self.func is AS_STRIDED and named.get("storage_offset") is not None
+
     def of(self, base: Value) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
         """The arguments by which the same view is taken of another base.
 
         `as_strided` counts from the start of the memory: its offset follows that of the base.
         """
         args, kwargs = substitute((self.args, self.kwargs), {self.base: base})
-        named = dict(zip(STRIDED, args, strict=False)) | kwargs
-        if self.func is not AS_STRIDED or named.get("storage_offset") is None:
+        if not self.absolute:
             return args, kwargs
+        named = dict(zip(STRIDED, args, strict=False)) | kwargs
         offset = named["storage_offset"] - self.base.type.offset + base.type.offset
         return (base, named["size"], named["stride"], offset), {}
 

@@ -277,6 +277,8 @@ class Requirements:
     """attributes of Python's that inputs had and that the program may read"""
     gradients: dict[int, int | None] = field(default_factory=dict)
     """inputs whose `.grad` the program read, and the input that it was; None: there was none"""
+    begins: dict[int, Frame | None] = field(default_factory=dict)
+    """inputs of which it matters where in memory they begin, and the line that asked"""
     cleared: list[int] = field(default_factory=list)
     """inputs whose `.grad` the program set to None"""
     changed: list[Any] = field(default_factory=list)

@@ -39,6 +39,7 @@ def with_writes(recorded: Recorded, ops: Iterable[Op]) -> Written:
     _check_bound(recorded)
     _check_data(recorded)
     _check_loose(recorded)
+    check_begins(recorded)
     kept = list(spelling.apart(ops))
     inside = [m for m in recorded.mutations if spelling.inside(m)]
     for mutation in inside:
@@ -170,6 +171,25 @@ def _check_loose(recorded: Recorded) -> None:
                 at=recorded.made_at(output.value),
                 do="detach() it, or take the view outside of torch.no_grad()",
             )
+
+
+def check_begins(recorded: Recorded) -> None:
+    """Refuse a graph that relies on where an argument begins in memory.
+
+    Raises:
+        Refusal: torch's exported modules do not look at that.
+    """
+    for index, at in recorded.requires.begins.items():
+        item = recorded.inputs[index]
+        if item.argument is not None and isinstance(item.value.type.offset, int):
+            raise Refusal(
+                f"the program asks where {item.role.name} begins in memory, and nothing would check"
+                " that of a later call",
+                kind="unsupported",
+                at=at,
+                do=("foretrace.capture(...).cut('export') checks it",
+                    "pass the number as an argument"),
+            )  # fmt: skip
 
 
 def _check_bound(recorded: Recorded) -> None:

@@ -82,6 +82,7 @@ class Conditions:
         for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
             if item.value.type.symbols:
                 self._geometry(item, local)
+        self._begins()
         for guard in self.recorded.symbols.guards():
             if guard.symbols <= self.bound:
                 symbols = sorted(map(str, guard.symbols))
@@ -135,6 +136,17 @@ class Conditions:
             elif self.recorded.inputs[place].gradient_of is not self.recorded.inputs[index]:
                 words = repr(f"{name}.grad is another tensor than it was")
                 self.add(f"{local}.grad is {self.inputs[place]}", words)
+
+    def _begins(self) -> None:
+        """Where an input begins in memory, if the program asked."""
+        for index, at in self.recorded.requires.begins.items():
+            item, now = self.recorded.inputs[index], f"{self.inputs[index]}.storage_offset()"
+            then = item.value.type.offset
+            words = (
+                f"{item.role.name} begins at element {{}} of its memory, in the capture at {then}"
+            )
+            if _symbols(then) <= self.bound:
+                self.add(f"{now} == {size_text(then)}", telling(words, now), at)
 
     def _set_on(self) -> None:
         """Attributes of Python's on inputs."""

@@ -6,7 +6,7 @@ from weakref import ref
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
+from foretrace.errors import Frame, Refusal
 from foretrace.ir.op import Value
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Symbols
@@ -18,7 +18,9 @@ TENSOR: Any = torch.Tensor
 """To torch's stubs its descriptors are plain attributes"""
 
 
-OURS = ("ft_alias", "ft_asked", "ft_gradient", "ft_indexing", "ft_leaf", "ft_value")
+OFFSET: Any = torch.Tensor.storage_offset
+"""As torch has it, of an abstract tensor too: it is not the program that asks"""
+OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_indexing", "ft_leaf", "ft_value")
 """Attributes of an abstract tensor that no tensor of torch's has"""
 
 
@@ -45,6 +47,8 @@ class Abstract(torch.Tensor):
     ft_leaf: bool
     ft_asked: bool
     """the program itself asks for a cast, which autocast's cache does not answer"""
+    ft_begins: Frame | None
+    """the line that asked where its memory begins; no attribute where none has"""
     ft_gradient: Any
     """what `.grad` of an input is asked of; None where it is not followed"""
     ft_indexing: Any
@@ -96,6 +100,17 @@ class Abstract(torch.Tensor):
                 do="use requires_grad or is_leaf, which are as in eager",
             )
         return node
+
+    def storage_offset(self) -> int | torch.SymInt:
+        """Where it begins in memory; a later call's input may begin elsewhere."""
+        self.note_asked()
+        return OFFSET(self)
+
+    def note_asked(self) -> None:
+        """Note that the program asks where the owner of the memory begins."""
+        owner = self if self.ft_alias is None else self.ft_alias.root.tensor()
+        if owner is not None:
+            owner.ft_begins = asking_line()
 
     def _is_view(self) -> NoReturn:
         """Not known: a later call may be made with another."""
@@ -274,7 +289,7 @@ class Types:
             layout = (dense.shape, dense.stride, dense.dtype, device, 0, followed)
             return self.intern(TensorType(*layout, sparse=sparse))
         shape, stride = sizes(tensor.shape), sizes(tensor.stride())
-        offset = self.symbols.size(tensor.storage_offset())
+        offset = self.symbols.size(OFFSET(tensor))
         lazy = "conj" * tensor.is_conj() + "neg" * tensor.is_neg()
         return self.intern(TensorType(shape, stride, tensor.dtype, device, offset, followed, lazy))
 

@@ -32,6 +32,7 @@ from foretrace.trace.generators import check_states
 from foretrace.trace.gradients import Gradients
 from foretrace.trace.held import bound_before, read_outside
 from foretrace.trace.left import (
+    begins_read,
     check_attributes_kept,
     lend_attributes,
     mutations_of,
@@ -292,6 +293,7 @@ def _recorded(
             outs, requires.out_structure = take_apart(result)
             mutations = mutations_of(capture.recorder, capture.inputs, capture.stands, loan)
             written = {mutation.index for mutation in mutations}
+            requires.begins = begins_read(capture.stands, mutations)
             check_shared_memory(capture.real, written, write_line(capture.recorder, mutations))
             outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
             overwritten = overwritten_in(capture.recorder)

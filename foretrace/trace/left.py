@@ -42,6 +42,23 @@ def mutations_of(
     return found
 
 
+def begins_read(stands: list[Any], mutations: list[Mutation]) -> dict[int, Frame | None]:
+    """Inputs of which it matters where in memory they begin, and the line that asks.
+
+    It matters also where a written one was seen by `as_strided`, which counts from the beginning.
+    """
+    found = {
+        index: stand.ft_begins
+        for index, stand in enumerate(stands)
+        if isinstance(stand, Abstract) and hasattr(stand, "ft_begins")
+    }
+    for mutation in mutations:
+        steps = (member.step for member in alias_of(stands[mutation.index]).members())
+        if any(step is not None and step.absolute for step in steps):
+            found.setdefault(mutation.index, None)
+    return found
+
+
 def _not_written_back(what: str, value: Value, recorder: Recorder) -> Refusal:
     maker = next((op for op in recorder.log if value in op.outs), None)
     return Refusal(

@@ -72,5 +72,6 @@ def in_graph(
             do=("take the view before the write", "or of a clone"),
         )
     if offset is not None:
+        tensor.note_asked()
         named["storage_offset"] = symbols.number(begin)
     return tuple(named[name] for name in schema.arguments if name in named), {}

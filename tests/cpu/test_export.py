@@ -28,6 +28,7 @@ SIZES_ARE_TUPLES = {"shapes_returned"}
 NOT_EXPORTED = {
     "data_of_an_input_written_after_it_was_saved": "side effect",
     "a_leaf_written_by_way_of_a_part_of_it": "side effect",
+    "views_of_written_memory_that_begins_elsewhere": "unsupported",
     "dataclass_in": "unknown container", "dataclass_out": "unknown container",
     "registered_without_keys": "unknown container",
     "types_in": "unknown value", "set_of_constants": "unknown value",

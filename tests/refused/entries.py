@@ -113,6 +113,16 @@ refuses("captured history", "ir/lifted.py:_reached", exports(Grown(), X), Grown.
         exported(lambda x, y: x * y, X, GROWN.detach()))  # fmt: skip
 
 
+def asks_where_it_begins(x: Tensor) -> Tensor:
+    return x * x.storage_offset()  # here
+
+
+refuses(
+    "unsupported", "passes/writeback.py:check_begins", exports(asks_where_it_begins, X[1:]),
+    asks_where_it_begins, captured(asks_where_it_begins, X[1:]),
+    exported(lambda x, begin: x * begin, X[1:], 8),
+)  # fmt: skip
+
 # ---- aot_export_module ---------------------------------------------------------------------------
 
 
