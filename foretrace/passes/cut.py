@@ -23,7 +23,7 @@ from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
 from foretrace.ir.types import TensorType
 from foretrace.passes.differentiate import Differentiation
 from foretrace.passes.history import History, left_in_memory, with_history
-from foretrace.passes.live import live, values_of, with_saved
+from foretrace.passes.live import live, values_of, with_saved, without_unread
 from foretrace.passes.select import Selector, selects
 from foretrace.passes.stale import SavedOver, Stale, saved_over
 from foretrace.rules.derive import Derivatives
@@ -126,7 +126,7 @@ def forward_graph(
     *,
     trains: bool = True,
     around: bool = True,
-    also: Iterable[Value] = (),
+    also: Collection[Value] = (),
 ) -> Graph:
     """The forward cut.
 
@@ -142,7 +142,7 @@ def forward_graph(
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     results = values_of(outputs)
     if trains:
-        flat = _trainable(recorded, semantics, level, results, around=around)
+        flat = _trainable(recorded, semantics, level, results, also, around=around)
     else:
         flat = list(flatten(recorded.ops, level))
     ops = live(flat, [*results, *also], semantics)
@@ -150,14 +150,16 @@ def forward_graph(
 
 
 def _trainable(
-    recorded: Recorded, semantics: TargetSemantics, level: Level, results: list[Value], *,
-    around: bool,
+    recorded: Recorded, semantics: TargetSemantics, level: Level, results: list[Value],
+    also: Collection[Value], *, around: bool,
 ) -> list[Op]:  # fmt: skip
     """The ops of a cut that autograd follows, and refuses, as it does eager's."""
     below, over = semantics.derivatives.below_autograd, _written_over(recorded, semantics)
     asked = (partial(_raises, semantics.derivatives), partial(_own_formula, semantics.derivatives))
     history = History(lambda op: op.target in below, *asked, around, over.copied)
     flat = list(flatten(recorded.ops, level, history.stops, history.trained_body))
+    left = [v for value, (now, _) in over.left.items() for v in (value, now) if v is not None]
+    flat = without_unread(flat, [*results, *also, *left], semantics)
     history = replace(history, visible=_visible(flat, results))
     ops = list(flatten(with_history(flat, history), level))
     for value, (now, because) in over.left.items():

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from foretrace.ir.op import Backward, ModuleCall, Op, Value, Write, values_in
 from foretrace.ir.program import Output
+from foretrace.passes.history import is_unseen_write
 from foretrace.targets.semantics import TargetSemantics
 
 
@@ -21,6 +22,17 @@ def live(ops: list[Op], results: Iterable[Value], semantics: TargetSemantics) ->
             kept.append(op)
             wanted.update(needs(op))
     return kept[::-1]
+
+
+def without_unread(ops: list[Op], wanted: list[Value], semantics: TargetSemantics) -> list[Op]:
+    """The ops without writes that autograd does not see and that nothing reads.
+
+    Spelled out, each would be an op in place, which stays whoever reads it.
+    """
+    if not any(map(is_unseen_write, ops)):
+        return ops
+    read = set(live(ops, wanted, semantics))
+    return [op for op in ops if op in read or not is_unseen_write(op)]
 
 
 def needs(op: Op) -> Collection[Value]:

@@ -15,6 +15,7 @@ from foretrace.passes.spell import located, returned, written_positions
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.schemas import schema_of
 from foretrace.trace.functions import FunctionCall
+from foretrace.trace.meaning import Share
 
 Replay = Callable[..., Value]
 """Appends the call of a view: (operator, args, kwargs, which result, because)"""
@@ -77,13 +78,17 @@ class Stale:
 
 
 def _view_positions(op: Op) -> list[tuple[int, Value]]:
-    """(position among the outs, base) of each view that a leaf makes."""
+    """(position among the outs, base) of each view that a leaf makes.
+
+    A part that autograd does not take for a view is noted by itself where a write reaches it.
+    """
     if not op.leaf or not hasattr(op.target, "overloadpacket"):
         return []
     schema = schema_of(op.target)
     positions = schema.view_positions(op.args, op.kwargs, len(op.outs))
     operands = values_in((op.args, op.kwargs))
-    return [(out, operands[operand]) for out, operand, _ in positions]
+    return [(out, operands[operand]) for out, operand, share in positions
+            if share is not Share.MEMORY]  # fmt: skip
 
 
 def written_since(op: Op, found: Overwritten) -> Refusal:

@@ -88,7 +88,8 @@ def leaf_text(
         return straight.named_once(value, unfollowed % name) if bare else name
     live, seen = inputs[output.view_of], output.view_type
     base = recorded.inputs[output.view_of].value.type.offset
-    live = live if recorded.followed(value) or not spelled else f"{live}.detach()"
+    kept = recorded.followed(value) if spelled else value.type.requires_grad
+    live = live if kept else f"{live}.detach()"
     shape, stride = ([size_text(n) for n in part] for part in (seen.shape, seen.stride))
     offset = f"{size_text(seen.offset)} - {size_text(base)} + {live}.storage_offset()"
     view = f"{live}.as_strided([{', '.join(shape)}], [{', '.join(stride)}], {offset})"

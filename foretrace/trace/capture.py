@@ -274,8 +274,7 @@ def _recorded(
     lines = partial(capture.lines, fn)
     owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
     capture.names = names_of_tensors(fn)
-    names = [name for name, _ in leaves]
-    requires = Requirements(in_structure, names=names, defined=place_of(fn))
+    requires = Requirements(in_structure, names=[n for n, _ in leaves], defined=place_of(fn))
     with unchanged_state(lines), borrowed(owners, before) as loan:
         requires.modules = loan.states()
         lines = partial(lines, [state.module for state in requires.modules])

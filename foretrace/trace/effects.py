@@ -9,6 +9,7 @@ to a view rebases the history of its base (CopySlices); a write under no_grad, o
 changes the content and leaves the history.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Tree, Value, ViewStep, Write, values_in
+from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract, become_like, follow
 from foretrace.trace.alias import (
     Alias,
@@ -29,7 +31,7 @@ from foretrace.trace.alias import (
 from foretrace.trace.layout import copied, drawn, draws_as_value, in_layout, laid_out
 from foretrace.trace.lists import one_after_the_other
 from foretrace.trace.outs import RESIZES, contents, resize
-from foretrace.trace.overlap import check_apart
+from foretrace.trace.overlap import check_apart, meet
 
 aten = torch.ops.aten
 
@@ -166,12 +168,14 @@ def _spread(recorder: Records, history: Alias, new: Value, *, counted: bool = Tr
         path.reverse()
         old = current(root, recorder)
         content = rewritten(recorder, old, path, new, lambda: _scatter(recorder, root, path, new))
-        _renew(recorder, root, content)
+        _renew(recorder, root, content, history.initial.type)
     _renew(recorder, history, new)
 
 
-def _renew(recorder: Records, owner: Alias, value: Value) -> None:
-    for member in owner.members():
+def _renew(recorder: Records, owner: Alias, value: Value, place: TensorType | None = None) -> None:
+    """Let the owner have a new value, and the members that see the place be stale."""
+    still = value.type.offset == owner.initial.type.offset  # else places have moved
+    for member in list(_reached(recorder, owner, place if still else None)):
         note_overwritten(member, recorder)
         member.become(value if member is owner else None)
         tensor = member.tensor()
@@ -179,6 +183,15 @@ def _renew(recorder: Records, owner: Alias, value: Value) -> None:
             become_like(tensor, recorder.abstract(value))
         if tensor is not None and value.type.requires_grad:
             _be_followed(tensor, member, owner)
+
+
+def _reached(recorder: Records, owner: Alias, place: TensorType | None) -> Iterator[Alias]:
+    """The members of a memory but those with a history of their own that lie beside the place."""
+    yield owner
+    for child in owner.children:
+        beside = not child.is_view and child.value is not None and place is not None
+        if not beside or place is None or meet(recorder, child.initial.type, place):
+            yield from _reached(recorder, child, place)
 
 
 def _be_followed(tensor: Abstract, member: Alias, owner: Alias) -> None:

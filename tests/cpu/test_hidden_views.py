@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import foretrace
 from foretrace.rules.schemas import HIDDEN_VIEWS
 
 SAMPLES = 8
@@ -62,3 +64,15 @@ def test_every_operator_that_shares_memory_is_known(dtype: torch.dtype) -> None:
         assert run_all(dtype, noted) > 1000
     assert noted.found
     assert noted.found <= set(HIDDEN_VIEWS)
+
+
+def test_parts_beside_each_other_are_written_alone() -> None:
+    """A graph has no more for them than for tensors of their own."""
+
+    def parts(x: Tensor) -> Tensor:
+        first, second = (x * 2).unsafe_chunk(2)
+        return first.mul_(3) + second.mul_(4)
+
+    for cut in ("aten", "export"):
+        nodes = foretrace.capture(parts, (torch.randn(4, 3, requires_grad=True),)).cut(cut).nodes
+        assert not any("scatter" in node or "put" in node[:3] for node in nodes)

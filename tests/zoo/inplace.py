@@ -386,6 +386,15 @@ def parts_that_autograd_does_not_see_as_views(
     return first, second.sin(), y * x, third * x[:2], fourth, fifth * 2, sixth.sin(), unseen * 2
 
 
+@program(t(2, 6), c(2, 6))
+def parts_beside_each_other_in_place(x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    first, second, third = (x * 2).unsafe_chunk(3, 1)
+    first.mul_(z[:, :2])
+    second.add_(first)
+    first.sigmoid_()
+    return first * 2, second * 3, third * 4
+
+
 @program(t(4, 6))
 def a_leaf_written_by_way_of_a_part_of_it(w: Tensor) -> tuple[Tensor, ...]:
     y = w * 2
