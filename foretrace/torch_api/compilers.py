@@ -1,5 +1,6 @@
 """What Dynamo and AOTAutograd have around a compiler; torch's guards in C++."""
 
+import ast
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -146,5 +147,17 @@ def torch_backend(name: str) -> Callable[..., Any]:
 
 
 def guard_also(program: Any, conditions: Sequence[str]) -> None:
-    """Let `.module()` of an ExportedProgram assert more, written over `L['argument']`."""
+    """Let `.module()` of an ExportedProgram assert more, written over `L['argument']`.
+
+    What its own conditions divide by comes first: with a size of 0 they would raise.
+    """
+    divisors = dict.fromkeys(each for own in program._guards_code for each in _divisors(own))
+    program._guards_code[:0] = [f"{divisor} != 0" for divisor in divisors]
     program._guards_code += conditions
+
+
+def _divisors(condition: str) -> Iterator[str]:
+    """What it divides by, the innermost first."""
+    for node in reversed(list(ast.walk(ast.parse(condition, mode="eval")))):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mod, ast.FloorDiv)):
+            yield ast.unparse(node.right)

@@ -180,3 +180,14 @@ def test_expressions(fn):
         else:
             assert torch.equal(made, fn(other))
     assert torch.equal(program(X), fn(X))
+
+
+def test_a_condition_that_divides_by_a_size_of_zero():
+    """Torch's own conditions raise ZeroDivisionError."""
+    fn = torch.linalg.pinv
+    program = foretrace.export(
+        module(fn), (torch.randn(1, 1, 5, 5),), dynamic_shapes=((AUTO,) * 4,)
+    )
+    assert torch.equal(program.module()(x := torch.randn(1, 1, 4, 4)), fn(x))
+    with pytest.raises(AssertionError, match="Guard failed"):
+        program.module()(torch.randn(1, 1, 0, 0))
