@@ -82,6 +82,8 @@ class Origin:
     grad_mode: bool = True
     checkpoint: Checkpoint | None = None
     """the outermost one that was running"""
+    inference: bool = False
+    """whether it was in torch.inference_mode()"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -62,6 +62,12 @@ class Entries:
         """Nothing: derivatives are taken before a table opens anything."""
         return ()
 
+    def saved(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
+    ) -> frozenset[int]:
+        """Nothing, likewise."""
+        return frozenset()
+
     def written(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[TensorType, ...]:
         """Types of the operands after a call that writes."""
         return self.target.written(func, args, kwargs)

@@ -115,7 +115,9 @@ def with_history(ops: Iterable[Op], history: History) -> Iterator[Op]:
         elif op.writes:
             yield from with_history(_of_a_copy(op), history)
         elif op.target is aten.rrelu_with_noise_functional.default:
-            yield from _noisy(op)
+            for piece in _noisy(op):
+                seen = _escapes(piece, history)
+                yield from _detached(piece, history.visible) if seen else [piece]
         elif _escapes(op, history):
             yield from _detached(op, history.visible)
         else:

@@ -169,7 +169,7 @@ def _check_loose(recorded: Recorded) -> None:
                 " has no history",
                 kind="unsupported",
                 at=recorded.made_at(output.value),
-                do="detach() it, or take the view outside of torch.no_grad()",
+                do=("detach() it", "or take the view outside of torch.no_grad()"),
             )
 
 

@@ -53,6 +53,12 @@ class FormulaSemantics(OperatorSemantics):
         """Nothing in a formula is differentiated again."""
         return ()
 
+    def saved(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
+    ) -> frozenset[int]:
+        """Nothing, likewise."""
+        return frozenset()
+
 
 class Tape(Recorder):
     """Records what autograd runs for one op: with stand-ins, and writes made values."""

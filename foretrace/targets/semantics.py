@@ -107,3 +107,9 @@ class TargetSemantics(OperatorSemantics):
     def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
         """For each tensor a leaf returns, whether autograd follows it."""
         return self.derivatives.followed(func, args, kwargs)
+
+    def saved(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
+    ) -> frozenset[int]:
+        """Positions of the operands that autograd saves for the backward."""
+        return self.derivatives.saved(func, args, kwargs, written)[0]

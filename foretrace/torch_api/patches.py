@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-# What TorchScript makes of functions and methods, and runs them by.
+# What TorchScript makes of functions and methods, and runs them by; what an inference mode is.
 from torch import _C
 
 # The functions behind `torch.func.grad`, which builds autograd nodes.
@@ -121,6 +121,9 @@ PLACES: dict[str, tuple[Any, str]] = {
     "autocast": (torch, "set_autocast_enabled"),
     "autocast cache on": (torch, "is_autocast_cache_enabled"),
     "autocast end": (torch, "clear_autocast_cache"),
+    # `torch.inference_mode` enters what this makes
+    "inference mode": (_C, "_InferenceMode"),
+    "in inference mode": (torch, "is_inference_mode_enabled"),
     # `torch.utils.checkpoint.checkpoint` runs it up to its one yield, then the function, then on
     "checkpoint": (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator"),
 }

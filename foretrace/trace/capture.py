@@ -31,6 +31,7 @@ from foretrace.trace.escaped import check_none_escaped, stranding
 from foretrace.trace.generators import check_states
 from foretrace.trace.gradients import Gradients
 from foretrace.trace.held import bound_before, read_outside
+from foretrace.trace.inference import normal_mode
 from foretrace.trace.left import (
     begins_read,
     check_attributes_kept,
@@ -259,7 +260,7 @@ def record(
     """
     with ONE_AT_A_TIME, stranding(capture.types):
         before = Before((fn, args, kwargs), owners_of(fn).values())
-        with put_back(before.put_back, always=False):
+        with put_back(before.put_back, always=False), normal_mode(capture.recorder):
             recorded = _recorded(fn, args, kwargs, capture, target, before)
             capture.release(fn)
             check_states(before.changed(), partial(capture.lines, fn))
@@ -279,7 +280,7 @@ def _recorded(
         requires.modules = loan.states()
         lines = partial(lines, [state.module for state in requires.modules])
         loan.replace(capture.stand)
-        requires.grad_mode, requires.autocast = ambient()
+        requires.grad_mode = torch.is_grad_enabled()
         call_args, call_kwargs = in_structure.build(iter(capture.arguments(leaves, requires)))
         absent = target.device.type not in torch_api.device_types_here()
         with running(capture.recorder, loan.paths(), absent):
@@ -307,11 +308,6 @@ def _recorded(
         capture.recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.constants.finish(), target, requires, overwritten,
     )  # fmt: skip
-
-
-def ambient() -> tuple[bool, frozenset[str]]:
-    """Grad mode, and the device types for which autocast is on."""
-    return torch.is_grad_enabled(), torch_api.autocast_devices()
 
 
 def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:

@@ -172,6 +172,11 @@ class Semantics(Protocol):
     def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
         """For each tensor a leaf returns, whether autograd follows it, given its operands."""
 
+    def saved(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
+    ) -> frozenset[int]:
+        """Positions of the operands that autograd saves; types as in `infer`."""
+
     def schema(self, func: Any) -> Schema:
         """What the operator's schema says, and what it leaves out."""
 

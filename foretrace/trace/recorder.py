@@ -69,6 +69,8 @@ class Recorder(torch_api.TorchDispatchMode):
         self.log: list[Op] = []
         self.fresh: set[Value] = set()
         """what factories have made"""
+        self.inference = self.inferred = False
+        """whether the program is in inference mode; whether it has been"""
         self.module: ModuleCall | None = None
         self.checkpoint: Checkpoint | None = None
         self.value_form: Op | None = None
@@ -135,7 +137,7 @@ class Recorder(torch_api.TorchDispatchMode):
 
     def grad_mode(self) -> bool:
         """Whether autograd would follow the next op."""
-        return torch.is_grad_enabled()
+        return torch.is_grad_enabled() and not self.inference
 
     # ---- meaning ----------------------------------------------------------------------------
 
@@ -251,10 +253,10 @@ class Recorder(torch_api.TorchDispatchMode):
         """The user's line, module and grad mode that are current."""
         grad = self.grad_mode()
         frame = self._frame_inside if self._depth else self.sources.here()
-        key = (id(frame), self.module, grad, self.checkpoint)
-        known = self._origins.get(key)
+        modes = (self.module, grad, self.checkpoint, self.inference)
+        known = self._origins.get((id(frame), *modes))
         if known is None:
-            known = self._origins[key] = Origin(frame, self.module, grad, self.checkpoint)
+            known = self._origins[id(frame), *modes] = Origin(frame, *modes)
         return known
 
     @property

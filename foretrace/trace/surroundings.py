@@ -12,6 +12,7 @@ from foretrace.errors import Refusal, Way
 from foretrace.ir.op import Checkpoint
 from foretrace.trace import generators
 from foretrace.trace.functions import function_calls
+from foretrace.trace.inference import guards
 from foretrace.trace.lines import Lines
 from foretrace.trace.modules import module_calls
 from foretrace.trace.owners import scripted
@@ -56,6 +57,11 @@ def checkpoints(recorder: Recorder) -> Callable[..., Iterator[None]]:
             recorder.checkpoint = outer
 
     return around
+
+
+def followed(recorder: Recorder) -> dict[str, Callable[..., Any]]:
+    """Stand-ins for functions of torch that a record repeats."""
+    return {**guards(recorder), "checkpoint": checkpoints(recorder)}
 
 
 def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,7 +109,7 @@ def running(recorder: Recorder, paths: dict[int, str], absent: bool) -> Iterator
         torch_api.below_autograd(),
         torch_api.uncompiled(),
         torch_api.unoptimized(scripted),
-        torch_api.replaced({**refusing(recorder, absent), "checkpoint": checkpoints(recorder)}),
+        torch_api.replaced({**refusing(recorder, absent), **followed(recorder)}),
         followed_autocast(recorder),
         function_calls(recorder),
         module_calls(recorder, paths),

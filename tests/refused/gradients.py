@@ -78,6 +78,62 @@ refuses("in-place on view", "trace/alias.py:not_tracked", captures(writes_an_unb
         writes_an_unbound, trained(writes_a_selected, W))  # fmt: skip
 
 
+def multiplies_by_inferred(w: Tensor) -> Tensor:
+    with torch.inference_mode():
+        scale = w.abs()
+    return (scale * w).sum()  # here
+
+
+def multiplies_by_a_clone(w: Tensor) -> Tensor:
+    with torch.inference_mode():
+        scale = w.abs()
+    return (scale.clone() * w).sum()
+
+
+def multiplies_by_unfollowed(w: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = w.abs()
+    return (scale * w).sum()
+
+
+refuses("inference tensor", "trace/inference.py:check", captures(multiplies_by_inferred, W),
+        multiplies_by_inferred, trained(multiplies_by_a_clone, W),
+        trained(multiplies_by_unfollowed, W))  # fmt: skip
+
+
+class LooseView(torch.nn.Module):
+    """Gives a view of its weight that autograd cannot go back from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(6, 8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            turned = self.weight.t()  # here
+        return turned, x @ turned
+
+
+class DetachedView(LooseView):
+    """One without a gradient."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        turned = self.weight.detach().t()
+        return turned, x @ turned
+
+
+class FollowedView(LooseView):
+    """One that autograd goes back from."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        turned = self.weight.t()
+        return turned, x @ turned
+
+
+refuses("unsupported", "passes/writeback.py:_check_loose", exports(LooseView(), X),
+        LooseView.forward, exported(DetachedView(), X), exported(FollowedView(), X))  # fmt: skip
+
+
 def writes_what_is_saved(w: Tensor) -> Tensor:
     y = w * 2
     z = y.exp()  # here

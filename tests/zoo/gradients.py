@@ -255,6 +255,30 @@ def inference_mode_inside(x: Tensor, y: Tensor) -> Tensor:
     return x * y * n
 
 
+@program(t(N, 4), t(N, 4))
+def made_in_inference_mode_and_used(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    with torch.inference_mode():
+        made = x.exp()
+        part = made.data[1:]
+        part.t()[0].mul_(2)
+        with torch.enable_grad():
+            still = y * 3
+        with torch.inference_mode(mode=False):
+            followed = y * 2
+        turned = x.t()
+        noisy = F.rrelu(y, training=False)
+    return made.clone() * x, made + y, still, followed * 2, turned * 2, noisy
+
+
+@program(t(N, 4))
+def buffer_written_in_inference_mode(x: Tensor) -> Tensor:
+    scale = x.detach() * 1
+    with torch.inference_mode():
+        scale.mul_(2)
+        scale += 1 if torch.is_inference_mode_enabled() else 2
+    return x * scale
+
+
 @program(t(2, 3), t(3))
 def broadcasts_are_summed(x: Tensor, w: Tensor) -> Tensor:
     return x * w + w.exp() * x[:, :1] - w.sum()
