@@ -20,11 +20,13 @@ from foretrace.torch_api.compilers import (
     tracing_context,
 )
 from foretrace.torch_api.dispatch import (
+    ASKED_MODE,
     BINDINGS,
     FAKE_MODE_KEY,
     TORCH_DIR,
     OpOverload,
     TorchDispatchMode,
+    asking_mode,
     autocast_devices,
     autocast_knows,
     autocast_seen,
@@ -133,6 +135,7 @@ from foretrace.torch_api.tensors import (
 )
 
 __all__ = [
+    "ASKED_MODE",
     "BINDINGS",
     "FAKE_MODE_KEY",
     "KERNELS_OF_EAGER",
@@ -160,6 +163,7 @@ __all__ = [
     "ValueRanges",
     "applied",
     "as_written",
+    "asking_mode",
     "attribute_of",
     "attributes_replaced",
     "autocast_devices",

@@ -11,15 +11,20 @@ import torch
 # The C bindings behind the dispatcher; the names used from it are listed below, one a function.
 from torch import _C
 
+# Rules for an operator under one mode, which Python registers.
+from torch._library import simple_registry
+
 # The base class of a mode that sees every operator call; it has no public name.
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "ASKED_MODE",
     "BINDINGS",
     "FAKE_MODE_KEY",
     "TORCH_DIR",
     "OpOverload",
     "TorchDispatchMode",
+    "asking_mode",
     "autocast_devices",
     "autocast_knows",
     "autocast_seen",
@@ -219,6 +224,12 @@ def default_device() -> torch.device | None:
     """What `torch.set_default_device` was given; torch's own `get` sees `with` blocks as well."""
     context = getattr(vars(torch)["_GLOBAL_DEVICE_CONTEXT"], "device_context", None)
     return None if context is None else context.device
+
+
+# What C++ calls before it hands an operator to a mode: whether one has a rule for the other. Its
+# argument ASKED_MODE is the class of the mode.
+asking_mode: Any = simple_registry.find_torch_dispatch_rule
+ASKED_MODE = "torch_dispatch_class"
 
 
 # How many modes see every operator.

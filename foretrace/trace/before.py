@@ -71,7 +71,6 @@ class Before:
         self._mentioned: set[str] = set(UNNAMED)
         self._met: dict[type, set[str]] = {}
         """classes of objects, and the members that were looked at"""
-        self._ways: dict[type, Callable[[Any], None]] = {}
         self._queue = deque(roots)
         with torch_api.no_torch_function():
             self._walk()
@@ -121,13 +120,14 @@ class Before:
         return next((name for name in names if isinstance(name, str)), f"a {type(item).__name__}")
 
     def _walk(self) -> None:
-        self._walk_queue()
+        ways: dict[type, Callable[[Any], None]] = {}  # as an attribute it would be a cycle
+        self._walk_queue(ways)
         for _ in range(CALLS):
             self._members_mentioned()
-            self._walk_queue()
+            self._walk_queue(ways)
 
-    def _walk_queue(self) -> None:
-        queue, seen, ways = self._queue, self._seen, self._ways
+    def _walk_queue(self, ways: dict[type, Callable[[Any], None]]) -> None:
+        queue, seen = self._queue, self._seen
         while queue:
             item = queue.popleft()
             kind = type(item)

@@ -58,7 +58,7 @@ from foretrace.trace.restoring import put_back
 from foretrace.trace.shared import check_shared_memory
 from foretrace.trace.sources import Sources, function_of, names_of, place_of
 from foretrace.trace.structure import named_arguments, take_apart
-from foretrace.trace.surroundings import running, unchanged_state
+from foretrace.trace.surroundings import running, unchanged_state, uncollected
 from foretrace.trace.watched import WatchedRecorder
 
 ONE_AT_A_TIME = threading.RLock()
@@ -258,7 +258,7 @@ def record(
     Raises:
         Refusal: the program does something that has no exact graph, or raises.
     """
-    with ONE_AT_A_TIME, stranding(capture.types):
+    with ONE_AT_A_TIME, stranding(capture.types), uncollected():
         before = Before((fn, args, kwargs), owners_of(fn).values())
         with put_back(before.put_back, always=False), normal_mode(capture.recorder):
             recorded = _recorded(fn, args, kwargs, capture, target, before)

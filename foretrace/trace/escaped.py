@@ -56,9 +56,10 @@ def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
     Raises:
         Refusal: it did; with the line that stored the tensor, or else the one that made it.
     """
-    if not _stored(types, recorded):
-        return
-    gc.collect()  # what only a cycle holds is not stored
+    for generation in (0, 2):  # what only a cycle holds is not stored; the run's are young ones
+        if not _stored(types, recorded):
+            return
+        gc.collect(generation)
     refusal = next((_refusal(t, recorded, lines) for t in _stored(types, recorded)), None)
     if refusal is not None:
         raise refusal

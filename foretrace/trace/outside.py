@@ -22,6 +22,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR
 from foretrace.trace.changes import MISSING, Change, Place, cell_content, changes_of
+from foretrace.trace.recorder import Recorder
 
 GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
 ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR"})
@@ -49,6 +50,10 @@ class Reads:
     """attributes that it may set"""
 
 
+Notes = tuple[Callable[[types.FrameType], None], ...]
+"""What is noted at each call of a function"""
+
+
 class Outside:
     """Watches one run: what it reads from outside."""
 
@@ -56,19 +61,16 @@ class Outside:
         self.places: dict[tuple[int, str], Place] = {}
         self.attributes: set[str] = set()
         """names of attributes that the program's code, or torch's layers, mention"""
-        self._codes: dict[int, types.CodeType] = {}
-        """what ran, by id: to hash a code object is to hash all its constants"""
-        self._closing: set[int] = set()
-        """those of them that close over names"""
+        self._met: dict[int, Notes] = {}
+        """what to do at each call of what ran; by id, as to hash code is to hash its constants"""
+        self._codes: list[types.CodeType] = []
+        """what ran; alive, so that no other gets the same id"""
         self._frames: list[tuple[types.FrameType, dict[str, Any]]] = []
         """their calls, with what was in the cells when each began"""
         self._functions: dict[int, tuple[types.FunctionType, dict[str, Any]]] = {}
         """the functions that were called so"""
-        self._storing: dict[int, frozenset[str]] = {}
-        """methods that set attributes of their first argument, and which"""
         self._objects: dict[tuple[int, str], tuple[Any, Place]] = {}
         """objects whose attributes may be set, and what those held; only some outlive the run"""
-        self._hook: Any = self._event
         self._tell: Callable[[Any], None] | None = None
         """lets the interpreter tell a function of events; None before and after the run"""
         self._resting = 0
@@ -78,19 +80,22 @@ class Outside:
         """The run of `fn` inside is watched; the profiler of the thread rests meanwhile."""
         fn = getattr(fn, "__func__", fn)
         self._cells(fn, {})
+        self._meet_as(torch_api.asking_mode.__code__, (self._rest,))
         # A profiler written in C cannot be put back by its object, so that one is left alone.
         profiled: Any = sys.getprofile()
         traces = profiled is not None and not callable(profiled)
         before = sys.gettrace() if traces else profiled
         tell: Any = sys.settrace if traces else sys.setprofile
         self._tell = tell
-        tell(self._hook)
+        tell(self._event)
         try:
             yield
         finally:
             self._tell = None
             tell(before)
             self._closures()
+            self._met.clear()
+            self._codes.clear()
 
     def __enter__(self) -> None:
         """Watch nothing inside: work of ours."""
@@ -101,7 +106,7 @@ class Outside:
     def __exit__(self, *error: object) -> None:
         self._resting -= 1
         if not self._resting and self._tell is not None:
-            self._tell(self._hook)
+            self._tell(self._event)
 
     @property
     def resting(self) -> bool:
@@ -118,48 +123,60 @@ class Outside:
 
     def release(self) -> None:
         """Let go of what was only noted for `changes`: it holds tensors of the run."""
-        self._codes.clear()
         self._objects.clear()
 
     def _event(self, frame: types.FrameType, event: str, arg: object) -> None:
         """What the interpreter calls."""
         if event != "call":
             return
-        code = frame.f_code
-        if id(code) not in self._codes:
-            self._meet(frame, code)
-        if id(code) in self._closing:
-            local = frame.f_locals
-            before = {name: local.get(name, MISSING) for name in code.co_freevars}
-            self._frames.append((frame, before))
-            if len(self._frames) > MOST_FRAMES:
-                self._called()
-        if id(code) in self._storing:
-            first = frame.f_locals.get(code.co_varnames[0])
-            self._may_change(first, self._storing[id(code)], 0)
+        notes = self._met.get(id(frame.f_code))
+        if notes is None:
+            notes = self._meet(frame, frame.f_code)
+        for note in notes:
+            note(frame)
 
-    def _meet(self, frame: types.FrameType, code: types.CodeType) -> None:
-        space = frame.f_globals
-        self._codes[id(code)] = code
-        kind = origin_of(code.co_filename)
+    def _meet(self, frame: types.FrameType, code: types.CodeType) -> Notes:
+        kind, space = origin_of(code.co_filename), frame.f_globals
         if kind == "library":
-            return
+            return self._meet_as(code, ())
         reads = reads_of(code)
         self.attributes |= reads.attributes
         if kind == "layer":
-            return
-        free = set(code.co_freevars) - {"__class__"}
-        if free:
-            self._closing.add(id(code))
+            return self._meet_as(code, ())
         for name in reads.globals:
             if (name in space or name in reads.binds) and (id(space), name) not in self.places:
                 self.places[id(space), name] = Place(name, space, space.get(name, MISSING))
+        free = set(code.co_freevars) - {"__class__"}
         if reads.stores:
-            if code.co_argcount:
-                self._storing[id(code)] = reads.stores
             known = [frame.f_locals.get(name) for name in free]
             for item in (*known, *(place.before for place in self.places.values())):
                 self._may_change(item, reads.stores, 2)
+        closes = (self._note_cells,) if free else ()
+        stores = (self._note_attributes,) if reads.stores and code.co_argcount else ()
+        return self._meet_as(code, (*closes, *stores))
+
+    def _meet_as(self, code: types.CodeType, notes: Notes) -> Notes:
+        self._codes.append(code)
+        self._met[id(code)] = notes
+        return notes
+
+    def _note_cells(self, frame: types.FrameType) -> None:
+        """What is in the cells of a function when it is called."""
+        local = frame.f_locals
+        before = {name: local.get(name, MISSING) for name in frame.f_code.co_freevars}
+        self._frames.append((frame, before))
+        if len(self._frames) > MOST_FRAMES:
+            self._called()
+
+    def _note_attributes(self, frame: types.FrameType) -> None:
+        """What attributes of its first argument a function may set."""
+        code = frame.f_code
+        self._may_change(frame.f_locals.get(code.co_varnames[0]), reads_of(code).stores, 0)
+
+    def _rest(self, frame: types.FrameType) -> None:
+        """Watch nothing more if the recorder is next, which watches again when it has answered."""
+        if self._tell is not None and issubclass(frame.f_locals[torch_api.ASKED_MODE], Recorder):
+            self._tell(None)
 
     def _may_change(self, item: Any, names: frozenset[str], depth: int) -> None:
         """Keep what the attributes of an object hold that the code may set."""
@@ -189,8 +206,8 @@ class Outside:
         Not of functions that the run itself has made: what they close over is local to it.
         """
         self._called()
-        codes = self._codes.values()
-        made = {id(c) for code in codes for c in code.co_consts if isinstance(c, types.CodeType)}
+        every = [each for code in self._codes for each in code.co_consts]
+        made = {id(each) for each in every if isinstance(each, types.CodeType)}
         for function, before in self._functions.values():
             if id(function.__code__) not in made:
                 self._cells(function, before)

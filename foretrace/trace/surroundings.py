@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -120,16 +120,22 @@ def running(recorder: Recorder, paths: dict[int, str], absent: bool) -> Iterator
 
 @contextmanager
 def unchanged_state(lines: Callable[[], Lines]) -> Iterator[None]:
-    """Torch's switches, random numbers and the collector are as before, whatever happens.
+    """Torch's switches and random numbers are as before, whatever happens.
 
     Raises:
         Refusal: the program leaves a switch of torch's in another state, or seeded or drew from a
             generator in a way no graph can repeat; with the line of `lines` that did.
     """
-    with ExitStack() as stack:
-        if gc.isenabled():
-            stack.callback(gc.enable)
-            gc.disable()
-        stack.enter_context(generators.undrawn(lines))
-        stack.enter_context(unswitched(lines))
+    with generators.undrawn(lines), unswitched(lines):
         yield
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """The collector rests: nearly all that a capture makes, it keeps."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        (gc.enable if before else gc.disable)()
