@@ -160,7 +160,7 @@ class ModuleState:
     module: torch.nn.Module
     training: bool
     registered: dict[str, dict[Any, Any]]
-    """copies of its tables of parameters, buffers, submodules and hooks"""
+    """copies of its tables of parameters, buffers, submodules and hooks, as far as it has any"""
 
 
 @dataclass(slots=True, eq=False)

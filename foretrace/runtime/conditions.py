@@ -166,7 +166,7 @@ class Conditions:
         for state in self.recorded.requires.modules:
             live = torch_api.tensor_tables(state.module)
             for table, before in zip(live, ("_parameters", "_buffers"), strict=True):
-                for name, tensor in state.registered[before].items():
+                for name, tensor in state.registered.get(before, {}).items():
                     if tensor is not None and (id(state.module), name) not in first:
                         here = self.source.bind(table, "table")
                         local = known.get(id(tensor)) or self.source.bind(tensor, "tied")

@@ -49,7 +49,9 @@ class Facts:
         """Which parameters, buffers and submodules there are."""
         children = torch_api.submodule_table(state.module)
         live = (*torch_api.tensor_tables(state.module), children)
-        before = [state.registered[name] for name in ("_parameters", "_buffers", "_modules")]
+        before = [
+            state.registered.get(name, {}) for name in ("_parameters", "_buffers", "_modules")
+        ]
         names = [self.source.bind(table, "table") for table in live]
         more = f"{path} has other parameters, buffers or submodules"
         none = [name for name, table in zip(names, before, strict=True) if not table]
@@ -67,7 +69,7 @@ class Facts:
 
     def _hooks(self, path: str, state: ModuleState) -> None:
         names = [self.source.bind(vars(state.module)[name], "hooks") for name in HOOKS]
-        before = [tuple(state.registered[name].values()) for name in HOOKS]
+        before = [tuple(state.registered.get(name, {}).values()) for name in HOOKS]
         if not any(before):
             self._add(f"not ({' or '.join(names)})", f"{path} has a hook that the capture lacked")
             return

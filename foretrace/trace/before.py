@@ -60,7 +60,7 @@ class Before:
     """
 
     def __init__(self, roots: Iterable[Any], owners: Iterable[nn.Module] = ()) -> None:
-        self._lent = {id(module) for owner in owners for module in owner.modules()}
+        self._lent = set(map(id, owners))
         self._kept: list[Kept] = []
         self._modules: dict[int, KeptModule] = {}
         self._memos: list[Any] = []
@@ -160,6 +160,8 @@ class Before:
         self._queue.extend(kept.others)
         lent = id(module) in self._lent
         for name, content in kept.contents.items():
+            if lent and name == "_modules":
+                self._lent.update(map(id, content.before.values()))
             if not (lent and name in TENSORS):
                 self._inside(content.item)
 

@@ -100,21 +100,22 @@ class Reading:
 
     def follow(self, name: str, item: Any, depth: int = DEEPEST) -> None:
         """What an object leads to; that it is the same object is known already."""
-        if id(item) in self._seen or isinstance(item, NO_INSIDE) or plain(item):
+        kind = type(item)  # its class as it says itself is Python of the user's
+        if id(item) in self._seen or issubclass(kind, NO_INSIDE) or plain(item):
             return
         self._seen[id(item)] = item
-        if isinstance(item, nn.Module):
+        if issubclass(kind, nn.Module):
             self._met_module(name, item)
-        elif isinstance(item, (dict, list, tuple)):
+        elif issubclass(kind, (dict, list, tuple)):
             self._items(name, item, depth)
         elif not _of_a_library(item):
             self._object(name, item, depth)
 
     def _take(self, name: str, how: Any, holder: Any, key: Any, item: Any, depth: int) -> None:
         """One place, and what it leads to."""
-        data = plain(item)
+        data = id(item) not in self._seen and plain(item)
         self.found.append(Held(name, how, holder, key, snapshot(item) if data else item))
-        if isinstance(item, type):
+        if issubclass(type(item), type):
             self._classes(item, 0)
         elif depth and not data:
             self.follow(name, item, depth - 1)

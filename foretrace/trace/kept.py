@@ -81,6 +81,8 @@ class KeptDict:
     def put_back(self) -> None:
         """As `Kept` has it; a dict with the same keys is at no time without one."""
         kind, item, before = self.kind, self.item, self.before
+        if self.intact:
+            return
         if self._same_keys():
             for (key, old), new in zip(before.items(), list(kind.values(item)), strict=True):
                 if new is not old:
@@ -271,24 +273,26 @@ class KeptState:
 class KeptModule:
     """A module's class, its attributes, and what those that are containers hold."""
 
-    __slots__ = ("attributes", "contents", "item", "kind", "others")
+    __slots__ = ("attributes", "contents", "empty", "item", "kind", "others")
 
     def __init__(self, item: nn.Module) -> None:
         self.item, self.kind = item, type(item)
         self.attributes = KeptAttributes(object.__getattribute__(item, "__dict__"))
         self.contents: dict[str, Any] = {}
+        self.empty: list[Any] = []
+        """containers with nothing in them"""
         self.others: list[Any] = []
         """what it holds that is neither a container nor plain data"""
-        for name, held in [
-            (name, held)
-            for name, held in self.attributes.before.items()
-            if type(held) not in ATOMS and (type(held) not in EMPTY or held)
-        ]:
-            content = kept_container(held)
-            if content is None:
-                self.others.append(held)
-            else:
+        for name, held in self.attributes.before.items():
+            kind = type(held)
+            if kind in ATOMS:
+                continue
+            if kind in EMPTY and not held:
+                self.empty.append(held)
+            elif (content := kept_container(held)) is not None:
                 self.contents[name] = content
+            else:
+                self.others.append(held)
 
     def parts(self) -> Iterator[Kept]:
         """What is to be put back one by one: a part that fails stops no other."""
@@ -296,22 +300,16 @@ class KeptModule:
         yield self.attributes
         yield from self.contents.values()
 
-    def filled(self) -> list[Any]:
-        """The containers that were empty."""
-        held = self.attributes.before.items()
-        empty = [each for name, each in held if type(each) in EMPTY and name not in self.contents]
-        return list(filter(None, empty))
-
     @property
     def intact(self) -> bool:
         """As `Kept` has it."""
-        return type(self.item) is self.kind and not self.filled()
+        return type(self.item) is self.kind and not any(self.empty)
 
     def put_back(self) -> None:
         """As `Kept` has it, for its class and for containers that were empty."""
         if type(self.item) is not self.kind:
             object.__setattr__(self.item, "__class__", self.kind)
-        for container in self.filled():
+        for container in filter(None, self.empty):
             container.clear()
 
 
@@ -335,5 +333,6 @@ def kept_container(item: Any) -> Any:
     """What is kept of a container; None if it is none."""
     found = KINDS.get(type(item))
     if found is None:
-        found = next((kept for kind, kept in KINDS.items() if isinstance(item, kind)), None)
+        bases = type(item).__mro__  # its class as it says itself is Python of the user's
+        found = next((kept for kind, kept in KINDS.items() if kind in bases), None)
     return None if found is None else found(item)

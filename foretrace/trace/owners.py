@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -91,7 +92,7 @@ class Borrowed:
                 loan.path,
                 loan.module,
                 loan.module.training,
-                {name: loan.registered(name) for name in (*TABLES, *HOOKS)},
+                {n: kept.before for n, kept in loan.kept.contents.items() if n in STATES},
             )
             for loan in self._loans
         ]
@@ -105,11 +106,12 @@ class Borrowed:
         found = [change for loan in self._loans for change in loan.changes()]
         return [change for change in found if not _holds_abstract(change.after, set())]
 
-    def held(self) -> list[Any]:
+    def held(self) -> Iterator[Any]:
         """What plain attributes held before the run."""
-        spaces = [loan.kept.attributes.before for loan in self._loans]
-        every = [pair for space in spaces for pair in space.items()]
-        return [item for name, item in every if name not in NO_PLACES and type(item) not in ATOMS]
+        for loan in self._loans:
+            for name, item in loan.kept.attributes.before.items():
+                if name not in NO_PLACES and type(item) not in ATOMS:
+                    yield item
 
     def rebound(self) -> Iterator[tuple[torch.Tensor, Any]]:
         """(tensor before, what is there now) of each buffer."""
@@ -157,6 +159,7 @@ def scripted() -> NoReturn:
 
 
 TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+STATES = TABLES.union(HOOKS)
 REGISTERED = tuple(
     name for name, item in vars(nn.Module()).items()
     if isinstance(item, (dict, set)) and name != "_modules"
@@ -177,33 +180,43 @@ class _Loan:
         content = self.kept.contents.get(name)
         return {} if content is None else content.before
 
+    @functools.cached_property
+    def still(self) -> bool:
+        """Whether the run has bound no attribute, and filled nothing that was empty."""
+        return self.kept.intact and self.kept.attributes.intact
+
     def changes(self) -> Iterator[Change]:
         """What the run has changed in plain attributes."""
         kept = self.kept
+        for name, content in kept.contents.items():
+            if name not in NO_PLACES:
+                yield from changes_in(content, functools.partial(_named, name))
+        if self.still:
+            return
         for change in changes_in(kept.attributes, str):
             if change.place.name not in NO_PLACES:
                 yield change
         for name, held in kept.attributes.before.items():
-            content = kept.contents.get(name)
-            if name not in NO_PLACES:
-                if content is not None:
-                    yield from changes_in(content, functools.partial(_named, name))
-                elif type(held) in EMPTY and held:
-                    yield Change(Place(name, {}, None), None, rebound=False)
+            if name not in NO_PLACES and any(held is each for each in filter(None, kept.empty)):
+                yield Change(Place(name, {}, None), None, rebound=False)
 
     def touched(self) -> Iterator[tuple[str, Any]]:
         """Plain attributes that are or contain something else now, as far as a glance says."""
         before, contents = self.kept.attributes.before, self.kept.contents
-        for name, now in vars(self.module).items():
+        for name, now in vars(self.module).items() if not self.still else ():
             if name not in TABLES and (type(now) is Abstract or type(now) not in ATOMS):
                 filled = name in contents or (type(now) in EMPTY and now)
                 if now is not before.get(name) or filled:
                     yield name, now
+        for name in contents if self.still else ():
+            if name not in TABLES:
+                yield name, before[name]
 
     def check_registered(self, lines: Lines) -> None:
         """Refuse a program after which the module has other parameters, buffers or hooks."""
         space = vars(self.module)
-        for name in REGISTERED:
+        contents = self.kept.contents
+        for name in filter(contents.__contains__, REGISTERED) if self.still else REGISTERED:
             before, now = self.registered(name), space[name]
             if (before or now) and _present(before) != _present(now):
                 what = "parameters or buffers" if name in TABLES else "hooks"
@@ -267,7 +280,7 @@ def watched(
         with outside.watching(fn) if outside is not None else nullcontext():
             yield
     finally:
-        held = [*loan.held(), *(leaf for _, leaf in given)]
+        held = itertools.chain(loan.held(), (leaf for _, leaf in given))
         changes = outside.changes(held) if outside is not None else []
         # one that keeps an abstract tensor stays as it is, for `escaped` to find
         changes = [each for each in changes if not [*abstract_in([each.place.now])]]

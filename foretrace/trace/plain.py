@@ -44,8 +44,8 @@ def plain(item: Any, budget: int = LARGEST) -> bool:
 
 def _count(item: Any, budget: int) -> int:
     """What is left of the budget after the item; negative if it is too large or no data."""
-    kind = type(item)
-    if isinstance(item, SINGLE) or kind in BY_VALUE or kind in (float, complex):
+    kind = type(item)  # its class as it says itself is Python of the user's
+    if kind in BY_VALUE or kind in (float, complex) or issubclass(kind, SINGLE):
         return budget - 1
     parts = _parts(item)
     if parts is None:
@@ -63,7 +63,7 @@ def _parts(item: Any) -> list[Any] | None:
         return [*item.keys(), *item.values()]
     if kind in CONTAINERS:
         return list(item)
-    if isinstance(item, tuple) and hasattr(kind, "_fields"):
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return list(tuple.__iter__(item))
     return None
 
@@ -73,7 +73,7 @@ def snapshot(item: Any) -> Any:
     kind, parts = type(item), _parts(item)
     if kind is dict:
         return {key: snapshot(part) for key, part in item.items()}
-    if isinstance(item, SINGLE) or parts is None:
+    if parts is None or issubclass(kind, SINGLE):
         return item
     if kind in CONTAINERS:
         return kind(snapshot(part) for part in parts)

@@ -34,16 +34,20 @@ def put_all_back(kept: Iterable[Kept]) -> list[str]:
     interrupt: BaseException | None = None
     attempt = _Attempt()
     with torch_api.no_torch_function():
-        for each in kept:
+        waiting = list(kept)[::-1]
+        while waiting:
             with attempt:
-                each.put_back()
+                while waiting:
+                    waiting[-1].put_back()
+                    waiting.pop()
             if attempt.error is None:
                 continue
             interrupt = interrupt if isinstance(attempt.error, Exception) else attempt.error
             with attempt:
-                each.put_back()
+                waiting[-1].put_back()
             if attempt.error is not None:
-                failed.append(f"a {type(each.item).__name__} ({attempt.error})")
+                failed.append(f"a {type(waiting[-1].item).__name__} ({attempt.error})")
+            waiting.pop()
     if interrupt is not None:
         raise interrupt
     return failed

@@ -27,6 +27,8 @@ class Sources:
         """the code of ours that calls the program: no frame above it is the program's"""
         self._library: dict[int, bool] = {}
         """by the id of a code object: to hash one is to hash all its constants"""
+        self._noted: set[int] = set()
+        """ids of those that were looked at for `ran`"""
         self._frames: dict[tuple[int, int], Frame] = {}
         self.ran: dict[CodeType, Mapping[str, Any]] = {}
         """the user's functions that were running at an op, with what their names are"""
@@ -41,14 +43,19 @@ class Sources:
             code = at.f_code
             inside = library.get(id(code))
             if inside is None:
-                self._codes.append(code)
-                inside = library[id(code)] = is_library(code, LIBRARY_DIRS)
+                inside = self._meet(code)
             if not inside:
                 return self._frame(at)
             if code is self.last:
                 return None
             at = at.f_back
         return None
+
+    def _meet(self, code: CodeType) -> bool:
+        """Whether it is a library's."""
+        self._codes.append(code)
+        found = self._library[id(code)] = is_library(code, LIBRARY_DIRS)
+        return found
 
     def _frame(self, at: FrameType) -> Frame:
         code = at.f_code
@@ -63,10 +70,12 @@ class Sources:
         """Keep which of the user's functions are running."""
         while at is not None and at.f_code is not self.last:
             code = at.f_code
-            if code not in self.ran and not is_library(code, LIBRARY_DIRS):
-                held = at.f_locals if code.co_freevars else {}
-                names = {n: held[n] for n in code.co_freevars if isinstance(held.get(n), NAMED)}
-                self.ran[code] = ChainMap(names, at.f_globals) if names else at.f_globals
+            if id(code) not in self._noted:
+                self._noted.add(id(code))
+                if not self._meet(code):
+                    held = at.f_locals if code.co_freevars else {}
+                    names = {n: held[n] for n in code.co_freevars if isinstance(held.get(n), NAMED)}
+                    self.ran[code] = ChainMap(names, at.f_globals) if names else at.f_globals
             at = at.f_back
 
 
