@@ -284,6 +284,10 @@ class Requirements:
     changed: list[Any] = field(default_factory=list)
     """what the run did to Python state (`trace.outside.Change`), if it was watched"""
 
+    def note_modes(self, grad_mode: bool, autocast: frozenset[str]) -> None:
+        """The modes around the call."""
+        self.grad_mode, self.autocast = grad_mode, autocast
+
 
 @dataclass(slots=True, eq=False)
 class Graph:
