@@ -26,6 +26,7 @@ from foretrace.runtime.cache import Compiled, not_copied
 from foretrace.runtime.calls import run_forward, run_half, run_joint
 from foretrace.runtime.guards import CallGuards
 from foretrace.runtime.one_program import OneProgram
+from foretrace.runtime.untrained import Untrained, untrained
 from foretrace.symbols.dynamic import dynamic_of
 from foretrace.targets.profile import Target, target_of
 from foretrace.targets.semantics import TargetSemantics
@@ -162,6 +163,7 @@ class Cut:
     ) -> None:
         self.program, self.graph, self.loss, self.pair = program, graph, loss, pair
         self._module: fx.GraphModule | None = None
+        self._untrained: Untrained | None = None
 
     def __repr__(self) -> str:
         graph = self.graph
@@ -228,7 +230,9 @@ class Cut:
                 return run_half(self.graph_module, self.graph, args)
             if self.graph.kind == "joint":
                 return run_joint(self.graph_module, self.graph, guards, args, kwargs, tangents)
-            return run_forward(self.graph_module, guards, args, kwargs)
+            if self._untrained is None:
+                self._untrained = untrained(self.graph, guards.recorded)
+            return run_forward(self.graph_module, guards, args, kwargs, self._untrained)
 
 
 def _shown(what: str, program: Program, inside: str) -> str:

@@ -79,6 +79,8 @@ class Differentiation:
         self.gradients: dict[Value, Value] = {}
         self.passed: set[Value] = set()
         """values whose gradient has been given on"""
+        self.reached: set[Value] = set()
+        """values at which torch's engine arrives without a gradient"""
         self.scope = Scope()
         self.kept: dict[Op, Op] = {}
 
@@ -98,8 +100,8 @@ class Differentiation:
             return
         opened = op.region is not None and op.definition is None and not op.writes
         if not opened and not any(out in self.gradients for out in op.outs):
-            return
-        if isinstance(op.target, Write) and not op.target.followed:
+            self._without_gradient(op)
+        elif isinstance(op.target, Write) and not op.target.followed:
             self._unfollowed(op)
         elif not op.origin.grad_mode:
             self._unfollowed_in(op)
@@ -109,6 +111,13 @@ class Differentiation:
             self._composite(op)
         else:
             self._leaf(op)
+
+    def _without_gradient(self, op: Op) -> None:
+        """Where none arrives, the engine goes on, as a user's Function may make one."""
+        if not self.reached.isdisjoint(op.outs):
+            unseen = isinstance(op.target, Write) and not op.target.followed
+            on = op.args[:1] if unseen else op.operands if op.origin.grad_mode else ()
+            self.reached.update(v for v in on if v.type.requires_grad)
 
     def _composite(self, op: Op) -> None:
         if self.keep(op):
@@ -125,8 +134,7 @@ class Differentiation:
         rule, args = self._rule(op.target, op, op.args, op.kwargs, self._tangents(op))
         if rule is None:
             return
-        occurrences = values_in(args)
-        self._apply(op, rule, occurrences, returned(op), self._tangents(op))
+        self._apply(op, rule, values_in(args), returned(op), self._tangents(op))
 
     def _rule(
         self, func: Any, op: Op, args: Tree, kwargs: Any, tangents: Sequence[Value | None]
@@ -148,13 +156,9 @@ class Differentiation:
         return [self.gradients.get(v) for v in returned(op)]
 
     def _apply(
-        self,
-        op: Op,
-        rule: Rule,
-        occurrences: Sequence[Value],
-        results: Sequence[Value],
+        self, op: Op, rule: Rule, occurrences: Sequence[Value], results: Sequence[Value],
         tangents: Sequence[Value | None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Put the rule's ops in the words of this call, and give its gradients on."""
         env: dict[Value, Any] = dict(zip(rule.operands, occurrences, strict=True))
         env.update(zip(rule.results, results, strict=True))
@@ -170,6 +174,8 @@ class Differentiation:
         for value, gradient in zip(occurrences, found, strict=True):
             if gradient is not None and value.type.requires_grad:
                 self.add(value, gradient, op)
+            elif value.type.requires_grad:
+                self.reached.add(value)
 
     def _reread(self, op: Op, rule: Rule, env: dict[Value, Any], written: Sequence[int]) -> None:
         """Let the rule read what memory holds at the backward.
@@ -191,10 +197,9 @@ class Differentiation:
             return
         used = tuple(v for v in used_by(body) if v not in inside)
         target = Backward(op, name)
-        backward = Op(
+        self.scope.ops.append(Op(
             target, used, {}, list(outs), outs, origin=op.origin, region=body, because=op, rule=name
-        )
-        self.scope.ops.append(backward)
+        ))  # fmt: skip
 
     def add(self, value: Value, gradient: Value, because: Op) -> None:
         """One more gradient of a value; the second and later ones are added as they arrive."""
@@ -243,6 +248,7 @@ class Differentiation:
         for write in reversed(list(unseen_writes(op))):
             if write.outs[0] in self.gradients:
                 self._unfollowed(write)
+            self._without_gradient(write)
 
     def _through_view(self, op: Op, write: Write) -> None:
         """A write to a view, as torch's CopySlices node differentiates it.
@@ -315,11 +321,11 @@ class Differentiation:
         return self._append(func, args, kwargs, because, rule).outs[position]
 
     def _function(self, op: Op) -> None:
-        """A user's Function: its own backward. What its forward writes to keeps its history."""
+        """A user's Function: its own backward, run wherever the engine arrives at a result."""
         self._unfollowed_in(op)
         results = op.result if isinstance(op.result, tuple) else (op.result,)
         tangents = [self.gradients.get(v) if isinstance(v, Value) else None for v in results]
-        if all(tangent is None for tangent in tangents):
+        if not op.target.followed or self.reached.union(self.gradients).isdisjoint(op.outs):
             return
         passed = self.passed.union(op.outs)
         held = {g for v, g in self.gradients.items() if v not in passed}

@@ -11,6 +11,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Value
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
 from foretrace.runtime.guards import CallGuards, number
+from foretrace.runtime.untrained import Untrained, marked
 from foretrace.symbols.sizes import Numbers
 
 
@@ -23,10 +24,13 @@ class Half(Protocol):
         """Flat, in the order of the graph."""
 
 
-def run_forward(module: fx.GraphModule, guards: CallGuards, args: Any, kwargs: Any) -> Any:
+def run_forward(
+    module: fx.GraphModule, guards: CallGuards, args: Any, kwargs: Any, places: Untrained
+) -> Any:
     """Call a forward cut like the program: same outputs, same writes."""
     flat, sizes = guards.inputs(args, kwargs)
-    return finish(guards.recorded, flat, sizes, module(*flat))[0]
+    results = marked(module(*flat), places, flat)
+    return finish(guards.recorded, flat, sizes, results)[0]
 
 
 def run_joint(

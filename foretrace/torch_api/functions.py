@@ -65,7 +65,8 @@ def backward_node(
     Args:
         function: the user's.
         run: called with its backward and the gradients.
-        results: what its forward returned.
+        results: what its forward returned, and one more, of whose gradient it is not told: by it
+            the node is reached where no gradient of the others arrives.
         loose: the tensors of it that are not differentiable.
         zeros: whether a gradient that does not arrive is one of zeros, and not None.
     """
@@ -77,9 +78,14 @@ def backward_node(
         ctx.mark_non_differentiable(*loose)
         return results
 
+    boxed = getattr(function, "boxed_grads_call", False)
+
+    def told(ctx: Any, *grads: Any) -> Any:
+        return run(backward, *([grads[0][:-1]] if boxed else grads[:-1]))
+
     methods = {
         "forward": staticmethod(forward),
-        "backward": staticmethod(lambda ctx, *grads: run(backward, *grads)),
-        "boxed_grads_call": getattr(function, "boxed_grads_call", False),
+        "backward": staticmethod(told),
+        "boxed_grads_call": boxed,
     }
     return plain_apply(type(function.__name__, (Function,), methods))

@@ -250,6 +250,8 @@ def backward_of(
 ) -> Callable[..., Any]:
     """What is applied to the operands to get `results`, with the function's own backward.
 
+    The last of `results` is one that the function itself has not.
+
     Raises:
         Refusal: the call is that of a reentrant checkpoint, which adds up gradients by itself, in
             an order of its own.

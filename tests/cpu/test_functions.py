@@ -356,3 +356,25 @@ def test_a_result_that_its_context_keeps_is_written_over() -> None:
     with pytest.raises(foretrace.Refusal) as caught:
         foretrace.capture(fn, (x,)).cut("export")
     check(caught.value, at=fn)
+
+
+def mixed(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    made = Cube.apply(w)
+    return made, made.detach() * w, (made * x).sum(), x * w, made > 0
+
+
+def test_the_aten_cut_gives_no_gradient_of_its_forward() -> None:
+    """Results require grad as in eager; what depends on a Function has none to give."""
+    x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+    results, expected = foretrace.capture(mixed, (x, w)).cut("aten")(x, w), mixed(x, w)
+    for place, (ours, eagers) in enumerate(zip(results, expected, strict=True)):
+        assert ours.requires_grad == eagers.requires_grad
+        if place in (0, 2):
+            with pytest.raises(foretrace.Refusal) as caught:
+                torch.autograd.grad(ours.sum(), w, allow_unused=True)
+            assert caught.value.kind == "autograd.Function"
+            assert caught.value.at is not None
+            assert "Cube.apply(w)" in caught.value.at.text
+        elif eagers.requires_grad:
+            both = [torch.autograd.grad(each.sum(), w)[0] for each in (ours, eagers)]
+            assert torch.equal(*both)

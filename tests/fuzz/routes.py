@@ -198,8 +198,8 @@ def _aot(world: World) -> Runs:
 def routes_of(names: dict[str, Any], text: str) -> Iterator[Route]:
     """All ways for a program, those of dynamic shapes for one that asks for them.
 
-    Left out is what docs/limits.md says of a way: an aten cut is not for training through an
-    `autograd.Function`, and tensors of a closure become parameters of an exported program.
+    Left out is what docs/limits.md says of a way: tensors of a closure become parameters of an
+    exported program.
     """
     opened = names["DYNAMIC"]
     shapes = True if opened else None
@@ -210,7 +210,6 @@ def routes_of(names: dict[str, Any], text: str) -> Iterator[Route]:
     if stateful:
         calls = every = tuple(range(names["CALLS"]))
     values = ("conj", "neg", "stride")
-    aten = values if "autograd.Function" in text else ("requires_grad", *values)
     yield Route("compile", _compile(**options), every, plain=True)
     yield Route(
         "compile, a backend",
@@ -223,7 +222,9 @@ def routes_of(names: dict[str, Any], text: str) -> Iterator[Route]:
     if stateful:
         return
     yield Route("joint cut", _joint(shapes, halves=False), calls, values, drawn=False, at_once=True)
-    yield Route("aten cut", _forward("aten", shapes), calls, aten, gradients=False)
+    yield Route(
+        "aten cut", _forward("aten", shapes), calls, ("requires_grad", *values), gradients=False
+    )
     yield Route("pair", _joint(shapes, halves=True), calls, values, drawn=False, at_once=True)
     yield Route("Program.compile", _program_compile(shapes), calls)
     if "def program(" not in text:

@@ -278,6 +278,22 @@ refuses(
 )  # fmt: skip
 
 
+def asked_of_the_aten_cut() -> None:
+    foretrace.capture(makes_for_a_file, (W,)).cut("aten")(W).sum().backward()
+
+
+def trained_by_the_export_cut() -> None:
+    cut, w = foretrace.capture(makes_for_a_file, (W,)).cut("export"), W.detach().requires_grad_()
+    cut(w).sum().backward()
+    same(w.grad, torch.full_like(w, 2))
+
+
+refuses(
+    "autograd.Function", "runtime/untrained.py:backward", asked_of_the_aten_cut,
+    makes_for_a_file, trained_by_the_export_cut, trained(makes, W),
+)  # fmt: skip
+
+
 def draws_between(x: Tensor) -> Tensor:
     return x * (x.detach().clone().random_(2, 9) > 1)  # here
 

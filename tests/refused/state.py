@@ -385,3 +385,48 @@ refuses(
     writes_where_rows_meet,
     captured(lambda x: (x * 1).as_strided((3, 2), (1, 1)).clone().square_(), X),
 )  # fmt: skip
+
+
+class Steps(nn.Module):
+    """Computes with the number of its call, or with whether it is the first."""
+
+    def __init__(self, *, most: int) -> None:
+        super().__init__()
+        self.steps, self.most = 0, most
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps = min(self.steps + 1, self.most)  # here
+        return x * self.steps
+
+
+class StepsInABuffer(nn.Module):
+    """The same, where a graph has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        return x * self.steps
+
+
+def exported_twice() -> None:
+    ran, ours = StepsInABuffer(), StepsInABuffer()
+    graph = foretrace.export(ours, (X,)).module()
+    for _ in range(2):
+        same(graph(X), ran(X))
+
+
+def exported_after_its_first_call() -> None:
+    module = Steps(most=1)
+    module(X)
+    graph = foretrace.export(module, (X,)).module()
+    for _ in range(2):
+        same(graph(X), module(X))
+
+
+refuses(
+    "side effect", "compat/settled.py:check_settled", exports(Steps(most=9), X), Steps.forward,
+    exported_twice, exported_after_its_first_call,
+)  # fmt: skip

@@ -98,3 +98,49 @@ def function_with_numbers_out(x: Tensor, y: Tensor) -> Tensor:
 @program(t(3, 4), c(4), may_refuse=AS_JOINT)
 def function_that_writes_outside(x: Tensor, mean: Tensor) -> Tensor:
     return WritesOutside.apply(x * 2, mean) * x
+
+
+class Sloped(torch.autograd.Function):
+    """Has a gradient of its own, whatever arrives; none for its second argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return g * x + 1, None
+
+
+class Stopped(torch.autograd.Function):
+    """Gives no gradient, and is not told of zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return x.view_as(x), x * 2
+
+    @staticmethod
+    def backward(ctx: Any, a: Tensor | None, b: Tensor | None) -> Tensor | None:
+        return None if a is None or b is None else a + b
+
+
+@program(t(4), may_refuse=AS_JOINT)
+def function_given_one_tensor_twice(x: Tensor) -> Tensor:
+    return Sloped.apply(x, x)
+
+
+@program(t(4), may_refuse=AS_JOINT)
+def function_that_no_gradient_reaches(x: Tensor) -> Tensor:
+    """The engine runs it all the same, through what is between."""
+    y = Sloped.apply(x.sin(), x) * 2
+    with torch.no_grad():
+        y.mul_(3)
+    return Stopped.apply(y.cos())[0]
+
+
+@program(t(4), may_refuse=AS_JOINT)
+def function_told_of_no_gradient(x: Tensor) -> Tensor:
+    return Stopped.apply(Stopped.apply(Sloped.apply(x, x))[1])[0]

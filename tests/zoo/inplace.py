@@ -437,3 +437,12 @@ def parts_written_after_each_other(x: Tensor) -> Tensor:
     for part in (y[0, :4], y[:, 2:], y.diagonal()):
         part.mul_(3)
     return torch.nn.functional.dropout(y, 0.5) * y
+
+
+@program(t(3, 4))
+def composite_unseen_by_autograd(x: Tensor) -> Tensor:
+    """An operator that is made of others, of which one writes."""
+    y = x * 2
+    with torch.no_grad():
+        F.dropout(y, 0.5, training=True, inplace=True)
+    return y.sin()
