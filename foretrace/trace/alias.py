@@ -51,6 +51,10 @@ class Records(Protocol):
     def inner_scope(self, frame: Frame | None = None) -> AbstractContextManager[list[Op]]:
         """Ops recorded inside go to the yielded list."""
 
+    @property
+    def inside(self) -> bool:
+        """Whether a body is being recorded."""
+
     def origin(self) -> Origin:
         """The current origin."""
 

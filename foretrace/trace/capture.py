@@ -293,7 +293,7 @@ def _recorded(
             outs, requires.out_structure = take_apart(result)
             mutations = mutations_of(capture.recorder, capture.inputs, capture.stands, loan)
             written = {mutation.index for mutation in mutations}
-            requires.begins = begins_read(capture.stands, mutations)
+            requires.begins = begins_read(capture.recorder, capture.stands, mutations)
             check_shared_memory(capture.real, written, write_line(capture.recorder, mutations))
             outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
             overwritten = overwritten_in(capture.recorder)

@@ -111,7 +111,8 @@ class Gradients:
             return getattr(self.lift(tensor), name)
 
     def _write(self, tensor: torch.Tensor, name: str, new: Any) -> None:
-        if self._not_the_program(tensor):
+        of_the_run = isinstance(new, Abstract) and type(tensor) in PLAIN
+        if self._not_the_program(tensor) and not of_the_run:  # it would have no memory any more
             torch_api.set_attribute(tensor, name, new)
             return
         with self._answering():

@@ -42,10 +42,13 @@ def mutations_of(
     return found
 
 
-def begins_read(stands: list[Any], mutations: list[Mutation]) -> dict[int, Frame | None]:
+def begins_read(
+    recorder: Recorder, stands: list[Any], mutations: list[Mutation]
+) -> dict[int, Frame | None]:
     """Inputs of which it matters where in memory they begin, and the line that asks.
 
-    It matters also where a written one was seen by `as_strided`, which counts from the beginning.
+    It matters also where the program saw a written one by `as_strided`, which counts from the
+    beginning. Torch's kernels call that with what they read there.
     """
     found = {
         index: stand.ft_begins
@@ -54,7 +57,8 @@ def begins_read(stands: list[Any], mutations: list[Mutation]) -> dict[int, Frame
     }
     for mutation in mutations:
         steps = (member.step for member in alias_of(stands[mutation.index]).members())
-        if any(step is not None and step.absolute for step in steps):
+        asked = [step.args for step in steps if step is not None and step.absolute]
+        if any(op.args is args for args in asked for op in recorder.log):
             found.setdefault(mutation.index, None)
     return found
 

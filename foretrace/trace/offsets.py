@@ -11,7 +11,7 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.op import Value
 from foretrace.ir.types import Size, TensorType
-from foretrace.trace.abstract import Abstract, become_like
+from foretrace.trace.abstract import OFFSET, Abstract, become_like
 from foretrace.trace.alias import Alias, Records, alias_of, current
 from foretrace.trace.overlap import within
 
@@ -48,18 +48,26 @@ def in_graph(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an `as_strided` of written memory, counted in the graph's memory.
 
+    A kernel that counts from where it reads that the tensor begins does so in any call.
+
     Raises:
         Refusal: it sees elements that the owner of the memory does not.
     """
-    tensor = args[0]
-    if not isinstance(tensor, Abstract) or tensor.ft_alias is None:
+    tensor, schema = args[0], recorder.semantics.schema(func)
+    if not isinstance(tensor, Abstract):
         return args, kwargs
-    root = tensor.ft_alias.root
-    owner = current(root, recorder)
-    if owner is root.initial:
-        return args, kwargs
-    schema = recorder.semantics.schema(func)
     named: dict[str, Any] = schema.bind(args, kwargs)
+    size = recorder.types.symbols.size
+    if recorder.inside and size(named.get("storage_offset") or 0) == size(OFFSET(tensor)):
+        named["storage_offset"] = None
+    alias = tensor.ft_alias
+    if alias is not None and current(alias.root, recorder) is not alias.root.initial:
+        _count_in_graph(recorder, func, tensor, named)
+    return tuple(named[name] for name in schema.arguments if name in named), {}
+
+
+def _count_in_graph(recorder: Records, func: Any, tensor: Abstract, named: dict[str, Any]) -> None:
+    owner = current(alias_of(tensor).root, recorder)
     symbols, offset = recorder.types.symbols, named.get("storage_offset")
     here = current(tensor.ft_alias, recorder).type
     begin = here.offset if offset is None else symbols.size(offset) - moved(tensor.ft_alias)
@@ -72,6 +80,6 @@ def in_graph(
             do=("take the view before the write", "or of a clone"),
         )
     if offset is not None:
-        tensor.note_asked()
+        if not recorder.inside:
+            tensor.note_asked()
         named["storage_offset"] = symbols.number(begin)
-    return tuple(named[name] for name in schema.arguments if name in named), {}

@@ -98,7 +98,7 @@ class Recorder(torch_api.TorchDispatchMode):
                 return self.casts.once(args[0], args[1], self.again)
         if func is LIFT_FRESH and not isinstance(args[0], Abstract):
             args, func = (self.lift_constant(args[0]),), LIFT_FRESH_COPY
-        if self.overwritten and func in FROM_START:
+        if (self.overwritten or self._depth) and func in FROM_START:
             args, kwargs = in_graph(self, func, args, kwargs or {})
         call = Call(self, func, self.grad_mode())
         values, tensors = call.read_all(args), call.tensors

@@ -218,3 +218,39 @@ def test_switches_stay(switch: Callable[[], Any]) -> None:
     assert torch.get_default_dtype() is torch.float32
     assert torch.is_grad_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+HELD = torch.randn(3, 4)
+
+
+class Binds(nn.Module):
+    """Gives a tensor of the file what the run has made."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        setattr(HELD, self.name, HELD * 2)
+        return x * HELD
+
+
+ENTRIES: dict[str, Callable[[nn.Module], Any]] = {
+    "capture": lambda module: foretrace.capture(module, (X,)),
+    "compile": lambda module: foretrace.compile(module)(X),
+    "export": lambda module: foretrace.export(module, (X,)),
+    "aot": lambda module: foretrace.aot_export_module(module, (X,), trace_joint=False),
+}
+
+
+@pytest.mark.parametrize("name", ["data", "grad"])
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_tensor_of_the_file_keeps_its_memory(entry: str, name: str) -> None:
+    """`.data = ` runs no operator: it left a tensor without memory behind."""
+    before = HELD.clone()
+    with pytest.raises(foretrace.Refusal) as caught:
+        ENTRIES[entry](Binds(name))
+    assert caught.value.kind == "side effect"
+    assert HELD.untyped_storage().nbytes() > 0
+    assert torch.equal(HELD, before)
+    assert HELD.grad is None

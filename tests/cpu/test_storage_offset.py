@@ -64,3 +64,14 @@ def test_no_guard_where_it_is_not_read(fn: Program) -> None:
     for first in (2, 3, 0):
         assert torch.equal(compiled(part(first)), fn(part(first)))
     assert not compiled.recaptures
+
+
+def test_what_kernels_read_by_strides_is_no_guard() -> None:
+    """`fill_diagonal_` is an `as_strided` from where the tensor begins."""
+
+    def fills(x: Tensor) -> Tensor:
+        return x.fill_diagonal_(0) * 2
+
+    run = foretrace.capture(fills, (torch.ones(20)[4:].view(4, 4),)).cut("aten")
+    other = torch.ones(19)[3:].view(4, 4)
+    assert torch.equal(run(other.clone()), fills(other))
