@@ -11,7 +11,6 @@ from foretrace.errors import Refusal
 from foretrace.ir.alike import alike
 from foretrace.ir.program import Recorded
 from foretrace.trace.changes import FIRST_CALL, Change
-from foretrace.trace.plain import plain
 
 
 def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:
@@ -24,7 +23,7 @@ def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:
     Raises:
         Refusal: with the line that changes it.
     """
-    bound = [c for c in recorded.requires.changed if c.rebound and plain(c.after)]
+    bound = [change for change in recorded.requires.changed if change.repeatable]
     if bound and not _same_again(recorded, again, bound):
         names = ", ".join(dict.fromkeys(change.place.name for change in bound))
         raise Refusal(

@@ -12,8 +12,8 @@ from foretrace.runtime.conditions import Broken, Conditions, telling_lines
 from foretrace.runtime.source import Source
 from foretrace.runtime.tensors import TensorFacts
 from foretrace.symbols.sizes import Numbers, Size
-from foretrace.trace.changes import FIRST_CALL, Change
-from foretrace.trace.plain import plain, same
+from foretrace.trace.changes import FIRST_CALL, Change, Entry
+from foretrace.trace.plain import same
 from foretrace.trace.shared import check_shared_memory
 from foretrace.trace.structure import take_apart
 
@@ -108,13 +108,14 @@ class CutConditions(Conditions):
 
 
 def check_repeatable(change: Change) -> None:
-    """Refuse a change of Python state that is more than a name bound to plain data.
+    """Refuse a change of Python state that no call can repeat.
 
     Raises:
         Refusal: with the line that made it.
     """
-    if not change.rebound or not plain(change.after):
-        what = "binds" if change.rebound else "changes the content of"
+    if not change.repeatable:
+        bound = change.rebound and not isinstance(change.place, Entry)
+        what = "binds" if bound else "changes the content of"
         raise Refusal(
             f"the program {what} {change.place.name}, which lives on after the call",
             kind="side effect",

@@ -1,11 +1,14 @@
 """Places outside of the program that a run may change: what they held, what they hold, and back."""
 
 import types
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 from foretrace.errors import Frame
+from foretrace.trace.abstract import Abstract
 from foretrace.trace.plain import plain, same, snapshot
 
 FIRST_CALL = "or, if only its first call does it: call it once eagerly before"
@@ -17,6 +20,7 @@ class Place:
 
     def __init__(self, name: str, holder: Any, before: Any) -> None:
         self.name, self.holder, self.before = name, holder, before
+        self.key: Any = name
         self.copy = snapshot(before) if plain(before) else before
 
     @property
@@ -54,6 +58,27 @@ class Place:
             kind.__setattr__(holder, name, item)
 
 
+class Entry(Place):
+    """An entry of a dict that has a name itself."""
+
+    def __init__(self, name: str, holder: dict[Any, Any], key: Any, before: Any) -> None:
+        super().__init__(name, holder, before)
+        self.key = key
+
+    @property
+    def now(self) -> Any:
+        """What it holds; MISSING if there is none."""
+        return dict.get(self.holder, self.key, MISSING)
+
+    def bind(self, item: Any) -> None:
+        """Let it hold another object."""
+        kind: Any = OrderedDict if isinstance(self.holder, OrderedDict) else dict
+        if item is not MISSING:
+            kind.__setitem__(self.holder, self.key, item)
+        elif dict.__contains__(self.holder, self.key):
+            kind.__delitem__(self.holder, self.key)
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a run did to a place: it holds `after` now, or its content is another (None)."""
@@ -62,6 +87,17 @@ class Change:
     after: Any
     rebound: bool
     at: Frame | None = None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a call can do it again: a name bound to plain data, an entry that was made.
+
+        A container in an entry is none: the next call may fill it further.
+        """
+        if isinstance(self.place, Entry) and isinstance(self.after, (dict, list, set, deque)):
+            return False
+        made = isinstance(self.place, Entry) and self.place.before is MISSING
+        return self.rebound and (made or plain(self.after))
 
     def undo(self) -> None:
         """As it was before the run."""
@@ -120,4 +156,24 @@ def cell_content(cell: Any) -> Any:
 
 def changes_of(places: Iterable[Place]) -> list[Change]:
     """What is no longer as it was."""
-    return [Change(place, place.now, place.bound) for place in places if place.changed]
+    found: list[Change] = []
+    for place in places:
+        if place.changed and isinstance(place.before, dict) and not place.bound:
+            found += content_changes(place.name, place.before, place.copy, place.before)
+        elif place.changed:
+            found.append(Change(place, place.now, place.bound))
+    return found
+
+
+def content_changes(
+    name: str, item: dict[Any, Any], before: dict[Any, Any], now: dict[Any, Any]
+) -> list[Change]:
+    """The entries of a dict that are others now; all of it, if the old ones are no longer in front.
+
+    One under the class of our own tensors is none: where a cache goes by the type of a tensor,
+    eager has `torch.Tensor` in it.
+    """
+    if not all(map(is_, now, before)) or len(now) < len(before):
+        return [Change(Place(name, {}, None), None, rebound=False)]
+    keys = [key for key in now if key is not Abstract]
+    return changes_of(Entry(name, item, key, before.get(key, MISSING)) for key in keys)

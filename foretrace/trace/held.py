@@ -17,7 +17,7 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.ir.program import Held, ModuleState, Requirements
-from foretrace.trace.changes import MISSING, Change, Place
+from foretrace.trace.changes import MISSING, Change, Entry, Place
 from foretrace.trace.kept import attributes_of
 from foretrace.trace.outside import Outside, origin_of
 from foretrace.trace.plain import LARGEST, own_items, own_length, plain, snapshot
@@ -60,7 +60,9 @@ def bound_before(change: Change) -> Held:
     how: Any = "attribute"
     if isinstance(place.holder, (dict, types.CellType)):
         how = "item" if isinstance(place.holder, dict) else "cell"
-    return Held(place.name, how, place.holder, place.name, place.copy)
+    entry = isinstance(place, Entry) and plain(place.key)
+    name = f"{place.name}[{place.key!r}]" if entry else place.name
+    return Held(name, how, place.holder, place.key, place.copy)
 
 
 class Reading:

@@ -17,7 +17,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program import ModuleState, Requirements
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.before import Before
-from foretrace.trace.changes import FIRST_CALL, Change, Place
+from foretrace.trace.changes import FIRST_CALL, Change, Entry, Place, content_changes
 from foretrace.trace.escaped import abstract_in
 from foretrace.trace.held import HOOKS
 from foretrace.trace.kept import ATOMS, EMPTY, KeptModule
@@ -197,7 +197,11 @@ class _Loan:
             if change.place.name not in NO_PLACES:
                 yield change
         for name, held in kept.attributes.before.items():
-            if name not in NO_PLACES and any(held is each for each in filter(None, kept.empty)):
+            if name in NO_PLACES or all(held is not each for each in filter(None, kept.empty)):
+                continue
+            if isinstance(held, dict):
+                yield from content_changes(name, held, {}, held)
+            else:
                 yield Change(Place(name, {}, None), None, rebound=False)
 
     def touched(self) -> Iterator[tuple[str, Any]]:
@@ -292,7 +296,8 @@ def watched(
 
 def located(change: Change, lines: Callable[[], Lines]) -> Change:
     """The change with the line that made it."""
-    return replace(change, at=lines().binding(change.place.name, content=not change.rebound))
+    content = isinstance(change.place, Entry) or not change.rebound
+    return replace(change, at=lines().binding(change.place.name, content=content))
 
 
 def _arguments_changed(given: list[tuple[str, Any]], form: Any, call: Any) -> Iterator[Change]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.trace.changes import Change, Place, changes_of
+from foretrace.trace.changes import Change, Place, changes_of, content_changes
 from foretrace.trace.kept import Kept, KeptAttributes, KeptDict, KeptList, KeptNames
 from foretrace.trace.plain import plain, same
 
@@ -89,6 +89,9 @@ def changes_in(kept: Kept, name: Callable[[Any], str]) -> Iterable[Change]:
         return changes_of(kept.places())
     if isinstance(kept, (KeptList, KeptDict)) and plain(kept.before) and _made_again(kept):
         return ()
+    if isinstance(kept, KeptDict):
+        now = KeptDict(kept.item).before
+        return content_changes(name(kept.item), kept.item, kept.before, now)
     return (Change(Place(name(kept.item), {}, None), None, rebound=False),)
 
 

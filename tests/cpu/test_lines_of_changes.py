@@ -155,7 +155,7 @@ def sets_a_field(x: Tensor) -> Tensor:
 
 
 def fills_a_global(x: Tensor) -> Tensor:
-    SEEN["x"] = torch.Size  # here
+    SEEN["x"] = [torch.Size]  # here
     return x * 2
 
 

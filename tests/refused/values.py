@@ -253,8 +253,8 @@ def traces(x: Tensor) -> Tensor:
     return made
 
 
-refuses("unsupported", "trace/reported.py:_refusal", captures(traces, X), traces,
-        captured(does_not_seed, X))  # fmt: skip
+refuses("unsupported", "trace/reported.py:_refusal", captures(traces, X, guard_values=True),
+        traces, captured(does_not_seed, X))  # fmt: skip
 
 
 def multiplies_wrong_shapes(x: Tensor) -> Tensor:
@@ -318,6 +318,6 @@ def takes_scripted(x: Tensor) -> Tensor:  # here
 SCRIPTED = torch.jit.trace(torch.nn.Linear(8, 8), (X,))
 PLAIN = torch.nn.Linear(8, 8)
 refuses(
-    "unsupported module", "trace/owners.py:_check_not_scripted", captures(takes_scripted, X),
+    "unsupported module", "trace/owners.py:scripted", captures(takes_scripted, X),
     takes_scripted, captured(PLAIN, X),
 )  # fmt: skip
