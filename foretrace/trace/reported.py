@@ -20,6 +20,8 @@ from foretrace.trace.generators import DEFAULT
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.sources import LIBRARY_DIRS
 
+STACK: Final = "\nException raised from "
+"""After the words of an error from C++: its own frames."""
 HOLDS_PROGRAMS: Final = "There was no rule registered for HigherOrderOperator "
 """How torch says that a mode knows nothing of `cond`. Source: torch/_ops.py. A mode that takes
 them all is traced by Dynamo itself, which `cond` runs, so the recorder is none."""
@@ -99,7 +101,7 @@ def _refusal(error: Exception, symbols: Symbols) -> Refusal:
         return _holds_programs(str(error).removeprefix(HOLDS_PROGRAMS).partition(" ")[0])
     if str(error).startswith(MAKES_SUBCLASS):
         return makes_subclass(str(error).removeprefix(MAKES_SUBCLASS).partition(" ")[0])
-    what = f"{type(error).__name__}: {error}"
+    what = f"{type(error).__name__}: {str(error).partition(STACK)[0]}"
     tracer = _tracer(error.__traceback__)
     if tracer:
         return Refusal(

@@ -25,6 +25,18 @@ def test_a_tracer_inside_is_named() -> None:
     assert (refusal.kind, "jit" in str(refusal)) == ("unsupported", True)
 
 
+def weighs_with_open_sizes(x: Tensor, weights: Tensor) -> Tensor:
+    return torch.cov(x, fweights=weights)  # here
+
+
+def test_frames_of_torchs_binary_are_left_out() -> None:
+    weights = torch.ones(8, dtype=torch.int64)
+    refusal = refused(weighs_with_open_sizes, (X, weights), dynamic_shapes=True)
+    check(refusal, at=weighs_with_open_sizes)
+    assert "numel()" in str(refusal)
+    assert "frame #" not in str(refusal)
+
+
 def multiplies_wrong_shapes(x: Tensor) -> Tensor:
     return x @ x  # here
 
