@@ -67,10 +67,12 @@ class Checkpoint:
     """One call of `torch.utils.checkpoint`: what is made inside is made again in the backward.
 
     `saves` is the policy of a selective one: torch's own function of a context, an operator and
-    its arguments, which names those that are saved all the same.
+    its arguments, which names those that are saved all the same. `inputs` are the tensors among the
+    arguments: autograd saves them, and finds whether they were written to.
     """
 
     saves: Callable[..., Any] | None = None
+    inputs: tuple["Value", ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from foretrace.errors import Frame
-from foretrace.ir.op import ModuleCall, Op, Tree, Value
+from foretrace.ir.op import Checkpoint, ModuleCall, Op, Tree, Value
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Size, Symbols
 
@@ -135,6 +135,8 @@ class Overwritten:
     """the user's line that wrote"""
     form: Op | None = None
     """the op that computed the new content, of which autograd saves a copy of the old"""
+    inside: Checkpoint | None = None
+    """the checkpoint in which it was written"""
 
 
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds

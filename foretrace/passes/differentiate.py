@@ -70,9 +70,8 @@ class Differentiation:
         self, derivatives: Derivatives, inference: Inference, table: RuleTable, keep: Keep,
         outside: dict[int, Value], stale: Stale,
     ) -> None:  # fmt: skip
-        self.derivatives, self.inference, self.table, self.keep = (
-            derivatives, inference, table, keep,
-        )  # fmt: skip
+        self.derivatives, self.inference = derivatives, inference
+        self.table, self.keep = table, keep
         self.outside = outside
         """by id, the real tensors behind inputs, and what they hold when the backward runs"""
         self.stale = stale
@@ -184,6 +183,7 @@ class Differentiation:
         """
         if not self.stale.overwritten:
             return
+        self.stale.check_unpacked(op, self.derivatives)
         copied = {rule.operands[position] for position in written}
         read = {v for inner in rule.ops for v in inner.operands} - copied
         for formal in read.union(v for v in rule.gradients if v is not None):

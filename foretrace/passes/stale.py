@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Value, Write, map_values, substitute, target_name, values_in
+from foretrace.ir.op import (
+    Checkpoint,
+    Op,
+    Value,
+    Write,
+    map_values,
+    substitute,
+    target_name,
+    values_in,
+)
 from foretrace.ir.program import Overwritten, Recorded
 from foretrace.passes.spell import located, returned, written_positions
 from foretrace.rules.derive import Derivatives
@@ -27,6 +36,8 @@ class Stale:
     def __init__(self, overwritten: dict[Value, Overwritten]) -> None:
         self.overwritten = overwritten
         self._views: dict[Value, tuple[Op, Value]] = {}
+        self._made: dict[Value, Checkpoint] = {}
+        """what was made in a checkpoint, which makes it again in the backward"""
 
     def meet(self, ops: Iterable[Op]) -> None:
         """Note the views among ops: what they are views of may be stale."""
@@ -34,6 +45,8 @@ class Stale:
             return
         for op in ops:
             self._views.update((op.outs[out], (op, base)) for out, base in _view_positions(op))
+            if op.origin.checkpoint is not None:
+                self._made.update(dict.fromkeys(op.outs, op.origin.checkpoint))
 
     def of(self, value: Value) -> Overwritten | None:
         """What became of the value's memory; None if it is as it was."""
@@ -66,8 +79,9 @@ class Stale:
             Refusal: eager's backward refuses to read it.
         """
         found = self.of(value)
-        if found is None or found.form is op:
+        if found is None or found.form is op or self.again(value, op):
             return value
+        self.check_kept(found, op)
         if found.now is None:
             raise located(written_since(op, found), op)
         if value in self.overwritten:
@@ -75,6 +89,46 @@ class Stale:
         view, base = self._views[value]
         args, kwargs = substitute((view.args, view.kwargs), {base: self.read(base, op, replay)})
         return replay(view.target, args, kwargs, view.outs.index(value), op)
+
+    def again(self, value: Value, op: Op) -> bool:
+        """Whether the checkpoint that `op` is in makes the value again before it reads it."""
+        region, found = op.origin.checkpoint, self.of(value)
+        here = region is not None and self._made.get(self.base(value)) is region
+        return here and found is not None and found.inside is not region
+
+    def check_kept(self, found: Overwritten, op: Op) -> None:
+        """Refuse what a checkpoint would compute again, from what memory holds by then."""
+        if op.origin.checkpoint is not None:
+            raise located(_computed_again(op, found), op)
+
+    def unpacked(self, op: Op, derivatives: Derivatives) -> set[Value]:
+        """All that autograd takes out for the backward of an op, read or not, and was written over.
+
+        Raises:
+            Refusal: eager's backward refuses to.
+        """
+        if not self.overwritten:
+            return set()
+        region = op.origin.checkpoint
+        held = [self.overwritten.get(value) for value in (region.inputs if region else ())]
+        lost = next((found for found in held if found is not None and found.now is None), None)
+        touched = {value for value in (*op.operands, *op.outs) if self.of(value) is not None}
+        saved = _saved(op, derivatives) if touched or lost is not None else set()
+        if saved and lost is not None:
+            raise located(written_since(op, lost), op)
+        return {value for value in saved & touched if not self.again(value, op)}
+
+    def check_unpacked(self, op: Op, derivatives: Derivatives) -> None:
+        """Refuse as `read` does, also where the derivative asks for a saved tensor's sizes alone.
+
+        An autograd.Function takes out what its backward reads.
+        """
+        applied = isinstance(op.target, FunctionCall)
+        for value in () if applied else self.unpacked(op, derivatives):
+            found = self.of(value)
+            if found is not None and found.now is None and found.form is not op:
+                self.check_kept(found, op)
+                raise located(written_since(op, found), op)
 
 
 def _view_positions(op: Op) -> list[tuple[int, Value]]:
@@ -103,6 +157,16 @@ def written_since(op: Op, found: Overwritten) -> Refusal:
     )  # fmt: skip
 
 
+def _computed_again(op: Op, found: Overwritten) -> Refusal:
+    by = f", at {found.by}" if found.by is not None else ""
+    return Refusal(
+        f"a checkpoint computes {target_name(op.target)} again in the backward, from a value that"
+        f" the program writes over afterwards{by}",
+        kind="modified in place",
+        do=("use the out-of-place operator for the write", "or write to a clone"),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class SavedOver:
     """What autograd saves and the program writes over."""
@@ -126,14 +190,16 @@ def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) 
     given = {item.value for item in recorded.inputs}
     for op in ops:
         stale.meet([op])
-        touched = {v for v in (*op.operands, *op.outs) if stale.of(v) is not None}
-        if not touched or not _follows(op):
+        touched = any(stale.of(v) is not None for v in (*op.operands, *op.outs))
+        if not (touched or op.origin.checkpoint) or not _follows(op):
             continue
-        writes += [op] if op.writes else []
-        for value in _saved(op, derivatives) & touched:
+        writes += [op] if op.writes and touched else []
+        for value in stale.unpacked(op, derivatives):
             root, became = stale.root(value), stale.of(value)
             if became is None or became.form is op:
                 continue
+            if became.now is None:
+                stale.check_kept(became, op)
             if stale.base(root) not in given:
                 left.setdefault(root, (became.now, op))
     memories = given.union(map(stale.base, left))

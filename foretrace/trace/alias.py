@@ -187,8 +187,8 @@ class Held:
 
     alias: Alias
     since: int
-    by: Frame | None
-    """the user's line that wrote"""
+    origin: Origin
+    """the user's line that wrote, and where it was"""
     form: Op | None
     """the value form of the op that wrote: of what it writes to, autograd saves a copy"""
 
@@ -309,5 +309,5 @@ def not_tracked(alias: Alias, what: str) -> Refusal:
 def note_overwritten(alias: Alias, recorder: Records) -> None:
     """A tensor's memory is written to: its value is no longer what the memory holds."""
     if alias.value is not None:
-        held = Held(alias, alias.since, recorder.origin().frame, recorder.value_form)
+        held = Held(alias, alias.since, recorder.origin(), recorder.value_form)
         recorder.overwritten.setdefault(alias.value, held)

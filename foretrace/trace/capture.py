@@ -340,7 +340,9 @@ def _output(name: str, leaf: Any, capture: Capture, written: set[int]) -> Output
         raise Refusal(
             "the program returns a view of an input it writes to, of another type or history",
             kind="aliased outputs",
-            at=next(h.by for h in capture.recorder.overwritten.values() if h.alias is owner),
+            at=next(
+                h.origin.frame for h in capture.recorder.overwritten.values() if h.alias is owner
+            ),
             do="return a clone of the view, or take the view outside of the captured program",
         )
     return Output(value, role, None, view_of, seen)

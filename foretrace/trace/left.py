@@ -99,9 +99,12 @@ def check_attributes_kept(loan: Borrowed, real: list[Any], stands: list[Any], li
 def overwritten_in(recorder: Recorder) -> dict[Value, Overwritten]:
     """The values that their memory no longer holds, and what it holds if autograd cannot tell."""
     return {
-        value: Overwritten(None if held.seen else current(held.alias, recorder), held.by, held.form)
+        value: Overwritten(
+            None if held.seen else current(held.alias, recorder), held.origin.frame, held.form,
+            held.origin.checkpoint,
+        )
         for value, held in recorder.overwritten.items()
-    }
+    }  # fmt: skip
 
 
 def write_line(recorder: Recorder, mutations: list[Mutation]) -> Callable[[int], Frame | None]:

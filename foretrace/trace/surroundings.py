@@ -11,9 +11,11 @@ from foretrace import torch_api
 from foretrace.errors import Refusal, Way
 from foretrace.ir.op import Checkpoint
 from foretrace.trace import generators
+from foretrace.trace.abstract import Abstract
 from foretrace.trace.functions import function_calls
 from foretrace.trace.inference import guards
 from foretrace.trace.lines import Lines
+from foretrace.trace.made_leaves import value_of
 from foretrace.trace.modules import module_calls
 from foretrace.trace.owners import scripted
 from foretrace.trace.recorder import Recorder
@@ -44,12 +46,16 @@ def checkpoints(recorder: Recorder) -> Callable[..., Iterator[None]]:
     """
 
     def around(
-        fn: Any, preserve_rng_state: bool, context_fn: Callable[[], Any], *_: Any, **__: Any
-    ) -> Iterator[None]:
+        fn: Any, preserve_rng_state: bool, context_fn: Callable[[], Any], determinism: str,
+        debug: bool, early_stop: bool, *args: Any, **_: Any,
+    ) -> Iterator[None]:  # fmt: skip
         outer, (context, _again) = recorder.checkpoint, context_fn()
         saves = torch_api.selective_policy(context)
         if outer is None and recorder.grad_mode():
-            recorder.checkpoint = Checkpoint(saves)
+            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+            given = [t if isinstance(t, Abstract) else recorder.lift(t) for t in tensors]
+            inputs = tuple([value_of(tensor, recorder) for tensor in given])
+            recorder.checkpoint = Checkpoint(saves, inputs)
         try:
             with nullcontext() if saves is not None else context:
                 yield

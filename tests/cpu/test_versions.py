@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import foretrace
 from tests.exporting import as_module
@@ -147,6 +148,30 @@ def test_a_forward_that_eager_refuses(fn: Program) -> None:
     with pytest.raises(foretrace.Refusal) as caught:
         foretrace.capture(fn, (given(),))
     assert caught.value.kind == REFUSED[fn]
+    assert fn.__name__ in str(caught.value.at)
+
+
+def argument_of_a_checkpoint(x: Tensor) -> Tensor:
+    scale = x.detach() * 1
+    y = checkpoint(lambda given: x.exp(), scale, use_reentrant=False)
+    scale.mul_(2)
+    return y
+
+
+def sizes_of_what_is_written(x: Tensor) -> Tensor:
+    y = x.sign()
+    z = y.index_copy(0, torch.tensor([1, 0]), y[:2])
+    with torch.no_grad():
+        y.mul_(2)
+    return z
+
+
+@pytest.mark.parametrize("fn", [argument_of_a_checkpoint, sizes_of_what_is_written])
+def test_a_backward_refuses_what_it_takes_out_and_does_not_read(fn: Program) -> None:
+    assert "modified by an inplace operation" in backward(fn, given())
+    with pytest.raises(foretrace.Refusal, match="writes over") as caught:
+        foretrace.capture(fn, (given(),)).cut("joint")
+    assert caught.value.kind == "modified in place"
     assert fn.__name__ in str(caught.value.at)
 
 

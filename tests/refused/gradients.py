@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import foretrace
 from tests.refused.registry import (
@@ -99,6 +100,32 @@ def multiplies_by_unfollowed(w: Tensor) -> Tensor:
 refuses("inference tensor", "trace/inference.py:check", captures(multiplies_by_inferred, W),
         multiplies_by_inferred, trained(multiplies_by_a_clone, W),
         trained(multiplies_by_unfollowed, W))  # fmt: skip
+
+
+def writes_what_a_checkpoint_reads(w: Tensor) -> Tensor:
+    y = w * 2
+    z = checkpoint(lambda: y * y, use_reentrant=False)  # here
+    y.mul_(2)
+    return z.sum()
+
+
+def writes_beside_a_checkpoint(w: Tensor) -> Tensor:
+    y = w * 2
+    z = checkpoint(lambda: y * y, use_reentrant=False)
+    return z.sum() + (y * 2).sum()
+
+
+def writes_a_clone_beside_a_checkpoint(w: Tensor) -> Tensor:
+    y = w * 2
+    z = checkpoint(lambda: y * y, use_reentrant=False)
+    y.clone().mul_(2)
+    return z.sum()
+
+
+refuses("modified in place", "passes/stale.py:_computed_again",
+        cuts(writes_what_a_checkpoint_reads, W, loss=0), writes_what_a_checkpoint_reads,
+        trained(writes_beside_a_checkpoint, W),
+        trained(writes_a_clone_beside_a_checkpoint, W))  # fmt: skip
 
 
 class LooseView(torch.nn.Module):

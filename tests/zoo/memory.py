@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from tests.zoo.registry import N, c, laid_out, program, t
 
@@ -154,6 +155,22 @@ def view_and_data_written(x: Tensor) -> Tensor:
     v = y.expand(2, *y.shape)
     y.data.mul_(2)
     return v * v
+
+
+@program(t(N, 4))
+def result_of_a_checkpoint_written(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What was saved inside is made again."""
+    y = checkpoint(lambda q: q.exp(), x, use_reentrant=False)
+    z = checkpoint(lambda q: q.sin().relu_(), x, use_reentrant=False)
+    y.mul_(2)
+    return y, torch.relu_(z)
+
+
+@program(t(N, 4), c(N, 4))
+def argument_of_a_checkpoint_that_saves_nothing(x: Tensor, y: Tensor) -> Tensor:
+    z = checkpoint(lambda q: x + q, y, use_reentrant=False)
+    y.abs_()
+    return z
 
 
 @program(t(N, 4))
