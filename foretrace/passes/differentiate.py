@@ -48,7 +48,9 @@ from foretrace.trace.functions import FunctionCall
 from foretrace.trace.meaning import Given
 
 ENGINE = RuleName("accumulate", "engine")
-ADD = torch.ops.aten.add.Tensor
+COPY_SLICES = RuleName("CopySlices", "engine")
+aten = torch.ops.aten
+ADD = aten.add.Tensor
 
 Keep = Callable[[Op], bool]
 
@@ -258,13 +260,12 @@ class Differentiation:
         """
         base, args = op.args
         (out,) = op.outs
-        name = RuleName("CopySlices", "engine")
         whole = self._in_layout(self.gradients[out], base.type, op)
         bases = [whole]
         for step in write.steps:
             bases.append(self._view(step, bases[-1], op))
         in_order = {"memory_format": torch.contiguous_format}
-        (part,) = self._append(torch.ops.aten.clone.default, (bases[-1],), in_order, op, name).outs
+        (part,) = self._append(aten.clone.default, (bases[-1],), in_order, op, COPY_SLICES).outs
         rule, both = self._rule(write.func, op, args, op.kwargs, [part])
         if rule is None:
             return
@@ -294,21 +295,21 @@ class Differentiation:
     ) -> None:
         if not base.type.requires_grad:
             return
-        if gradient is None:
-            gradient = self._call(torch.ops.aten.zeros_like.default, (bases[-1],), op)
+        gradient = gradient or self._call(aten.zeros_like.default, (bases[-1],), op)
 
         def append(func: Any, args: Tree, kwargs: dict[str, Tree] | None = None) -> Op:
             return self._append(func, args, kwargs or {}, op, ENGINE)
 
-        self.add(base, put_back(write.steps, bases[:-1], gradient, append), op)
+        new = put_back(write.steps, bases[:-1], gradient, append)
+        self.add(base, self._in_layout(new, base.type, op), op)
 
     def _in_layout(self, gradient: Value, like: TensorType, op: Op) -> Value:
         """The gradient in the layout of the base, as CopySlices copies it."""
         if gradient.type.stride == like.stride:
             return gradient
         sizes, strides = list(like.shape), list(like.stride)
-        empty = self._call(torch.ops.aten.new_empty_strided.default, (gradient, sizes, strides), op)
-        return self._call(torch.ops.aten.copy.default, (empty, gradient), op)
+        empty = self._call(aten.new_empty_strided.default, (gradient, sizes, strides), op)
+        return self._call(aten.copy.default, (empty, gradient), op)
 
     def _view(self, step: ViewStep, base: Value, op: Op) -> Value:
         args, kwargs = step.of(base)
@@ -317,8 +318,7 @@ class Differentiation:
     def _replay(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], position: int, because: Op
     ) -> Value:
-        rule = RuleName("CopySlices", "engine")
-        return self._append(func, args, kwargs, because, rule).outs[position]
+        return self._append(func, args, kwargs, because, COPY_SLICES).outs[position]
 
     def _function(self, op: Op) -> None:
         """A user's Function: its own backward, run wherever the engine arrives at a result."""

@@ -446,3 +446,11 @@ def composite_unseen_by_autograd(x: Tensor) -> Tensor:
     with torch.no_grad():
         F.dropout(y, 0.5, training=True, inplace=True)
     return y.sin()
+
+
+@program(t(), c(5, 7))
+def all_of_a_transposed_view_written(x: Tensor, b: Tensor) -> Tensor:
+    y = (b * x).t()
+    part = y[1:]
+    y.add_(1)
+    return part.sin()
