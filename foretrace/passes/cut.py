@@ -243,6 +243,7 @@ def differentiated(
         Stale(recorded.overwritten),
     )  # fmt: skip
     tangents = _seed(recorded, walk, loss, given)
+    walk.stale.meet(recorded.ops)
     walk.walk(recorded.ops)
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     outputs += [

@@ -87,7 +87,6 @@ class Differentiation:
 
     def walk(self, ops: Sequence[Op]) -> None:
         """Differentiate ops from the last to the first."""
-        self.stale.meet(ops)
         for op in reversed(ops):
             self._op(op)
             self.passed.update(op.outs)

@@ -40,10 +40,12 @@ class Stale:
         """what was made in a checkpoint, which makes it again in the backward"""
 
     def meet(self, ops: Iterable[Op]) -> None:
-        """Note the views among ops: what they are views of may be stale."""
+        """Note the views among ops and below: what they are views of may be stale."""
         if not self.overwritten:
             return
         for op in ops:
+            if not (op.leaf or op.writes or isinstance(op.target, FunctionCall)):
+                self.meet(op.body or ())
             self._views.update((op.outs[out], (op, base)) for out, base in _view_positions(op))
             if op.origin.checkpoint is not None:
                 self._made.update(dict.fromkeys(op.outs, op.origin.checkpoint))

@@ -233,6 +233,8 @@ def current(alias: Alias, recorder: Records) -> Value:
             raise AssertionError("the owner of memory is never stale")
         base, tensor = current(alias.parent, recorder), alias.tensor()
         followed = base.type.requires_grad or (tensor is not None and tensor.requires_grad)
+        if followed and alias.rewritten:
+            _check_based(alias)
         lost = bool(followed and alias.rewritten and alias.untracked)
         if lost and torch.is_grad_enabled():
             raise not_tracked(alias, "used after a write to what it is a view of")
@@ -243,6 +245,21 @@ def current(alias: Alias, recorder: Records) -> Value:
     if alias.value is None:
         raise AssertionError("a view that was read again is not stale")
     return alias.value
+
+
+def _check_based(alias: Alias) -> None:
+    """Refuse a view of an input whose new history is not the input's.
+
+    Raises:
+        Refusal: autograd takes it from what the input itself is a view of.
+    """
+    if alias.is_view and not alias.up_to_history()[0].based:
+        raise Refusal(
+            "a view of an input is used after a write to its memory, and eager gives it the history"
+            " of what the input is a view of, which does not require grad",
+            kind="in-place on view",
+            do=("take the view after the write", "or write to a clone"),
+        )
 
 
 def _viewed_again(alias: Alias, step: ViewStep, base: Value, recorder: Records) -> Value:

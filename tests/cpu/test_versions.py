@@ -166,7 +166,16 @@ def sizes_of_what_is_written(x: Tensor) -> Tensor:
     return z
 
 
-@pytest.mark.parametrize("fn", [argument_of_a_checkpoint, sizes_of_what_is_written])
+def view_in_a_composite(x: Tensor) -> Tensor:
+    other = x.detach().view(1, 3, 3) * 1
+    y = torch.inner(x, other)
+    other[0].add_(1)
+    return y
+
+
+@pytest.mark.parametrize(
+    "fn", [argument_of_a_checkpoint, sizes_of_what_is_written, view_in_a_composite]
+)
 def test_a_backward_refuses_what_it_takes_out_and_does_not_read(fn: Program) -> None:
     assert "modified by an inplace operation" in backward(fn, given())
     with pytest.raises(foretrace.Refusal, match="writes over") as caught:

@@ -102,6 +102,31 @@ refuses("inference tensor", "trace/inference.py:check", captures(multiplies_by_i
         trained(multiplies_by_unfollowed, W))  # fmt: skip
 
 
+INNER = torch.randn(2, 6, 8)[0].requires_grad_()
+
+
+def uses_a_view_of_a_view(w: Tensor) -> Tensor:
+    row = w[0]
+    w.detach().mul_(2)
+    return row.sum()  # here
+
+
+def views_after_the_write(w: Tensor) -> Tensor:
+    w.detach().mul_(2)
+    row = w[0]
+    return row.sum()
+
+
+def writes_a_clone_of_a_view(w: Tensor) -> Tensor:
+    row = w[0]
+    return row.sum() + w.detach().clone().mul_(2).sum()
+
+
+refuses("in-place on view", "trace/alias.py:_check_based", captures(uses_a_view_of_a_view, INNER),
+        uses_a_view_of_a_view, trained(views_after_the_write, INNER),
+        trained(writes_a_clone_of_a_view, INNER))  # fmt: skip
+
+
 def writes_what_a_checkpoint_reads(w: Tensor) -> Tensor:
     y = w * 2
     z = checkpoint(lambda: y * y, use_reentrant=False)  # here
