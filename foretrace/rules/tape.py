@@ -108,7 +108,7 @@ class Tape(Recorder):
         label = TensorType(
             type.shape, type.stride, type.dtype, LABEL, type.offset, type.requires_grad, type.lazy
         )
-        tensor = self.types.abstract(Value(self.types.intern(label)))
+        tensor = self.types.abstract(Value(self.types.intern(label)), counted=True)
         tensor.ft_value, tensor.ft_leaf = value, type.requires_grad
         self._alive.append(tensor)
         return tensor

@@ -49,8 +49,9 @@ def _put_by_place(
     steps: Sequence[ViewStep], bases: Sequence[Value], new: Value, append: Append
 ) -> Value:
     """The same for any view: the places of its elements are found by taking it of their numbers."""
-    whole = bases[0]
-    if (new.type.dtype, new.type.lazy) != (whole.type.dtype, whole.type.lazy):
+    whole, types = bases[0], [*(base.type for base in bases), new.type]
+    same = (new.type.dtype, new.type.lazy) == (whole.type.dtype, whole.type.lazy)
+    if not same or len({type.dtype.itemsize for type in types}) > 1:
         raise Refusal(
             "the program writes to a view that reads its memory as another type",
             kind="no functional form",
@@ -61,8 +62,9 @@ def _put_by_place(
     places = append(aten.view.default, (numbers, list(whole.type.shape))).outs[0]
     if any(step.func is aten.as_strided.default for step in steps):
         _check_contiguous(whole.type)
-    for step in steps:
-        places = append(step.func, *step.of(places)).outs[step.position]
+    for step, seen in zip(steps, types[1:], strict=True):
+        if step.base.type.dtype == seen.dtype:  # else the same elements, read otherwise
+            places = append(step.func, *step.of(places)).outs[step.position]
     return append(aten.put.default, (whole, places, new)).outs[0]
 
 

@@ -312,14 +312,18 @@ class Types:
             )
         )
 
-    def abstract(self, value: Value) -> Abstract:
-        """A new abstract tensor for the value."""
+    def abstract(self, value: Value, *, counted: bool = False) -> Abstract:
+        """A new abstract tensor for the value.
+
+        `counted`: autograd runs over it, so that writes to it are not those of its prototype.
+        """
         type = value.type
         prototype = self._prototypes.get(type)
         if prototype is None:
             prototype = self._prototypes[type] = self._prototype(type)
         with torch_api.no_dispatch():
-            tensor: Any = torch_api.make_subclass(Abstract, prototype, type.requires_grad)
+            like = torch_api.attribute_of(prototype, "data") if counted else prototype
+            tensor: Any = torch_api.make_subclass(Abstract, like, type.requires_grad)
             if type.lazy:
                 torch_api.set_lazy(tensor, type.lazy)
         tensor.ft_value, tensor.ft_alias, tensor.ft_gradient = value, None, None

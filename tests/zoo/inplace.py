@@ -367,6 +367,17 @@ def parts_with_gaps_in_place(x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     return first.sin(), second.t() @ z, third.sin()
 
 
+@program(t(4, 3), c(4, 3), c(4, 3))
+def written_beside_saved_operands_of_its_type(
+    x: Tensor, a: Tensor, b: Tensor
+) -> tuple[Tensor, ...]:
+    first, second, third = a * 1, a * 2, a * 3
+    first.addcmul_(x, b)
+    second.addcdiv_(x, b + 3)
+    third.lerp_(x, b)
+    return first, second, third
+
+
 @program(t(4, 6), c(4, 6), c(4, 6))
 def parts_that_autograd_does_not_see_as_views(
     x: Tensor, z: Tensor, y: Tensor

@@ -69,6 +69,12 @@ def bits_written(x: Tensor) -> Tensor:
     return x + 1
 
 
+@program(c(4, 4), train=False)
+def bits_read_back_and_written(x: Tensor) -> Tensor:
+    x.view(torch.int32).view(torch.float32).fill_diagonal_(0)
+    return x + 1
+
+
 @program(
     c(4, dtype=torch.complex64),
     train=False,
