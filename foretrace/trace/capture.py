@@ -214,7 +214,7 @@ class Capture:
         return self.stand(tensor, "captured", name, like=like)
 
     def _resting(self) -> bool:
-        return self.outside is None or self.outside.resting
+        return self.outside is None or self.outside.resting > 0
 
     def lift_constant(self, tensor: torch.Tensor) -> Abstract:
         """A tensor that the program has just made from Python numbers."""

@@ -76,6 +76,8 @@ class Reading:
         self._seen: dict[int, Any] = {}
         self._slots: dict[type, list[str]] = {}
         """by class, for those that were looked at"""
+        self._asked: dict[tuple[Any, ...], tuple[frozenset[str], list[str]]] = {}
+        """by class and attributes, which most objects of a class have alike"""
 
     def modules(self, states: Iterable[ModuleState]) -> None:
         """The modules of the program."""
@@ -128,17 +130,26 @@ class Reading:
         """The attributes that the code mentions: the object's own, in slots, of its class."""
         space = attributes_of(item)
         if space is not None:
-            self._names(name, space, type(item))
-            registered = OF_MODULES if isinstance(item, nn.Module) else frozenset()
-            for key in sorted(self.mentioned.intersection(space) - registered):
+            names, keys = self._asked_of(item, space)
+            self.found.append(Held(name, "names", space, type(item), names))
+            for key in keys:
                 self._take(f"{name}.{key}", "item", space, key, space[key], depth)
         for key in (*_parts(item), *self._classes(type(item), depth)):
             held = getattr(item, key, MISSING)
             self._take(f"{name}.{key}", "attribute", item, key, held, depth)
 
-    def _names(self, name: str, space: Any, hidden: type | None) -> None:
-        """That no name is added which the code mentions: it may hide that of a class."""
-        self.found.append(Held(name, "names", space, hidden, frozenset(space)))
+    def _asked_of(self, item: Any, space: dict[str, Any]) -> tuple[frozenset[str], list[str]]:
+        """The attributes of an object, and those of them that the code mentions.
+
+        That no other is added which the code mentions is asked too: it may hide that of a class.
+        """
+        known = self._asked.get(shape := (type(item), *space))
+        if known is None:
+            names = frozenset(space)
+            registered = OF_MODULES if isinstance(item, nn.Module) else frozenset()
+            known = names, sorted(self.mentioned.intersection(names) - registered)
+            self._asked[shape] = known
+        return known
 
     def _classes(self, kind: type, depth: int) -> list[str]:
         """A class of the user and what it inherits from; gives the names of slots."""
@@ -157,7 +168,7 @@ class Reading:
 
     def _class(self, kind: type, mentioned: list[str], depth: int) -> None:
         space = vars(kind)
-        self._names(kind.__name__, space, kind.__base__)
+        self.found.append(Held(kind.__name__, "names", space, kind.__base__, frozenset(space)))
         for key in mentioned:
             if not key.startswith("__") and not isinstance(space[key], SLOT):
                 self._take(f"{kind.__name__}.{key}", "item", space, key, space[key], depth)

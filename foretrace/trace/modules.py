@@ -27,7 +27,7 @@ class ModuleCalls:
         """A module's forward is about to run."""
         if threading.get_ident() != self.thread:
             return
-        with self.recorder.unwatched():
+        with self.recorder.unwatched:
             self._enter(module)
 
     def _enter(self, module: nn.Module) -> None:
@@ -46,7 +46,9 @@ class ModuleCalls:
         """A module's forward has ended, also by an exception."""
         if threading.get_ident() != self.thread:
             return
-        self.recorder.note_failure(sys.exc_info()[1])
+        error = sys.exc_info()[1]
+        if error is not None:
+            self.recorder.note_failure(error)
         while self._open:
             scope, outer, opened = self._open.pop()
             self.recorder.scope, self.recorder.module = scope, outer

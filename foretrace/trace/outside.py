@@ -73,7 +73,8 @@ class Outside:
         """objects whose attributes may be set, and what those held; only some outlive the run"""
         self._tell: Callable[[Any], None] | None = None
         """lets the interpreter tell a function of events; None before and after the run"""
-        self._resting = 0
+        self.resting = 0
+        """how deep work of ours is going on"""
 
     @contextmanager
     def watching(self, fn: Any) -> Iterator[None]:
@@ -99,19 +100,18 @@ class Outside:
 
     def __enter__(self) -> None:
         """Watch nothing inside: work of ours."""
-        self._resting += 1
-        if self._resting == 1 and self._tell is not None:
+        self.resting += 1
+        if self.resting == 1 and self._tell is not None:
             self._tell(None)
 
     def __exit__(self, *error: object) -> None:
-        self._resting -= 1
-        if not self._resting and self._tell is not None:
-            self._tell(self._event)
+        self.go_on()
 
-    @property
-    def resting(self) -> bool:
-        """Whether work of ours is going on."""
-        return self._resting > 0
+    def go_on(self) -> None:
+        """Watch again, where the outermost work of ours has ended."""
+        self.resting -= 1
+        if not self.resting and self._tell is not None:
+            self._tell(self._event)
 
     def changes(self, held: Iterable[Any]) -> list[Change]:
         """What the run changed; `held`: more objects that were there before it."""

@@ -20,7 +20,7 @@ from foretrace.trace.before import Before
 from foretrace.trace.changes import FIRST_CALL, Change, Entry, Place, content_changes
 from foretrace.trace.escaped import abstract_in
 from foretrace.trace.held import HOOKS
-from foretrace.trace.kept import ATOMS, EMPTY, KeptModule
+from foretrace.trace.kept import ATOMS, EMPTY, Kept, KeptModule
 from foretrace.trace.lines import Lines
 from foretrace.trace.outside import Outside
 from foretrace.trace.plain import own_items
@@ -141,7 +141,7 @@ class Borrowed:
 
     def restore(self) -> list[str]:
         """Leave every module as it was; gives what could not be, in words."""
-        return put_all_back(part for loan in self._loans for part in loan.kept.parts())
+        return put_all_back(part for loan in self._loans for part in loan.parts())
 
 
 def _check_not_scripted(named: list[tuple[str, nn.Module]]) -> None:
@@ -184,6 +184,11 @@ class _Loan:
     def still(self) -> bool:
         """Whether the run has bound no attribute, and filled nothing that was empty."""
         return self.kept.intact and self.kept.attributes.intact
+
+    def parts(self) -> Iterator[Kept]:
+        """What is to be put back: where nothing was bound, as far as was looked, contents alone."""
+        looked = "still" in vars(self)
+        return iter(self.kept.contents.values()) if looked and self.still else self.kept.parts()
 
     def changes(self) -> Iterator[Change]:
         """What the run has changed in plain attributes."""

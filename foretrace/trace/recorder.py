@@ -78,6 +78,8 @@ class Recorder(torch_api.TorchDispatchMode):
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
         self.first_refusal: Refusal | None = None
+        self.unwatched: AbstractContextManager[None] = NOBODY
+        """inside is work of ours, which nobody who watches the program has to see"""
         self.meanings = meanings
         self._origins: dict[tuple[Any, ...], Origin] = {}
         self._depth = 0
@@ -120,13 +122,9 @@ class Recorder(torch_api.TorchDispatchMode):
         type = (tensor.ft_value or current(tensor.ft_alias, self)).type
         return tuple(map(self.types.symbols.fixed, type.stride if strides else type.shape))
 
-    def unwatched(self) -> AbstractContextManager[None]:
-        """Work of ours inside, which nobody who watches the program has to see."""
-        return NOBODY
-
-    def note_failure(self, error: BaseException | None) -> None:
+    def note_failure(self, error: BaseException) -> None:
         """Remember the innermost module call that an exception left."""
-        if error is not None and self._failure[0] is not error:
+        if self._failure[0] is not error:
             self._failure = (error, self.module_path())
 
     def module_path(self, error: BaseException | None = None) -> list[str]:
@@ -144,8 +142,7 @@ class Recorder(torch_api.TorchDispatchMode):
     def _meaning(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], key: list[Any], operands: list[Value]
     ) -> Meaning:
-        ambient = (self.semantics.ambient(func), self.casts.state())
-        key.extend(each for each in ambient if each is not None)
+        key += filter(None, (self.semantics.ambient(func), self.casts.state()))
         if len(operands) > 1 and len(set(operands)) < len(operands):
             key.append(tuple(operands.index(operand) for operand in operands))
         whole = tuple(key)

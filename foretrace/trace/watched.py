@@ -1,6 +1,5 @@
 """A recorder whose program is watched: what it does itself is not."""
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 from foretrace.trace.outside import Outside
@@ -12,13 +11,12 @@ class WatchedRecorder(Recorder):
 
     def __init__(self, outside: Outside, *args: Any) -> None:
         super().__init__(*args)
-        self.outside = outside
+        self.outside = self.unwatched = outside
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record one call, unseen."""
-        with self.outside:
+        """Record one call, unseen: nobody has watched since torch asked for this mode."""
+        self.outside.resting += 1
+        try:
             return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def unwatched(self) -> AbstractContextManager[None]:
-        """Work of ours inside."""
-        return self.outside
+        finally:
+            self.outside.go_on()
