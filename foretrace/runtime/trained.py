@@ -90,17 +90,23 @@ class Trained:
 
 
 def numbers_of(inputs: Sequence[Input], given: Sequence[Any]) -> Numbers:
-    """What the symbols are that the inputs have as sizes; an input may be missing (None)."""
+    """What the symbols are that the inputs have as sizes and strides; one may be missing (None)."""
     found: Numbers = {}
     for item, each in zip(inputs, given, strict=True):
         if each is None:
             continue
-        sizes = [item.size] if item.size is not None else item.value.type.shape
-        numbers = [each] if item.size is not None else each.shape
-        for size, there in zip(sizes, numbers, strict=True):
+        type = item.value.type
+        sizes = [item.size] if item.size is not None else [*type.shape, *type.stride, type.offset]
+        for size, there in zip(sizes, _numbers(each), strict=True):
             if isinstance(size, sympy.Symbol):
                 found.setdefault(size, there)
     return found
+
+
+def _numbers(given: Any) -> list[Any]:
+    if not isinstance(given, torch.Tensor):
+        return [given]
+    return [*given.shape, *given.stride(), given.storage_offset()]
 
 
 class _Run(torch.autograd.Function):

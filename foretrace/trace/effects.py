@@ -134,6 +134,7 @@ def _write_one(
     recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], target: Abstract,
     followed: bool,
 ) -> None:  # fmt: skip
+    followed = followed and (target.dtype.is_floating_point or target.dtype.is_complex)
     alias = alias_of(target)
     history, path = alias.up_to_history()
     old = current(history, recorder)

@@ -170,7 +170,8 @@ def wanted(owned: Named) -> dict[str, Wanted]:
     """
     found: dict[int, Wanted] = {}
     for name, tensor in owned:
-        if tensor.requires_grad and id(tensor) not in found:
+        # inference tensors have no place in a graph: `.data` may be one, and then so is its holder
+        if tensor.requires_grad and not tensor.is_inference() and id(tensor) not in found:
             edge = get_gradient_edge(tensor)
             found[id(tensor)] = Wanted(name, tensor, edge, history=not tensor.is_leaf)
     for one in list(found.values()):
@@ -228,8 +229,8 @@ def with_tuples(value: object) -> object:
 
 
 def plain(world: World) -> dict[str, object]:
-    """The plain data that the program may count and note in: attributes and globals."""
-    return dict(_plain(world))
+    """The plain data that the program may count and note in, as text: NaN is NaN, 1 is not 1.0."""
+    return {name: repr(value) for name, value in _plain(world)}
 
 
 def _plain(world: World) -> Iterator[tuple[str, object]]:

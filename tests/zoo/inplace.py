@@ -465,3 +465,12 @@ def all_of_a_transposed_view_written(x: Tensor, b: Tensor) -> Tensor:
     part = y[1:]
     y.add_(1)
     return part.sin()
+
+
+@program(t(), ints(9, 3, 4))
+def numbers_written_to_whole_ones(x: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
+    """Autograd follows the numbers, and not where they go."""
+    i[0, 0] = x
+    j = i * 2
+    j.copy_(x.expand(3, 4))
+    return i + j, x * 2
