@@ -116,9 +116,16 @@ class Derivatives:
             args: its arguments with a TensorType for each tensor.
             kwargs: likewise.
             written: positions of the operands that it writes to; of these it saves a copy.
+
+        One that autograd refuses to follow, such as a scatter of complex numbers, saves nothing.
         """
         with torch_api.no_dispatch_modes(), torch_api.with_autograd():
-            forward = self._forward(func, args, kwargs, written)
+            try:
+                forward = self._forward(func, args, kwargs, written)
+            except RuntimeError as error:
+                if isinstance(error, Refusal):
+                    raise
+                return frozenset(), frozenset()  # autograd refuses to follow the call
             with forward.tape:
                 kept = [t for out in forward.outs for t in torch_api.saved_tensors(out)]
         values = {current_value(t, forward.tape) for t in kept if isinstance(t, Abstract)}
@@ -293,7 +300,7 @@ class Derivatives:
                 kind="no derivative",
                 do=(
                     "detach its input, or run it under torch.no_grad()",
-                    f"or give foretrace a rule: foretrace.rule({_spell(func)}, backward=...)",
+                    f"or give foretrace a rule: foretrace.rule(torch.ops.{func}, backward=...)",
                 ),
             ) from error
 
@@ -341,7 +348,3 @@ def _one_each(func: Any, gradients: Any, count: int, tape: Tape) -> tuple[Value 
             do="return one gradient, or None, for each tensor argument in order",
         )
     return tuple(None if g is None else current_value(g, tape) for g in found)
-
-
-def _spell(func: Any) -> str:
-    return "torch.ops." + str(func)

@@ -362,3 +362,18 @@ def test_what_python_changes_of_a_tensor_from_outside(fn: Program) -> None:
         assert fn.__name__ in str(caught.value.at)
         assert HELD.requires_grad
         assert HELD.data_ptr() == before
+
+
+def test_a_saved_result_that_is_complex_and_written_in_part() -> None:
+    """Autograd has no formula for a scatter of complex numbers, and it saves nothing."""
+
+    def turns(x: Tensor) -> Tensor:
+        y = torch.polar(x, x)
+        y[0] = 2
+        return y
+
+    x = torch.randn(3, 4, requires_grad=True)
+    y = foretrace.capture(turns, (x,)).cut("export")(x)
+    assert torch.equal(y, turns(x))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.abs().sum().backward()

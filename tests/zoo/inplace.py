@@ -425,6 +425,15 @@ def derivatives_of_results(x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     return *kept, y, F.leaky_relu_(x.sin(), 0.1), F.elu_(part)
 
 
+@program(t(3, 4))
+def complex_parts_written_after_they_were_made(x: Tensor) -> tuple[Tensor, ...]:
+    y = (x * (1 + 2j)).exp()
+    z = y * 1
+    z[0] = 2
+    z[:, 1].mul_(x[:, 0])
+    return z, y
+
+
 @program(t(N, 4, dtype=torch.complex64))
 def complex_written_over(x: Tensor) -> tuple[Tensor, ...]:
     y, z = x * 2, torch.empty(x.shape[0], 6, dtype=x.dtype)
