@@ -17,6 +17,11 @@ BIN         := $(VENV)/bin
 PIP         := $(BIN)/python -m pip --disable-pip-version-check
 JOBS        ?= 2
 SAMPLES     ?= all
+RECORDS      = out/$(shell git rev-parse --short HEAD)-$(SAMPLES)
+DATABASES    = OMP_NUM_THREADS=1 $(BIN)/python -m tests.databases --samples $(SAMPLES) --jobs $(JOBS)
+# Through Dynamo and by torch's own entry points, which take ten times as long.
+BESIDE       = --route dynamo --beside-torch $(addprefix --database ,opinfo.float32 module.train \
+  autograd_function custom_op export_db)
 # The index of CPU builds, asked for torch alone. Out of reach, pip says so and uses its own.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 NEW_ENOUGH  := import sys; sys.exit(sys.version_info < (3, 11))
@@ -33,9 +38,12 @@ test: lint types
 test-all: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
+# Stopped, it goes on where it was: the records are kept by commit. The exit code says of faults.
 reliability: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.databases --samples $(SAMPLES) --jobs $(JOBS) \
-	  --write RELIABILITY.md
+	mkdir -p out
+	-$(DATABASES) --resume --out $(RECORDS).jsonl
+	-$(DATABASES) --resume --out $(RECORDS)-beside.jsonl $(BESIDE)
+	$(DATABASES) --read $(RECORDS).jsonl $(RECORDS)-beside.jsonl --write RELIABILITY.md
 
 bench: $(READY)
 	$(BIN)/python bench/capture.py

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from tests.databases.databases import DATABASES, cases
 from tests.databases.report import report
 from tests.databases.routes import OURS, ROUTES, TORCHS
 from tests.databases.stated import facts, state
-from tests.databases.table import lines_of, shown
+from tests.databases.table import Line, lines_of, shown
 
 
 def _arguments() -> argparse.Namespace:
@@ -47,16 +48,16 @@ def main() -> int:
     given, console = _arguments(), Console()
     done = list(_read(given.read or ([given.out] if given.resume else [])))
     ran = [] if given.read else _ran(given, console, {ended.name for ended in done})
-    found = [line for ended in done for line in lines_of(ended)]
-    with given.out.open("a" if given.resume else "w") if given.out else nullcontext() as out:
-        for ended in ran:
+    found: list[Line] = []
+    with given.out.open("w") if given.out else nullcontext() as out:
+        for ended in chain(done, ran):
             found += lines_of(ended)
             if out is not None:
                 print(json.dumps(vars(ended)), file=out, flush=True)
     console.print(shown(found))
     if given.write:
         given.write.write_text(report(found, given.samples))
-        state(facts(found))
+        state(facts(found), given.samples)
     return int(any(line.failed for line in found))
 
 
@@ -73,7 +74,9 @@ def _ran(given: argparse.Namespace, console: Console, done: set[str]) -> Iterato
 
 def _read(files: Iterable[Path]) -> Iterator[Ended]:
     for file in filter(Path.exists, files):
-        yield from (Ended(**json.loads(line)) for line in file.read_text().splitlines())
+        text = file.read_text()
+        whole = text[: text.rfind("\n") + 1]  # a run that was killed may stop in a line
+        yield from (Ended(**json.loads(line)) for line in whole.splitlines())
 
 
 def _watched(running: Iterator[Ended], count: int, console: Console) -> Iterator[Ended]:

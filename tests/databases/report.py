@@ -7,7 +7,7 @@ import torch
 
 from tests.databases.attempts import NOTHING
 from tests.databases.databases import DATABASES
-from tests.databases.routes import ROUTES
+from tests.databases.routes import ROUTES, TORCHS
 from tests.databases.stated import group
 from tests.databases.table import CHILD, FAILURES, Line, counted, present
 
@@ -20,8 +20,9 @@ point, held against eager. torch {torch}, CPU, {samples} of each operator.
 "bitwise" is outputs, gradients, written inputs, strides, aliasing and random numbers; "strides" is
 bitwise but for strides, "close" equal within `torch.testing.assert_close`. An operator counts by
 its worst sample. "nothing" has nothing to compare: eager raises, or differs from run to run.
-"raises" is torch's own, by its own routes. What stands to the right of it is a fault of ours:
-"disguised" is an error in the words "the program raised" where eager raises none.
+"raises" is torch's own, by its own routes or in Dynamo. What stands to the right of it is a fault:
+"disguised" is an error in the words "the program raised" where eager raises none. Torch's own
+routes ({torchs}) are in the table, to compare with, and in no list.
 """
 
 
@@ -32,7 +33,9 @@ def report(lines: Iterable[Line], samples: str) -> str:
         lines, key=lambda x: (order[0].index(x.database), x.name, order[1].index(x.route))
     )
     sizes = "all samples" if samples == "all" else f"at most {samples} samples"
-    parts = [HEAD.format(torch=torch.__version__, samples=sizes), *_table(lines)]
+    torchs = ", ".join(TORCHS)
+    parts = [HEAD.format(torch=torch.__version__, samples=sizes, torchs=torchs), *_table(lines)]
+    lines = [line for line in lines if line.route not in TORCHS]
     sections = (
         ("Faults", "status", [line for line in lines if line.status in FAILURES]),
         ("Eager differs afterwards", "left", [line for line in lines if line.left]),

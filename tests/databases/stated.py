@@ -1,7 +1,7 @@
 """What is known not to be bitwise, as a file that the runner writes and the tests hold against.
 
-A line is an operator and what becomes of it: `database | operator | status | routes`. The dtypes of
-OpInfo are stated as one.
+The first line says of how many samples. Each other is an operator and what becomes of it:
+`database | operator | status | routes`. The dtypes of OpInfo are stated as one.
 """
 
 from collections import defaultdict
@@ -11,12 +11,13 @@ from typing import Final
 
 from tests.databases.attempts import NOTHING
 from tests.databases.opinfo import DTYPES
-from tests.databases.routes import TORCHS
-from tests.databases.table import FAILURES, Line
+from tests.databases.routes import OURS
+from tests.databases.table import CHILD, FAILURES, Line
 
 FILE: Final = Path(__file__).with_name("stated.txt")
 OPINFO: Final = {f"opinfo.{dtype}" for dtype in DTYPES} | {"opinfo.forward"}
 
+SAMPLES: Final = "samples: "
 LEFT: Final = "eager differs afterwards"
 
 Fact = tuple[str, str, str, str]  # database, operator, status, route
@@ -28,12 +29,12 @@ def group(database: str) -> str:
 
 
 def facts(lines: Iterable[Line]) -> set[Fact]:
-    """What is not bitwise, and where eager was not left as it was, by our own routes."""
+    """What is not bitwise, and where eager was not left as it was, by the routes of a test."""
     return {
         (group(line.database), line.name, said, line.route)
         for line in lines
         for said in (line.all_said | ({LEFT} if line.left else set())) - {"bitwise", NOTHING}
-        if line.route not in TORCHS
+        if line.route in {*OURS, CHILD}
     }
 
 
@@ -45,16 +46,22 @@ def fault(fact: Fact) -> bool:
 def stated() -> set[Fact]:
     """What the file says."""
     found = set()
-    for line in FILE.read_text().splitlines():
+    for line in FILE.read_text().splitlines()[1:]:
         database, name, status, routes = line.split(" | ")
         found |= {(database, name, status, route) for route in routes.split(", ")}
     return found
 
 
-def state(found: Iterable[Fact]) -> None:
+def samples_stated() -> int | None:
+    """Of how many samples of each operator the file is; None is all."""
+    most = FILE.read_text().partition("\n")[0].removeprefix(SAMPLES)
+    return None if most == "all" else int(most)
+
+
+def state(found: Iterable[Fact], samples: str) -> None:
     """Write the file."""
     routes = defaultdict(list)
     for *which, route in sorted(found):
         routes[tuple(which)].append(route)
     lines = [" | ".join([*which, ", ".join(by)]) for which, by in routes.items()]
-    FILE.write_text("".join(f"{line}\n" for line in lines))
+    FILE.write_text("".join(f"{line}\n" for line in [f"{SAMPLES}{samples}", *lines]))

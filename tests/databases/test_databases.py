@@ -1,19 +1,21 @@
 """The databases as tests: what is not bitwise is what is stated, and no fault is."""
 
+import json
 from functools import partial
 
 import pytest
 
+from tests.databases.__main__ import main
 from tests.databases.attempts import records, warm
 from tests.databases.children import run
 from tests.databases.databases import DATABASES, cases
 from tests.databases.routes import OURS
-from tests.databases.stated import facts, fault, group, stated
+from tests.databases.stated import facts, fault, group, samples_stated, stated
 from tests.databases.table import Line, lines_of
 
 # How many tests a database is cut into.
 SHARDS = {
-    "opinfo.float32": 16,
+    **{f"opinfo.{name}": 16 for name in ("float32", "float64", "bfloat16", "complex64")},
     "opinfo.inplace": 4,
     "opinfo.out": 8,
     "opinfo.dynamic": 16,
@@ -60,6 +62,21 @@ def test_no_fault_is_stated():
     assert not [fact for fact in stated() if fault(fact)]
 
 
+def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    out = tmp_path / "records.jsonl"
+    chosen = ["--database", "custom_op", "--only", "^Numpy(Cube|Mul|Sort)", "--route", "export"]
+    monkeypatch.setattr("sys.argv", ["", *chosen, "--resume", "--out", str(out)])
+    assert main() == 0
+    first, *_ = whole = out.read_text().splitlines(keepends=True)
+    out.write_text(first + whole[1][:20])
+    assert main() == 0
+    again = out.read_text().splitlines(keepends=True)
+    assert again[0] == first
+    assert [json.loads(line)["records"] for line in again] == [
+        json.loads(line)["records"] for line in whole
+    ]
+
+
 @pytest.mark.parametrize(("database", "shard"), shards(FAST))
 def test_one_sample(database, shard):
     hold(lines(database, shard, FAST[database], 1))
@@ -67,8 +84,9 @@ def test_one_sample(database, shard):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("database", "shard"), shards(DATABASES))
-def test_all_samples(database, shard):
-    found = lines(database, shard, OURS, None)
+def test_what_is_stated(database, shard):
+    """Not more, and not less, of as many samples as the file is of."""
+    found = lines(database, shard, OURS, samples_stated())
     hold(found)
     names = {line.name for line in found}
     mine = {f for f in stated() if f[0] == group(database) == database and f[1] in names}
