@@ -20,7 +20,7 @@ from foretrace.rules.infer import Inference, frozen
 from foretrace.rules.like_operand import FIRST_MADE_LIKE_OPERAND, in_operand_layout
 from foretrace.rules.schemas import schema_of
 from foretrace.rules.sparse import no_derivative, reads_sparse
-from foretrace.rules.table import BackwardCall, Registered, RuleTable
+from foretrace.rules.table import BackwardCall, Registered, RuleTable, fitted
 from foretrace.rules.tape import (
     FormulaSemantics,
     Tape,
@@ -203,8 +203,8 @@ class Derivatives:
         given = tuple(None if t is None else Value(t.with_grad(False)) for t in tangents)
         tape.results = results
         with tape, torch.no_grad():
-            stand_ins = iter([tape.abstract(value) for value in operands])
-            real_args, real_kwargs = self._concrete((args, kwargs), stand_ins)
+            stands = [tape.abstract(value) for value in operands]
+            real_args, real_kwargs = self._concrete((args, kwargs), iter(stands))
             call = BackwardCall(
                 real_args,
                 real_kwargs,
@@ -213,8 +213,8 @@ class Derivatives:
                 tuple(t.requires_grad for t in types),
                 tape.device,
             )
-            gradients = registered.backward(call)
-        values = _one_each(func, gradients, len(operands), tape)
+            gradients = fitted(func, registered.backward(call), stands)
+        values = tuple(None if g is None else current_value(g, tape) for g in gradients)
         name = RuleName(registered.name, "registered")
         return Rule(
             name,
@@ -337,14 +337,3 @@ def _unfollowed(tree: Tree) -> Any:
     if isinstance(tree, dict):
         return {name: _unfollowed(item) for name, item in tree.items()}
     return tree
-
-
-def _one_each(func: Any, gradients: Any, count: int, tape: Tape) -> tuple[Value | None, ...]:
-    found = gradients if isinstance(gradients, (tuple, list)) else (gradients,)
-    if len(found) != count:
-        raise Refusal(
-            f"the rule for {func} returned {len(found)} gradients for {count} tensor arguments",
-            kind="wrong rule",
-            do="return one gradient, or None, for each tensor argument in order",
-        )
-    return tuple(None if g is None else current_value(g, tape) for g in found)

@@ -16,8 +16,11 @@ from foretrace.rules.table import BackwardCall, Registered
 def prod_backward(call: BackwardCall) -> Any:
     """The gradient of the product of all elements."""
     (x, *_), grad, (result,) = call.args, call.gradient, call.results
+    if x.dim() == 0:
+        return grad.clone()
+    x = x.to(grad.dtype)
     plain = grad * (result / x).conj()
-    if x.dim() == 0 or x.numel() == 0:
+    if x.numel() == 0:
         return plain
     zeros = (x == 0).sum()
     safe = _safe(grad, x.contiguous().view(-1), 0).view_as(x)
@@ -31,7 +34,8 @@ def prod_dim_backward(call: BackwardCall) -> Any:
     keepdim = rest[0] if rest else call.kwargs.get("keepdim", False)
     grad, (result,) = call.gradient, call.results
     if x.dim() == 0:
-        return grad
+        return grad.clone()
+    x = x.to(grad.dtype)
     if not keepdim and x.dim() != 1:
         grad, result = grad.unsqueeze(dim), result.unsqueeze(dim)
     zeros = (x == 0).sum(dim, keepdim=True).sum()

@@ -1,6 +1,6 @@
 """Rules that are given, not derived: backward rules by registration, and how to undo a view."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +91,51 @@ class RuleTable:
         """Whether a composite has a rule that is taken instead of opening it."""
         registered = self.registered(target)
         return registered is not None and not registered.only_whole
+
+
+def fitted(
+    op: Any, gradients: Any, operands: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, ...]:
+    """What a registered backward returned, as torch's engine fits it to the operands.
+
+    Source: validate_outputs in torch/csrc/autograd/engine.cpp.
+
+    Raises:
+        Refusal: there is not one for each operand, or one that fits no operand.
+    """
+    found = gradients if isinstance(gradients, (tuple, list)) else (gradients,)
+    if len(found) != len(operands):
+        raise Refusal(
+            f"the rule for {op} returned {len(found)} gradients for {len(operands)} tensor"
+            " arguments",
+            kind="wrong rule",
+            do="return one gradient, or None, for each tensor argument in order",
+        )
+    return tuple(_fitted(op, *pair) for pair in zip(found, operands, strict=True))
+
+
+def _fitted(op: Any, gradient: torch.Tensor | None, operand: torch.Tensor) -> torch.Tensor | None:
+    if gradient is None:
+        return None
+    if gradient.shape != operand.shape:
+        gradient = _summed(op, gradient, operand)
+    if gradient.is_complex() and not operand.is_complex():
+        gradient = torch.real(gradient)
+    return gradient if gradient.dtype == operand.dtype else gradient.to(operand.dtype)
+
+
+def _summed(op: Any, gradient: torch.Tensor, operand: torch.Tensor) -> torch.Tensor:
+    try:
+        return gradient.sum_to_size(operand.shape)
+    except RuntimeError as error:
+        if isinstance(error, Refusal):
+            raise
+        raise Refusal(
+            f"the rule for {op} returned a gradient of {list(gradient.shape)} for a tensor of"
+            f" {list(operand.shape)}",
+            kind="wrong rule",
+            do="return gradients of the shapes of the arguments, or that expanding them gives",
+        ) from error
 
 
 def rule_name(op: Any, backward: Any) -> str:

@@ -149,6 +149,7 @@ def _left(attempt: Attempt, facts: Facts, eager: Seen) -> Record:
             status, what = grade(eager, seen, undefined=undefined)
             if status == "bitwise":
                 return {}
+            eager = forward_run(*_call(attempt.sample))
     except Exception as error:  # noqa: BLE001 - eager raised nothing before
         return {"left": f"eager raises {error!r:.{MESSAGE}}"}
     return {"left": f"eager differs: {what}"}

@@ -282,12 +282,17 @@ refuses("wrong decompositions", "passes/entries.py:constant", opened(reaches), a
         opened(makes_inside))  # fmt: skip
 
 LIBRARY = torch.library.Library("foretrace_refused_rules", "FRAGMENT")
-for name in ("none", "many", "first"):
+for name in ("none", "many", "first", "narrow", "wide"):
     LIBRARY.define(f"{name}(Tensor x) -> Tensor")
     LIBRARY.impl(name, lambda x: x * 2, "CPU")
     torch.library.register_fake(f"foretrace_refused_rules::{name}", torch.empty_like, lib=LIBRARY)
 ours = torch.ops.foretrace_refused_rules
 foretrace.rule(ours.many.default, backward=lambda call: (call.gradient, call.gradient))
+foretrace.rule(ours.narrow.default, backward=lambda call: call.gradient[:, :2])
+foretrace.rule(
+    ours.wide.default,
+    backward=lambda call: call.gradient.double().expand(3, *call.gradient.shape) * 2,
+)
 
 
 def has_many(w: Tensor) -> Tensor:
@@ -323,6 +328,16 @@ def has_a_reaching_rule(w: Tensor) -> Tensor:
     return out
 
 
+def misfitting(w: Tensor) -> Tensor:
+    out: Tensor = ours.narrow(w).sum()  # here
+    return out
+
+
+def wider_gradient() -> None:
+    found = foretrace.capture(lambda w: ours.wide(w).sum(), (W,)).cut("joint", loss=0)(W)[1]
+    same(found["w"], torch.full_like(W, 6.0))
+
+
 def takes_second(w: Tensor) -> Tensor:
     out: Tensor = ours.pair(w)[1].sum()  # here
     return out
@@ -349,8 +364,10 @@ def one_gradient() -> None:
     same(found["w"], torch.full_like(W, 2.0))
 
 
-refuses("wrong rule", "rules/derive.py:_one_each", cuts(has_many, W, loss=0), has_many,
+refuses("wrong rule", "rules/table.py:fitted", cuts(has_many, W, loss=0), has_many,
         one_gradient)  # fmt: skip
+refuses("wrong rule", "rules/table.py:_summed", cuts(misfitting, W, loss=0), misfitting,
+        wider_gradient)  # fmt: skip
 
 
 refuses("no derivative", "rules/tape.py:_no_lift", cuts(has_a_reaching_rule, W, loss=0),

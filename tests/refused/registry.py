@@ -64,7 +64,7 @@ EXCUSED: dict[str, str] = {
     "targets/attention.py:_order": "a target of the caller's; tests/pure/test_attention_choice.py",
     "trace/restoring.py:put_back": "an object that cannot be put back; tests/cpu/test_unchanged.py",
     "passes/partial.py:_not_saved": "no program is known: what is not saved is computed again",
-    "rules/probe.py:size": "no operator of torch 2.13 is known to come there",
+    "rules/probe.py:_size": "no operator of torch 2.13 is known to come there",
     "rules/tape.py:_value": "no formula of torch 2.13 is known to come there",
 }  # fmt: skip
 """Places that no line of a program leads to, and why"""

@@ -397,7 +397,8 @@ def sees_a_clone(x: Tensor) -> Tensor:
 
 
 GAPS = torch.randn(6, 8)[:, ::2]
-refuses("overlapping memory", "trace/offsets.py:in_graph", captures(sees_what_lies_between, GAPS),
+refuses("overlapping memory", "trace/offsets.py:_count_in_graph",
+        captures(sees_what_lies_between, GAPS),
         sees_what_lies_between,
         lambda: same_as_eager(saw_it_before, (GAPS,), cuts=("export",)),
         lambda: same_as_eager(sees_a_clone, (GAPS,), cuts=("export",)))  # fmt: skip

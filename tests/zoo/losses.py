@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.zoo.registry import N, c, flags, ints, program, t
+from tests.zoo.registry import N, c, flags, ints, made, program, t
 
 
 @program(t(N, 5), ints(5, N), loss=0)
@@ -125,6 +125,11 @@ def reductions_over_several(x: Tensor) -> tuple[Tensor, ...]:
 def product_with_zeros(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     y = w * (x > 0)
     return y.prod(), y.prod(0)
+
+
+@program(made(lambda: torch.zeros((), requires_grad=True)), t(3), t(N, 2))
+def products_of_one_and_in_a_wider_dtype(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    return x.prod(), x.prod(0), y.prod(dtype=torch.float64), z.prod(1, dtype=torch.float64)
 
 
 @program(t(N, 4))
