@@ -68,6 +68,8 @@ class Before:
         """generators, iterators: what changes in them is not to be put back"""
         self._seen: dict[int, Any] = {}
         self._names: dict[int, KeptNames] = {}
+        self._bare: list[dict[str, Any]] = []
+        """of functions and objects without attributes: the dicts for them"""
         self._mentioned: set[str] = set(UNNAMED)
         self._met: dict[type, set[str]] = {}
         """classes of objects, and the members that were looked at"""
@@ -105,6 +107,10 @@ class Before:
             yield from module.parts()
         yield from self._names.values()
         yield from self._kept
+        for space in filter(None, self._bare):
+            kept = KeptAttributes(space)
+            kept.before = {}
+            yield kept
 
     def changed(self) -> list[tuple[Any, str]]:
         """The generators and arrays in another state now; each with an attribute that holds it."""
@@ -202,6 +208,9 @@ class Before:
     def _attributes(self, space: dict[str, Any] | None) -> None:
         if space is not None and id(space) not in self._seen:
             self._seen[id(space)] = space
+            if not space:
+                self._bare.append(space)
+                return
             kept = KeptAttributes(space)
             self._kept.append(kept)
             self._queue.extend(kept.before.values())
@@ -240,7 +249,7 @@ class Before:
         found = mentioned_by(function)
         self._mentioned |= found.names
         self._memos += found.memos
-        self._queue.extend(found.cells)
+        self._queue.extend(found.called)
         self._queue.extend(table.get(name) for table, name in found.values)
         for space, name in found.bound:
             kept = self._names.setdefault(id(space), KeptNames(space))

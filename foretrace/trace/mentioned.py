@@ -48,7 +48,7 @@ UNNAMED = frozenset({
 
 @dataclass(slots=True)
 class Mentioned:
-    """What a function, and those that it calls by name, may reach outside of what it is given."""
+    """What a function may reach by name outside of what it is given."""
 
     values: list[tuple[Mapping[str, Any], str]] = field(default_factory=list)
     """tables and names of what may hold state"""
@@ -58,7 +58,8 @@ class Mentioned:
     """classes of which it may set attributes"""
     functions: list[types.FunctionType] = field(default_factory=list)
     """functions of which it may"""
-    cells: list[types.CellType] = field(default_factory=list)
+    called: list[types.FunctionType] = field(default_factory=list)
+    """functions that it may call"""
     memos: list[Any] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     """every name, of attributes too"""
@@ -89,7 +90,7 @@ MEMBERS: Final = WeakKeyDictionary[type, dict[str, Mapping[str, Any]]]()
 
 
 def mentioned_by(function: types.FunctionType) -> Mentioned:
-    """What it and the functions that it names mention."""
+    """What its code mentions; what it closes over is no name."""
     known = KNOWN.get(function)
     if known is None or not known.stands:
         known = Mentioned()
@@ -109,25 +110,17 @@ def members_of(kind: type) -> dict[str, Mapping[str, Any]]:
 
 
 class _Reading:
-    """One function and all those that it names."""
+    """One function."""
 
     def __init__(self, found: Mentioned) -> None:
         self.found = found
 
     def read(self, function: types.FunctionType) -> None:
         """Note what it mentions."""
-        seen, queue = set[int](), [function]
-        while queue:
-            each = queue.pop()
-            if id(each) in seen:
-                continue
-            seen.add(id(each))
-            cells = [cell for cell in each.__closure__ or () if each is not function]
-            self.found.cells += cells
-            held = [cell.cell_contents for cell in each.__closure__ or () if _filled(cell)]
-            if origin_of(each.__code__.co_filename) == "user":
-                held += self._scan(each.__code__, each.__globals__)
-            queue += [inner for item in held for inner in self._functions(item)]
+        if _of_user(function):
+            items = self._scan(function.__code__, function.__globals__)
+            called = (each for item in items for each in self._functions(item))
+            self.found.called += [each for each in called if each.__closure__ or _of_user(each)]
 
     def _functions(self, item: Any) -> list[types.FunctionType]:
         if isinstance(item, MEMO):
@@ -181,12 +174,8 @@ class _Reading:
         return item
 
 
-def _filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018  (it raises if nothing is in it)
-    except ValueError:
-        return False
-    return True
+def _of_user(function: types.FunctionType) -> bool:
+    return origin_of(function.__code__.co_filename) == "user"
 
 
 def home(kind: type) -> str:
