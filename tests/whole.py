@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
 
 import foretrace
 from foretrace.trace.abstract import Abstract
@@ -110,7 +111,9 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(item, type):
         if not f"{item.__module__}.".startswith(LIBRARIES):
             yield from ((name, held) for name, held in vars(item).items() if name[:2] != "__")
-    elif not isinstance(item, types.ModuleType):
+    elif not isinstance(
+        item, (types.ModuleType, OpOverload, OpOverloadPacket)
+    ):  # caches of torch's
         yield from _attributes(item)
 
 
