@@ -119,7 +119,8 @@ def with_history(ops: Iterable[Op], history: History) -> Iterator[Op]:
                 seen = _escapes(piece, history)
                 yield from _detached(piece, history.visible) if seen else [piece]
         elif _escapes(op, history):
-            yield from _detached(op, history.visible)
+            refused = op.leaf and history.refused(op, ())
+            yield from _of_detached(op) if refused else _detached(op, history.visible)
         else:
             yield op
 
@@ -231,6 +232,18 @@ def _detached(op: Op, visible: Collection[Value]) -> Iterator[Op]:
         loose = Value(out.type.with_grad(False))
         yield called(op, aten.detach.default, (before,), loose, LOOSE)
         yield called(op, aten.requires_grad_.default, (loose,), out, LOOSE)
+
+
+def _of_detached(op: Op) -> Iterator[Op]:
+    """An op that torch's autograd refuses to follow, of operands that it does not."""
+    bare = {v: Value(v.type.with_grad(False)) for v in op.operands if v.type.requires_grad}
+    for value, detached in bare.items():
+        yield called(op, aten.detach.default, (value,), detached, NO_GRAD)
+    args, kwargs = substitute((op.args, op.kwargs), bare)
+    choice = Choice(HISTORY, "spelled out", NO_GRAD)
+    yield Op(
+        op.target, args, kwargs, op.result, op.outs, origin=op.origin, choice=choice, piece_of=op,
+    )  # fmt: skip
 
 
 def _errs(op: Op) -> bool:

@@ -37,6 +37,8 @@ STORED = 999_983
 
 Not none or one: torch takes such a tensor for one that need not be coalesced.
 """
+READS_NUMBERS = "to be on CPU, got meta"
+"""Said of a tensor whose numbers a kernel reads, such as a list of scalars as one tensor."""
 TOO_STRICT = "this can't be cast because it is not safe"
 """What torch's Python kernels say of an `out` in whose dtype eager writes all the same."""
 HALF_ONLY = "Expected inputs of BF16 type"
@@ -129,6 +131,8 @@ class Inference:
                 return once(func, args, kwargs, stored=0)
             if NOT_COALESCED in str(error):
                 raise _depends_on_data(func) from error
+            if READS_NUMBERS in str(error):
+                raise _reads_numbers(func) from error
             without = isinstance(error, Refusal) and error.kind == NO_KERNEL  # runs on numbers
             said = any(words in str(error) for words in NUMBERS_ONLY)
             if not said and not (without and _symbolic((args, kwargs))):
@@ -246,6 +250,14 @@ def _depends_on_data(func: Any) -> Refusal:
         f"the size of what {func} returns depends on data",
         kind="data-dependent",
         do="use a form of fixed size: torch.where, a mask, or top-k",
+    )
+
+
+def _reads_numbers(func: Any) -> Refusal:
+    return Refusal(
+        f"{func} reads the numbers in a tensor",
+        kind="data-dependent",
+        do="give them as a list of Python numbers",
     )
 
 

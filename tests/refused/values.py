@@ -122,6 +122,23 @@ refuses(
 )  # fmt: skip
 
 
+def divides_by_a_tensor_of_numbers(x: Tensor) -> list[Tensor]:
+    numbers = torch.tensor([1.0])
+    torch._foreach_addcdiv_([y := x * 1], [x], [x + 9], numbers)  # here
+    return [y]
+
+
+def divides_by_numbers(x: Tensor) -> list[Tensor]:
+    torch._foreach_addcdiv_([y := x * 1], [x], [x + 9], [1.0])
+    return [y]
+
+
+refuses(
+    "data-dependent", "rules/infer.py:_reads_numbers", captures(divides_by_a_tensor_of_numbers, X),
+    divides_by_a_tensor_of_numbers, captured(divides_by_numbers, X),
+)  # fmt: skip
+
+
 def leaves_for_numpy(x: Tensor) -> Tensor:
     return x * x.numpy().max()  # here
 

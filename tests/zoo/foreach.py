@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.zoo.registry import built, c, program, t
+from tests.zoo.registry import built, c, ints, program, t
 
 
 @program(t(3), t(3), c(3))
@@ -14,6 +14,15 @@ def lists_written_at_once(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]
     torch._foreach_add_(second, first)
     torch._foreach_addcmul_(second, first, first, 0.5)
     return (*second, *torch._foreach_norm(second), *torch._foreach_maximum(first, second))
+
+
+@program(t(3), ints(5, 3))
+def lists_of_floats_and_integers_under_no_grad(x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        first, second = torch._foreach_add([x * 1, i * 2], [x, i])
+        third = [x * 3, i * 3]
+        torch._foreach_add_(third, [x, i])
+    return first * x, second, *third
 
 
 @program(c(3), c(3), train=False)
