@@ -17,7 +17,7 @@ from foretrace.rules.probe import probe
 from foretrace.rules.sparse import reads_sparse
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Types
-from foretrace.trace.meaning import Given
+from foretrace.trace.meaning import Given, map_leaves
 from foretrace.trace.memory import Learnt, Memory, lasts, symbols_of
 from foretrace.trace.reported import OUTSIDE
 
@@ -122,6 +122,8 @@ class Inference:
     def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree], once: Once) -> Tree:
         try:
             return once(func, args, kwargs)
+        except ZeroDivisionError:  # a form in Python, over how many elements there are
+            return self._of_nothing(func, args, kwargs)
         except RuntimeError as error:
             if NOT_LINKED in str(error):
                 return self._elsewhere(func, args, kwargs, once)
@@ -146,6 +148,13 @@ class Inference:
         there, here = absent[0], torch.device("cpu")
         result = once(func, *_moved((args, kwargs), there, here))
         return _moved(result, here, there)
+
+    def _of_nothing(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        """As the kernel of the CPU says: where there are no elements, it has nothing to do."""
+        device = _types((args, kwargs))[0].device
+        with torch_api.no_dispatch_modes(), torch.no_grad():
+            result = func(*_empty(args), **_empty(kwargs))
+        return map_leaves(result, lambda t: self.types.of(t, device).with_grad(False))
 
     def _in_half(self, func: Any, args: Tree, kwargs: dict[str, Tree], once: Once) -> Tree:
         """As in bfloat16, where a meta kernel takes less than eager: the layout is the same."""
@@ -267,6 +276,16 @@ def _symbolic(tree: Tree) -> bool:
 
 def _types(tree: Tree) -> list[TensorType]:
     return [leaf for leaf in torch_api.tree_leaves(tree) if isinstance(leaf, TensorType)]
+
+
+def _empty(tree: Tree) -> Any:
+    """The structure with a tensor of the CPU for each type."""
+    if isinstance(tree, dict):
+        return {name: _empty(item) for name, item in tree.items()}
+    return map_leaves(
+        tree, lambda t: torch.empty_strided(t.shape, t.stride, dtype=t.dtype)
+        if isinstance(t, TensorType) else t
+    )  # fmt: skip
 
 
 def _moved(tree: Tree, old: torch.device, new: torch.device) -> Any:

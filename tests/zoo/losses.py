@@ -153,3 +153,8 @@ def margins_of_many_classes(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
 def margin_of_one_example(x: Tensor, y: Tensor) -> list[Tensor]:
     reductions = ("none", "mean", "sum")
     return [F.multilabel_margin_loss(x, y, reduction=each) for each in reductions]
+
+
+@program(t(6, 0), t(6, 0))
+def losses_of_nothing(x: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(x, y) + F.smooth_l1_loss(x, y) + F.huber_loss(x, y)
