@@ -19,6 +19,7 @@ from foretrace.ir.program import Recorded
 from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.changes import FIRST_CALL, cell_content
 from foretrace.trace.functions import Context, FunctionCall
+from foretrace.trace.kept import attributes_of
 from foretrace.trace.lines import Lines
 
 
@@ -126,6 +127,8 @@ def _inside(item: Any) -> Iterable[Any]:
         return (item.__func__,)
     if isinstance(item, types.FunctionType):
         return map(cell_content, item.__closure__ or ())
+    if isinstance(item, types.MethodType):
+        return (item.__func__, *(attributes_of(item.__self__) or {}).values())
     if isinstance(item, dict):
         return item.values()
     return item if isinstance(item, (list, tuple, set)) else ()

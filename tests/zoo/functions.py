@@ -1,5 +1,6 @@
 """Users' own autograd.Functions."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,6 +76,36 @@ class WritesOutside(torch.autograd.Function):
 
 
 AS_JOINT = "only the joint cut has a function's backward"
+
+
+class Calls(torch.autograd.Function):
+    """Calls what it is given, and again in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, fn: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        ctx.fn = fn
+        ctx.save_for_backward(x)
+        return fn(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor]:
+        (x,) = ctx.saved_tensors
+        return None, g * ctx.fn(x)
+
+
+class Weighing:
+    """An object that holds a tensor of the run, in a cycle with its own method."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.weight, self.apply = x.detach() * 2, self.weighed
+
+    def weighed(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+@program(t(3), may_refuse=AS_JOINT)
+def function_given_a_method(x: Tensor) -> Tensor:
+    return Calls.apply(Weighing(x).apply, x) * x
 
 
 @program(t(3), t(3), may_refuse=AS_JOINT)
