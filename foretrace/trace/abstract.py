@@ -11,6 +11,7 @@ from foretrace.ir.op import Value
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.admitted import makes_subclass, sparse_dims
+from foretrace.trace.classes import AsTensor
 from foretrace.trace.indexing import Indexing
 from foretrace.trace.sources import asking_line
 
@@ -31,7 +32,7 @@ def _not_set(name: str, do: str) -> Any:
     return setter
 
 
-class Abstract(torch.Tensor):
+class Abstract(torch.Tensor, metaclass=AsTensor):
     """A tensor with a type and no memory.
 
     What is ours is in slots with a prefix: to the program, which may ask for any attribute by name

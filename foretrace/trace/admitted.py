@@ -15,8 +15,11 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Tree
 
 QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
-PLAIN = (torch.Tensor, nn.Parameter)
-"""Classes whose operators are torch's; `nn.Buffer(x)` makes a `torch.Tensor`"""
+
+
+def plain_class(kind: type) -> bool:
+    """Whether its operators are torch's; that of an abstract tensor is `==`, and another."""
+    return kind is torch.Tensor or kind is nn.Parameter
 
 
 def check_admitted(tensor: torch.Tensor, name: str, *, fake: bool) -> None:
@@ -47,7 +50,7 @@ def _unlike(tensor: torch.Tensor, *, fake: bool) -> tuple[str, str] | None:
         return "a nested tensor", "pass a padded tensor (torch.nested.to_padded_tensor)"
     if tensor.layout is not torch.strided:
         return f"{tensor.layout}, not a dense tensor", "pass it dense: .to_dense()"
-    if kind not in PLAIN:
+    if not plain_class(kind):
         return f"a {kind.__name__}, a tensor class of its own", way_out(kind)
     if tensor.is_quantized:
         return f"quantized ({tensor.dtype})", "pass what its dequantize() gives"

@@ -52,6 +52,7 @@ from foretrace.trace.owners import (
     owners_of,
     watched,
 )
+from foretrace.trace.parameters import AbstractParameter
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.reported import Reported
 from foretrace.trace.restoring import put_back
@@ -118,6 +119,7 @@ class Capture:
             alias_of(abstract).based = torch_api.base_of(tensor).requires_grad
         if isinstance(tensor, torch.nn.Parameter):
             torch_api.mark_parameter(abstract)
+            abstract.__class__ = AbstractParameter
         lend_attributes(abstract, tensor)
         self._known[id(tensor)] = abstract
         live = None if kind == "input" else tensor

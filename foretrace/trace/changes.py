@@ -175,5 +175,5 @@ def content_changes(
     """
     if not all(map(is_, now, before)) or len(now) < len(before):
         return [Change(Place(name, {}, None), None, rebound=False)]
-    keys = [key for key in now if key is not Abstract]
+    keys = [key for key in now if not (isinstance(key, type) and issubclass(key, Abstract))]
     return changes_of(Entry(name, item, key, before.get(key, MISSING)) for key in keys)

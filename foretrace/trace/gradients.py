@@ -19,7 +19,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program import Input, Requirements
 from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract
-from foretrace.trace.admitted import PLAIN
+from foretrace.trace.admitted import plain_class
 
 
 class Gradients:
@@ -111,7 +111,7 @@ class Gradients:
             return getattr(self.lift(tensor), name)
 
     def _write(self, tensor: torch.Tensor, name: str, new: Any) -> None:
-        of_the_run = isinstance(new, Abstract) and type(tensor) in PLAIN
+        of_the_run = isinstance(new, Abstract) and plain_class(type(tensor))
         if self._not_the_program(tensor) and not of_the_run:  # it would have no memory any more
             torch_api.set_attribute(tensor, name, new)
             return
@@ -123,7 +123,7 @@ class Gradients:
 
     def _not_the_program(self, tensor: torch.Tensor) -> bool:
         answering = self._busy or self.ours() or torch_api.functorch_active()
-        return answering or type(tensor) not in PLAIN
+        return answering or not plain_class(type(tensor))
 
     @contextmanager
     def _answering(self) -> Iterator[None]:

@@ -16,14 +16,13 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.trace.abstract import Abstract
 from foretrace.trace.changes import MISSING, Place, held_by
 from foretrace.trace.plain import same_state
 
 ATOMS = frozenset({
     bool, int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype,
     torch.device, torch.Size, torch.layout, torch.memory_format, types.BuiltinFunctionType,
-    types.CodeType, Abstract,
+    types.CodeType,
 })  # fmt: skip
 """What holds nothing that a program could change"""
 EMPTY = frozenset({dict, list, set, OrderedDict})

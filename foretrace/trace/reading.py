@@ -10,6 +10,7 @@ from foretrace.trace.abstract import Abstract
 from foretrace.trace.alias import Records
 from foretrace.trace.made_leaves import value_of
 from foretrace.trace.memory import PLAIN
+from foretrace.trace.parameters import AbstractParameter
 
 
 class Call:
@@ -43,7 +44,7 @@ class Call:
     def read(self, arg: Any) -> Tree:
         """One argument with values for tensors."""
         kind = type(arg)
-        if kind is Abstract:
+        if kind is Abstract or kind is AbstractParameter:
             value = value_of(arg, self.recorder)
             self.key.append(value.type)
             self.tensors.append(arg)
