@@ -122,6 +122,8 @@ class Mutation:
     """the op that wrote does not tell autograd (batch norm's statistics)"""
     rebound: bool = False
     """the program bound the buffer's attribute to another tensor"""
+    kept: bool = False
+    """autograd follows none of the writes: the input keeps the history that it has"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

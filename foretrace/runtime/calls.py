@@ -155,8 +155,8 @@ def write_back(item: Input, live: torch.Tensor, new: torch.Tensor, mutation: Mut
     if mutation.unseen:
         live.data.copy_(new)
         return
-    leaf = live.is_leaf and live.requires_grad
-    with torch.set_grad_enabled(torch.is_grad_enabled() and new.requires_grad and not leaf):
+    kept = mutation.kept or not new.requires_grad or (live.is_leaf and live.requires_grad)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not kept):
         live.copy_(new)
 
 

@@ -25,7 +25,8 @@ def core_of(recorded: Recorded) -> Recorded:
     written = [m for m in recorded.mutations if not m.rebound]
     for mutation in written:
         item = recorded.inputs[mutation.index]
-        followed = mutation.value.type.requires_grad and not mutation.unseen
+        quiet = mutation.unseen or mutation.kept
+        followed = mutation.value.type.requires_grad and not quiet
         if followed and not (item.leaf and item.value.type.requires_grad):
             raise Refusal(
                 f"the program writes a value that autograd follows to {item.role}",

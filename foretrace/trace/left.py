@@ -7,7 +7,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.op import Value
+from foretrace.ir.op import Value, Write
 from foretrace.ir.program import Input, Mutation, Overwritten, maker_of
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.alias import alias_of, current
@@ -32,7 +32,8 @@ def mutations_of(
         if item.value.type.requires_grad and not stand.requires_grad:
             raise _not_written_back(f"detaches the {item.role}", new, recorder)
         if new is not item.value:
-            found.append(Mutation(index, new, unseen=not alias.version.count))
+            kept = _keeps_history(recorder, item.value, new)
+            found.append(Mutation(index, new, unseen=not alias.version.count, kept=kept))
     indices = {id(item.tensor): index for index, item in enumerate(inputs)}
     stood = {id(stand) for stand in stands}
     for before, now in loan.rebound():
@@ -40,6 +41,18 @@ def mutations_of(
             value = now.ft_value or current(now.ft_alias, recorder)
             found.append(Mutation(indices[id(before)], value, rebound=True))
     return found
+
+
+def _keeps_history(recorder: Recorder, before: Value, new: Value) -> bool:
+    """Whether autograd has followed none of the writes that made the one of the other."""
+    for op in reversed(recorder.log):
+        if new is before or not new.type.requires_grad:
+            break
+        if new in op.outs:
+            if not isinstance(op.target, Write) or op.target.followed:
+                return False
+            new = op.args[0]
+    return new is before
 
 
 def begins_read(

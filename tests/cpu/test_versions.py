@@ -308,7 +308,7 @@ def test_an_input_with_a_history_is_written(fn: Program, way: str) -> None:
     call = ways.get(way) or program.cut(way)
     seen = []
     for run in (fn, call):
-        leaf = given()
+        leaf = given().detach().clone().requires_grad_()
         x = leaf * 1
         out = run(x)
         (gradient,) = torch.autograd.grad(out.sum() + x.sum(), leaf)
@@ -377,3 +377,42 @@ def test_a_saved_result_that_is_complex_and_written_in_part() -> None:
     assert torch.equal(y, turns(x))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.abs().sum().backward()
+
+
+def by_a_detached_tensor(x: Tensor) -> Tensor:
+    x.detach().mul_(2)
+    return x * 3
+
+
+def written_under_no_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x[0].add_(1)
+    return x * x
+
+
+QUIET = [by_a_detached_tensor, written_under_no_grad]
+WAYS: list[Callable[[Program, Tensor], Program]] = [
+    lambda fn, x: foretrace.capture(fn, (x,)).cut("export"),
+    lambda fn, x: foretrace.capture(fn, (x,)).compile(),
+    lambda fn, x: foretrace.compile(fn),
+    lambda fn, x: foretrace.compile(fn, backend=lambda graph, inputs: graph),
+]
+
+
+@pytest.mark.parametrize("start", [lambda x: x[1:], lambda x: x * 1, lambda x: x], ids=[
+    "a view of a leaf", "of a history", "a leaf"])  # fmt: skip
+@pytest.mark.parametrize("way", WAYS, ids=["export", "Program.compile", "compile", "a backend"])
+@pytest.mark.parametrize("fn", QUIET)
+def test_an_input_keeps_its_history(
+    fn: Program, way: Callable[[Program, Tensor], Program], start: Callable[[Tensor], Tensor]
+) -> None:
+    """Of what is written where autograd does not see it; the count of writes goes on."""
+    found = []
+    for make in (lambda fn, x: fn, way):
+        leaf = given().detach().clone().requires_grad_()
+        x = start(leaf)
+        out = make(fn, start(given()))(x)
+        (gradient,) = torch.autograd.grad(out.sum() + x.sum(), leaf)
+        found.append((out, x, gradient, leaf, x._version))
+    for eagers, ours in zip(*found, strict=True):
+        assert torch.equal(ours, eagers) if isinstance(ours, Tensor) else ours == eagers
