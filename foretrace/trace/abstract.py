@@ -270,7 +270,8 @@ class Types:
         self._here = torch_api.device_types_here()
         self._indexing = Indexing()
         self._known: dict[TensorType, TensorType] = {}
-        self._prototypes: dict[TensorType, torch.Tensor] = {}
+        self._prototypes: dict[TensorType, tuple[torch.Tensor, Indexing | None]] = {}
+        """by type; with what answers `x[...]` where a binding would ask for an absent device"""
         self._made: list[ref[Abstract]] = []
 
     def intern(self, type: TensorType) -> TensorType:
@@ -319,9 +320,12 @@ class Types:
         `counted`: autograd runs over it, so that writes to it are not those of its prototype.
         """
         type = value.type
-        prototype = self._prototypes.get(type)
-        if prototype is None:
-            prototype = self._prototypes[type] = self._prototype(type)
+        known = self._prototypes.get(type)
+        if known is None:
+            here = type.device.type in self._here
+            known = self._prototype(type), None if here else self._indexing
+            self._prototypes[type] = known
+        prototype, indexing = known
         with torch_api.no_dispatch():
             like = torch_api.attribute_of(prototype, "data") if counted else prototype
             tensor: Any = torch_api.make_subclass(Abstract, like, type.requires_grad)
@@ -329,8 +333,7 @@ class Types:
                 torch_api.set_lazy(tensor, type.lazy)
         tensor.ft_value, tensor.ft_alias, tensor.ft_gradient = value, None, None
         tensor.ft_leaf = tensor.ft_asked = False
-        here = type.device.type in self._here
-        tensor.ft_indexing = None if here else self._indexing
+        tensor.ft_indexing = indexing
         self._made.append(ref(tensor))
         return tensor
 
