@@ -25,7 +25,7 @@ from foretrace.passes.differentiate import Differentiation
 from foretrace.passes.history import History, left_in_memory, with_history
 from foretrace.passes.live import live, values_of, with_saved, without_unread
 from foretrace.passes.select import Selector, selects
-from foretrace.passes.stale import SavedOver, Stale, saved_over
+from foretrace.passes.stale import SavedOver, Stale, applied, saved_over
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.schemas import schema_of
 from foretrace.targets.semantics import TargetSemantics
@@ -183,11 +183,6 @@ def _raises(derivatives: Derivatives, op: Op, followed: Collection[Value] = ()) 
     return False
 
 
-def _applied(op: Op) -> bool:
-    """Whether autograd has an autograd.Function as one node, with what that saves."""
-    return isinstance(op.target, FunctionCall) and op.target.followed
-
-
 def _own_formula(derivatives: Derivatives, writes: Any, form: Op) -> bool:
     """Whether an operator that writes has another derivative than its value form."""
     args, kwargs = (map_values(tree, lambda v: v.type) for tree in (form.args, form.kwargs))
@@ -198,7 +193,7 @@ def _own_formula(derivatives: Derivatives, writes: Any, form: Op) -> bool:
 def _written_over(recorded: Recorded, semantics: TargetSemantics) -> SavedOver:
     if not recorded.overwritten:
         return SavedOver({}, frozenset())
-    leaves = flatten(recorded.ops, Level(written=False), lambda op: op.writes or _applied(op))
+    leaves = flatten(recorded.ops, Level(written=False), lambda op: op.writes or applied(op))
     return saved_over(leaves, recorded, semantics.derivatives)
 
 

@@ -36,19 +36,34 @@ class Stale:
     def __init__(self, overwritten: dict[Value, Overwritten]) -> None:
         self.overwritten = overwritten
         self._views: dict[Value, tuple[Op, Value]] = {}
+        self._parts: dict[Value, Value] = {}
+        """what autograd does not take for a view, and the other that shares its memory"""
         self._made: dict[Value, Checkpoint] = {}
         """what was made in a checkpoint, which makes it again in the backward"""
+        self._read: dict[Checkpoint, list[Op]] = {}
+        """the ops in it"""
 
-    def meet(self, ops: Iterable[Op]) -> None:
-        """Note the views among ops and below: what they are views of may be stale."""
+    def meet(self, ops: Iterable[Op], *, inside: bool = False) -> None:
+        """Note the views among ops and below: what they are views of may be stale.
+
+        `inside`: they are what a composite is made of; what leaves it is noted where it is written.
+        """
         if not self.overwritten:
             return
         for op in ops:
-            if not (op.leaf or op.writes or isinstance(op.target, FunctionCall)):
-                self.meet(op.body or ())
-            self._views.update((op.outs[out], (op, base)) for out, base in _view_positions(op))
-            if op.origin.checkpoint is not None:
-                self._made.update(dict.fromkeys(op.outs, op.origin.checkpoint))
+            if not (op.leaf or op.writes or applied(op)):
+                self.meet(op.body or (), inside=inside or op.definition is not None)
+                for left in () if inside else op.outs:
+                    self._parts.pop(left, None)
+            for out, base, share in _view_positions(op):
+                if share is not Share.MEMORY:
+                    self._views[op.outs[out]] = op, base
+                elif inside:
+                    self._parts[op.outs[out]] = base
+            region = op.origin.checkpoint
+            if region is not None:
+                self._made.update(dict.fromkeys(op.outs, region))
+                self._read.setdefault(region, []).append(op)
 
     def of(self, value: Value) -> Overwritten | None:
         """What became of the value's memory; None if it is as it was."""
@@ -56,6 +71,17 @@ class Stale:
         if found is not None or value not in self._views:
             return found
         return self.of(self._views[value][1])
+
+    def of_part(self, value: Value) -> Overwritten | None:
+        """What became of its memory without its version counter, inside a composite.
+
+        Outside of one, such a part is noted by itself where a write reaches it.
+        """
+        value = self.root(value)
+        if value in self.overwritten or value not in self._parts:
+            return None
+        whole = self._parts[value]
+        return self.of(whole) or self.of_part(whole)
 
     def root(self, value: Value) -> Value:
         """The value itself if it was written over, else the one that it is a view of."""
@@ -114,11 +140,24 @@ class Stale:
         region = op.origin.checkpoint
         held = [self.overwritten.get(value) for value in (region.inputs if region else ())]
         lost = next((found for found in held if found is not None and found.now is None), None)
-        touched = {value for value in (*op.operands, *op.outs) if self.of(value) is not None}
-        saved = _saved(op, derivatives) if touched or lost is not None else set()
+        touched = {v for v in (*op.operands, *op.outs) if self.of(v) or self.of_part(v)}
+        saved = _saved(op, derivatives) if touched or region is not None else set()
         if saved and lost is not None:
             raise located(written_since(op, lost), op)
+        if saved and region is not None:
+            self._check_again(region)
+        for part in filter(None, map(self.of_part, saved & touched)):
+            raise located(_read_anew(op, part), op)
         return {value for value in saved & touched if not self.again(value, op)}
+
+    def _check_again(self, region: Checkpoint) -> None:
+        """Refuse a checkpoint that reads what is written over, as it does so again."""
+        for op in self._read.pop(region, ()):
+            for value in op.operands:
+                found = self.of(value)
+                outside = self._made.get(self.base(value)) is not region
+                if outside and found is not None and found.inside is not region:
+                    raise located(_computed_again(op, found), op)
 
     def check_unpacked(self, op: Op, derivatives: Derivatives) -> None:
         """Refuse as `read` does, also where the derivative asks for a saved tensor's sizes alone.
@@ -133,18 +172,19 @@ class Stale:
                 raise located(written_since(op, found), op)
 
 
-def _view_positions(op: Op) -> list[tuple[int, Value]]:
-    """(position among the outs, base) of each view that a leaf makes.
+def applied(op: Op) -> bool:
+    """Whether autograd has an autograd.Function as one node, with what that saves."""
+    return isinstance(op.target, FunctionCall) and op.target.followed
 
-    A part that autograd does not take for a view is noted by itself where a write reaches it.
-    """
+
+def _view_positions(op: Op) -> list[tuple[int, Value, Share]]:
+    """(position among the outs, base, what it has of the base) of each view that a leaf makes."""
     if not op.leaf or not hasattr(op.target, "overloadpacket"):
         return []
     schema = schema_of(op.target)
     positions = schema.view_positions(op.args, op.kwargs, len(op.outs))
     operands = values_in((op.args, op.kwargs))
-    return [(out, operands[operand]) for out, operand, share in positions
-            if share is not Share.MEMORY]  # fmt: skip
+    return [(out, operands[operand], share) for out, operand, share in positions]
 
 
 def written_since(op: Op, found: Overwritten) -> Refusal:
@@ -157,6 +197,16 @@ def written_since(op: Op, found: Overwritten) -> Refusal:
         do=("use the out-of-place operator for the write, or write to a clone",
             "eager refuses this backward, too; a forward cut is as eager's forward"),
     )  # fmt: skip
+
+
+def _read_anew(op: Op, found: Overwritten) -> Refusal:
+    by = f", at {found.by}" if found.by is not None else ""
+    return Refusal(
+        f"the backward of {target_name(op.target)} reads memory that the program writes over"
+        f" afterwards{by}, and eager does not find that",
+        kind="modified in place",
+        do=("use the out-of-place operator for the write", "or write to a clone"),
+    )
 
 
 def _computed_again(op: Op, found: Overwritten) -> Refusal:
@@ -190,9 +240,9 @@ def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) 
     stale, writes = Stale(recorded.overwritten), list[Op]()
     left: dict[Value, tuple[Value | None, Op]] = {}
     given = {item.value for item in recorded.inputs}
+    stale.meet(recorded.ops)
     for op in ops:
-        stale.meet([op])
-        touched = any(stale.of(v) is not None for v in (*op.operands, *op.outs))
+        touched = any(stale.of(v) or stale.of_part(v) for v in (*op.operands, *op.outs))
         if not (touched or op.origin.checkpoint) or not _follows(op):
             continue
         writes += [op] if op.writes and touched else []

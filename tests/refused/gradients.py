@@ -102,6 +102,29 @@ refuses("inference tensor", "trace/inference.py:check", captures(multiplies_by_i
         trained(multiplies_by_unfollowed, W))  # fmt: skip
 
 
+def writes_what_kron_reads(w: Tensor) -> Tensor:
+    y = w * 2
+    z = torch.kron(y, y)  # here
+    y.mul_(2)
+    return z.sum()
+
+
+def doubles_beside_kron(w: Tensor) -> Tensor:
+    y = w * 2
+    return torch.kron(y, y).sum() + (y * 2).sum()
+
+
+def writes_a_clone_beside_kron(w: Tensor) -> Tensor:
+    y = w * 2
+    z = torch.kron(y, y)
+    return z.sum() + y.clone().mul_(2).sum()
+
+
+refuses("modified in place", "passes/stale.py:_read_anew",
+        cuts(writes_what_kron_reads, W, loss=0), writes_what_kron_reads,
+        trained(doubles_beside_kron, W), trained(writes_a_clone_beside_kron, W))  # fmt: skip
+
+
 INNER = torch.randn(2, 6, 8)[0].requires_grad_()
 
 
@@ -129,7 +152,7 @@ refuses("in-place on view", "trace/alias.py:_check_based", captures(uses_a_view_
 
 def writes_what_a_checkpoint_reads(w: Tensor) -> Tensor:
     y = w * 2
-    z = checkpoint(lambda: y * y, use_reentrant=False)  # here
+    z = checkpoint(lambda: y.exp() * 1, use_reentrant=False)  # here
     y.mul_(2)
     return z.sum()
 
