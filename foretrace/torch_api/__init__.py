@@ -48,6 +48,7 @@ from foretrace.torch_api.dispatch import (
     plain_torch,
     returns_bool,
     schema_of,
+    sees_calls,
     switches,
     with_autograd,
 )
@@ -68,6 +69,7 @@ from foretrace.torch_api.fake import (
 from foretrace.torch_api.functions import (
     applied,
     backward_node,
+    plain_apply,
 )
 from foretrace.torch_api.inductor import (
     KERNELS_OF_EAGER,
@@ -212,6 +214,7 @@ __all__ = [
     "node_name",
     "node_of",
     "non_persistent_buffers",
+    "plain_apply",
     "plain_meta_kernel",
     "plain_torch",
     "quiet_fake_tensor",
@@ -220,6 +223,7 @@ __all__ = [
     "returns_bool",
     "saved_tensors",
     "schema_of",
+    "sees_calls",
     "selective_policy",
     "set_attribute",
     "set_hooks",

@@ -43,6 +43,7 @@ __all__ = [
     "no_torch_function",
     "plain_torch",
     "schema_of",
+    "sees_calls",
     "switches",
     "with_autograd",
 ]
@@ -179,6 +180,11 @@ def plain_torch() -> Iterator[None]:
     """In the middle of a capture: operators run as in a plain program without autograd."""
     with no_dispatch_modes(), with_autograd(), torch.no_grad():
         yield
+
+
+def sees_calls(mode: Any) -> bool:
+    """Whether calls of operators come to a mode now; not while it answers one."""
+    return any(_C._get_dispatch_stack_at(i) is mode for i in range(dispatch_modes()))
 
 
 def device_types_here() -> frozenset[str]:

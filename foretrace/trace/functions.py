@@ -108,8 +108,17 @@ class Applied(nn.Module):
 
 @contextmanager
 def function_calls(recorder: Recorder) -> Iterator[None]:
-    """Record calls of autograd.Functions inside, however their `apply` was come by."""
-    with torch_api.applied(lambda cls, args: _Call(recorder, cls, args).recorded()):
+    """Record calls of autograd.Functions inside, however their `apply` was come by.
+
+    Not those of an operator's own kernel, which runs to answer what the operator returns.
+    """
+
+    def called(cls: type[Function], args: tuple[Any, ...]) -> Any:
+        if not torch_api.sees_calls(recorder):
+            return torch_api.plain_apply(cls)(*args)
+        return _Call(recorder, cls, args).recorded()
+
+    with torch_api.applied(called):
         yield
 
 

@@ -378,3 +378,30 @@ def test_the_aten_cut_gives_no_gradient_of_its_forward() -> None:
         elif eagers.requires_grad:
             both = [torch.autograd.grad(each.sum(), w)[0] for each in (ours, eagers)]
             assert torch.equal(*both)
+
+
+class Spikes(torch.autograd.Function):
+    """Applied in the kernels of an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return (x > 0).to(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g
+
+
+@torch.library.custom_op("foretrace_test::spikes", mutates_args=())
+def spikes(x: Tensor, n: int) -> Tensor:
+    return Spikes.apply(x) * n  # type: ignore[no-any-return]
+
+
+spikes.register_fake(lambda x, n: Spikes.apply(x) * n)
+spikes.register_autograd(lambda ctx, g: (g * 2, None))
+
+
+def test_a_function_in_the_kernel_of_an_operator() -> None:
+    """It is the operator's: no call of the program's."""
+    x = torch.randn(4, requires_grad=True)
+    same_as_eager(lambda x: spikes(x * 2, 3) + Spikes.apply(x), (x,), cuts=("joint",), loss=None)
