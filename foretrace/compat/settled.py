@@ -16,9 +16,7 @@ from foretrace.trace.changes import FIRST_CALL, Change
 def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:
     """Refuse a program that computes something else once it has run.
 
-    Args:
-        recorded: its run.
-        again: records it again; asked only if the run has changed Python's state.
+    `again` records it again; it is asked only if the run has changed Python's state.
 
     Raises:
         Refusal: with the line that changes it.

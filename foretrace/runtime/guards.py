@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program import Recorded
 from foretrace.runtime.checks import Check, shown, telling
@@ -18,6 +19,7 @@ from foretrace.trace.shared import check_shared_memory
 from foretrace.trace.structure import take_apart
 
 AGAIN = "capture again with inputs like these"
+AUTOCAST = "capture under the autocast of the call, or use foretrace.compile"
 DYNAMIC = "pass dynamic_shapes= to capture for sizes that vary"
 
 
@@ -41,6 +43,8 @@ class CallGuards:
         """
         for change in self.recorded.requires.changed:
             check_repeatable(change)
+        if torch_api.autocast_devices() != self.recorded.requires.autocast:
+            raise broken("autocast is not as it was when the program was captured", AUTOCAST)
         given = self._form(args, kwargs)
         count = len(self.recorded.guards)
         if self._check is None or count != self._count:

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from foretrace import torch_api
 from foretrace.runtime.cache import Captured
-from foretrace.runtime.guards import CallGuards, broken
+from foretrace.runtime.guards import CallGuards
 from foretrace.targets.semantics import TargetSemantics
 
 
@@ -23,10 +22,4 @@ class OneProgram:
             Refusal: the call breaks a guard.
         """
         self.guards.inputs(args, kwargs)
-        recorded = self.guards.recorded
-        if torch_api.autocast_devices() != recorded.requires.autocast:
-            raise broken(
-                "autocast is not as it was when the program was captured",
-                "capture under the autocast of the call, or use foretrace.compile",
-            )
-        return Captured(recorded, self.semantics)
+        return Captured(self.guards.recorded, self.semantics)

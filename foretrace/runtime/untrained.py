@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.program import Graph, Recorded
@@ -48,9 +47,7 @@ class _Untrained(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: Op, result: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
         ctx.op = op
-        if not (torch_api.is_view(result) or (result.is_leaf and result.requires_grad)):
-            ctx.mark_dirty(result)  # it is the result itself, and no view of it
-        return result
+        return result.detach()  # shares the memory, and is no view, of which autograd keeps count
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
@@ -70,8 +67,8 @@ def marked(results: Sequence[Any], places: Untrained, inputs: Sequence[Any]) -> 
     wanting = [each for each in inputs if isinstance(each, torch.Tensor) and each.requires_grad]
     found, done = list(results), dict[int, torch.Tensor]()
     for place, op in places.items() if torch.is_grad_enabled() and wanting else ():
-        result = results[place]
-        if id(result) not in done:
-            done[id(result)] = _UNTRAINED(op, result, *wanting)
-        found[place] = done[id(result)]
+        key = id(results[place])
+        if key not in done:
+            done[key] = _UNTRAINED(op, results[place], *wanting)
+        found[place] = done[key]
     return found

@@ -73,3 +73,18 @@ def test_tangents_are_counted(count: int) -> None:
     with state_unchanged(fn, (x,)), pytest.raises(foretrace.Refusal) as caught:
         cut(x, tangents=[torch.ones(3)] * count)
     check(caught.value)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_another_autocast_is_refused(captured: bool) -> None:
+    """A cast that does nothing without autocast is no op of the graph."""
+    w, x = torch.ones(4, 4), torch.ones(3, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=captured):
+        cut = foretrace.capture(lambda x: (x @ w).float(), (x,)).cut("export")
+        assert cut(x).dtype == torch.float32
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=not captured),
+        pytest.raises(foretrace.Refusal, match="autocast is not as it was") as caught,
+    ):
+        cut(x)
+    assert caught.value.kind == "guard broken"

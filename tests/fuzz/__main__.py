@@ -79,9 +79,14 @@ class Tally:
         self.runs.update(statuses)
         self.refused.update(v.kind for v in outcome.verdicts if v.status == "refused")
         self.causes.update([outcome.cause] if outcome.failed else [])
-        self.seeds[
-            "failed" if outcome.failed else "refused" if "refused" in statuses else "same"
-        ] += 1
+        self.seeds[self._became(outcome)] += 1
+
+    def _became(self, outcome: Outcome) -> str:
+        """Of the program: a guard that turns a call away is no refusal of it."""
+        refused = {v.kind for v in outcome.verdicts if v.status == "refused"}
+        if outcome.failed:
+            return "failed"
+        return "refused" if refused - {"guard broken"} else "guarded" if refused else "same"
 
     def table(self, progress: Progress) -> Table:
         """All of it, to be looked at."""
