@@ -313,7 +313,8 @@ def _holds_new_tensor(kept: Kept) -> bool:
         new = (each for each in gc.get_referents(kept.item) if id(each) not in there)
         if any(isinstance(each, torch.Tensor) for each in new):
             return True
-    return _holds_abstract(kept.item, 3)
+    held = vars(kept.item).values() if isinstance(kept, KeptClass) else (kept.item,)
+    return any(_holds_abstract(each, 3) for each in held)
 
 
 def _holds_abstract(item: Any, depth: int = 6) -> bool:
