@@ -174,26 +174,32 @@ def wanted(owned: Named) -> dict[str, Wanted]:
         if tensor.requires_grad and not tensor.is_inference() and id(tensor) not in found:
             edge = get_gradient_edge(tensor)
             found[id(tensor)] = Wanted(name, tensor, edge, history=not tensor.is_leaf)
+    for one in (made := [one for one in found.values() if one.history]):
+        behind = nodes_behind(one)
+        for other in made:
+            other.shared |= other is not one and other.edge.node in behind
     for one in list(found.values()):
         for tensor in leaves_behind(one) if one.history else ():
-            behind = Wanted(f"what {one.name} is made of", tensor, get_gradient_edge(tensor))
-            found.setdefault(id(tensor), behind).shared = True
+            other = Wanted(f"what {one.name} is made of", tensor, get_gradient_edge(tensor))
+            found.setdefault(id(tensor), other).shared = True
     return {one.name: one for one in found.values()}
 
 
 def leaves_behind(one: Wanted) -> list[Tensor]:
     """The leaves that a tensor's history goes back to."""
-    waiting, seen, found = [one.edge.node], set(), {}
+    found = (getattr(node, "variable", None) for node in nodes_behind(one))
+    return list({id(leaf): leaf for leaf in found if leaf is not None}.values())
+
+
+def nodes_behind(one: Wanted) -> dict[Any, None]:
+    """The nodes of a tensor's history, its own among them."""
+    waiting, seen = [one.edge.node], dict[Any, None]()
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        waiting += [part for part, _ in node.next_functions]
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            found[id(leaf)] = leaf
-    return list(found.values())
+        if node is not None and node not in seen:
+            seen[node] = None
+            waiting += [part for part, _ in node.next_functions]
+    return seen
 
 
 def tangents(outputs: Named) -> list[Tensor]:
