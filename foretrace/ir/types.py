@@ -2,7 +2,7 @@
 
 import operator
 from functools import reduce
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -93,6 +93,11 @@ class TensorType:
             self._symbols = frozenset(found)
         return self._symbols
 
+    @property
+    def begins(self) -> Size:
+        """How many bytes into memory its first element is."""
+        return self.offset * self.dtype.itemsize
+
     def with_grad(self, requires_grad: bool) -> "TensorType":
         """The same type, followed by autograd or not."""
         if requires_grad == self.requires_grad:
@@ -141,8 +146,12 @@ class TensorType:
 
     def on(self, device: torch.device) -> "TensorType":
         """The same type on another device."""
-        layout = (self.shape, self.stride, self.dtype, device, self.offset)
-        return TensorType(*layout, self.requires_grad, self.lazy, self.sparse)
+        return self.but(device=device)
+
+    def but(self, **changed: Any) -> "TensorType":
+        """The same type with other values of some attributes."""
+        names = ("shape", "stride", "dtype", "device", "offset", "requires_grad", "lazy", "sparse")
+        return TensorType(**({name: getattr(self, name) for name in names} | changed))
 
     def same_layout(self, other: "TensorType") -> bool:
         """Whether both have the same shape, strides and dtype."""

@@ -41,12 +41,7 @@ def through_views(op: Op) -> Iterator[Op]:
     yield from copied(op, base, view, WHY)
     for step, like in zip(steps, [*(s.base for s in steps[1:]), given[0]], strict=True):
         args, kwargs = step.of(view)
-        view = Value(_followed_at(like.type, like.type.offset - begins))
+        view = Value(like.type.but(offset=like.type.offset - begins, requires_grad=True))
         yield called(op, step.func, args, view, WHY, kwargs)
     done = Value(view.type)
     yield called(op, write.func, (view, *given[1:]), done, WHY, op.kwargs)
-
-
-def _followed_at(type: TensorType, offset: int) -> TensorType:
-    layout = (type.shape, type.stride, type.dtype, type.device, offset)
-    return TensorType(*layout, True, type.lazy)

@@ -304,8 +304,7 @@ def _moved(tree: Tree, old: torch.device, new: torch.device) -> Any:
 def _recast(tree: Tree, old: torch.dtype, new: torch.dtype) -> Any:
     """The structure with one dtype in the place of another."""
     if isinstance(tree, TensorType):
-        fitting = (tree.shape, tree.stride, new, tree.device, tree.offset, tree.requires_grad)
-        return TensorType(*fitting, tree.lazy) if tree.dtype == old else tree
+        return tree.but(dtype=new) if tree.dtype == old else tree
     if isinstance(tree, (tuple, list)):
         return type(tree)([_recast(item, old, new) for item in tree])
     if isinstance(tree, dict):

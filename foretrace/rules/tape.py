@@ -104,10 +104,7 @@ class Tape(Recorder):
 
     def abstract(self, value: Value) -> Abstract:
         """A stand-in of the value's type that autograd can work with."""
-        type = value.type
-        label = TensorType(
-            type.shape, type.stride, type.dtype, LABEL, type.offset, type.requires_grad, type.lazy
-        )
+        type, label = value.type, value.type.but(device=LABEL, sparse=0)
         tensor = self.types.abstract(Value(self.types.intern(label)), counted=True)
         tensor.ft_value, tensor.ft_leaf = value, type.requires_grad
         self._alive.append(tensor)

@@ -288,8 +288,7 @@ class Types:
         followed = torch_api.attribute_of(tensor, "requires_grad")  # not by the program
         if sparse := sparse_dims(tensor):
             dense = TensorType(sizes(tensor.shape), (), tensor.dtype, device).contiguous()
-            layout = (dense.shape, dense.stride, dense.dtype, device, 0, followed)
-            return self.intern(TensorType(*layout, sparse=sparse))
+            return self.intern(dense.but(requires_grad=followed, sparse=sparse))
         shape, stride = sizes(tensor.shape), sizes(tensor.stride())
         offset = self.symbols.size(OFFSET(tensor))
         lazy = "conj" * tensor.is_conj() + "neg" * tensor.is_neg()
@@ -301,18 +300,7 @@ class Types:
             return type
         fixed = self.symbols.fixed
         shape, stride = tuple(map(fixed, type.shape)), tuple(map(fixed, type.stride))
-        return self.intern(
-            TensorType(
-                shape,
-                stride,
-                type.dtype,
-                type.device,
-                fixed(type.offset),
-                type.requires_grad,
-                type.lazy,
-                type.sparse,
-            )
-        )
+        return self.intern(type.but(shape=shape, stride=stride, offset=fixed(type.offset)))
 
     def abstract(self, value: Value, *, counted: bool = False) -> Abstract:
         """A new abstract tensor for the value.

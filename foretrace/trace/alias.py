@@ -102,8 +102,8 @@ class Alias:
         """whether what it is a view of outside of the program requires grad, if it is one"""
         self.distance: Any = 0
         if step is not None and tensor.ft_value is not None:
-            self.distance = tensor.ft_value.type.offset - step.base.type.offset
-        """how far behind its parent's first element its own is, in memory"""
+            self.distance = tensor.ft_value.type.begins - step.base.type.begins
+        """how many bytes behind its parent's first element its own is, in memory"""
         self.version: Version = parent.version if parent is not None else Version()
         self.since = self.version.count
         """the version at which its last value became current"""
@@ -275,7 +275,7 @@ def _viewed_again(alias: Alias, step: ViewStep, base: Value, recorder: Records) 
     if followed and alias.rewritten and like.overlapping:
         history, path = alias.up_to_history()
         whole = current(history, recorder)
-        offset = whole.type.offset + sum(member.distance for member in path)
+        offset = whole.type.offset + sum(m.distance for m in path) // whole.type.dtype.itemsize
         func, kwargs, position = AS_STRIDED, {}, 0
         args = (whole, list(like.shape), list(like.stride), offset)
     grad = alias.rewritten or step.grad_mode

@@ -31,7 +31,7 @@ from foretrace.trace.alias import (
 from foretrace.trace.layout import copied, drawn, draws_as_value, in_layout, laid_out
 from foretrace.trace.lists import one_after_the_other
 from foretrace.trace.outs import RESIZES, contents, resize
-from foretrace.trace.overlap import check_apart, meet
+from foretrace.trace.overlap import check_apart, meet, place
 
 aten = torch.ops.aten
 
@@ -169,14 +169,13 @@ def _spread(recorder: Records, history: Alias, new: Value, *, counted: bool = Tr
         path.reverse()
         old = current(root, recorder)
         content = rewritten(recorder, old, path, new, lambda: _scatter(recorder, root, path, new))
-        _renew(recorder, root, content, history.initial.type)
+        _renew(recorder, root, content, place(history, history.last))
     _renew(recorder, history, new)
 
 
-def _renew(recorder: Records, owner: Alias, value: Value, place: TensorType | None = None) -> None:
-    """Let the owner have a new value, and the members that see the place be stale."""
-    still = value.type.offset == owner.initial.type.offset  # else places have moved
-    for member in list(_reached(recorder, owner, place if still else None)):
+def _renew(recorder: Records, owner: Alias, value: Value, part: TensorType | None = None) -> None:
+    """Let the owner have a new value, and the members that see the part be stale."""
+    for member in list(_reached(recorder, owner, part)):
         note_overwritten(member, recorder)
         member.become(value if member is owner else None)
         tensor = member.tensor()
@@ -186,13 +185,13 @@ def _renew(recorder: Records, owner: Alias, value: Value, place: TensorType | No
             _be_followed(tensor, member, owner)
 
 
-def _reached(recorder: Records, owner: Alias, place: TensorType | None) -> Iterator[Alias]:
-    """The members of a memory but those with a history of their own that lie beside the place."""
+def _reached(recorder: Records, owner: Alias, part: TensorType | None) -> Iterator[Alias]:
+    """The members of a memory but those with a history of their own that lie beside the part."""
     yield owner
     for child in owner.children:
-        beside = not child.is_view and child.value is not None and place is not None
-        if not beside or place is None or meet(recorder, child.initial.type, place):
-            yield from _reached(recorder, child, place)
+        linked = child.is_view or child.value is None
+        if part is None or linked or meet(recorder, place(child, child.last), part):
+            yield from _reached(recorder, child, part)
 
 
 def _be_followed(tensor: Abstract, member: Alias, owner: Alias) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from foretrace.ir.op import Tree, values_in
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.alias import Records, alias_of, current
-from foretrace.trace.overlap import meet, overlapping
+from foretrace.trace.overlap import meet, overlapping, place
 
 
 def one_after_the_other(
@@ -41,7 +41,9 @@ def _shared(
     recorder: Records, targets: list[Abstract], tensors: list[Abstract]
 ) -> tuple[bool, bool]:
     """Whether others see memory that is written, and whether any see the very same elements."""
-    places = [(alias.root, current(alias, recorder).type) for alias in map(alias_of, tensors)]
+    places = [
+        (alias.root, place(alias, current(alias, recorder))) for alias in map(alias_of, tensors)
+    ]
     written = {id(alias_of(target)) for target in targets}
     pairs = [
         (one, two)

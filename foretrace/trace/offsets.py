@@ -25,22 +25,16 @@ FROM_START = frozenset({
 
 def moved(alias: Alias) -> Size:
     """How far behind its place in the graph's memory eager has the tensor, in its elements."""
-    before, now = alias.root.initial.type, alias.root.last.type
-    distance: Size = before.offset - now.offset
-    return distance * now.dtype.itemsize // alias.last.type.dtype.itemsize if distance else 0
+    distance: Size = alias.root.initial.type.begins - alias.root.last.type.begins
+    return distance // alias.last.type.dtype.itemsize if distance else 0
 
 
 def placed(recorder: Records, view: Abstract) -> None:
     """Let a view that was taken of written memory lie where eager has it."""
     alias = alias_of(view)
     if distance := moved(alias):
-        place = _at(alias.last.type, alias.last.type.offset + distance)
+        place = alias.last.type.but(offset=alias.last.type.offset + distance)
         become_like(view, recorder.abstract(Value(recorder.types.intern(place))))
-
-
-def _at(type: TensorType, offset: Size) -> TensorType:
-    layout = (type.shape, type.stride, type.dtype, type.device, offset)
-    return TensorType(*layout, type.requires_grad, type.lazy, type.sparse)
 
 
 def in_graph(

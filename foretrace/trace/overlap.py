@@ -14,6 +14,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.ir.op import Value
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Abstract
@@ -55,7 +56,7 @@ def _check_operands(
         raise overlapping(f"{func} reads the tensor that it writes to as another operand")
     for other in others:
         if isinstance(other.ft_alias, Alias) and other.ft_alias.root is alias.root:
-            one, two = (current(each, recorder).type for each in (alias, other.ft_alias))
+            one, two = (place(each, current(each, recorder)) for each in (alias, other.ft_alias))
             if one.same_layout(two) and one.offset == two.offset and _pointwise(recorder, func):
                 continue
             if meet(recorder, one, two):
@@ -67,6 +68,14 @@ def _pointwise(recorder: Records, func: Any) -> bool:
     functional = schema.functional
     forms = (func, functional.call if functional is not None else func)
     return func in ANY_ORDER or any(torch.Tag.pointwise in form.tags for form in forms)
+
+
+def place(alias: Alias, value: Value) -> TensorType:
+    """The type of a member's value where eager has it, as far behind the owner as it is."""
+    far, at = 0, alias
+    while at.parent is not None:
+        far, at = far + at.distance, at.parent
+    return value.type.but(offset=far // value.type.dtype.itemsize)
 
 
 def meet(recorder: Records, one: TensorType, two: TensorType) -> bool:

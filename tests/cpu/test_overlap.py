@@ -77,3 +77,20 @@ def test_a_tensor_that_is_resized_and_read() -> None:
 
     with pytest.raises(foretrace.Refusal, match="reads a tensor that it resizes"):
         foretrace.capture(sums, (torch.randn(3, 4),))
+
+
+def test_a_part_that_was_written_is_where_it_was() -> None:
+    """Without a history back to its base it has memory of its own in the graph."""
+
+    def adds(x: Tensor) -> Tensor:
+        y = x * 1
+        part = y[3:5].detach()
+        part.mul_(3)
+        y[4:6].add_(part)
+        return y
+
+    x = torch.randn(6, 4)
+    with pytest.raises(RuntimeError):
+        adds(x)
+    with pytest.raises(foretrace.Refusal, match="at other places"):
+        foretrace.capture(adds, (x,))

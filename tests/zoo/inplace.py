@@ -407,6 +407,17 @@ def parts_beside_each_other_in_place(x: Tensor, z: Tensor) -> tuple[Tensor, ...]
 
 
 @program(t(4, 6))
+def parts_written_one_after_the_other(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 1
+    first, second = y.unsafe_chunk(2)
+    second.mul_(3)
+    again = second.detach()
+    y[2:].detach().mul_(2)
+    first.add_(second)
+    return first * 1, second * 2, again * 3, y * 1
+
+
+@program(t(4, 6))
 def a_leaf_written_by_way_of_a_part_of_it(w: Tensor) -> tuple[Tensor, ...]:
     y = w * 2
     w.unsafe_chunk(2)[0].fill_(2.0)
