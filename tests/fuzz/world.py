@@ -188,7 +188,8 @@ def wanted(owned: Named) -> dict[str, Wanted]:
 def leaves_behind(one: Wanted) -> list[Tensor]:
     """The leaves that a tensor's history goes back to."""
     found = (getattr(node, "variable", None) for node in nodes_behind(one))
-    return list({id(leaf): leaf for leaf in found if leaf is not None}.values())
+    wanting = [leaf for leaf in found if leaf is not None and leaf.requires_grad]
+    return list({id(leaf): leaf for leaf in wanting}.values())
 
 
 def nodes_behind(one: Wanted) -> dict[Any, None]:
