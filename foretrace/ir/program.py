@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Frame
 from foretrace.ir.op import Checkpoint, ModuleCall, Op, Tree, Value
 from foretrace.ir.types import TensorType
@@ -16,10 +17,6 @@ Kind: TypeAlias = Literal[
     "output", "mutation", "gradient",
 ]  # fmt: skip
 
-
-Bare: TypeAlias = Literal["leaf", "loose"]
-"""What requires grad without a history: a leaf that the program made, or a view that it took under
-no_grad."""
 
 NUMBER = TensorType((), (), torch.int64, torch.device("cpu"))
 """The type of the value of an input that is a size."""
@@ -184,7 +181,7 @@ class Recorded:
     target: Any
     requires: "Requirements"
     overwritten: dict[Value, Overwritten] = field(default_factory=dict)
-    _bare: dict[Value, Bare] | None = field(default=None, repr=False)
+    _bare: dict[Value, str] | None = field(default=None, repr=False)
 
     def made_at(self, value: Any) -> Frame | None:
         """The line that made a value; the definition of the program where no op did."""
@@ -196,10 +193,7 @@ class Recorded:
         return self._without_history().get(value) == "leaf"
 
     def loose(self, value: Value) -> bool:
-        """Whether it is a view taken under no_grad: it requires grad and has no history.
-
-        Autograd refuses a backward that begins there.
-        """
+        """Whether it is a view taken under no_grad: no backward can begin there."""
         return self._without_history().get(value) == "loose"
 
     def followed(self, value: Value) -> bool:
@@ -210,7 +204,7 @@ class Recorded:
         """Whether a backward can begin there, so that it takes a tangent."""
         return isinstance(value, Value) and value.type.requires_grad and not self.loose(value)
 
-    def _without_history(self) -> dict[Value, Bare]:
+    def _without_history(self) -> dict[Value, str]:
         if self._bare is None:
             self._bare = dict(_bare_in(self.ops))
         return self._bare
@@ -221,7 +215,7 @@ class Recorded:
         return (*self.symbols.guards(), *self.answered)
 
 
-def _bare_in(ops: Iterable[Op]) -> Iterator[tuple[Value, Bare]]:
+def _bare_in(ops: Iterable[Op]) -> Iterator[tuple[Value, str]]:
     """The values that require grad without a history that a gradient takes."""
     for op in ops:
         if isinstance(op.target, ModuleCall):
@@ -271,9 +265,9 @@ class Requirements:
     """all else that it may read outside of the arguments, if it was watched"""
     mentioned: frozenset[str] = frozenset()
     """names of attributes that its code mentions"""
-    grad_mode: bool = True
+    grad_mode: bool = field(default_factory=torch.is_grad_enabled)
     """whether autograd followed the program when it was called"""
-    autocast: frozenset[str] = frozenset()
+    autocast: frozenset[str] = field(default_factory=torch_api.autocast_devices)
     """the device types for which autocast was on then"""
     defined: Frame | None = None
     """the line that defines the program, for a refusal that has no other"""
@@ -287,10 +281,6 @@ class Requirements:
     """inputs whose `.grad` the program set to None"""
     changed: list[Any] = field(default_factory=list)
     """what the run did to Python state (`trace.outside.Change`), if it was watched"""
-
-    def note_modes(self, grad_mode: bool, autocast: frozenset[str]) -> None:
-        """The modes around the call."""
-        self.grad_mode, self.autocast = grad_mode, autocast
 
 
 @dataclass(slots=True, eq=False)

@@ -9,16 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import (
-    Checkpoint,
-    Op,
-    Value,
-    Write,
-    map_values,
-    substitute,
-    target_name,
-    values_in,
-)
+from foretrace.ir.op import Op, Value, Write, map_values, substitute, target_name, values_in
 from foretrace.ir.program import Overwritten, Recorded
 from foretrace.passes.spell import located, returned, written_positions
 from foretrace.rules.derive import Derivatives
@@ -38,9 +29,9 @@ class Stale:
         self._views: dict[Value, tuple[Op, Value]] = {}
         self._parts: dict[Value, Value] = {}
         """what autograd does not take for a view, and the other that shares its memory"""
-        self._made: dict[Value, Checkpoint] = {}
+        self._made: dict[Value, object] = {}
         """what was made in a checkpoint, which makes it again in the backward"""
-        self._read: dict[Checkpoint, list[Op]] = {}
+        self._read: dict[object, list[Op]] = {}
         """the ops in it"""
 
     def meet(self, ops: Iterable[Op], *, inside: bool = False) -> None:
@@ -111,7 +102,7 @@ class Stale:
             return value
         self.check_kept(found, op)
         if found.now is None:
-            raise located(written_since(op, found), op)
+            raise located(written_since(op, found, also=EAGER_TOO), op)
         if value in self.overwritten:
             return found.now
         view, base = self._views[value]
@@ -127,7 +118,7 @@ class Stale:
     def check_kept(self, found: Overwritten, op: Op) -> None:
         """Refuse what a checkpoint would compute again, from what memory holds by then."""
         if op.origin.checkpoint is not None:
-            raise located(_computed_again(op, found), op)
+            raise located(written_since(op, found, AGAIN), op)
 
     def unpacked(self, op: Op, derivatives: Derivatives) -> set[Value]:
         """All that autograd takes out for the backward of an op, read or not, and was written over.
@@ -143,21 +134,21 @@ class Stale:
         touched = {v for v in (*op.operands, *op.outs) if self.of(v) or self.of_part(v)}
         saved = _saved(op, derivatives) if touched or region is not None else set()
         if saved and lost is not None:
-            raise located(written_since(op, lost), op)
+            raise located(written_since(op, lost, also=EAGER_TOO), op)
         if saved and region is not None:
             self._check_again(region)
         for part in filter(None, map(self.of_part, saved & touched)):
-            raise located(_read_anew(op, part), op)
+            raise located(written_since(op, part, ANEW), op)
         return {value for value in saved & touched if not self.again(value, op)}
 
-    def _check_again(self, region: Checkpoint) -> None:
+    def _check_again(self, region: object) -> None:
         """Refuse a checkpoint that reads what is written over, as it does so again."""
         for op in self._read.pop(region, ()):
             for value in op.operands:
                 found = self.of(value)
                 outside = self._made.get(self.base(value)) is not region
                 if outside and found is not None and found.inside is not region:
-                    raise located(_computed_again(op, found), op)
+                    raise located(written_since(op, found, AGAIN), op)
 
     def check_unpacked(self, op: Op, derivatives: Derivatives) -> None:
         """Refuse as `read` does, also where the derivative asks for a saved tensor's sizes alone.
@@ -169,7 +160,7 @@ class Stale:
             found = self.of(value)
             if found is not None and found.now is None and found.form is not op:
                 self.check_kept(found, op)
-                raise located(written_since(op, found), op)
+                raise located(written_since(op, found, also=EAGER_TOO), op)
 
 
 def applied(op: Op) -> bool:
@@ -187,35 +178,24 @@ def _view_positions(op: Op) -> list[tuple[int, Value, Share]]:
     return [(out, operands[operand], share) for out, operand, share in positions]
 
 
-def written_since(op: Op, found: Overwritten) -> Refusal:
-    """The error that eager's backward raises, at the line that saved the value."""
+EAGER_TOO = "eager refuses this backward, too; a forward cut is as eager's forward"
+AGAIN = "a checkpoint computes {} again in the backward, from"
+ANEW = "the backward of {} reads what memory holds by then, without a version that tells, of"
+
+
+def written_since(
+    op: Op, found: Overwritten, what: str = "the backward of {} needs", also: str = ""
+) -> Refusal:
+    """The error that eager's backward raises, or should, at the line that saved the value."""
     by = f", at {found.by}" if found.by is not None else ""
+    name = target_name(op.target)
     return Refusal(
-        f"the backward of {target_name(op.target)} needs a value that the program writes over"
-        f" afterwards{by}",
+        f"{what.format(name)} a value that the program writes over afterwards{by}",
         kind="modified in place",
-        do=("use the out-of-place operator for the write, or write to a clone",
-            "eager refuses this backward, too; a forward cut is as eager's forward"),
-    )  # fmt: skip
-
-
-def _read_anew(op: Op, found: Overwritten) -> Refusal:
-    by = f", at {found.by}" if found.by is not None else ""
-    return Refusal(
-        f"the backward of {target_name(op.target)} reads memory that the program writes over"
-        f" afterwards{by}, and eager does not find that",
-        kind="modified in place",
-        do=("use the out-of-place operator for the write", "or write to a clone"),
-    )
-
-
-def _computed_again(op: Op, found: Overwritten) -> Refusal:
-    by = f", at {found.by}" if found.by is not None else ""
-    return Refusal(
-        f"a checkpoint computes {target_name(op.target)} again in the backward, from a value that"
-        f" the program writes over afterwards{by}",
-        kind="modified in place",
-        do=("use the out-of-place operator for the write", "or write to a clone"),
+        do=(
+            "use the out-of-place operator for the write, or write to a clone",
+            *filter(None, [also]),
+        ),
     )
 
 

@@ -27,6 +27,7 @@ class Records(Protocol):
     value_form: Op | None
     overwritten: "dict[Value, Held]"
     fresh: set[Value]
+    leaves: set[Value]
     lift: Callable[[torch.Tensor], Abstract]
     lift_constant: Callable[[torch.Tensor], Abstract]
     answer: Callable[..., Any]
@@ -44,6 +45,9 @@ class Records(Protocol):
 
     def listening(self) -> AbstractContextManager[Any]:
         """The mode is active inside."""
+
+    def leaf(self, value: Value, before: Value | None = None) -> Value:
+        """Record that what a value has is a leaf, and was one before."""
 
     def append(self, op: Op) -> None:
         """Add an op to the current scope."""
@@ -285,6 +289,8 @@ def _viewed_again(alias: Alias, step: ViewStep, base: Value, recorder: Records) 
 
 def _of_history(last: Value, content: Value, recorder: Records) -> Value:
     """New content of a tensor that keeps the history that it had, whatever wrote its memory."""
+    if last in recorder.leaves:
+        return recorder.leaf(content, last)
     if last.type.requires_grad:
         return rewritten(recorder, last, (), content, lambda: content)
     if content.type.requires_grad:

@@ -282,7 +282,6 @@ def _recorded(
         requires.modules = loan.states()
         lines = partial(lines, [state.module for state in requires.modules])
         loan.replace(capture.stand)
-        requires.note_modes(torch.is_grad_enabled(), torch_api.autocast_devices())
         call_args, call_kwargs = in_structure.build(iter(capture.arguments(leaves, requires)))
         absent = target.device.type not in torch_api.device_types_here()
         with running(capture.recorder, loan.paths(), absent):

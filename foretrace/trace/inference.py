@@ -16,7 +16,7 @@ from foretrace.ir.op import Op, Origin, Value, Write, map_values, values_in
 from foretrace.trace.made_leaves import REQUIRES_GRAD
 from foretrace.trace.recorder import Recorder
 
-CLONE = ("clone() it outside of torch.inference_mode()", "or use torch.no_grad() in its place")
+CLONE = ("clone() it outside of torch.inference_mode()", "or use torch.no_grad() instead")
 
 
 class Guard:
@@ -55,10 +55,9 @@ def normal_mode(recorder: Recorder) -> Iterator[None]:
         Refusal: the program uses what it made in the mode as eager refuses to.
     """
     recorder.inference = recorder.inferred = torch.is_inference_mode_enabled()
-    with torch.set_grad_enabled(torch.is_grad_enabled()):
-        grad = torch.is_grad_enabled()
-        with torch.inference_mode(mode=False), torch.set_grad_enabled(grad):
-            yield
+    grad = torch.is_grad_enabled()
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(grad):
+        yield
     if recorder.inferred:
         _Made(recorder).check()
 

@@ -47,9 +47,7 @@ def made_leaf(recorder: Records, tensor: Abstract, value: Value) -> Value:
             "requires_grad_() on a tensor that has views, or is one", kind="unsupported",
             do="call it on a clone() of the tensor, before it is viewed",
         )  # fmt: skip
-    leaf = Value(value.type.with_grad(True))
-    made = Op(REQUIRES_GRAD, (value,), {}, leaf, (leaf,), choice=LEAF, origin=recorder.origin())
-    recorder.append(made)
+    leaf = recorder.leaf(value)
     if alias is not None:
         alias.become(leaf)
     tensor.ft_value, tensor.ft_leaf = leaf, True

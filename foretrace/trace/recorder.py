@@ -30,6 +30,7 @@ from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.alias import Held, alias_of, current, link
 from foretrace.trace.casts import Casts
 from foretrace.trace.learn import casting_inside, learn
+from foretrace.trace.made_leaves import LEAF, REQUIRES_GRAD
 from foretrace.trace.meaning import Given, Meaning, Semantics, fill, map_leaves
 from foretrace.trace.memory import Memory
 from foretrace.trace.offsets import FROM_START, in_graph, placed
@@ -39,6 +40,7 @@ from foretrace.trace.sources import Sources
 NOWHERE = Origin(None, None)
 NOBODY = nullcontext()
 CAST = torch.ops.aten.to.dtype
+DETACH = torch.ops.aten.detach.default
 SIZE, STRIDE = torch.ops.aten.size.default, torch.ops.aten.stride.default
 """Asked by C++ that knows numbers only, of a tensor with symbolic sizes."""
 LIFT_FRESH = torch.ops.aten.lift_fresh.default
@@ -69,6 +71,8 @@ class Recorder(torch_api.TorchDispatchMode):
         self.log: list[Op] = []
         self.fresh: set[Value] = set()
         """what factories have made"""
+        self.leaves: set[Value] = set()
+        """leaves of autograd that the program has made"""
         self.inference = self.inferred = False
         """whether the program is in inference mode; whether it has been"""
         self.module: ModuleCall | None = None
@@ -255,6 +259,29 @@ class Recorder(torch_api.TorchDispatchMode):
         if known is None:
             known = self._origins[id(frame), *modes] = Origin(frame, *modes)
         return known
+
+    def leaf(self, value: Value, before: Value | None = None) -> Value:
+        """Record that what a value has is a leaf of autograd; `before`: it was one with that value.
+
+        Raises:
+            Refusal: its gradient would be that of two values.
+        """
+        uses = (op for op in self.log if before in op.operands and not op.writes)
+        followed = (out for op in uses if op.origin.grad_mode for out in op.outs)
+        if before is not None and any(out.type.requires_grad for out in followed):
+            raise Refusal(
+                "the program writes to a leaf that it has made, after it used the leaf",
+                kind="unsupported",
+                do="write to it before it is used, or to a clone",
+            )
+        if value.type.requires_grad:
+            value = self.call(DETACH, (value,)).outs[0]
+        leaf = Value(value.type.with_grad(True))
+        self.append(
+            Op(REQUIRES_GRAD, (value,), {}, leaf, (leaf,), choice=LEAF, origin=self.origin())
+        )
+        self.leaves.add(leaf)
+        return leaf
 
     @property
     def inside(self) -> bool:

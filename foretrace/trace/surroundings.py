@@ -33,7 +33,7 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     `absent`: the target is not there; then an autograd node would abort the process.
     """
     stand_ins: dict[str, Callable[..., Any]] = {"engine": _engine(torch_api.engine())}
-    stand_ins |= generators.refusing(recorder)
+    stand_ins |= generators.refusing(recorder) | guards(recorder)
     stand_ins["compile"] = torch_api.as_written
     return stand_ins | ({"func.grad": _no_gradient} if absent else {})
 
@@ -63,11 +63,6 @@ def checkpoints(recorder: Recorder) -> Callable[..., Iterator[None]]:
             recorder.checkpoint = outer
 
     return around
-
-
-def followed(recorder: Recorder) -> dict[str, Callable[..., Any]]:
-    """Stand-ins for functions of torch that a record repeats."""
-    return {**guards(recorder), "checkpoint": checkpoints(recorder)}
 
 
 def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,7 +110,7 @@ def running(recorder: Recorder, paths: dict[int, str], absent: bool) -> Iterator
         torch_api.below_autograd(),
         torch_api.uncompiled(),
         torch_api.unoptimized(scripted),
-        torch_api.replaced({**refusing(recorder, absent), **followed(recorder)}),
+        torch_api.replaced({**refusing(recorder, absent), "checkpoint": checkpoints(recorder)}),
         followed_autocast(recorder),
         function_calls(recorder),
         module_calls(recorder, paths),

@@ -109,20 +109,34 @@ def writes_what_kron_reads(w: Tensor) -> Tensor:
     return z.sum()
 
 
-def doubles_beside_kron(w: Tensor) -> Tensor:
-    y = w * 2
-    return torch.kron(y, y).sum() + (y * 2).sum()
-
-
 def writes_a_clone_beside_kron(w: Tensor) -> Tensor:
     y = w * 2
     z = torch.kron(y, y)
     return z.sum() + y.clone().mul_(2).sum()
 
 
-refuses("modified in place", "passes/stale.py:_read_anew",
+refuses("modified in place", "passes/stale.py:written_since",
         cuts(writes_what_kron_reads, W, loss=0), writes_what_kron_reads,
-        trained(doubles_beside_kron, W), trained(writes_a_clone_beside_kron, W))  # fmt: skip
+        trained(writes_a_clone_beside_kron, W))  # fmt: skip
+
+
+def writes_a_used_leaf(w: Tensor) -> Tensor:
+    leaf = torch.ones(8, requires_grad=True)
+    y = (w * leaf).sum()
+    with torch.no_grad():
+        leaf.mul_(2)  # here
+    return y
+
+
+def writes_a_leaf_first(w: Tensor) -> Tensor:
+    leaf = torch.ones(8, requires_grad=True)
+    with torch.no_grad():
+        leaf.mul_(2)
+    return (w * leaf).sum()
+
+
+refuses("unsupported", "trace/recorder.py:leaf", captures(writes_a_used_leaf, W),
+        writes_a_used_leaf, trained(writes_a_leaf_first, W))  # fmt: skip
 
 
 INNER = torch.randn(2, 6, 8)[0].requires_grad_()
@@ -157,12 +171,6 @@ def writes_what_a_checkpoint_reads(w: Tensor) -> Tensor:
     return z.sum()
 
 
-def writes_beside_a_checkpoint(w: Tensor) -> Tensor:
-    y = w * 2
-    z = checkpoint(lambda: y * y, use_reentrant=False)
-    return z.sum() + (y * 2).sum()
-
-
 def writes_a_clone_beside_a_checkpoint(w: Tensor) -> Tensor:
     y = w * 2
     z = checkpoint(lambda: y * y, use_reentrant=False)
@@ -170,9 +178,8 @@ def writes_a_clone_beside_a_checkpoint(w: Tensor) -> Tensor:
     return z.sum()
 
 
-refuses("modified in place", "passes/stale.py:_computed_again",
+refuses("modified in place", "passes/stale.py:written_since",
         cuts(writes_what_a_checkpoint_reads, W, loss=0), writes_what_a_checkpoint_reads,
-        trained(writes_beside_a_checkpoint, W),
         trained(writes_a_clone_beside_a_checkpoint, W))  # fmt: skip
 
 

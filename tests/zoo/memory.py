@@ -181,6 +181,16 @@ def written_by_a_composite_under_no_grad(x: Tensor) -> Tensor:
     return y
 
 
+@program(t(N, 4))
+def leaves_written_before_they_are_used(w: Tensor) -> tuple[Tensor, ...]:
+    leaf = w.detach().clone().requires_grad_()
+    leaf.data[0] = 2
+    drawn = torch.zeros(4, requires_grad=True)
+    with torch.no_grad():
+        drawn.add_(1)
+    return leaf, drawn, w * leaf * drawn, w * leaf.is_leaf
+
+
 @program(c(N, 4), t(N, 4))
 def leaf_in_the_memory_of_a_written_input(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     x.abs_()
