@@ -155,11 +155,8 @@ class TensorType:
 
     def same_layout(self, other: "TensorType") -> bool:
         """Whether both have the same shape, strides and dtype."""
-        mine, theirs = (
-            (self.shape, self.stride, self.dtype),
-            (other.shape, other.stride, other.dtype),
-        )
-        return mine == theirs
+        mine = (self.shape, self.stride, self.dtype)
+        return mine == (other.shape, other.stride, other.dtype)
 
 
 def _sort_key(stride: Size) -> tuple[int, object]:

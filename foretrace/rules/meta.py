@@ -27,13 +27,21 @@ def answers(func: Any) -> bool:
 def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
     """The types that eager gives, where torch's meta kernel says otherwise.
 
-    One example without a batch gives one number, whatever the reduction.
-    Source: multilabel_margin_loss_forward_out_cpu_template in
-    aten/src/ATen/native/LossMultiLabelMargin.cpp, torch 2.13.
+    One example without a batch gives one number, whatever the reduction. Batch norm lays out what
+    it makes of its input in order, or with the channels last, and not as the input lies.
+    Sources: multilabel_margin_loss_forward_out_cpu_template in
+    aten/src/ATen/native/LossMultiLabelMargin.cpp, batch_norm_cpu and batch_norm_backward_cpu in
+    aten/src/ATen/native/Normalization.cpp, torch 2.13.
     """
     if func is torch.ops.aten.multilabel_margin_loss_forward.default and len(args[0].shape) <= 1:
         loss, rest = result
         return TensorType((), (), loss.dtype, loss.device), rest
+    if "batch_norm" in func.name() and args[0].device.type == "cpu":
+        given = args[schema_of(func).arguments.index("input")]
+        made, *rest = result if isinstance(result, tuple) else (None,)
+        if isinstance(made, TensorType) and made.shape == given.shape and not given.symbols:
+            strides = torch_api.suggested_strides(given.shape, given.stride)
+            return made.but(stride=strides), *rest
     return result
 
 

@@ -219,10 +219,8 @@ class Conditions:
         known = [dim for dim in dims if _symbols(type.stride[dim]) <= self.bound]
         if known and 0 not in type.shape:
             words = f"{name} has strides {{}}, the capture has {type.stride}"
-            now, then = (
-                f"{local}.stride()",
-                "".join(f"{size_text(type.stride[d])}, " for d in known),
-            )
+            now = f"{local}.stride()"
+            then = "".join(f"{size_text(type.stride[d])}, " for d in known)
             some = "".join(f"{local}.stride({dim}), " for dim in known)
             here = now if len(known) == len(type.shape) else f"({some})"
             do = "make it contiguous, or capture with such a layout"

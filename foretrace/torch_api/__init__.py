@@ -133,6 +133,7 @@ from foretrace.torch_api.tensors import (
     set_hooks,
     set_lazy,
     submodule_table,
+    suggested_strides,
     tensor_tables,
 )
 
@@ -231,6 +232,7 @@ __all__ = [
     "sparse_meta",
     "specialize_floats",
     "submodule_table",
+    "suggested_strides",
     "switches",
     "symbol_ranges",
     "symbol_state",

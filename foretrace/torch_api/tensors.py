@@ -1,7 +1,7 @@
 """Tensors and modules: wrappers without memory, and what torch keeps beside them."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,6 +9,9 @@ import torch
 
 # The C bindings behind the dispatcher; the names used from it are listed below, one a function.
 from torch import _C
+
+# Tensor.suggest_memory_format of C++, which Python's tensors have not.
+from torch._prims_common import suggest_memory_format
 
 from foretrace.torch_api.pytree import tree_leaves
 
@@ -149,3 +152,10 @@ def saved_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     node = node_of(tensor)
     found = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
     return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+
+
+def suggested_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a new tensor in the memory format that one with these strides suggests."""
+    like = torch.empty_strided(shape, stride, device="meta")
+    format = suggest_memory_format(like)
+    return torch.empty(shape, device="meta", memory_format=format).stride()

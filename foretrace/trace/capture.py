@@ -189,17 +189,8 @@ class Capture:
         geometry = self.dynamic.geometry(tensor, name) if kind == "input" else None
         if geometry is None:
             return known
-        return self.types.intern(
-            TensorType(
-                geometry.shape,
-                geometry.stride,
-                known.dtype,
-                known.device,
-                geometry.offset,
-                known.requires_grad,
-                known.lazy,
-            )
-        )
+        shape, stride, offset = geometry.shape, geometry.stride, geometry.offset
+        return self.types.intern(known.but(shape=shape, stride=stride, offset=offset))
 
     def _label(self, tensor: torch.Tensor) -> torch.device | None:
         return self.device if tensor.device != self.device else None

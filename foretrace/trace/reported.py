@@ -80,11 +80,12 @@ class Reported:
     ) -> None:
         if not isinstance(error, Exception):
             return
-        known = self.recorder.first_refusal
-        if known is not None:
+        known, tracer = self.recorder.first_refusal, _tracer(traceback)
+        if known is not None and not tracer:
             raise known from None
         at = user_frame_of(traceback, LIBRARY_DIRS)
-        refusal = _inner(error) or _refusal(error, self.recorder.types.symbols)
+        refusal = _traces(tracer, error) if tracer else _inner(error)
+        refusal = refusal or _refusal(error, self.recorder.types.symbols)
         refusal.located(at, self.recorder.module_path(error), ())
         raise refusal from (None if refusal is error else error)
 
@@ -102,13 +103,6 @@ def _refusal(error: Exception, symbols: Symbols) -> Refusal:
     if str(error).startswith(MAKES_SUBCLASS):
         return makes_subclass(str(error).removeprefix(MAKES_SUBCLASS).partition(" ")[0])
     what = f"{type(error).__name__}: {str(error).partition(STACK)[0]}"
-    tracer = _tracer(error.__traceback__)
-    if tracer:
-        return Refusal(
-            f"the program traces or compiles inside, by {tracer}, while it is captured ({what})",
-            kind="unsupported",
-            do="do that before, or call the plain function: its ops are recorded as they run",
-        )
     call = _failed_call(error.__traceback__)
     answer = _Question(symbols).ask(*call) if call is not None else _is_ours(error.__traceback__)
     if answer:
@@ -121,6 +115,16 @@ def _refusal(error: Exception, symbols: Symbols) -> Refusal:
             "run it eagerly on the same inputs: if it raises there too, mend it",
             "or, if it does not: call it once eagerly before, for what its first call sets up",
         ),
+    )
+
+
+def _traces(tracer: str, error: Exception) -> Refusal:
+    first = str(error).partition("\n")[0]
+    return Refusal(
+        f"the program traces or compiles inside, by {tracer}, while it is captured"
+        f" ({type(error).__name__}: {first})",
+        kind="unsupported",
+        do="do that before, or call the plain function: its ops are recorded as they run",
     )
 
 

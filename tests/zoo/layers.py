@@ -253,3 +253,9 @@ def small_conv_net() -> nn.Module:
             return F.mse_loss(scores, y)
 
     return Net()
+
+
+@program(t(2, 20, 8))
+def batch_norm_of_transposed(x: Tensor) -> Tensor:
+    y = F.batch_norm(x.transpose(1, 2), None, None, training=True).transpose(1, 2)
+    return F.dropout(y, 0.15)
