@@ -121,7 +121,9 @@ class Before:
         ]
 
     def _name(self, item: Any) -> str:
-        spaces = [each.before for each in self._all() if isinstance(each, (KeptNames, KeptDict))]
+        modules = [vars(each) for each in self._seen.values() if isinstance(each, nn.Module)]
+        kept = [each.before for each in self._all() if isinstance(each, (KeptNames, KeptDict))]
+        spaces = [*modules, *kept]
         names = (name for held in spaces for name, each in held.items() if each is item)
         return next((name for name in names if isinstance(name, str)), f"a {type(item).__name__}")
 

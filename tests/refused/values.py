@@ -270,7 +270,7 @@ def traces(x: Tensor) -> Tensor:
     return made
 
 
-refuses("unsupported", "trace/reported.py:_refusal", captures(traces, X, guard_values=True),
+refuses("unsupported", "trace/reported.py:_traces", captures(traces, X, guard_values=True),
         traces, captured(does_not_seed, X))  # fmt: skip
 
 
