@@ -15,10 +15,7 @@ from tests.fuzz.verdict import judged
 
 FOUND = sorted((Path(__file__).parent / "found").glob("[!_]*.py"))
 
-KNOWN = {
-    29: "the same tensor twice to an autograd.Function whose backward gives one of them None",
-    36: "the aten cut: requires_grad of what a composite made in inference mode",
-}
+KNOWN: dict[int, str] = {}
 """seeds that fail today, and why"""
 KNOWN_STATEFUL: dict[int, str] = {}
 
