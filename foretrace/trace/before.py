@@ -70,6 +70,8 @@ class Before:
         self._names: dict[int, KeptNames] = {}
         self._bare: list[dict[str, Any]] = []
         """of functions and objects without attributes: the dicts for them"""
+        self._foreign: list[dict[str, Any]] = []
+        """the attributes of objects of a library's classes (argparse.Namespace)"""
         self._mentioned: set[str] = set(UNNAMED)
         self._met: dict[type, set[str]] = {}
         """classes of objects, and the members that were looked at"""
@@ -218,7 +220,11 @@ class Before:
             self._queue.extend(kept.before.values())
 
     def _unknown(self, item: Any) -> None:
-        if gc.is_tracked(item) and attributes_of(item) is None:
+        """An object of a library's class: of its attributes, those that code mentions are kept."""
+        space = attributes_of(item)
+        if space is not None:
+            self._foreign.append(space)
+        elif gc.is_tracked(item):
             self._opaque.append(item)
 
     def _state(self, item: Any) -> None:
@@ -286,6 +292,10 @@ class Before:
             for name in (table.keys() & self._mentioned) - done:
                 done.add(name)
                 self._queue.append(table[name].get(name))
+        for space in self._foreign:
+            kept = self._names.setdefault(id(space), KeptNames(space))
+            for name in space.keys() & self._mentioned - kept.before.keys():
+                self._queue.append(kept.note(name))
 
 
 def _nothing(item: Any) -> None:

@@ -226,8 +226,6 @@ class Capture:
         self.stands.clear()
         self._known.clear()
         self.recorder.casts.forget()
-        if self.outside is not None:
-            self.outside.release()
         interpreter = getattr(fn, "__self__", fn)
         if isinstance(interpreter, torch.fx.Interpreter):
             interpreter.env, interpreter.args_iter = {}, iter(())  # of its last run, till the next

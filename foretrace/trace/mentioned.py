@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from foretrace.trace.kept import ATOMS, STATES
+from foretrace.trace.kept import ATOMS, STATES, attributes_of
 from foretrace.trace.outside import origin_of
 
 FOLLOWED = frozenset({"collections", "types", "weakref", "functools", "contextlib", "torch"})
@@ -169,7 +169,7 @@ class _Reading:
             self.found.followed.append((table, name, item))
         if isinstance(item, NO_VALUES) or type(item) in ATOMS - {type(None)}:
             return item
-        if isinstance(item, HOLDING) or home(type(item)) in FOLLOWS:
+        if isinstance(item, HOLDING) or attributes_of(item) or home(type(item)) in FOLLOWS:
             self.found.values.append((table, name))
         return item
 

@@ -10,14 +10,12 @@ import gc
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
-
-import torch
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR
@@ -26,9 +24,6 @@ from foretrace.trace.recorder import Recorder
 
 GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
 ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR"})
-STORES = ("STORE_GLOBAL", "STORE_ATTR")
-NO_OBJECTS = (types.FunctionType, types.ModuleType, type, torch.Tensor, torch.nn.Module)
-"""What has attributes and is no plain object; modules are looked at by their own tables"""
 LAYERS = torch_api.TORCH_DIR + "nn/"
 BELOW_TORCH = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions")
 """What torch itself is built on"""
@@ -46,8 +41,6 @@ class Reads:
     attributes: frozenset[str]
     binds: frozenset[str]
     """globals that it may bind"""
-    stores: frozenset[str]
-    """attributes that it may set"""
 
 
 Notes = tuple[Callable[[types.FrameType], None], ...]
@@ -69,8 +62,6 @@ class Outside:
         """their calls, with what was in the cells when each began"""
         self._functions: dict[int, tuple[types.FunctionType, dict[str, Any]]] = {}
         """the functions that were called so"""
-        self._objects: dict[tuple[int, str], tuple[Any, Place]] = {}
-        """objects whose attributes may be set, and what those held; only some outlive the run"""
         self._tell: Callable[[Any], None] | None = None
         """lets the interpreter tell a function of events; None before and after the run"""
         self.resting = 0
@@ -113,17 +104,9 @@ class Outside:
         if not self.resting and self._tell is not None:
             self._tell(self._event)
 
-    def changes(self, held: Iterable[Any]) -> list[Change]:
-        """What the run changed; `held`: more objects that were there before it."""
-        stored = [(item, place) for item, place in self._objects.values() if place.changed]
-        if stored:
-            there = reachable([*held, *(place.before for place in self.places.values())])
-            stored = [(item, place) for item, place in stored if id(item) in there]
-        return changes_of([*self.places.values(), *(place for _, place in stored)])
-
-    def release(self) -> None:
-        """Let go of what was only noted for `changes`: it holds tensors of the run."""
-        self._objects.clear()
+    def changes(self) -> list[Change]:
+        """What the run changed of globals and closure cells."""
+        return changes_of(self.places.values())
 
     def _event(self, frame: types.FrameType, event: str, arg: object) -> None:
         """What the interpreter calls."""
@@ -147,13 +130,7 @@ class Outside:
             if (name in space or name in reads.binds) and (id(space), name) not in self.places:
                 self.places[id(space), name] = Place(name, space, space.get(name, MISSING))
         free = set(code.co_freevars) - {"__class__"}
-        if reads.stores:
-            known = [frame.f_locals.get(name) for name in free]
-            for item in (*known, *(place.before for place in self.places.values())):
-                self._may_change(item, reads.stores, 2)
-        closes = (self._note_cells,) if free else ()
-        stores = (self._note_attributes,) if reads.stores and code.co_argcount else ()
-        return self._meet_as(code, (*closes, *stores))
+        return self._meet_as(code, (self._note_cells,) if free else ())
 
     def _meet_as(self, code: types.CodeType, notes: Notes) -> Notes:
         self._codes.append(code)
@@ -168,27 +145,10 @@ class Outside:
         if len(self._frames) > MOST_FRAMES:
             self._called()
 
-    def _note_attributes(self, frame: types.FrameType) -> None:
-        """What attributes of its first argument a function may set."""
-        code = frame.f_code
-        self._may_change(frame.f_locals.get(code.co_varnames[0]), reads_of(code).stores, 0)
-
     def _rest(self, frame: types.FrameType) -> None:
         """Watch nothing more if the recorder is next, which watches again when it has answered."""
         if self._tell is not None and issubclass(frame.f_locals[torch_api.ASKED_MODE], Recorder):
             self._tell(None)
-
-    def _may_change(self, item: Any, names: frozenset[str], depth: int) -> None:
-        """Keep what the attributes of an object hold that the code may set."""
-        space = getattr(item, "__dict__", None)
-        if type(space) is not dict or isinstance(item, NO_OBJECTS):
-            return
-        for name in names:
-            if (id(space), name) not in self._objects:
-                place = Place(name, space, space.get(name, MISSING))
-                self._objects[id(space), name] = (item, place)
-        for inner in list(space.values()) if depth else ():
-            self._may_change(inner, names, depth - 1)
 
     def _cells(self, function: Any, before: dict[str, Any]) -> None:
         """The cells of a function, with what they held if that is known."""
@@ -227,26 +187,6 @@ class Outside:
         self._frames = running
 
 
-def reachable(roots: Iterable[Any], depth: int = 4) -> set[int]:
-    """Ids of the objects that attributes and containers lead to."""
-    found: set[int] = set()
-    level = list(roots)
-    for _ in range(depth):
-        new = [item for item in level if id(item) not in found]
-        found.update(map(id, new))
-        level = [inner for item in new for inner in _inside(item)]
-    return found
-
-
-def _inside(item: Any) -> Iterable[Any]:
-    if isinstance(item, dict):
-        return item.values()
-    if isinstance(item, (list, tuple)):
-        return item
-    space = getattr(item, "__dict__", None)
-    return space.values() if type(space) is dict and not isinstance(item, NO_OBJECTS) else ()
-
-
 @cache
 def origin_of(file: str) -> str:
     """Whose code is in a file: "user", "layer" (torch.nn) or "library" (Python, torch, ours)."""
@@ -272,12 +212,10 @@ def _below_torch() -> tuple[str, ...]:
 def reads_of(code: types.CodeType) -> Reads:
     """The names in its bytecode; a nested function is met when it runs."""
     found = list(dis.get_instructions(code))
-    by_name = {n: frozenset(i.argval for i in found if i.opname == n) for n in STORES}
     texts = {c for c in code.co_consts if isinstance(c, str) and len(c) <= LONGEST}
     return Reads(
         tuple(dict.fromkeys(i.argval for i in found if i.opname in GLOBALS)),
         frozenset(i.argval for i in found if i.opname in ATTRIBUTES)
         | {text for text in texts if text.isidentifier() and not text.startswith("__")},
-        by_name["STORE_GLOBAL"],
-        by_name["STORE_ATTR"],
+        frozenset(i.argval for i in found if i.opname == "STORE_GLOBAL"),
     )

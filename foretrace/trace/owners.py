@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -105,13 +104,6 @@ class Borrowed:
         """What the run has changed in plain attributes; `check_attributes` looks at tensors."""
         found = [change for loan in self._loans for change in loan.changes()]
         return [change for change in found if not _holds_abstract(change.after, set())]
-
-    def held(self) -> Iterator[Any]:
-        """What plain attributes held before the run."""
-        for loan in self._loans:
-            for name, item in loan.kept.attributes.before.items():
-                if name not in NO_PLACES and type(item) not in ATOMS:
-                    yield item
 
     def rebound(self) -> Iterator[tuple[torch.Tensor, Any]]:
         """(tensor before, what is there now) of each buffer."""
@@ -289,8 +281,7 @@ def watched(
         with outside.watching(fn) if outside is not None else nullcontext():
             yield
     finally:
-        held = itertools.chain(loan.held(), (leaf for _, leaf in given))
-        changes = outside.changes(held) if outside is not None else []
+        changes = outside.changes() if outside is not None else []
         # one that keeps an abstract tensor stays as it is, for `escaped` to find
         changes = [each for each in changes if not [*abstract_in([each.place.now])]]
         every = [*changes, *loan.changes(), *_arguments_changed(given, form, call)]

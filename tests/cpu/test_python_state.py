@@ -4,6 +4,7 @@ Each case reads something and has a change of it. After the change a cut refuses
 callable captures again; before it, and after a change of what is not read, both answer.
 """
 
+import argparse
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
@@ -515,3 +516,32 @@ def test_the_content_of_what_an_object_holds() -> None:
     assert caught.value.at is not None
     assert "+= 1" in caught.value.at.text
     assert config.counts == [0]  # type: ignore[attr-defined]
+
+
+SETTINGS = argparse.Namespace(steps=0)
+
+
+class Configured(nn.Module):
+    """Counts in an object of a class of Python's own, which it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = argparse.Namespace(steps=0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.settings.steps += 1
+        return x * self.settings.steps
+
+
+def configured(x: Tensor) -> Tensor:
+    SETTINGS.steps += 1
+    return x * SETTINGS.steps
+
+
+@pytest.mark.parametrize("make", [Configured, lambda: configured])
+def test_a_namespace_of_a_library_counts_on(make: Callable[[], Callable[..., Tensor]]) -> None:
+    SETTINGS.steps = 0
+    fn = make()
+    foretrace.capture(fn, (X,))
+    compiled = foretrace.compile(fn)
+    assert [torch.equal(compiled(X), X * count) for count in (1, 2, 3)] == [True] * 3
