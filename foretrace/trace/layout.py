@@ -25,8 +25,9 @@ def drawn(recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree]) -> 
         call = functional.arguments((seen, *args[1:]), kwargs)
         new = recorder.call(functional.call, *call).outs[0]
         return recorder.call(aten.permute.default, (new, _inverse(order))).outs[0]
-    sizes, strides = list(like.shape), list(like.stride)
-    fresh = recorder.call(aten.new_empty_strided.default, (args[0], sizes, strides)).outs[0]
+    place = {"dtype": like.dtype, "device": like.device}  # of no tensor: nothing is followed
+    layout = (list(like.shape), list(like.stride))
+    fresh = recorder.call(aten.empty_strided.default, layout, place).outs[0]
     drawn = Value(fresh.type)
     recorder.append(Op(func, (fresh, *args[1:]), kwargs, drawn, (drawn,), origin=recorder.origin()))
     return drawn

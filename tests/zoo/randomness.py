@@ -163,6 +163,14 @@ def drawn_over_by_each_distribution(x: Tensor) -> tuple[Tensor, ...]:
     return tuple(room * x for room in rooms)
 
 
+@program(t(3, 4))
+def drawn_over_memory_with_gaps(x: Tensor) -> tuple[Tensor, ...]:
+    rooms = [torch.empty_strided((3, 4), (10, 2)).copy_(x * k) for k in range(1, 4)]
+    rooms[0].exponential_()
+    rooms[1].bernoulli_(0.25)
+    return rooms[0], rooms[1] * x, rooms[2].random_(0, 7).sum()
+
+
 @program(t(4, 6))
 def rrelu_of_parts(x: Tensor) -> tuple[Tensor, ...]:
     y = (x * 2)[:, 1:5]
