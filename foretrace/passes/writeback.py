@@ -97,16 +97,17 @@ class _Spelling:
             return self.views[output.value]
         live, seen = self.live[output.view_of], output.view_type
         followed = isinstance(output.value, Value) and self.recorded.followed(output.value)
-        live = live if followed else self._detached(live)
+        if output.ends or not followed:
+            live = self._detached(live)
+        if output.ends:
+            live = self._leaf(live)
         before = self.recorded.inputs[output.view_of].value.type.offset
         offset = None if seen.offset == before else seen.offset
         args = (live, list(seen.shape), list(seen.stride), offset)
         out = Value(seen.with_grad(live.type.requires_grad))
         self.ops.append(_op(aten.as_strided.default, args, out))
         if self.recorded.made_leaf(output.value):
-            leaf = Value(seen.with_grad(True))
-            self.ops.append(_op(aten.requires_grad_.default, (out,), leaf))
-            out = leaf
+            out = self._leaf(out)
         self.views[output.value] = out
         return out
 
@@ -125,6 +126,11 @@ class _Spelling:
             return value
         out = Value(value.type.with_grad(False))
         self.ops.append(_op(aten.detach.default, (value,), out))
+        return out
+
+    def _leaf(self, value: Value) -> Value:
+        out = Value(value.type.with_grad(True))
+        self.ops.append(_op(aten.requires_grad_.default, (value,), out))
         return out
 
     def _call(self, func: object, args: tuple[Value, ...], like: Value) -> Value:

@@ -177,21 +177,14 @@ def _view(
     value: Value = output.value
     if output.view_of is None or output.view_type is None:
         return loose(made)
-    followed = made.requires_grad and recorded.followed(value)
-    view = _same_view(flat, sizes, recorded, output, followed)
-    if not made.requires_grad or followed:
-        return view
-    return loose(view) if recorded.loose(value) else view.requires_grad_()
-
-
-def _same_view(
-    flat: list[Any], sizes: Numbers, recorded: Recorded, output: Output, followed: bool
-) -> torch.Tensor:
-    """The live input's memory, seen as the output saw it in the run."""
-    if output.view_of is None or output.view_type is None:
-        raise AssertionError(output)
     live, seen = flat[output.view_of], output.view_type
     before = recorded.inputs[output.view_of].value.type.offset
     shape, stride = (tuple(number(n, sizes) for n in part) for part in (seen.shape, seen.stride))
     offset = number(seen.offset, sizes) - number(before, sizes) + live.storage_offset()
-    return (live if followed else live.detach()).as_strided(shape, stride, offset)
+    followed = made.requires_grad and recorded.followed(value)
+    if output.ends or not followed:
+        live = live.detach().requires_grad_(output.ends and made.requires_grad)
+    view = live.as_strided(shape, stride, offset)
+    if not made.requires_grad or followed:
+        return view
+    return loose(view) if recorded.loose(value) else view.requires_grad_()

@@ -90,7 +90,8 @@ def leaf_text(
     live, seen = inputs[output.view_of], output.view_type
     base = recorded.inputs[output.view_of].value.type.offset
     kept = recorded.followed(value) if spelled else value.type.requires_grad
-    live = live if kept else f"{live}.detach()"
+    if output.ends or not kept:
+        live = f"{live}.detach()" + ".requires_grad_()" * output.ends
     shape, stride = ([size_text(n) for n in part] for part in (seen.shape, seen.stride))
     offset = f"{size_text(seen.offset)} - {size_text(base)} + {live}.storage_offset()"
     view = f"{live}.as_strided([{', '.join(shape)}], [{', '.join(stride)}], {offset})"

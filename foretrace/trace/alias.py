@@ -153,6 +153,12 @@ class Alias:
             yield from child.members()
 
     @property
+    def ends(self) -> bool:
+        """Whether its history ends at a member with none, before it is the memory owner's."""
+        history, path = self.up_to_history()
+        return history is not self.root or any(member.loose for member in path[:-1])
+
+    @property
     def loose(self) -> bool:
         """Whether it is a view that was taken under no_grad: it has no history of its own."""
         step = self.step
@@ -237,8 +243,8 @@ def current(alias: Alias, recorder: Records) -> Value:
             raise AssertionError("the owner of memory is never stale")
         base, tensor = current(alias.parent, recorder), alias.tensor()
         followed = base.type.requires_grad or (tensor is not None and tensor.requires_grad)
-        if followed and alias.rewritten:
-            _check_based(alias)
+        if followed and alias.rewritten and alias.is_view:
+            check_based(alias)
         lost = bool(followed and alias.rewritten and alias.untracked)
         if lost and torch.is_grad_enabled():
             raise not_tracked(alias, "used after a write to what it is a view of")
@@ -251,17 +257,18 @@ def current(alias: Alias, recorder: Records) -> Value:
     return alias.value
 
 
-def _check_based(alias: Alias) -> None:
+def check_based(alias: Alias, at: Frame | None = None) -> None:
     """Refuse a view of an input whose new history is not the input's.
 
     Raises:
         Refusal: autograd takes it from what the input itself is a view of.
     """
-    if alias.is_view and not alias.up_to_history()[0].based:
+    if not alias.up_to_history()[0].based:
         raise Refusal(
-            "a view of an input is used after a write to its memory, and eager gives it the history"
-            " of what the input is a view of, which does not require grad",
+            "a view is used after a write to its memory, and eager gives it the history of what"
+            " an input is a view of, which does not require grad",
             kind="in-place on view",
+            at=at,
             do=("take the view after the write", "or write to a clone"),
         )
 

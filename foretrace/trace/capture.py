@@ -323,10 +323,12 @@ def _output(name: str, leaf: Any, capture: Capture, written: set[int]) -> Output
     view_of = next((i for i in written if stands[i] is owner.tensor()), None)
     if same_as is not None or view_of is None:
         return Output(value, role, same_as)
-    seen, base = capture.types.of(stand), capture.types.of(stands[view_of])
+    seen, base, alias = capture.types.of(stand), capture.types.of(stands[view_of]), alias_of(stand)
     retyped = (seen.dtype, seen.lazy) != (base.dtype, base.lazy)
     followed = value.type.requires_grad and not stand.ft_leaf
-    if retyped or (followed and alias_of(stand).share is Share.MEMORY):
+    history = alias.up_to_history()[0]
+    own = history is not owner and history.last not in capture.recorder.leaves
+    if retyped or (followed and (own or alias.share is Share.MEMORY)):
         raise Refusal(
             "the program returns a view of an input it writes to, of another type or history",
             kind="aliased outputs",
@@ -335,4 +337,4 @@ def _output(name: str, leaf: Any, capture: Capture, written: set[int]) -> Output
             ),
             do="return a clone of the view, or take the view outside of the captured program",
         )
-    return Output(value, role, None, view_of, seen)
+    return Output(value, role, None, view_of, seen, followed and alias.ends)

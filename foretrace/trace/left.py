@@ -10,7 +10,7 @@ from foretrace.errors import Frame, Refusal
 from foretrace.ir.op import Value, Write
 from foretrace.ir.program import Input, Mutation, Overwritten, maker_of
 from foretrace.trace.abstract import Abstract
-from foretrace.trace.alias import alias_of, current
+from foretrace.trace.alias import alias_of, check_based, current
 from foretrace.trace.changes import FIRST_CALL
 from foretrace.trace.lines import Lines
 from foretrace.trace.owners import Borrowed
@@ -32,6 +32,8 @@ def mutations_of(
         if item.value.type.requires_grad and not stand.requires_grad:
             raise _not_written_back(f"detaches the {item.role}", new, recorder)
         if new is not item.value:
+            if not item.leaf and alias.version.count:
+                check_based(alias, _line(recorder, new))
             kept = _keeps_history(recorder, item.value, new)
             found.append(Mutation(index, new, unseen=not alias.version.count, kept=kept))
     indices = {id(item.tensor): index for index, item in enumerate(inputs)}
@@ -77,13 +79,16 @@ def begins_read(
 
 
 def _not_written_back(what: str, value: Value, recorder: Recorder) -> Refusal:
-    maker = next((op for op in recorder.log if value in op.outs), None)
     return Refusal(
         f"the program {what} in place, and the caller's tensor would stay as it is",
         kind="side effect",
-        at=maker.origin.frame if maker is not None else None,
+        at=_line(recorder, value),
         do="use the operator that returns a new tensor, such as detach() or transpose()",
     )
+
+
+def _line(recorder: Recorder, value: Value) -> Frame | None:
+    return next((op.origin.frame for op in recorder.log if value in op.outs), None)
 
 
 def lend_attributes(stand: Abstract, tensor: torch.Tensor) -> None:

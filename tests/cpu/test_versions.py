@@ -1,6 +1,7 @@
 """Where eager's backward refuses what it reads, or its forward what is written: so do we."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -287,6 +288,39 @@ def test_what_no_graph_does(fn: Program, kind: str) -> None:
     assert caught.value.kind == kind
     assert fn.__name__ in str(caught.value.at)
     assert x.requires_grad
+
+
+@pytest.mark.parametrize("write", [torch.no_grad, torch.enable_grad])
+def test_an_input_that_is_to_lose_its_history(
+    write: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """Eager takes that from what the input is a view of, once the count of writes tells."""
+
+    def doubled(x: Tensor) -> Tensor:
+        with write():
+            x.detach().mul_(2)
+        return x * 3
+
+    x = torch.randn(4, 3)[1:].requires_grad_().t()
+    assert doubled(x).grad_fn is not None
+    with pytest.raises(foretrace.Refusal, match="does not require grad") as caught:
+        foretrace.capture(doubled, (x,))
+    assert caught.value.kind == "in-place on view"
+    assert "doubled" in str(caught.value.at)
+
+
+def of_another_history(x: Tensor, w: Tensor) -> Tensor:
+    y = x.detach()
+    y.mul_(w)
+    return y.view(-1)
+
+
+def test_memory_of_an_input_with_another_history_is_not_returned() -> None:
+    given = torch.randn(3), torch.randn(3, requires_grad=True)
+    with pytest.raises(foretrace.Refusal) as caught:
+        foretrace.capture(of_another_history, given)
+    assert caught.value.kind == "aliased outputs"
+    assert "of_another_history" in str(caught.value.at)
 
 
 def squared(x: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ def writes_a_clone_of_a_view(w: Tensor) -> Tensor:
     return row.sum() + w.detach().clone().mul_(2).sum()
 
 
-refuses("in-place on view", "trace/alias.py:_check_based", captures(uses_a_view_of_a_view, INNER),
+refuses("in-place on view", "trace/alias.py:check_based", captures(uses_a_view_of_a_view, INNER),
         uses_a_view_of_a_view, trained(views_after_the_write, INNER),
         trained(writes_a_clone_of_a_view, INNER))  # fmt: skip
 

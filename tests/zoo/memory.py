@@ -286,3 +286,18 @@ def part_of_an_argument_that_is_written(x: Tensor) -> tuple[Tensor, ...]:
     x.add_(1)
     v = x[1:]
     return v[1:].squeeze(), v.as_strided((2,), (2,)), x.as_strided((2, 2), (4, 1))
+
+
+@program(t(3, 4))
+def view_of_a_view_taken_under_no_grad_after_a_write(x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        x.add_(x)
+        row = x[0]
+    return row.view(-1), x.exp()
+
+
+@program(t(3, 4))
+def view_of_a_leaf_made_of_what_was_written(x: Tensor) -> tuple[Tensor, Tensor]:
+    x.detach().mul_(2)
+    leaf = x.detach().requires_grad_()
+    return leaf.view(-1), x.exp()
