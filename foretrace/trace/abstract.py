@@ -114,14 +114,14 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
             owner.ft_begins = asking_line()
 
     def _is_view(self) -> NoReturn:
-        """Not known: a later call may be made with another."""
+        """Not known: a later call may be made with another, or with one that was written to."""
         raise Refusal(
-            "the program asks whether a tensor is a view, or of what",
+            "the program asks whether a tensor is a view, or of what, or for its `_version`",
             kind="autograd inside",
             do="let it not depend on that, or ask outside of the captured program",
         )
 
-    _base = property(_is_view)
+    _base = _version = property(_is_view)
 
     def _gradient(self) -> Any:
         """None, but for an input, whose gradient depends on what ran before."""

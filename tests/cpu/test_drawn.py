@@ -129,8 +129,11 @@ def test_an_attribute_that_is_set() -> None:
     assert not vars(x)
 
 
-@pytest.mark.parametrize("asks", [lambda x: x._base is None, lambda x: not x._is_view()])
-def test_whether_it_is_a_view(asks: Callable[[Tensor], bool]) -> None:
+@pytest.mark.parametrize("asks", [
+    lambda x: x._base is None, lambda x: not x._is_view(), lambda x: x.mul_(1)._version == 1,
+    lambda x: (x * 2)._version == 0,
+])  # fmt: skip
+def test_what_autograd_knows_of_a_tensor(asks: Callable[[Tensor], bool]) -> None:
     """Nobody knows of a later call."""
     with pytest.raises(foretrace.Refusal, match="is a view"):
         foretrace.capture(lambda x: x * 2 if asks(x) else x * 3, (X[:2],))
