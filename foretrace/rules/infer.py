@@ -12,7 +12,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Tree
 from foretrace.ir.types import TensorType
-from foretrace.rules.meta import MetaKernels, as_eager
+from foretrace.rules.meta import MetaKernels, as_eager, as_iterated
 from foretrace.rules.probe import probe
 from foretrace.rules.sparse import reads_sparse
 from foretrace.symbols.sizes import Symbols
@@ -181,7 +181,7 @@ class Inference:
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
             with self.mode, self._python_kernels(), torch_api.quiet_fake_tensor():
-                return func(*args, **kwargs)
+                return as_iterated(func, args, func(*args, **kwargs))
         except (
             torch_api.DynamicOutputShapeException,
             torch_api.DataDependentOutputException,

@@ -45,6 +45,29 @@ def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
     return result
 
 
+INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)
+
+
+def as_iterated(func: Any, args: Any, result: Any) -> Any:
+    """What a kernel returns in the layout of eager, where torch's meta kernel misses an operand.
+
+    Indexing lays out its result by the strides of what is indexed and by those of the indices.
+    Source: AdvancedIndex in aten/src/ATen/native/TensorAdvancedIndexing.cpp, torch 2.13.
+    """
+    if func not in INDEXING or any(i is not None and i.dtype == torch.bool for i in args[1]):
+        return result
+    given, places = args[0], [n for n, index in enumerate(args[1]) if index is not None]
+    indices, first = torch.broadcast_tensors(*(args[1][n] for n in places)), places[0]
+    if places[-1] - first >= len(places):  # not side by side: their dimensions are put in front
+        given, first = given.movedim(places, [*range(len(places))]), 0
+    before, after = given.stride()[:first], given.stride()[first + len(places) :]
+    sizes = (*indices[0].shape, *[1] * len(after))
+    strides = (*before, *[0] * indices[0].dim(), *after)
+    spread = [index.reshape(sizes).expand(result.shape) for index in indices]
+    laid_out = torch_api.iterated_strides(given.as_strided(result.shape, strides), *spread)
+    return result.as_strided(result.shape, laid_out)
+
+
 class MetaKernels:
     """Answers calls of torch's own operators whose tensors are on one device, sizes numbers."""
 
@@ -63,7 +86,7 @@ class MetaKernels:
             if len(devices) != 1 or any(type.lazy for type in operands):
                 return None  # what is put off is done before some kernels, and not before others
             try:
-                result = func(*real_args, **real_kwargs)
+                result = as_iterated(func, real_args, func(*real_args, **real_kwargs))
             except (RuntimeError, IndexError, ValueError, TypeError):
                 return None  # FakeTensor says it in eager's words
         return self._described(result, devices.pop(), metas)

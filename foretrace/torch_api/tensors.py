@@ -10,8 +10,9 @@ import torch
 # The C bindings behind the dispatcher; the names used from it are listed below, one a function.
 from torch import _C
 
-# Tensor.suggest_memory_format of C++, which Python's tensors have not.
-from torch._prims_common import suggest_memory_format
+# Tensor.suggest_memory_format of C++, which Python's tensors have not; and the strides that its
+# TensorIterator gives the result of operands of one shape (2.13).
+from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
 
 from foretrace.torch_api.pytree import tree_leaves
 
@@ -20,6 +21,7 @@ from foretrace.torch_api.pytree import tree_leaves
 # It shares the version counter of what it is made of.
 make_subclass: Callable[..., torch.Tensor] = _C._TensorBase._make_subclass
 
+iterated_strides: Callable[..., tuple[Any, ...]] = compute_elementwise_output_strides
 
 # A tensor with sizes, dtype and a device label, and no memory.
 make_wrapper: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass

@@ -17,6 +17,12 @@ def tensor_indexing(x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
     return x[i], x[:, i], x[i, i], x[i, :, i], x[..., i], x[i, None, 1:3]
 
 
+@program(t(4, 5), ints(4, 2, 3))
+def transposed_indices(x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+    i = i.t()
+    return F.dropout(x[i], 0.5), x[i, i + 1], x.t()[:, i], x[i[:, None], 1:, None].flatten(1)
+
+
 @program(t(4, 5))
 def list_indexing(x: Tensor) -> tuple[Tensor, ...]:
     return x[[0, 2]], x[[0, 1], [2, 3]], x[:, [1, 1, 4]], x[[3, -1], 1:]
