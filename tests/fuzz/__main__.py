@@ -86,7 +86,9 @@ class Tally:
         refused = {v.kind for v in outcome.verdicts if v.status == "refused"}
         if outcome.failed:
             return "failed"
-        return "refused" if refused - {"guard broken"} else "guarded" if refused else "same"
+        if refused:
+            return "refused" if refused - {"guard broken"} else "guarded"
+        return "nothing" if any(v.status == "nothing" for v in outcome.verdicts) else "same"
 
     def table(self, progress: Progress) -> Table:
         """All of it, to be looked at."""

@@ -3,10 +3,11 @@
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+import torch
 from torch.utils import _pytree as pytree
 
 from foretrace.compat.program import Cut
@@ -81,6 +82,23 @@ def test_a_fault_is_found_and_the_program_made_small(monkeypatch: pytest.MonkeyP
     told = campaign.told(outcome)
     assert ".exp()" in told
     assert not any(word in told for word in ("sin", "cos", "* 2"))
+
+
+@pytest.mark.parametrize(
+    ("change", "status"), [(torch.neg, "nothing"), (torch.Tensor.double, "WRONG")]
+)
+def test_eager_that_differs_from_itself(
+    change: Callable[[torch.Tensor], torch.Tensor], status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it does not repeat is held against no route; what it does repeat is."""
+    right = Cut.__call__
+
+    def wrong(self: Cut, *args: object, **kwargs: object) -> object:
+        return pytree.tree_map(change, right(self, *args, **kwargs))
+
+    monkeypatch.setattr(Cut, "__call__", wrong)
+    text = PROGRAM.replace("x.sin()", "x.sin() + torch.empty(4)")
+    assert [verdict.status for verdict in judged(text, only="export cut")] == [status]
 
 
 def test_a_child_that_dies_costs_one_seed() -> None:
