@@ -244,9 +244,10 @@ def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) 
 
 
 def written_operand(op: Op) -> Value | None:
-    """The operand that a write takes the old content from."""
+    """The first operand, if that is one that the write takes the old content from."""
     args = op.args[1] if isinstance(op.target, Write) else op.args
-    return args[0] if args and isinstance(args[0], Value) else None
+    written = args and written_positions(op, values_in((args, op.kwargs)))
+    return args[0] if written and written[0] == 0 and isinstance(args[0], Value) else None
 
 
 def _follows(op: Op) -> bool:

@@ -236,20 +236,25 @@ def link(
         follow(view, requires_grad=False)  # under no_grad a view has it of the base of all
 
 
-def current(alias: Alias, recorder: Records) -> Value:
-    """The member's value now; a stale one is viewed again from its parent."""
+def current(alias: Alias, recorder: Records, *, content: bool = False) -> Value:
+    """The member's value now; a stale one is viewed again from its parent.
+
+    `content`: what it holds is asked for, and no history.
+    """
     if alias.value is None:
         if alias.parent is None or alias.step is None:
             raise AssertionError("the owner of memory is never stale")
-        base, tensor = current(alias.parent, recorder), alias.tensor()
+        base = current(alias.parent, recorder, content=content or not alias.step.followed)
+        tensor = alias.tensor()
         followed = base.type.requires_grad or (tensor is not None and tensor.requires_grad)
-        if followed and alias.rewritten and alias.is_view:
+        anew = followed and alias.rewritten
+        if anew and alias.is_view and not content:
             check_based(alias)
-        lost = bool(followed and alias.rewritten and alias.untracked)
-        if lost and torch.is_grad_enabled():
+        lost = bool(anew and alias.untracked)
+        if lost and torch.is_grad_enabled() and not content:
             raise not_tracked(alias, "used after a write to what it is a view of")
         again = _viewed_again(alias, alias.step, base, recorder)
-        if lost:
+        if lost or (anew and content):
             return again
         alias.become(again if alias.step.followed else _of_history(alias.last, again, recorder))
     if alias.value is None:

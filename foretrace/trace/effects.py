@@ -31,7 +31,7 @@ from foretrace.trace.alias import (
 from foretrace.trace.layout import copied, drawn, draws_as_value, in_layout, laid_out
 from foretrace.trace.lists import one_after_the_other
 from foretrace.trace.outs import RESIZES, contents, resize
-from foretrace.trace.overlap import check_apart, meet, place
+from foretrace.trace.overlap import check_apart, meet, overlapping, place
 
 aten = torch.ops.aten
 
@@ -136,7 +136,7 @@ def _write_one(
 ) -> None:  # fmt: skip
     followed = followed and (target.dtype.is_floating_point or target.dtype.is_complex)
     alias = alias_of(target)
-    history, path = alias.up_to_history()
+    history, path = _holder(recorder, alias, followed=followed)
     old = current(history, recorder)
     origin = recorder.origin()
     with recorder.inner_scope(origin.frame) as body:
@@ -152,16 +152,33 @@ def _write_one(
     else:
         op = Op(func, args, kwargs, new, (new,), origin=origin, region=body, writes=True)
     recorder.append(op)
+    alias.version.count += 1
     _spread(recorder, history, new)
 
 
-def _spread(recorder: Records, history: Alias, new: Value, *, counted: bool = True) -> None:
-    """Let the members of the memory know of the new value of one that carries history.
+def _holder(
+    recorder: Records, alias: Alias, *, followed: bool = False
+) -> tuple[Alias, list[Alias]]:
+    """The member whose content a write makes anew, and the way down from it.
 
-    `counted`: the write is one that torch's version counter counts.
+    It is the one that carries history; where several elements of that are one place, the content is
+    its owner's.
+
+    Raises:
+        Refusal: autograd is to follow what is written to part of such a member.
     """
+    owner, path = alias.up_to_history()
+    while owner.parent is not None and current(owner, recorder).type.overlapping:
+        if followed:
+            raise overlapping("autograd is to follow a write to part of what overlaps itself")
+        above, way = owner.parent.up_to_history()
+        owner, path = above, [*way, owner, *path]
+    return owner, path
+
+
+def _spread(recorder: Records, history: Alias, new: Value) -> None:
+    """Let the members of the memory know of the new value of one that carries history."""
     root = history.root
-    history.version.count += counted
     if root is not history:
         path = [history]
         while path[-1].parent is not root:
@@ -235,41 +252,30 @@ def _new_contents(
 def _write_each(
     recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: dict[Value, Any]
 ) -> Any:
-    """An op that writes to several operands as whole: its value form, and a copy into each."""
+    """An op that writes to several operands as whole: what it gives, and a copy into each."""
     schema = recorder.semantics.schema(func)
-    if schema.outs:
-        return _write_outs(recorder, func, args, kwargs, tensors)
     if schema.functional is None:
         raise AssertionError(func)
-    call, given = schema.functional.call, schema.functional.arguments(args, kwargs)
-    made = recorder.again(call, *(recorder.concrete(tree, tensors) for tree in given))
-    done = recorder.semantics.schema(call).written_now(*given)
-    targets = [tensors[v] for v in schema.written_now(args, kwargs) if v not in done]
-    news = [t for t in torch_api.tree_leaves(made) if isinstance(t, Abstract)]
-    recorder.value_form = recorder.scope[-1]
+    values, news = schema.written_now(args, kwargs), list[Value | None]()
+    if schema.outs:
+        news = contents(recorder, func, (args, kwargs), tensors)
+    else:
+        call, given = schema.functional.call, schema.functional.arguments(args, kwargs)
+        made = recorder.again(call, *(recorder.concrete(tree, tensors) for tree in given))
+        done = recorder.semantics.schema(call).written_now(*given)
+        values = [value for value in values if value not in done]
+        news = [current(alias_of(t), recorder) for t in torch_api.tree_leaves(made)
+                if isinstance(t, Abstract)]  # fmt: skip
+        recorder.value_form = recorder.scope[-1]
+    targets = [tensors[value] for value in values]
     for target, new in zip(targets, news, strict=True):
-        over = (current(alias_of(target), recorder), current(alias_of(new), recorder))
-        written(recorder, aten.copy_.default, over, {}, [target, new])
-    recorder.value_form = None
-    if not schema.returns_something:
-        return None
-    return targets if schema.multiple else targets[0]
-
-
-def _write_outs(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: dict[Value, Any]
-) -> Any:
-    """Several tensors given as `out=`: what the op gives, and a copy into each."""
-    schema = recorder.semantics.schema(func)
-    targets = [tensors[v] for v in schema.written_now(args, kwargs)]
-    for target, new in zip(targets, contents(recorder, func, (args, kwargs), tensors), strict=True):
         if new is not None:  # a gradient that its mask leaves out
             over = (current(alias_of(target), recorder), new)
             written(recorder, aten.copy_.default, over, {}, [target, recorder.abstract(new)])
-    if not schema.returns_something:
-        return None
-    returned = targets[: len(values_in([kwargs[name] for name in schema.outs]))]
-    return tuple(returned) if schema.multiple else targets[0]
+    recorder.value_form = None
+    if not (schema.returns_something and schema.multiple):
+        return targets[0] if schema.returns_something else None
+    return tuple(targets[: len(values_in([kwargs[name] for name in schema.outs]))]) or targets
 
 
 def _check_not_resized(func: Any, args: Tree, targets: list[Abstract]) -> None:
@@ -292,7 +298,7 @@ def _write_many(
     schema, origin = recorder.semantics.schema(func), recorder.origin()
     _check_not_resized(func, args, targets)
     followed = recorder.followed_results(func, args, kwargs)
-    paths = [alias_of(target).up_to_history() for target in targets]
+    paths = [_holder(recorder, alias_of(target)) for target in targets]
     with recorder.inner_scope(origin.frame) as body:
         contents = _new_contents(recorder, func, args, kwargs, targets)
         results = body[0].outs[: len(body[0].outs) - len(targets)]
@@ -305,9 +311,10 @@ def _write_many(
     result = tuple(targets) if schema.returns_written else tuple(map(recorder.abstract, results))
     outs = (*results, *roots)
     recorder.append(Op(func, args, kwargs, results, outs, origin=origin, region=body, writes=True))
-    for (history, _), new in zip(paths, roots, strict=True):
+    for target, (history, _), new in zip(targets, paths, roots, strict=True):
         # the kernels of autograd count the writes of in-place and of out= forms, and no others
-        _spread(recorder, history, new, counted=schema.returns_written)
+        alias_of(target).version.count += schema.returns_written
+        _spread(recorder, history, new)
     if not schema.returns_tensors:
         return None
     return result if schema.multiple else result[0]

@@ -59,8 +59,23 @@ def with_followed_operand(x: Tensor) -> Tensor:
     return y.mul_(x)
 
 
+def beside_written_statistics(x: Tensor) -> Tensor:
+    y = x * 1
+    z = torch.nn.functional.batch_norm(y, torch.zeros(3), torch.ones(3), training=True)
+    y.add_(1)
+    return z
+
+
+def beside_written_noise(x: Tensor) -> Tensor:
+    y = x * 1
+    with torch.autocast("cpu"):
+        z = torch.nn.functional.rrelu(y)
+    y.add_(1)
+    return z
+
+
 SAVED = [under_no_grad, followed, by_a_detached_view, by_a_view, of_itself, in_a_composite,
-         with_followed_operand]  # fmt: skip
+         with_followed_operand, beside_written_statistics, beside_written_noise]  # fmt: skip
 
 
 def given() -> Tensor:

@@ -1,6 +1,7 @@
 """What lies in memory when the backward reads it, and views that autograd treats in its own way."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -301,3 +302,33 @@ def view_of_a_leaf_made_of_what_was_written(x: Tensor) -> tuple[Tensor, Tensor]:
     x.detach().mul_(2)
     leaf = x.detach().requires_grad_()
     return leaf.view(-1), x.exp()
+
+
+@program(c(3, 4), t(2, 4), train=False)
+def rows_of_detached_expanded_memory(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    v, made = x.expand(2, 3, 4), torch.zeros(4).expand(5, 4)
+    v.detach()[1].add_(1)
+    v.data[0, 0] = 3
+    made.detach()[2].fill_(2)
+    windows = x.unfold(1, 2, 1).detach()
+    windows[:, 1].mul_(2)
+    z = y * 2
+    seen = z.expand(3, 2, 4).detach()
+    seen[1].add_(1)
+    return v, made, windows, z, seen * 2
+
+
+@program(laid_out(t(4), lambda x: x.expand(2, 4)))
+def noise_of_an_expanded_input_under_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu"):
+        return F.rrelu(x, training=False)
+
+
+@program(t(4, 6))
+def detached_from_a_view_that_autograd_loses(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 2
+    first = y.unbind()[0].detach()
+    with torch.no_grad():
+        loose = y.view(2, 12).detach()
+        y.mul_(2)
+    return first, first.sum() + loose.sum() + y.sum()
