@@ -27,7 +27,7 @@ LOOSE = "a view that is taken under no_grad requires grad, and no gradient goes 
 COPIED = "autograd saves a copy of what an in-place op writes to"
 WRONG = "torch's own derivative of it is wrong for what it writes over, or there is none"
 NO_FORMULA = "the form that returns the new value has no derivative in torch, or another one"
-REPLACED = "the write leaves nothing of what it writes over but the history"
+REPLACED = "the write leaves nothing of what it writes over but the history, and zeros go back"
 WRITTEN = "the program wrote to this memory since, and the backward is to find what is there"
 
 Asked = Callable[[Op], bool]
@@ -72,7 +72,7 @@ class History:
         That is one that only strides can tell the place of, one into memory of other strides, or
         one whose scatter torch's autograd refuses (of complex numbers). A scatter of the program's
         own stays: its derivative is what eager has. And it is one that leaves nothing of a followed
-        tensor but its history, such as `y.copy_(c)`: eager follows what it returns.
+        tensor but its history, such as `y.copy_(c)`: eager's gradient goes on as zeros.
         """
         if reads_what_it_writes(op):
             yield from through_views(op)
@@ -164,27 +164,34 @@ def _in_place(op: Op, inner: Op) -> Iterator[Op]:
 
 
 def _leaves_history(op: Op, last: Op) -> bool:
-    """Whether a write gives a followed tensor content that is not followed."""
+    """Whether a write gives a followed tensor content that does not come of it."""
     if op.outs != last.outs or is_unseen_write(op) or not isinstance(op.args[0], Value):
         return False
     if not all(value.type.requires_grad for value in (op.args[0], *op.outs)):
         return False
-    return _followed_in(op).isdisjoint(op.outs)
+    given = set(op.operands) - {op.args[0], written_operand(op)}
+    return _followed_in(op, given).isdisjoint(op.outs)
 
 
-def _followed_in(op: Op) -> set[Value]:
-    """What autograd follows in the body of a write, whose types say so of the result alone."""
-    followed: set[Value] = set()
+def _followed_in(op: Op, but: Collection[Value] = ()) -> set[Value]:
+    """What autograd follows in the body of a write, of which types tell only what goes in.
+
+    `but`: what is not looked at.
+    """
+    ahead = {value: value.type.requires_grad and value not in but for value in op.operands}
     for inner in op.body or ():
-        if any(value.type.requires_grad or value in followed for value in inner.operands):
-            followed.update(inner.outs)
-    return followed
+        known = (ahead.get(value, value.type.requires_grad) for value in inner.operands)
+        ahead.update(dict.fromkeys(inner.outs, any(known)))
+    return {value for value, followed in ahead.items() if followed}
 
 
 def _copied_over(op: Op, last: Op) -> Iterator[Op]:
     (out,) = op.outs
     new, done = Value(out.type.with_grad(False)), Value(out.type)
-    yield _renamed(last, {out: new})
+    if last.target is aten.copy.default:
+        new = last.args[1]
+    else:
+        yield _renamed(last, {out: new})
     yield from copied(op, op.args[0], out, REPLACED)
     yield called(op, aten.copy_.default, (out, new), done, REPLACED)
 

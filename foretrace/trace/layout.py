@@ -46,15 +46,15 @@ def draws_as_value(func: Any, like: TensorType) -> bool:
 def copied(recorder: Records, old: Value, source: Value, whole: bool) -> Value:
     """New memory with the content of `source`, by differentiable ops; `whole`: in old's layout."""
     new, like = source, old.type
-    if new.type.dtype != like.dtype or new.type.device != like.device:
-        options = {"dtype": like.dtype, "device": like.device}
-        new = recorder.call(aten._to_copy.default, (new,), options).outs[0]
     if new.type.shape != like.shape:
         new = recorder.call(aten.expand.default, (new, list(like.shape))).outs[0]
-    if whole and not new.type.same_layout(like):
+    cast = new.type.dtype != like.dtype or new.type.device != like.device
+    if cast:  # last, as eager casts the gradient before it is summed
+        options = {"dtype": like.dtype, "device": like.device}
+        new = recorder.call(aten._to_copy.default, (new,), options).outs[0]
+    if whole and not (new.type.same_layout(like) and (cast or like.dense)):
         return laid_out(recorder, like, new)
-    own_memory = new is not source and new.type.shape == source.type.shape
-    return new if own_memory else recorder.call(aten.clone.default, (new,)).outs[0]
+    return new if cast else recorder.call(aten.clone.default, (new,)).outs[0]
 
 
 def laid_out(recorder: Records, like: TensorType, new: Value) -> Value:

@@ -465,3 +465,22 @@ def test_an_input_keeps_its_history(
         found.append((out, x, gradient, leaf, x._version))
     for eagers, ours in zip(*found, strict=True):
         assert torch.equal(ours, eagers) if isinstance(ours, Tensor) else ours == eagers
+
+
+def kept_in_a_buffer(x: Tensor) -> Tensor:
+    BUFFER[:] = x.exp()
+    return BUFFER * 2
+
+
+BUFFER = torch.zeros(3)
+
+
+def test_what_a_buffer_was_computed_from_is_behind_it() -> None:
+    """A write over all of it leaves zeros of that, for which eager asks the old history."""
+    for way in (kept_in_a_buffer, foretrace.compile(kept_in_a_buffer)):
+        BUFFER.detach_().zero_()
+        x = torch.randn(3, requires_grad=True)
+        way(x).sum().backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            way(x).sum().backward()
+    BUFFER.detach_()

@@ -494,3 +494,25 @@ def numbers_written_to_whole_ones(x: Tensor, i: Tensor) -> tuple[Tensor, Tensor]
     j = i * 2
     j.copy_(x.expand(3, 4))
     return i + j, x * 2
+
+
+@program(t(3, 4), t(4, dtype=torch.float64))
+def copied_over_and_cast(x: Tensor, w: Tensor) -> Tensor:
+    y = x * 3
+    y.copy_(w)
+    return y
+
+
+@program(t(4, 3), t(4))
+def copied_over_through_a_view(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y, z = x.t() * 3, x * 2
+    y.copy_(w)
+    z.view(-1).copy_(torch.cat([w, w, w]))
+    return y, z
+
+
+@program(t(3, 4))
+def copied_into_memory_with_gaps(x: Tensor) -> Tensor:
+    y = torch.empty_strided((3, 2), (4, 2)).copy_(x[:, ::2])
+    y.copy_(x[:, 1::2])
+    return y
