@@ -16,7 +16,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, RuleName, Tree, Value
 from foretrace.ir.types import TensorType
-from foretrace.rules.infer import Inference, frozen
+from foretrace.rules.infer import Inference
 from foretrace.rules.like_operand import FIRST_MADE_LIKE_OPERAND, in_operand_layout
 from foretrace.rules.schemas import schema_of
 from foretrace.rules.sparse import no_derivative, reads_sparse
@@ -31,7 +31,7 @@ from foretrace.rules.tape import (
 )
 from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.meaning import Meaning
-from foretrace.trace.memory import Memory
+from foretrace.trace.memory import Memory, frozen
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,10 +1,11 @@
 """Types of a leaf's results: torch's meta kernels and its FakeTensor, asked once per types."""
 
+import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -17,8 +18,8 @@ from foretrace.rules.probe import probe
 from foretrace.rules.sparse import reads_sparse
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Types
-from foretrace.trace.meaning import Given, map_leaves
-from foretrace.trace.memory import Learnt, Memory, lasts, symbols_of
+from foretrace.trace.meaning import Given
+from foretrace.trace.memory import Learnt, Memory, frozen, lasts, symbols_of
 from foretrace.trace.reported import OUTSIDE
 
 NOT_LINKED = "not linked with support for"
@@ -41,17 +42,18 @@ READS_NUMBERS = "to be on CPU, got meta"
 """Said of a tensor whose numbers a kernel reads, such as a list of scalars as one tensor."""
 TOO_STRICT = "this can't be cast because it is not safe"
 """What torch's Python kernels say of an `out` in whose dtype eager writes all the same."""
-HALF_ONLY = "Expected inputs of BF16 type"
-"""What the meta kernel of `_grouped_mm` says of float32, which eager takes.
-
-A build with CUDA aligns the result's rows by the dtype, so there it cannot be asked in another.
-"""
+INSTEAD: Final = {torch.uint8: torch.bool, torch.float32: torch.bfloat16}
+"""Dtypes that eager takes and a meta kernel need not (a mask's, `_grouped_mm`'s), and others."""
+MOST_BYTES = 2**28
+"""Of a call's operands, where a kernel is asked over real memory"""
 
 
 Once: TypeAlias = Callable[..., Tree]
 """Asks about one call, without the ways round what FakeTensor does not take"""
-Meta: TypeAlias = Callable[[TensorType], torch.Tensor]
-"""A meta tensor of a type; of its own where it may be written, as an op asks who shares memory"""
+Make: TypeAlias = Callable[[TensorType], torch.Tensor]
+"""A tensor of a type; of its own where it may be written, as an op asks who shares memory"""
+RAISED = (RuntimeError, TypeError, ValueError)
+"""By meta kernels, of calls that they do not take"""
 
 
 class Inference:
@@ -108,7 +110,7 @@ class Inference:
     def _written(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         try:
             with warnings.catch_warnings(action="ignore"):  # each run of the program gives its own
-                return self._run(func, args, kwargs, partial(self._once, after=True))
+                return self._run(func, args, kwargs, after=True)
         except RuntimeError as error:
             if TOO_STRICT in str(error):
                 raise _no_kernel(func) from error
@@ -117,20 +119,19 @@ class Inference:
     def _ask(self, key: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         plain = lasts(key) and not symbols_of(key) and not reads_sparse((args, kwargs))
         found = self._kernels.ask(func, args, kwargs) if plain else None
-        return as_eager(func, args, found or self._run(func, args, kwargs, self._once))
+        return as_eager(func, args, found or self._run(func, args, kwargs))
 
-    def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree], once: Once) -> Tree:
+    def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False) -> Tree:
+        ask: Once = partial(self._once, after=after)
         try:
-            return once(func, args, kwargs)
+            return ask(func, args, kwargs)
         except ZeroDivisionError:  # a form in Python, over how many elements there are
-            return self._of_nothing(func, args, kwargs)
-        except RuntimeError as error:
+            ask = partial(self._of_kernel, after=after)
+        except RAISED as error:
             if NOT_LINKED in str(error):
-                return self._elsewhere(func, args, kwargs, once)
-            if HALF_ONLY in str(error) and torch.version.cuda is None:
-                return self._in_half(func, args, kwargs, once)
+                return self._elsewhere(func, args, kwargs, ask)
             if NOT_STORED in str(error):
-                return once(func, args, kwargs, stored=0)
+                return self._once(func, args, kwargs, stored=0, after=after)
             if NOT_COALESCED in str(error):
                 raise _depends_on_data(func) from error
             if READS_NUMBERS in str(error):
@@ -138,9 +139,13 @@ class Inference:
             without = isinstance(error, Refusal) and error.kind == NO_KERNEL  # runs on numbers
             said = any(words in str(error) for words in NUMBERS_ONLY)
             if not said and not (without and _symbolic((args, kwargs))):
-                raise
+                if isinstance(error, Refusal) or not self._can_run(func, args, kwargs):
+                    raise
+                ask = partial(self._of_kernel, after=after)
+        if not _symbolic((args, kwargs)):
+            return ask(func, args, kwargs)
         numbers = self.symbols.numbers()
-        return probe(lambda call: once(func, *call), (args, kwargs), numbers, str(func))
+        return probe(lambda call: ask(func, *call), (args, kwargs), numbers, str(func))
 
     def _elsewhere(self, func: Any, args: Tree, kwargs: dict[str, Tree], once: Once) -> Tree:
         """As on cpu: for a device that the build lacks, where a meta kernel takes a guard of it."""
@@ -149,27 +154,54 @@ class Inference:
         result = once(func, *_moved((args, kwargs), there, here))
         return _moved(result, here, there)
 
-    def _of_nothing(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
-        """As the kernel of the CPU says: where there are no elements, it has nothing to do."""
-        device = _types((args, kwargs))[0].device
-        with torch_api.no_dispatch_modes(), torch.no_grad():
-            result = func(*_empty(args), **_empty(kwargs))
-        return map_leaves(result, lambda t: self.types.of(t, device).with_grad(False))
+    def _can_run(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
+        """Whether the CPU's kernel may be run over zeros, which need not notice what does not fit.
 
-    def _in_half(self, func: Any, args: Tree, kwargs: dict[str, Tree], once: Once) -> Tree:
-        """As in bfloat16, where a meta kernel takes less than eager: the layout is the same."""
-        full, half = torch.float32, torch.bfloat16
-        return _recast(once(func, *_recast((args, kwargs), full, half)), half, full)
+        Meta kernels say that it fits, of other dtypes.
+        """
+        types = _types((args, kwargs))
+        size = sum(math.prod(t.shape) * t.dtype.itemsize for t in types if not t.symbols)
+        alike = len({type.device for type in types}) == 1 and not reads_sparse((args, kwargs))
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        if func.namespace != "aten" or draws or not alike or size > MOST_BYTES:
+            return False
+        try:
+            self._once(func, *_recast((args, kwargs)))
+        except RAISED as error:
+            return isinstance(error, Refusal)
+        return True
+
+    def _of_kernel(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False
+    ) -> Tree:
+        """As the CPU's kernel says, run over zeros: a meta kernel may take less than it.
+
+        Raises:
+            Refusal: a size of the results depends on a mask's elements.
+            Exception: what the kernel raises of the call, in eager's words.
+        """
+        if any(type.device.type != "cpu" for type in _types((args, kwargs))):
+            return self._elsewhere(func, args, kwargs, partial(self._of_kernel, after=after))
+        found = []
+        for mask in (0, 1):
+            made: list[torch.Tensor] = []
+            with torch_api.no_dispatch_modes(), torch.no_grad():
+                real_args, real_kwargs = self._with((args, kwargs), made, partial(_filled, mask))
+                result = func(*real_args, **real_kwargs)
+            found.append(self._describe(made, []) if after else self._describe(result, made))
+        if found[0] != found[1] or torch.Tag.dynamic_output_shape in func.tags:
+            raise _depends_on_data(func)
+        return found[0]
 
     def _once(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], *, stored: int = STORED,
         after: bool = False,
     ) -> Tree:  # fmt: skip
-        """Types of the results; or, `after` the call, of the operands."""
+        """Types of the results, or `after` the call of the operands, as meta kernels say."""
         fakes: list[torch.Tensor] = []
         meta = partial(self._meta_of, stored, self._new_meta if after else self._meta)
         with torch_api.no_dispatch_modes(), torch_api.with_autograd(), torch.no_grad():
-            real_args, real_kwargs = self._fake((args, kwargs), fakes, meta)
+            real_args, real_kwargs = self._with((args, kwargs), fakes, partial(self._fake, meta))
             result = self._call(func, real_args, real_kwargs)
         described = self._describe(fakes, []) if after else self._describe(result, fakes)
         if any(STORED in type.shape for type in _types(described)):
@@ -193,17 +225,21 @@ class Inference:
     def _python_kernels(self) -> AbstractContextManager[None]:
         return torch_api.enable_python_dispatcher() if self.symbols.env else nullcontext()
 
-    def _fake(self, tree: Tree, fakes: list[torch.Tensor], meta: Meta) -> Any:
-        if isinstance(tree, TensorType):
-            fakes.append(torch_api.fake_tensor(self.mode, meta(tree), tree.device))
-            return fakes[-1]
-        if isinstance(tree, (tuple, list)):
-            return type(tree)([self._fake(item, fakes, meta) for item in tree])
-        if isinstance(tree, dict):
-            return {name: self._fake(item, fakes, meta) for name, item in tree.items()}
-        return self.symbols.symbolic(tree)
+    def _with(self, tree: Tree, made: list[torch.Tensor], make: Make) -> Any:
+        """The structure with a tensor for each type, which `made` lists."""
 
-    def _meta_of(self, stored: int, dense: Meta, type: TensorType) -> torch.Tensor:
+        def of(leaf: Any) -> Any:
+            if not isinstance(leaf, TensorType):
+                return self.symbols.symbolic(leaf)
+            made.append(make(leaf))
+            return made[-1]
+
+        return torch_api.tree_map(of, tree)
+
+    def _fake(self, meta: Make, type: TensorType) -> torch.Tensor:
+        return torch_api.fake_tensor(self.mode, meta(type), type.device)
+
+    def _meta_of(self, stored: int, dense: Make, type: TensorType) -> torch.Tensor:
         if not type.sparse:
             return dense(type)
         shape = map(self.symbols.number, type.shape)
@@ -278,52 +314,28 @@ def _types(tree: Tree) -> list[TensorType]:
     return [leaf for leaf in torch_api.tree_leaves(tree) if isinstance(leaf, TensorType)]
 
 
-def _empty(tree: Tree) -> Any:
-    """The structure with a tensor of the CPU for each type."""
-    if isinstance(tree, dict):
-        return {name: _empty(item) for name, item in tree.items()}
-    return map_leaves(
-        tree, lambda t: torch.empty_strided(t.shape, t.stride, dtype=t.dtype)
-        if isinstance(t, TensorType) else t
-    )  # fmt: skip
+def _filled(mask: int, type: TensorType) -> torch.Tensor:
+    made = torch.empty_strided(type.shape, type.stride, dtype=type.dtype)
+    return made.fill_(mask if type.dtype in (torch.bool, torch.uint8) else 0)
 
 
 def _moved(tree: Tree, old: torch.device, new: torch.device) -> Any:
     """The structure with one device in the place of another."""
-    if isinstance(tree, TensorType):
-        return tree.on(new) if tree.device == old else tree
-    if isinstance(tree, torch.device):
-        return new if tree == old else tree
-    if isinstance(tree, (tuple, list)):
-        return type(tree)([_moved(item, old, new) for item in tree])
-    if isinstance(tree, dict):
-        return {name: _moved(item, old, new) for name, item in tree.items()}
-    return tree
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, TensorType):
+            return leaf.on(new) if leaf.device == old else leaf
+        return new if isinstance(leaf, torch.device) and leaf == old else leaf
+
+    return torch_api.tree_map(moved, tree)
 
 
-def _recast(tree: Tree, old: torch.dtype, new: torch.dtype) -> Any:
-    """The structure with one dtype in the place of another."""
-    if isinstance(tree, TensorType):
-        return tree.but(dtype=new) if tree.dtype == old else tree
-    if isinstance(tree, (tuple, list)):
-        return type(tree)([_recast(item, old, new) for item in tree])
-    if isinstance(tree, dict):
-        return {name: _recast(item, old, new) for name, item in tree.items()}
-    return new if tree is old else tree
+def _recast(tree: Tree) -> Any:
+    """The structure in the dtypes of `INSTEAD`."""
 
+    def recast(leaf: Any) -> Any:
+        if isinstance(leaf, TensorType):
+            return leaf.but(dtype=INSTEAD.get(leaf.dtype, leaf.dtype))
+        return INSTEAD.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
 
-def frozen(tree: Tree, *, followed: bool = True) -> Any:
-    """The structure as a key: numbers of different types, and zeros of different sign, differ.
-
-    Without `followed`, it does not matter which tensors autograd follows.
-    """
-    if isinstance(tree, TensorType):
-        return tree if followed else tree.with_grad(False)
-    if isinstance(tree, (tuple, list)):
-        return tuple([frozen(item, followed=followed) for item in tree])
-    if isinstance(tree, dict):
-        pairs = tree.items()
-        return tuple([(name, frozen(item, followed=followed)) for name, item in pairs])
-    if isinstance(tree, float):
-        return tree.hex()
-    return (type(tree), tree) if isinstance(tree, (int, bool)) else tree
+    return torch_api.tree_map(recast, tree)

@@ -94,6 +94,7 @@ from foretrace.torch_api.pytree import (
     tree_flatten,
     tree_flatten_with_path,
     tree_leaves,
+    tree_map,
     tree_unflatten,
     without_keys,
 )
@@ -249,6 +250,7 @@ __all__ = [
     "tree_flatten",
     "tree_flatten_with_path",
     "tree_leaves",
+    "tree_map",
     "tree_unflatten",
     "uncompiled",
     "unoptimized",

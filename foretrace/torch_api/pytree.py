@@ -17,6 +17,7 @@ from torch.utils._pytree import (
     keystr,
     tree_flatten,
     tree_leaves,
+    tree_map,
 )
 
 # As above; the name is that of our own below.
@@ -32,6 +33,7 @@ __all__ = [
     "tree_flatten",
     "tree_flatten_with_path",
     "tree_leaves",
+    "tree_map",
     "tree_unflatten",
     "without_keys",
 ]

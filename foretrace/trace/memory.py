@@ -13,6 +13,7 @@ import sympy
 import torch
 
 from foretrace import torch_api
+from foretrace.ir.op import Tree
 from foretrace.ir.types import TensorType
 from foretrace.symbols.questions import NotingShapeEnv, Question
 from foretrace.symbols.sizes import Symbols
@@ -154,3 +155,20 @@ def symbols_of(key: Any) -> frozenset[sympy.Symbol]:
     if type(key) is tuple:
         return frozenset().union(*map(symbols_of, key))
     return frozenset(key.free_symbols) if isinstance(key, sympy.Basic) else frozenset()
+
+
+def frozen(tree: Tree, *, followed: bool = True) -> Any:
+    """The structure as a key: numbers of different types, and zeros of different sign, differ.
+
+    Without `followed`, it does not matter which tensors autograd follows.
+    """
+    if isinstance(tree, TensorType):
+        return tree if followed else tree.with_grad(False)
+    if isinstance(tree, (tuple, list)):
+        return tuple([frozen(item, followed=followed) for item in tree])
+    if isinstance(tree, dict):
+        pairs = tree.items()
+        return tuple([(name, frozen(item, followed=followed)) for name, item in pairs])
+    if isinstance(tree, float):
+        return tree.hex()
+    return (type(tree), tree) if isinstance(tree, (int, bool)) else tree

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import foretrace
 from tests.bits import same_bits
+from tests.compare import same_as_eager
 from tests.refusing import check, refused
 
 X = torch.randn(6, 8)
@@ -134,3 +135,36 @@ def test_what_another_thread_draws_is_left_to_it() -> None:
         ended.set()
         other.join()
         assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(3)))
+
+
+def chooses_by_bytes(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(mask, x, 0.0), x.exp().where(mask, x)
+
+
+def indexes_by_bytes(x: Tensor, mask: Tensor) -> Tensor:
+    return x[mask]  # here
+
+
+def fills_by_bytes(x: Tensor, mask: Tensor) -> Tensor:
+    return x.masked_fill(mask, 0.0)  # here
+
+
+BYTES = (X > 0).to(torch.uint8)
+
+
+@pytest.mark.filterwarnings("ignore:.*uint8")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_mask_of_bytes(dynamic: bool) -> None:
+    """Eager takes it and warns, torch's meta kernel raises."""
+    x = X.clone().requires_grad_()
+    same_as_eager(chooses_by_bytes, (x, BYTES), loss=None, dynamic_shapes=dynamic)
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [(indexes_by_bytes, "data-dependent"), (fills_by_bytes, "program raised")],
+)
+def test_whether_eager_takes_bytes(program: Callable[..., Tensor], kind: str) -> None:
+    refusal = refused(program, (X, BYTES))
+    check(refusal, at=program)
+    assert refusal.kind == kind
