@@ -11,7 +11,7 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.ir.module_stack import ModuleStacks
 from foretrace.ir.names import Names, called_like_a_keyword, calls_target, spelled, wish
-from foretrace.ir.op import Op, Tree, Value, target_name
+from foretrace.ir.op import Op, Tree, Value, map_tree, target_name
 from foretrace.ir.program import Graph, Input, Output
 from foretrace.ir.size_nodes import write_size
 from foretrace.ir.types import TensorType
@@ -149,17 +149,16 @@ class Emitter:
     # ---- arguments ----------------------------------------------------------------------------
 
     def _arguments(self, tree: Tree) -> Any:
-        if isinstance(tree, Value):
-            return self.nodes[tree]
-        if isinstance(tree, (tuple, list)):
-            return type(tree)([self._arguments(item) for item in tree])
-        if isinstance(tree, dict):
-            return {name: self._arguments(item) for name, item in tree.items()}
-        if isinstance(tree, sympy.Basic):
-            return self._size(tree)
-        if type(tree) is complex:
-            return Complex(tree)
-        return tree if type(tree) in SPELLED else self._attribute(tree)
+        return map_tree(tree, self._argument)
+
+    def _argument(self, leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            return self.nodes[leaf]
+        if isinstance(leaf, sympy.Basic):
+            return self._size(leaf)
+        if type(leaf) is complex:
+            return Complex(leaf)
+        return leaf if type(leaf) in SPELLED else self._attribute(leaf)
 
     def _attribute(self, item: Any) -> fx.Node:
         """An argument that generated code cannot spell."""

@@ -265,6 +265,16 @@ def _collect(tree: Tree, found: list[Value]) -> None:
         _collect(list(tree), found)
 
 
+def map_tree(tree: Tree, change: Callable[[Any], Any]) -> Any:
+    """The structure with every leaf changed; a named tuple is a plain one then."""
+    if isinstance(tree, (tuple, list)):
+        found = [map_tree(item, change) for item in tree]
+        return found if isinstance(tree, list) else tuple(found)
+    if isinstance(tree, dict):
+        return {key: map_tree(item, change) for key, item in tree.items()}
+    return change(tree)
+
+
 def map_values(tree: Tree, change: Callable[[Value], Tree]) -> Tree:
     """The structure with every value replaced by `change(value)`."""
     if isinstance(tree, Value):

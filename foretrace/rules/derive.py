@@ -14,7 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, RuleName, Tree, Value
+from foretrace.ir.op import Op, RuleName, Tree, Value, map_tree
 from foretrace.ir.types import TensorType
 from foretrace.rules.infer import Inference
 from foretrace.rules.like_operand import FIRST_MADE_LIKE_OPERAND, in_operand_layout
@@ -257,13 +257,10 @@ class Derivatives:
         return stood
 
     def _concrete(self, tree: Tree, stand_ins: Any) -> Any:
-        if isinstance(tree, TensorType):
-            return next(stand_ins)
-        if isinstance(tree, (tuple, list)):
-            return type(tree)([self._concrete(item, stand_ins) for item in tree])
-        if isinstance(tree, dict):
-            return {name: self._concrete(item, stand_ins) for name, item in tree.items()}
-        return self.types.symbols.symbolic(tree)
+        symbolic = self.types.symbols.symbolic
+        return map_tree(
+            tree, lambda leaf: next(stand_ins) if isinstance(leaf, TensorType) else symbolic(leaf)
+        )
 
     def _backward(
         self, func: Any, forward: _Forward, tangents: tuple[TensorType | None, ...]
@@ -330,10 +327,4 @@ def _is_number(item: Any) -> bool:
 
 
 def _unfollowed(tree: Tree) -> Any:
-    if isinstance(tree, TensorType):
-        return tree.with_grad(False)
-    if isinstance(tree, (tuple, list)):
-        return type(tree)([_unfollowed(item) for item in tree])
-    if isinstance(tree, dict):
-        return {name: _unfollowed(item) for name, item in tree.items()}
-    return tree
+    return map_tree(tree, lambda t: t.with_grad(False) if isinstance(t, TensorType) else t)

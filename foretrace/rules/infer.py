@@ -11,7 +11,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Tree
+from foretrace.ir.op import Tree, map_tree
 from foretrace.ir.types import TensorType
 from foretrace.rules.meta import MetaKernels, as_eager, as_iterated
 from foretrace.rules.probe import probe
@@ -234,7 +234,7 @@ class Inference:
             made.append(make(leaf))
             return made[-1]
 
-        return torch_api.tree_map(of, tree)
+        return map_tree(tree, of)
 
     def _fake(self, meta: Make, type: TensorType) -> torch.Tensor:
         return torch_api.fake_tensor(self.mode, meta(type), type.device)
@@ -327,7 +327,7 @@ def _moved(tree: Tree, old: torch.device, new: torch.device) -> Any:
             return leaf.on(new) if leaf.device == old else leaf
         return new if isinstance(leaf, torch.device) and leaf == old else leaf
 
-    return torch_api.tree_map(moved, tree)
+    return map_tree(tree, moved)
 
 
 def _recast(tree: Tree) -> Any:
@@ -338,4 +338,4 @@ def _recast(tree: Tree) -> Any:
             return leaf.but(dtype=INSTEAD.get(leaf.dtype, leaf.dtype))
         return INSTEAD.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
 
-    return torch_api.tree_map(recast, tree)
+    return map_tree(tree, recast)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.op import Tree
+from foretrace.ir.op import Tree, map_tree
 from foretrace.ir.types import TensorType
 from foretrace.rules.schemas import schema_of
 from foretrace.trace.abstract import Types
@@ -92,15 +92,14 @@ class MetaKernels:
         return self._described(result, devices.pop(), metas)
 
     def _real(self, tree: Tree, operands: list[TensorType], metas: list[torch.Tensor]) -> Any:
-        if isinstance(tree, TensorType):
-            operands.append(tree)
-            metas.append(self.meta(tree))
+        def of(leaf: Any) -> Any:
+            if not isinstance(leaf, TensorType):
+                return leaf
+            operands.append(leaf)
+            metas.append(self.meta(leaf))
             return metas[-1]
-        if isinstance(tree, (tuple, list)):
-            return type(tree)([self._real(item, operands, metas) for item in tree])
-        if isinstance(tree, dict):
-            return {name: self._real(item, operands, metas) for name, item in tree.items()}
-        return tree
+
+        return map_tree(tree, of)
 
     def _described(
         self, result: Any, device: torch.device, metas: list[torch.Tensor]

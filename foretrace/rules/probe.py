@@ -11,8 +11,9 @@ from typing import Any
 
 import sympy
 
+from foretrace import torch_api
 from foretrace.errors import Refusal, Way
-from foretrace.ir.op import Tree
+from foretrace.ir.op import Tree, map_tree
 from foretrace.ir.types import Size, TensorType
 
 Numbers = dict[sympy.Symbol, int]
@@ -91,28 +92,23 @@ class _Merge:
 
 
 def _sizes(tree: Tree) -> Iterator[Size]:
-    if isinstance(tree, TensorType):
-        yield from (*tree.shape, *tree.stride, tree.offset)
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from _sizes(item)
-    elif isinstance(tree, dict):
-        yield from _sizes(list(tree.values()))
-    elif isinstance(tree, sympy.Basic):
-        yield tree
+    for leaf in torch_api.tree_leaves(tree):
+        if isinstance(leaf, TensorType):
+            yield from (*leaf.shape, *leaf.stride, leaf.offset)
+        elif isinstance(leaf, sympy.Basic):
+            yield leaf
 
 
 def _with_numbers(tree: Tree, numbers: Numbers) -> Tree:
-    if isinstance(tree, TensorType):
-        shape = tuple(_number(size, numbers) for size in tree.shape)
-        stride = tuple(_number(size, numbers) for size in tree.stride)
-        offset = _number(tree.offset, numbers)
-        return TensorType(shape, stride, tree.dtype, tree.device, offset, lazy=tree.lazy)
-    if isinstance(tree, (tuple, list)):
-        return type(tree)([_with_numbers(item, numbers) for item in tree])
-    if isinstance(tree, dict):
-        return {name: _with_numbers(item, numbers) for name, item in tree.items()}
-    return _number(tree, numbers) if isinstance(tree, sympy.Basic) else tree
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, TensorType):
+            shape = tuple(_number(size, numbers) for size in leaf.shape)
+            stride = tuple(_number(size, numbers) for size in leaf.stride)
+            offset = _number(leaf.offset, numbers)
+            return TensorType(shape, stride, leaf.dtype, leaf.device, offset, lazy=leaf.lazy)
+        return _number(leaf, numbers) if isinstance(leaf, sympy.Basic) else leaf
+
+    return map_tree(tree, of)
 
 
 def _number(size: Any, numbers: Numbers) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Origin, Tree, Value, values_in
+from foretrace.ir.op import Op, Origin, Tree, Value, map_tree, values_in
 from foretrace.ir.types import TensorType
 from foretrace.rules.infer import Inference
 from foretrace.rules.semantics import OperatorSemantics
@@ -140,7 +140,7 @@ class Tape(Recorder):
         """New values for operands that the op writes to without returning them."""
         stand_ins = {_value(t): t for t in torch_api.tree_leaves((args, kwargs))
                      if isinstance(t, Abstract)}  # fmt: skip
-        values = [_maptensors_in(tree) for tree in (args, kwargs)]
+        values = map_tree([args, kwargs], lambda x: _value(x) if isinstance(x, Abstract) else x)
         for value in self.semantics.schema(func).written_now(*values):
             tensor = stand_ins[value]
             if not any(tensor is each for each in returned):
@@ -148,15 +148,16 @@ class Tape(Recorder):
                 yield tensor.ft_value
 
     def _answer(self, result: Tree, tensors: list[Abstract]) -> Any:
-        if isinstance(result, TensorType):
-            return self.abstract(Value(result))
-        if isinstance(result, Given):
-            operand = tensors[result.operand]
+        def of(leaf: Any) -> Any:
+            if isinstance(leaf, TensorType):
+                return self.abstract(Value(leaf))
+            if not isinstance(leaf, Given):
+                return leaf
+            operand = tensors[leaf.operand]
             operand.ft_value = Value(_value(operand).type)  # written: another value from now on
             return operand
-        if isinstance(result, (tuple, list)):
-            return type(result)([self._answer(item, tensors) for item in result])
-        return result
+
+        return map_tree(result, of)
 
     def _same(self, tensor: Abstract) -> Abstract:
         """A copy that autograd keeps: the same value."""
@@ -173,29 +174,13 @@ def _value(tensor: Abstract) -> Value:
 
 
 def _typed(tree: Any, types: Types) -> Tree:
-    if isinstance(tree, Abstract):
-        return _value(tree).type.with_grad(False)
-    if isinstance(tree, (tuple, list)):
-        return (
-            [_typed(t, types) for t in tree]
-            if type(tree) is not tuple
-            else tuple([_typed(t, types) for t in tree])
-        )
-    if isinstance(tree, dict):
-        return {name: _typed(item, types) for name, item in tree.items()}
-    if isinstance(tree, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return types.symbols.scalar(tree)
-    return tree
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, Abstract):
+            return _value(leaf).type.with_grad(False)
+        numbers = (torch.SymInt, torch.SymFloat, torch.SymBool)
+        return types.symbols.scalar(leaf) if isinstance(leaf, numbers) else leaf
 
-
-def _maptensors_in(tree: Any) -> Any:
-    if isinstance(tree, Abstract):
-        return _value(tree)
-    if isinstance(tree, (tuple, list)):
-        return [_maptensors_in(item) for item in tree]
-    if isinstance(tree, dict):
-        return {name: _maptensors_in(item) for name, item in tree.items()}
-    return tree
+    return map_tree(tree, of)
 
 
 def _no_lift(tensor: torch.Tensor) -> Abstract:

@@ -94,7 +94,6 @@ from foretrace.torch_api.pytree import (
     tree_flatten,
     tree_flatten_with_path,
     tree_leaves,
-    tree_map,
     tree_unflatten,
     without_keys,
 )
@@ -250,7 +249,6 @@ __all__ = [
     "tree_flatten",
     "tree_flatten_with_path",
     "tree_leaves",
-    "tree_map",
     "tree_unflatten",
     "uncompiled",
     "unoptimized",

@@ -17,7 +17,6 @@ from torch.utils._pytree import (
     keystr,
     tree_flatten,
     tree_leaves,
-    tree_map,
 )
 
 # As above; the name is that of our own below.
@@ -33,7 +32,6 @@ __all__ = [
     "tree_flatten",
     "tree_flatten_with_path",
     "tree_leaves",
-    "tree_map",
     "tree_unflatten",
     "without_keys",
 ]

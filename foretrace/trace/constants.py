@@ -16,7 +16,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal, Way
-from foretrace.ir.op import ModuleCall, Op, Tree, Value, target_name, values_in
+from foretrace.ir.op import ModuleCall, Op, Tree, Value, map_tree, target_name, values_in
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Numbers, with_numbers
 from foretrace.trace.meaning import Semantics
@@ -156,13 +156,8 @@ class Constants:
                 self._keep(inner, tensor)
 
     def _concrete(self, tree: Tree) -> Any:
-        if isinstance(tree, Value):
-            return self.known[tree]
-        if isinstance(tree, (tuple, list)):
-            return type(tree)([self._concrete(item) for item in tree])
-        if isinstance(tree, dict):
-            return {name: self._concrete(item) for name, item in tree.items()}
-        return self._put_numbers(tree)
+        put = self._put_numbers
+        return map_tree(tree, lambda t: self.known[t] if isinstance(t, Value) else put(t))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Definition, Op, Tree, Value, map_values, values_in
+from foretrace.ir.op import Definition, Op, Tree, Value, map_tree, map_values, values_in
 from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.admitted import check_dtypes
@@ -19,7 +19,7 @@ from foretrace.trace.alias import Records, current
 from foretrace.trace.casts import INSIDE
 from foretrace.trace.effects import written
 from foretrace.trace.made_leaves import REQUIRES_GRAD, required
-from foretrace.trace.meaning import Given, Meaning, Share, leaves, map_leaves
+from foretrace.trace.meaning import Given, Meaning, Share, leaves
 
 ITEM = torch.ops.aten.item.default
 """Its body refuses the label "meta", although a constant has a value on any device."""
@@ -70,7 +70,7 @@ def learn(
         followed = recorder.semantics.followed(func, *typed)
         fresh = [t.with_grad(on) for t, on in zip(fresh, followed, strict=bool(followed))] or fresh
     types = iter(map(recorder.types.intern, fresh))
-    result = map_leaves(result, lambda t: next(types) if isinstance(t, TensorType) else t)
+    result = map_tree(result, lambda t: next(types) if isinstance(t, TensorType) else t)
     factory = "pin_memory" in schema.arguments or func is LIFTED
     return Meaning(result, None, choice, views, factory=factory)
 
@@ -172,7 +172,7 @@ class Fold:
         except Refusal as refusal:
             # a copy, as one that was raised holds all that ran
             raise copy(self.refusal) if refusal.kind == "data-dependent" else refusal from None
-        return map_leaves(
+        return map_tree(
             result, lambda t: recorder.lift_constant(t) if isinstance(t, torch.Tensor) else t
         )
 
@@ -212,7 +212,7 @@ class Inline:
         made = {out for op in ops for out in op.outs}
         outs = tuple(v for v in dict.fromkeys(values) if v in made)
         named = iter(values)
-        tree = map_leaves(result, lambda t: next(named) if isinstance(t, Abstract) else t)
+        tree = map_tree(result, lambda t: next(named) if isinstance(t, Abstract) else t)
         recorder.append(
             Op(func, args, kwargs, tree, outs, origin=origin, region=ops, choice=self.choice)
         )
@@ -244,4 +244,4 @@ def _definition_meaning(
     body = Definition(tuple(params), tuple(ops), tuple(outs))
     used = {operand for op in ops for operand in op.operands}
     closed = used <= made.union(params)  # a constant made inside is an input of this capture
-    return Meaning(map_leaves(result, describe), body, choice, views, lasting=closed)
+    return Meaning(map_tree(result, describe), body, choice, views, lasting=closed)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, TypeAlias
 
-from foretrace.ir.op import Choice, Definition, Op, Tree, Value, ViewStep, values_in
+from foretrace.ir.op import Choice, Definition, Op, Tree, Value, ViewStep, map_tree, values_in
 from foretrace.ir.types import TensorType
 from foretrace.trace.memory import Learnt
 
@@ -197,21 +197,13 @@ def leaves(tree: Tree) -> list[Any]:
     return [tree]
 
 
-def map_leaves(tree: Tree, change: Callable[[Any], Any]) -> Tree:
-    """The structure with every leaf changed; a named tuple is a plain one then."""
-    if isinstance(tree, (tuple, list)):
-        kind = list if isinstance(tree, list) else tuple
-        return kind([map_leaves(item, change) for item in tree])
-    return change(tree)
-
-
 def fill(result: Tree, operands: list[Value], made: list[Value]) -> Tree:
     """The result structure with a new value for each type and the operand for each Given."""
-    if isinstance(result, TensorType):
-        made.append(Value(result))
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorType):
+            return operands[leaf.operand] if isinstance(leaf, Given) else leaf
+        made.append(Value(leaf))
         return made[-1]
-    if isinstance(result, Given):
-        return operands[result.operand]
-    if isinstance(result, (tuple, list)):
-        return type(result)([fill(item, operands, made) for item in result])
-    return result
+
+    return map_tree(result, of)

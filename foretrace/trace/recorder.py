@@ -21,6 +21,7 @@ from foretrace.ir.op import (
     Target,
     Tree,
     Value,
+    map_tree,
     map_values,
     values_in,
 )
@@ -31,7 +32,7 @@ from foretrace.trace.alias import Held, alias_of, current, link
 from foretrace.trace.casts import Casts
 from foretrace.trace.learn import casting_inside, learn
 from foretrace.trace.made_leaves import LEAF, REQUIRES_GRAD
-from foretrace.trace.meaning import Given, Meaning, Semantics, fill, map_leaves
+from foretrace.trace.meaning import Given, Meaning, Semantics, fill
 from foretrace.trace.memory import Memory
 from foretrace.trace.offsets import FROM_START, in_graph, placed
 from foretrace.trace.reading import Call, key_of
@@ -244,7 +245,7 @@ class Recorder(torch_api.TorchDispatchMode):
             return self.emit(func, args, kwargs or {}, meaning, operands)
         tensors = [self.abstract(value) for value in operands]
         made = meaning.inline(self, func, args, kwargs or {}, tensors)
-        result = map_leaves(
+        result = map_tree(
             made, lambda t: current(alias_of(t), self) if isinstance(t, Abstract) else t
         )
         outs = tuple(values_in(result))
@@ -298,7 +299,7 @@ class Recorder(torch_api.TorchDispatchMode):
         if type(meaning.result) is TensorType:
             return new[0]
         fresh = iter(new)
-        return map_leaves(
+        return map_tree(
             meaning.result,
             lambda t: next(fresh) if isinstance(t, TensorType)
             else tensors[t.operand] if isinstance(t, Given) else t,
