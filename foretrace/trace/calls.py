@@ -11,7 +11,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import ModuleCall, Value
 from foretrace.trace.abstract import Abstract
-from foretrace.trace.alias import current
+from foretrace.trace.made_leaves import value_of
 from foretrace.trace.recorder import Recorder
 
 
@@ -55,10 +55,7 @@ class _Watch:
 
     def _seen(self, leaves: list[Any]) -> list[Any]:
         return [
-            leaf.ft_value or current(leaf.ft_alias, self.recorder)
-            if isinstance(leaf, Abstract)
-            else leaf
-            for leaf in leaves
+            value_of(leaf, self.recorder) if isinstance(leaf, Abstract) else leaf for leaf in leaves
         ]
 
 

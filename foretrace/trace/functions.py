@@ -21,7 +21,8 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.trace.abstract import Abstract, follow
-from foretrace.trace.alias import alias_of, current
+from foretrace.trace.alias import alias_of
+from foretrace.trace.made_leaves import value_of
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.reported import Reported
 
@@ -62,7 +63,7 @@ class Context(FunctionCtx):
     def _snapshot(self, tensor: Any) -> Any:
         if not isinstance(tensor, Abstract):
             return tensor
-        return self._recorder.abstract(tensor.ft_value or current(tensor.ft_alias, self._recorder))
+        return self._recorder.abstract(value_of(tensor, self._recorder))
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
@@ -172,8 +173,7 @@ class _Call:
 
     def _value(self, tensor: torch.Tensor) -> Value:
         abstract: Any = self.recorder.lift(tensor) if _real(tensor) else tensor
-        value: Value = abstract.ft_value or current(abstract.ft_alias, self.recorder)
-        return value
+        return value_of(abstract, self.recorder)
 
     # ---- results ------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from foretrace.trace.abstract import Abstract
 from foretrace.trace.alias import alias_of, check_based, current
 from foretrace.trace.changes import FIRST_CALL
 from foretrace.trace.lines import Lines
+from foretrace.trace.made_leaves import value_of
 from foretrace.trace.owners import Borrowed
 from foretrace.trace.recorder import Recorder
 
@@ -40,7 +41,7 @@ def mutations_of(
     stood = {id(stand) for stand in stands}
     for before, now in loan.rebound():
         if isinstance(now, Abstract) and id(now) not in stood:
-            value = now.ft_value or current(now.ft_alias, recorder)
+            value = value_of(now, recorder)
             found.append(Mutation(indices[id(before)], value, rebound=True))
     return found
 

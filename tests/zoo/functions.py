@@ -175,3 +175,11 @@ def function_that_no_gradient_reaches(x: Tensor) -> Tensor:
 @program(t(4), may_refuse=AS_JOINT)
 def function_told_of_no_gradient(x: Tensor) -> Tensor:
     return Stopped.apply(Stopped.apply(Sloped.apply(x, x))[1])[0]
+
+
+@program(c(3), t(3), may_refuse=AS_JOINT)
+def function_of_leaves_that_a_factory_made(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    leaf = torch.ones_like(x, requires_grad=True)
+    scaled, _, exp = Scaled.apply(leaf, torch.full_like(x, 0.5, requires_grad=True), 2.0)
+    seen, _ = Stopped.apply(torch.zeros(3, requires_grad=True))
+    return scaled * w, exp, leaf, seen * w
