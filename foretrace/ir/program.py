@@ -87,8 +87,8 @@ class Output:
     """the written input whose memory the output shares"""
     view_type: TensorType | None = None
     """how the output looks at that memory"""
-    ends: bool = False
-    """whether its history ends at a leaf or at a view under no_grad, before it is that input's"""
+    apart: bool = False
+    """autograd does not follow it to that input, but as what the graph gives for it"""
 
 
 @dataclass(frozen=True, slots=True)

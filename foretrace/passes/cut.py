@@ -22,7 +22,7 @@ from foretrace.ir.op import (
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
 from foretrace.ir.types import TensorType
 from foretrace.passes.differentiate import Differentiation
-from foretrace.passes.history import History, left_in_memory, with_history
+from foretrace.passes.history import History, left_in_memory, unmarked, with_history
 from foretrace.passes.live import live, values_of, with_saved, without_unread
 from foretrace.passes.select import Selector, selects
 from foretrace.passes.stale import SavedOver, Stale, applied, saved_over
@@ -30,7 +30,6 @@ from foretrace.rules.derive import Derivatives
 from foretrace.rules.schemas import schema_of
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.functions import FunctionCall
-from foretrace.trace.made_leaves import unmarked
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ UNSEEN = "autograd does not follow this write: new content, the history of what 
 NO_GRAD = "the program ran this under torch.no_grad(), and a graph has no grad mode"
 BELOW = "the program did not let autograd follow this, and a graph's operator would be"
 LOOSE = "a view that is taken under no_grad requires grad, and no gradient goes through it"
+GIVEN = "the graph gives the gradient of a leaf that the program makes"
 COPIED = "autograd saves a copy of what an in-place op writes to"
 WRONG = "torch's own derivative of it is wrong for what it writes over, or there is none"
 NO_FORMULA = "the form that returns the new value has no derivative in torch, or another one"
@@ -191,7 +192,7 @@ def _copied_over(op: Op, last: Op) -> Iterator[Op]:
     if last.target is aten.copy.default:
         new = last.args[1]
     else:
-        yield _renamed(last, {out: new})
+        yield renamed(last, {out: new})
     yield from copied(op, op.args[0], out, REPLACED)
     yield called(op, aten.copy_.default, (out, new), done, REPLACED)
 
@@ -212,8 +213,9 @@ def _of_a_copy(op: Op) -> Iterator[Op]:
     copy = Value(old.type)
     yield from copied(op, old, copy, COPIED)
     for inner in op.body or ():
-        first = (copy,) if inner.args and inner.args[0] is old else inner.args[:1]
-        yield _with_args(inner, (*first, *inner.args[1:])) if first[:1] == (copy,) else inner
+        first = inner.args[:1] == (old,)
+        args = (copy, *inner.args[1:])
+        yield _with_args(inner, args, inner.kwargs, COPIED) if first else inner
 
 
 def _escapes(op: Op, history: History) -> bool:
@@ -230,7 +232,7 @@ def _escapes(op: Op, history: History) -> bool:
 
 def _detached(op: Op, visible: Collection[Value]) -> Iterator[Op]:
     raw = {out: Value(out.type, out.hint) for out in op.outs if out.type.differentiable}
-    yield _renamed(op, raw)
+    yield renamed(op, raw)
     why = NO_GRAD if not op.origin.grad_mode else BELOW
     for out, before in raw.items():
         if not (out.type.requires_grad and out in visible):
@@ -247,10 +249,7 @@ def _of_detached(op: Op) -> Iterator[Op]:
     for value, detached in bare.items():
         yield called(op, aten.detach.default, (value,), detached, NO_GRAD)
     args, kwargs = substitute((op.args, op.kwargs), bare)
-    choice = Choice(HISTORY, "spelled out", NO_GRAD)
-    yield Op(
-        op.target, args, kwargs, op.result, op.outs, origin=op.origin, choice=choice, piece_of=op,
-    )  # fmt: skip
+    yield _with_args(op, args, kwargs, NO_GRAD)
 
 
 def _errs(op: Op) -> bool:
@@ -290,7 +289,7 @@ def _overwritten(op: Op, history: History) -> Iterator[Op]:
     raw = Value(out.type.with_grad(False))
     inside = replace(history, below=lambda _: False, around=True, copied=())
     for inner in history.trained_body(op):
-        yield from with_history([_renamed(inner, {out: raw})], inside)
+        yield from with_history([renamed(inner, {out: raw})], inside)
     kept, view = Value(out.type.with_grad(False)), Value(out.type.with_grad(False))
     yield from copied(op, base, out, UNSEEN)
     yield called(op, aten.detach.default, (out,), view, UNSEEN)
@@ -309,26 +308,32 @@ def left_in_memory(value: Value, now: Value | None, because: Op) -> Iterator[Op]
     yield called(because, aten.copy_.default, (view, view if now is None else now), done, WRITTEN)
 
 
-def _renamed(op: Op, renamed: dict[Value, Value]) -> Op:
+def unmarked(op: Op) -> Op:
+    """For a graph that has its gradients itself: the same tensor, unseen by autograd."""
+    leaf = op.target is aten.requires_grad_.default
+    return called(op, aten.detach.default, op.args[:1], op.outs[0], GIVEN) if leaf else op
+
+
+def renamed(op: Op, new: dict[Value, Value]) -> Op:
     """The op with other values; it is the tree's own, and so are its arguments, if it has none."""
-    if renamed.keys().isdisjoint((*op.operands, *op.outs)):
+    if new.keys().isdisjoint((*op.operands, *op.outs)):
         return op
     args, kwargs = op.args, op.kwargs
-    if not renamed.keys().isdisjoint(op.operands):
-        args, kwargs = substitute((args, kwargs), renamed)
+    if not new.keys().isdisjoint(op.operands):
+        args, kwargs = substitute((args, kwargs), new)
     body = op.body  # a copy of what is shared would be no part of the tree
     return Op(
-        op.target, args, kwargs, substitute(op.result, renamed),
-        tuple(renamed.get(out, out) for out in op.outs), origin=op.origin,
+        op.target, args, kwargs, substitute(op.result, new),
+        tuple(new.get(out, out) for out in op.outs), origin=op.origin,
         definition=op.definition, because=op.because, rule=op.rule, choice=op.choice,
-        region=[_renamed(inner, renamed) for inner in body] if body else body,
+        region=[renamed(inner, new) for inner in body] if body else body,
         writes=op.writes, piece_of=op.piece_of,
     )  # fmt: skip
 
 
-def _with_args(op: Op, args: tuple[Any, ...]) -> Op:
-    choice = Choice(HISTORY, "spelled out", COPIED)
+def _with_args(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Op:
+    choice = Choice(HISTORY, "spelled out", why)
     return Op(
-        op.target, args, op.kwargs, op.result, op.outs, origin=op.origin, region=op.region,
+        op.target, args, kwargs, op.result, op.outs, origin=op.origin, region=op.region,
         definition=op.definition, choice=choice, piece_of=op,
     )  # fmt: skip

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Origin, Tree, Value, substitute, values_in
+from foretrace.ir.op import Op, Origin, Tree, Value, values_in
 from foretrace.ir.program import Mutation, Output, Recorded
+from foretrace.ir.types import TensorType
+from foretrace.passes.history import renamed
 
 aten = torch.ops.aten
 NOWHERE = Origin(None, None)
@@ -69,7 +71,7 @@ class _Spelling:
             copies = {value: Value(value.type) for value in op.operands if value in unseen}
             for value, copy in copies.items():
                 yield _op(aten.clone.default, (value,), copy, op.origin)
-            yield _renamed(op, copies) if copies else op
+            yield renamed(op, copies)
 
     def inside(self, mutation: Mutation) -> bool:
         """Whether the graph has to write by itself."""
@@ -82,10 +84,11 @@ class _Spelling:
         item, new = self.recorded.inputs[mutation.index], mutation.value
         if item.leaf and item.value.type.requires_grad:
             target, new = self._detached(item.value), self._detached(new)
-            self._call(aten.copy_.default, (target, new), target)
+            self._call(aten.copy_.default, (target, new), target.type)
             self.live[mutation.index] = item.value
         else:
-            self.live[mutation.index] = self._call(aten.copy_.default, (item.value, new), new)
+            args = (item.value, new)
+            self.live[mutation.index] = self._call(aten.copy_.default, args, new.type)
 
     def output(self, output: Output) -> Tree:
         """What the graph returns for an output."""
@@ -97,17 +100,16 @@ class _Spelling:
             return self.views[output.value]
         live, seen = self.live[output.view_of], output.view_type
         followed = isinstance(output.value, Value) and self.recorded.followed(output.value)
-        if output.ends or not followed:
-            live = self._detached(live)
-        if output.ends:
-            live = self._leaf(live)
+        if output.apart or not followed:
+            live = self._detached(live, always=output.apart)
         before = self.recorded.inputs[output.view_of].value.type.offset
         offset = None if seen.offset == before else seen.offset
         args = (live, list(seen.shape), list(seen.stride), offset)
-        out = Value(seen.with_grad(live.type.requires_grad))
-        self.ops.append(_op(aten.as_strided.default, args, out))
+        out = self._call(aten.as_strided.default, args, seen.with_grad(live.type.requires_grad))
         if self.recorded.made_leaf(output.value):
-            out = self._leaf(out)
+            out = self._call(aten.requires_grad_.default, (out,), seen.with_grad(True))
+        elif output.apart and followed:
+            out = self._call(aten.copy_.default, (out, output.value), seen.with_grad(True))
         self.views[output.value] = out
         return out
 
@@ -118,37 +120,22 @@ class _Spelling:
         others += [m.value for m in self.recorded.mutations if m is not mutation]
         others += [item.value for item in self.recorded.inputs]
         if value in values_in(others):
-            return self._call(aten.alias.default, (value,), value)
+            return self._call(aten.alias.default, (value,), value.type)
         return value
 
-    def _detached(self, value: Value) -> Value:
-        if not value.type.requires_grad:
+    def _detached(self, value: Value, *, always: bool = False) -> Value:
+        if not (value.type.requires_grad or always):
             return value
-        out = Value(value.type.with_grad(False))
-        self.ops.append(_op(aten.detach.default, (value,), out))
-        return out
+        return self._call(aten.detach.default, (value,), value.type.with_grad(False))
 
-    def _leaf(self, value: Value) -> Value:
-        out = Value(value.type.with_grad(True))
-        self.ops.append(_op(aten.requires_grad_.default, (value,), out))
-        return out
-
-    def _call(self, func: object, args: tuple[Value, ...], like: Value) -> Value:
-        out = Value(like.type)
+    def _call(self, func: object, args: tuple[Any, ...], like: TensorType) -> Value:
+        out = Value(like)
         self.ops.append(_op(func, args, out))
         return out
 
 
 def _op(func: object, args: tuple[Any, ...], out: Value, origin: Origin = NOWHERE) -> Op:
     return Op(func, args, {}, out, (out,), origin=origin)
-
-
-def _renamed(op: Op, copies: dict[Value, Value]) -> Op:
-    return Op(
-        op.target, substitute(op.args, copies), substitute(op.kwargs, copies), op.result, op.outs,
-        origin=op.origin, definition=op.definition, region=op.region, choice=op.choice,
-        writes=op.writes,
-    )  # fmt: skip
 
 
 def _check_data(recorded: Recorded) -> None:

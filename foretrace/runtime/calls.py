@@ -160,6 +160,21 @@ def write_back(item: Input, live: torch.Tensor, new: torch.Tensor, mutation: Mut
         live.copy_(new)
 
 
+class _InMemory(torch.autograd.Function):
+    """Gives a tensor's memory the history of another that has the same content."""
+
+    @staticmethod
+    def forward(ctx: Any, memory: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        return memory.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, gradients[0]
+
+
+in_memory: Any = _InMemory.apply
+
+
 def loose(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as a view that is taken under no_grad: it requires grad, without a history."""
     leaf = tensor.detach().requires_grad_()
@@ -182,9 +197,10 @@ def _view(
     shape, stride = (tuple(number(n, sizes) for n in part) for part in (seen.shape, seen.stride))
     offset = number(seen.offset, sizes) - number(before, sizes) + live.storage_offset()
     followed = made.requires_grad and recorded.followed(value)
-    if output.ends or not followed:
-        live = live.detach().requires_grad_(output.ends and made.requires_grad)
-    view = live.as_strided(shape, stride, offset)
+    own = output.apart or not followed
+    view = (live.detach() if own else live).as_strided(shape, stride, offset)
+    if followed and output.apart:
+        return in_memory(view, made)
     if not made.requires_grad or followed:
         return view
     return loose(view) if recorded.loose(value) else view.requires_grad_()

@@ -8,7 +8,7 @@ import sympy
 from foretrace.errors import Refusal
 from foretrace.ir.op import Value
 from foretrace.ir.program import Mutation, Output, Recorded, Role
-from foretrace.runtime.calls import loose, write_back
+from foretrace.runtime.calls import in_memory, loose, write_back
 from foretrace.runtime.guards import check_repeatable
 from foretrace.runtime.size_text import size_text
 from foretrace.runtime.source import Source
@@ -34,7 +34,9 @@ def core_of(recorded: Recorded) -> Recorded:
                 at=recorded.made_at(mutation.value),
                 do=('use backend="eager"', "write a detached value, or return it instead"),
             )
-    own = [o.value for o in recorded.outputs if o.same_as is None and o.view_of is None]
+    own = [
+        o.value for o in recorded.outputs if o.same_as is None and (o.view_of is None or o.apart)
+    ]
     own += [m.value for m in recorded.mutations if m.rebound]
     values = dict.fromkeys(value for value in own if isinstance(value, Value))
     outputs = [Output(v, Role("output", f"result_{i}")) for i, v in enumerate(values)]
@@ -82,7 +84,7 @@ def leaf_text(
         return source.literal(value, "returned")
     if output.same_as is not None:
         return inputs[output.same_as]
-    bare = spelled and recorded.loose(value)
+    bare = (spelled or output.apart) and recorded.loose(value)
     unfollowed = f"{source.bind(loose, 'loose')}(%s)" if bare else "%s"
     if output.view_of is None or output.view_type is None:
         name = straight.names[value]
@@ -90,13 +92,14 @@ def leaf_text(
     live, seen = inputs[output.view_of], output.view_type
     base = recorded.inputs[output.view_of].value.type.offset
     kept = recorded.followed(value) if spelled else value.type.requires_grad
-    if output.ends or not kept:
-        live = f"{live}.detach()" + ".requires_grad_()" * output.ends
+    live = live if kept and not output.apart else f"{live}.detach()"
     shape, stride = ([size_text(n) for n in part] for part in (seen.shape, seen.stride))
     offset = f"{size_text(seen.offset)} - {size_text(base)} + {live}.storage_offset()"
     view = f"{live}.as_strided([{', '.join(shape)}], [{', '.join(stride)}], {offset})"
     if recorded.made_leaf(value):
         view = f"{view}.requires_grad_()"
+    if output.apart and recorded.followed(value):
+        view = f"{source.bind(in_memory, 'in_memory')}({view}, {straight.names[value]})"
     return straight.named_once(value, unfollowed % view)
 
 

@@ -153,10 +153,11 @@ class Alias:
             yield from child.members()
 
     @property
-    def ends(self) -> bool:
-        """Whether its history ends at a member with none, before it is the memory owner's."""
+    def apart(self) -> bool:
+        """Whether its history is not that of the memory's owner, or ends before it is."""
         history, path = self.up_to_history()
-        return history is not self.root or any(member.loose for member in path[:-1])
+        own = any(member.step is not None and member.step.own for member in path)
+        return own or history is not self.root or any(member.loose for member in path[:-1])
 
     @property
     def loose(self) -> bool:
@@ -221,10 +222,8 @@ def link(
 ) -> None:
     """Note that `view`, an out of `op`, shares the memory of `base`."""
     parent, followed = alias_of(base), share is Share.VIEW
-    if parent.value is None:
-        raise AssertionError("a base was read when it was viewed")
     step = ViewStep(
-        op.target, op.args, op.kwargs, parent.value, position, grad_mode, followed,
+        op.target, op.args, op.kwargs, parent.value or parent.last, position, grad_mode, followed,
         isinstance(op.result, (tuple, list)),
     )  # fmt: skip
     view.ft_alias = Alias(view, parent, step)
@@ -255,6 +254,7 @@ def current(alias: Alias, recorder: Records, *, content: bool = False) -> Value:
             raise not_tracked(alias, "used after a write to what it is a view of")
         again = _viewed_again(alias, alias.step, base, recorder)
         if lost or (anew and content):
+            alias.last = again
             return again
         alias.become(again if alias.step.followed else _of_history(alias.last, again, recorder))
     if alias.value is None:
@@ -319,9 +319,10 @@ def rewritten(
     """
     origin = recorder.origin()
     with recorder.inner_scope(origin.frame) as body:
-        content = whole()
-        if content is new:
-            content = recorder.call(aten.alias.default, (new,)).outs[0]
+        content, lost = whole(), new.type.requires_grad and not old.type.requires_grad
+        if content is new or lost:
+            func = aten.detach.default if lost else aten.alias.default
+            content = recorder.call(func, (content,)).outs[0]
     content.type = content.type.with_grad(old.type.requires_grad)
     steps = tuple(member.step for member in path if member.step is not None)
     op = Op(

@@ -326,9 +326,7 @@ def _output(name: str, leaf: Any, capture: Capture, written: set[int]) -> Output
     seen, base, alias = capture.types.of(stand), capture.types.of(stands[view_of]), alias_of(stand)
     retyped = (seen.dtype, seen.lazy) != (base.dtype, base.lazy)
     followed = value.type.requires_grad and not stand.ft_leaf
-    history = alias.up_to_history()[0]
-    own = history is not owner and history.last not in capture.recorder.leaves
-    if retyped or (followed and (own or alias.share is Share.MEMORY)):
+    if retyped or (followed and alias.share is Share.MEMORY):
         raise Refusal(
             "the program returns a view of an input it writes to, of another type or history",
             kind="aliased outputs",
@@ -337,4 +335,4 @@ def _output(name: str, leaf: Any, capture: Capture, written: set[int]) -> Output
             ),
             do="return a clone of the view, or take the view outside of the captured program",
         )
-    return Output(value, role, None, view_of, seen, followed and alias.ends)
+    return Output(value, role, None, view_of, seen, followed and alias.apart)

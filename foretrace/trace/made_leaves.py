@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Choice, Op, Tree, Value
+from foretrace.ir.op import Choice, Tree, Value
 from foretrace.trace.abstract import TENSOR, Abstract, follow
 from foretrace.trace.alias import Records, current
 
@@ -80,14 +80,3 @@ def given_back(tensor: Abstract, recorder: Records) -> Value:
         return value_of(tensor, recorder)
     with torch.enable_grad():
         return value_of(tensor, recorder)
-
-
-def unmarked(op: Op) -> Op:
-    """For a graph that has its gradients itself: the same tensor, unseen by autograd."""
-    if op.target is not REQUIRES_GRAD:
-        return op
-    detach = torch.ops.aten.detach.default
-    return Op(
-        detach, op.args[:1], {}, op.result, op.outs, origin=op.origin, choice=op.choice,
-        because=op.because, piece_of=op,
-    )  # fmt: skip

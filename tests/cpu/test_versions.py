@@ -324,20 +324,6 @@ def test_an_input_that_is_to_lose_its_history(
     assert "doubled" in str(caught.value.at)
 
 
-def of_another_history(x: Tensor, w: Tensor) -> Tensor:
-    y = x.detach()
-    y.mul_(w)
-    return y.view(-1)
-
-
-def test_memory_of_an_input_with_another_history_is_not_returned() -> None:
-    given = torch.randn(3), torch.randn(3, requires_grad=True)
-    with pytest.raises(foretrace.Refusal) as caught:
-        foretrace.capture(of_another_history, given)
-    assert caught.value.kind == "aliased outputs"
-    assert "of_another_history" in str(caught.value.at)
-
-
 def squared(x: Tensor) -> Tensor:
     x.pow_(2)
     return x * 3

@@ -183,3 +183,23 @@ def function_of_leaves_that_a_factory_made(x: Tensor, w: Tensor) -> tuple[Tensor
     scaled, _, exp = Scaled.apply(leaf, torch.full_like(x, 0.5, requires_grad=True), 2.0)
     seen, _ = Stopped.apply(torch.zeros(3, requires_grad=True))
     return scaled * w, exp, leaf, seen * w
+
+
+class Tripled(torch.autograd.Function):
+    """Hands its argument on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * 3
+
+
+@program(t(3, 4), may_refuse=AS_JOINT)
+def function_that_returns_a_written_argument(x: Tensor) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        x.mul_(2)
+    v = Tripled.apply(x)
+    return v, v[0], x[1]

@@ -199,6 +199,33 @@ def leaf_in_the_memory_of_a_written_input(x: Tensor, w: Tensor) -> tuple[Tensor,
     return leaf, leaf * w
 
 
+@program(c(N, 4), t(N, 4), t(N, 4))
+def followed_by_way_of_detach_alone(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """The inputs keep the histories that they have; what was detached has one of its own."""
+    d, e = x.detach(), y.detach()[1]
+    d.mul_(w)
+    e.sub_(w[0])
+    return d, e, d[1:].view(-1), d[0].sum(), x, y * x
+
+
+@program(c(N, 4), t(N, 4))
+def view_of_a_leaf_in_a_written_input(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    x.abs_()
+    leaf = x.detach().requires_grad_()
+    return leaf[0], leaf * w
+
+
+@program(t(N, 4))
+def viewed_under_no_grad_after_a_write(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    with torch.no_grad():
+        v = y[1]
+        y.mul_(2)
+        again = v.view(-1)[1:]
+        again.mul_(3)
+        return y, again * v[0]
+
+
 @program(t(N, 3, 3), t(1, 3, 3))
 def product_of_views_taken_under_no_grad(x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
