@@ -16,10 +16,13 @@ from torch._dispatch.python import enable_python_dispatcher
 
 # The verifier that torch.export gives its own programs: graphs that are to be trained, and may
 # write in place.
-from torch._export.verifier import TrainingIRVerifier
+from torch._export.verifier import TrainingIRVerifier as TrainingIRVerifier
 
 # What `aot_export_module` tells of its graph: the result of our drop-in is torch's own.
-from torch._functorch._aot_autograd.schemas import BackwardSignature, GraphSignature
+from torch._functorch._aot_autograd.schemas import (
+    BackwardSignature as BackwardSignature,
+    GraphSignature as GraphSignature,
+)
 
 # ShapeEnv names each symbol by a Source (torch._dynamo's own take half a second to import), and
 # TracingContext holds what Dynamo knows of the graph that it hands to a backend.
@@ -27,22 +30,6 @@ from torch._guards import TracingContext, detect_fake_mode, tracing
 
 # FakeTensor and its mode are torch's own type inference: meta kernels, devices, layouts.
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
-__all__ = [
-    "BackwardSignature",
-    "GraphSignature",
-    "TrainingIRVerifier",
-    "compiling",
-    "compiling_later",
-    "front_end",
-    "global_state_guard",
-    "guard_also",
-    "reported_strides",
-    "tensor_guard",
-    "torch_backend",
-    "torch_backends",
-    "tracing_context",
-]
 
 
 def front_end(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]] | None:

@@ -15,38 +15,7 @@ from torch import _C
 from torch._library import simple_registry
 
 # The base class of a mode that sees every operator call; it has no public name.
-from torch.utils._python_dispatch import TorchDispatchMode
-
-__all__ = [
-    "ASKED_MODE",
-    "BINDINGS",
-    "FAKE_MODE_KEY",
-    "TORCH_DIR",
-    "OpOverload",
-    "TorchDispatchMode",
-    "asking_mode",
-    "autocast_devices",
-    "autocast_knows",
-    "autocast_seen",
-    "below_autograd",
-    "c_entry",
-    "composite_kernel",
-    "device_types_here",
-    "disabled_torch_function",
-    "dispatch_modes",
-    "function_modes",
-    "functorch_active",
-    "is_active",
-    "kernel_for",
-    "no_dispatch",
-    "no_dispatch_modes",
-    "no_torch_function",
-    "plain_torch",
-    "schema_of",
-    "sees_calls",
-    "switches",
-    "with_autograd",
-]
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 TORCH_DIR = str(Path(torch.__file__).parent) + "/"
 

@@ -13,38 +13,24 @@ import torch
 from torch._decomp import decomposition_table, meta_table
 
 # Lets the dispatcher ask Python for kernels, as FakeTensor needs under symbolic sizes.
-from torch._dispatch.python import enable_python_dispatcher
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
 
 # Operators for which FakeTensor has functions of its own, or whose strides it corrects.
 from torch._subclasses.fake_impls import op_implementations_dict, stride_incorrect_op
 
 # FakeTensor and its mode are torch's own type inference: meta kernels, devices, layouts.
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
+    DataDependentOutputException as DataDependentOutputException,
+    DynamicOutputShapeException as DynamicOutputShapeException,
+    FakeTensor as FakeTensor,
+    FakeTensorMode as FakeTensorMode,
+    UnsupportedOperatorException as UnsupportedOperatorException,
     torch_decomp_decompositions,
 )
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from foretrace.torch_api.dispatch import kernel_for, no_dispatch, no_dispatch_modes
 from foretrace.torch_api.tensors import make_wrapper
-
-__all__ = [
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
-    "FakeTensor",
-    "FakeTensorMode",
-    "UnsupportedOperatorException",
-    "enable_python_dispatcher",
-    "fake_mode",
-    "fake_tensor",
-    "plain_meta_kernel",
-    "quiet_fake_tensor",
-    "symbolic_meta",
-]
 
 
 def symbolic_meta(

@@ -7,34 +7,19 @@ from typing import Any
 import torch
 
 # The module has no public name.
-from torch.utils._pytree import (
-    SUPPORTED_NODES,
-    GetAttrKey,
-    MappingKey,
-    SequenceKey,
-    TreeSpec,
-    _get_node_type,
-    keystr,
-    tree_flatten,
-    tree_leaves,
-)
-
 # As above; the name is that of our own below.
 from torch.utils._pytree import (
+    SUPPORTED_NODES,
+    GetAttrKey as GetAttrKey,
+    MappingKey as MappingKey,
+    SequenceKey,
+    TreeSpec as TreeSpec,
+    _get_node_type,
+    keystr as keystr,
+    tree_flatten as tree_flatten,
+    tree_leaves as tree_leaves,
     tree_unflatten as unflattened,
 )
-
-__all__ = [
-    "GetAttrKey",
-    "MappingKey",
-    "TreeSpec",
-    "keystr",
-    "tree_flatten",
-    "tree_flatten_with_path",
-    "tree_leaves",
-    "tree_unflatten",
-    "without_keys",
-]
 
 
 def tree_flatten_with_path(

@@ -22,37 +22,19 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 # What `//` of sizes is in an expression.
-from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.functions import FloorDiv as FloorDiv
 
 # Evaluates the expressions of a ShapeEnv; its functions (FloorDiv, Mod, ...) are defined there.
 from torch.utils._sympy.interp import sympy_interp
 
 # The upper bound of a size that has none.
-from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.numbers import int_oo as int_oo
 
 # What a symbol of a ShapeEnv stands for: a size, a float, ...
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 # Lower and upper bound of a symbol, as ShapeEnv takes them.
-from torch.utils._sympy.value_ranges import ValueRanges
-
-__all__ = [
-    "SIZE_FUNCTIONS",
-    "FloorDiv",
-    "InputSource",
-    "ToldShapeEnv",
-    "ValueRanges",
-    "expression",
-    "int_oo",
-    "interpret_expression",
-    "is_dense",
-    "new_symbol",
-    "specialize_floats",
-    "symbol_ranges",
-    "symbol_state",
-    "symbol_values",
-    "symbolic_sizes",
-]
+from torch.utils._sympy.value_ranges import ValueRanges as ValueRanges
 
 
 def expression(number: Any) -> Any:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor, fx
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy import functions as sizes

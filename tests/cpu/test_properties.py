@@ -3,8 +3,7 @@
 import contextlib
 
 import pytest
-from hypothesis import Phase, assume, given, note, settings
-from hypothesis import strategies as st
+from hypothesis import Phase, assume, given, note, settings, strategies as st
 
 import foretrace
 from tests.compare import same_as_eager

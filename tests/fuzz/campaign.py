@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from tests.fuzz import generate
-from tests.fuzz import stateful as stateful_programs
+from tests.fuzz import generate, stateful as stateful_programs
 from tests.fuzz.minimise import minimised
 from tests.fuzz.server import Result, Say, forked
 from tests.fuzz.verdict import ABORT, FAILURES, TIMEOUT, Verdict, judged

@@ -4,8 +4,7 @@ from itertools import combinations
 from math import inf
 
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from foretrace.ir.op import Value
 from foretrace.ir.types import TensorType
