@@ -25,13 +25,6 @@ OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_indexing", "ft_l
 """Attributes of an abstract tensor that no tensor of torch's has"""
 
 
-def _not_set(name: str, do: str) -> Any:
-    def setter(tensor: torch.Tensor, new: object) -> NoReturn:
-        raise Refusal(f"the program sets tensor.{name}", kind="side effect", do=do)
-
-    return setter
-
-
 class Abstract(torch.Tensor, metaclass=AsTensor):
     """A tensor with a type and no memory.
 
@@ -164,7 +157,14 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         """As of what this stands for."""
         return self.layout is torch.sparse_coo
 
-    data = property(_data, _not_set("data", "use copy_, or a new tensor"))
+    def _set_data(self, new: object) -> None:
+        """Nothing for its own, as `module.to` sets where nothing moves; refused for another's."""
+        if new is not self:
+            raise Refusal(
+                "the program sets tensor.data", kind="side effect", do="use copy_, or a new tensor"
+            )
+
+    data = property(_data, _set_data)
 
     def _set_requires_grad(self, new: bool) -> None:
         self.requires_grad_(new)

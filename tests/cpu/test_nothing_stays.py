@@ -254,3 +254,27 @@ def test_a_tensor_of_the_file_keeps_its_memory(entry: str, name: str) -> None:
     assert HELD.untyped_storage().nbytes() > 0
     assert torch.equal(HELD, before)
     assert HELD.grad is None
+
+
+class MovesNowhere(nn.Module):
+    """Moves a part of it to where it is, which sets each parameter's `data` to the parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner.to(x.device, x.dtype)(x)
+
+
+def test_a_module_is_moved_to_where_it_is() -> None:
+    module = MovesNowhere()
+    same_as_eager(module, (X,), loss=None)
+    compiled = foretrace.compile(module)
+    for _ in range(2):
+        compiled(X).sum().backward()  # the second call finds a gradient, which is moved, too
+    expected = torch.autograd.grad(module(X).sum(), tuple(module.parameters()))
+    assert all(
+        torch.equal(each.grad, 2 * grad)
+        for each, grad in zip(module.parameters(), expected, strict=True)
+    )
