@@ -191,7 +191,7 @@ def _own_formula(derivatives: Derivatives, writes: Any, form: Op) -> bool:
 
 def _written_over(recorded: Recorded, semantics: TargetSemantics) -> SavedOver:
     if not recorded.overwritten:
-        return SavedOver({}, frozenset())
+        return SavedOver({}, {})
     leaves = flatten(recorded.ops, Level(written=False), lambda op: op.writes or applied(op))
     return saved_over(leaves, recorded, semantics.derivatives)
 

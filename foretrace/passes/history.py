@@ -6,8 +6,8 @@ written over: `clone`, then `copy_` through `detach`. Both are plain aten ops, a
 be serialized needs.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -58,14 +58,14 @@ class History:
     """whether an operator that writes has another derivative than its value form, a call of which
     is given (elu_, which knows its result alone)"""
     around: bool = True
-    copied: Collection[Value] = ()
-    """operands of writes of which autograd saves a copy"""
+    copied: Mapping[Op, Value] = field(default_factory=dict)
+    """writes, and the operand of which autograd saves a copy"""
     visible: Collection[Value] = ()
     """values whose `requires_grad` can be told: outputs, operands of what autograd follows"""
 
     def stops(self, op: Op) -> bool:
         """Whether a write is to be left whole for `with_history`."""
-        return is_unseen_write(op) or (op.writes and written_operand(op) in self.copied)
+        return is_unseen_write(op) or op in self.copied
 
     def trained_body(self, op: Op) -> Iterator[Op]:
         """The body of an op, where a write that its value form has no derivative for is a copy.
@@ -98,11 +98,10 @@ class History:
         The value form may have none (`zero` of complex numbers).
         """
         target = _written_by(op)
-        if inner.target not in _value_forms(target):
+        form = schema_of(target).functional
+        if form is None or form.call is not inner.target or form.dropped or form.order:
             return False
-        functional = schema_of(target).functional
-        same = functional is not None and not (functional.dropped or functional.order)
-        if not same or not inner.leaf or len(inner.outs) > 1:
+        if not inner.leaf or len(inner.outs) > 1:
             return False
         followed = bool(inner.operands[0].type.requires_grad)
         return followed and (self.refused(inner, ()) or self.own_formula(target, inner))
@@ -113,8 +112,8 @@ def with_history(ops: Iterable[Op], history: History) -> Iterator[Op]:
     for op in ops:
         if is_unseen_write(op):
             yield from _overwritten(op, history)
-        elif op.writes:
-            yield from with_history(_of_a_copy(op), history)
+        elif op in history.copied:
+            yield from with_history(_of_a_copy(op, history), history)
         elif op.target is aten.rrelu_with_noise_functional.default:
             for piece in _noisy(op):
                 seen = _escapes(piece, history)
@@ -149,11 +148,6 @@ def _draws(op: Op, inner: Op) -> bool:
 
 def _written_by(op: Op) -> Any:
     return op.target.func if isinstance(op.target, Write) else op.target
-
-
-def _value_forms(target: Any) -> tuple[Any, ...]:
-    functional = schema_of(target).functional
-    return (functional.call,) if functional else ()
 
 
 def _in_place(op: Op, inner: Op) -> Iterator[Op]:
@@ -205,14 +199,12 @@ def is_unseen_write(op: Op) -> bool:
     return bool(op.args[0].type.requires_grad)
 
 
-def _of_a_copy(op: Op) -> Iterator[Op]:
+def _of_a_copy(op: Op, history: History) -> Iterator[Op]:
     """The value form of a write, of a copy of what it writes to: autograd saves one, too."""
-    old = written_operand(op)
-    if old is None:
-        raise AssertionError(op)
+    old = history.copied[op]
     copy = Value(old.type)
     yield from copied(op, old, copy, COPIED)
-    for inner in op.body or ():
+    for inner in history.trained_body(op):
         first = inner.args[:1] == (old,)
         args = (copy, *inner.args[1:])
         yield _with_args(inner, args, inner.kwargs, COPIED) if first else inner
@@ -287,7 +279,7 @@ def _overwritten(op: Op, history: History) -> Iterator[Op]:
     """`base` with other content: its history, and the content that the write's value form gives."""
     (out,), base = op.outs, op.args[0]
     raw = Value(out.type.with_grad(False))
-    inside = replace(history, below=lambda _: False, around=True, copied=())
+    inside = replace(history, below=lambda _: False, around=True, copied={})
     for inner in history.trained_body(op):
         yield from with_history([renamed(inner, {out: raw})], inside)
     kept, view = Value(out.type.with_grad(False)), Value(out.type.with_grad(False))

@@ -109,6 +109,11 @@ class Stale:
         args, kwargs = substitute((view.args, view.kwargs), {base: self.read(base, op, replay)})
         return replay(view.target, args, kwargs, view.outs.index(value), op)
 
+    def written_by(self, op: Op) -> Value | None:
+        """The operand that is written over: by the op, or with what it returns."""
+        found = ((value, self.overwritten.get(value)) for value in op.operands)
+        return next((v for v, over in found if over and over.form is op), written_operand(op))
+
     def again(self, value: Value, op: Op) -> bool:
         """Whether the checkpoint that `op` is in makes the value again before it reads it."""
         region, found = op.origin.checkpoint, self.of(value)
@@ -205,8 +210,8 @@ class SavedOver:
 
     left: dict[Value, tuple[Value | None, Op]]
     """values of the program's own memory: what that holds after the run, and what saved them"""
-    copied: frozenset[Value]
-    """operands of writes of which autograd saves a copy, as their memory does not keep them"""
+    copied: dict[Op, Value]
+    """writes, and the operand of which autograd saves a copy, as its memory does not keep it"""
 
 
 def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) -> SavedOver:
@@ -235,12 +240,12 @@ def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) 
             if stale.base(root) not in given:
                 left.setdefault(root, (became.now, op))
     memories = given.union(map(stale.base, left))
-    copied = (
-        old for op in writes
-        if (old := written_operand(op)) is not None and stale.base(old) in memories
+    copied = {
+        op: old for op in writes
+        if (old := stale.written_by(op)) is not None and stale.base(old) in memories
         and any(old in _saved(inner, derivatives) for inner in op.body or () if inner.leaf)
-    )  # fmt: skip
-    return SavedOver(left, frozenset(copied))
+    }  # fmt: skip
+    return SavedOver(left, copied)
 
 
 def written_operand(op: Op) -> Value | None:
