@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException as UnsupportedOperatorException,
     torch_decomp_decompositions,
 )
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
 from foretrace.torch_api.dispatch import kernel_for, no_dispatch, no_dispatch_modes
 from foretrace.torch_api.tensors import make_wrapper
@@ -105,6 +105,25 @@ def plain_meta_kernel(op: Any) -> bool:
 def _asks_for_device(code: CodeType) -> bool:
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return any("device" in name for name in code.co_names) or any(map(_asks_for_device, inner))
+
+
+VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+
+
+def checked_view(func: Any, args: Any, result: Any) -> Any:
+    """What FakeTensor returned, where eager has such a view.
+
+    It holds the strides of neighbours against each other and takes any beside a size of one, so
+    that sizes of one must not stand between others.
+    Source: `_collapse_view_helper` in torch/_prims/__init__.py, torch 2.13.
+
+    Raises:
+        ValueError: there is no such view.
+    """
+    if func not in VIEWS:
+        return result
+    ones = [n for n, size in enumerate(args[0].shape) if statically_known_true(size == 1)]
+    return args[0].squeeze(ones).view(result.shape) if ones else result
 
 
 def fake_mode(shape_env: ShapeEnv | None) -> FakeTensorMode:

@@ -199,7 +199,7 @@ class _Question:
         with torch_api.plain_torch(), torch_api.quiet_fake_tensor(), mode:
             args, kwargs = torch_api.tree_unflatten(list(map(self._like, leaves)), form)
             try:
-                func(*args, **kwargs)
+                torch_api.checked_view(func, args, func(*args, **kwargs))
             except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
                 return error
         return None

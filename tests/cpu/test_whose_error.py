@@ -46,12 +46,19 @@ def asks_too_much(x: Tensor) -> Tensor:
     return x[0, 0, 0]  # here
 
 
-@pytest.mark.parametrize("fn", [multiplies_wrong_shapes, asks_too_much])
-def test_what_eager_raises_is_the_programs(fn: Callable[..., Any]) -> None:
+def views_rows_apart(x: Tensor) -> Tensor:
+    """A size of one stands between them, over which torch's FakeTensor does not look."""
+    x.view(6, 2, 4)[:, ::2].view(-1)  # here
+    return x
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("fn", [multiplies_wrong_shapes, asks_too_much, views_rows_apart])
+def test_what_eager_raises_is_the_programs(fn: Callable[..., Any], dynamic: bool | None) -> None:
     with pytest.raises((RuntimeError, IndexError)) as eager:
         fn(X)
     assert not isinstance(eager.value, foretrace.Refusal)
-    refusal = refused(fn, (X,))
+    refusal = refused(fn, (X,), dynamic_shapes=dynamic)
     check(refusal, at=fn)
     assert refusal.kind == "program raised"
 
