@@ -9,7 +9,7 @@ Source: torch/csrc/autograd/functions/tensor.cpp.
 from collections.abc import Iterator
 
 from foretrace import torch_api
-from foretrace.ir.op import Op, Value, ViewStep, Write, values_in
+from foretrace.ir.op import AS_STRIDED, Op, Value, ViewStep, Write
 from foretrace.ir.types import TensorType
 from foretrace.passes.history_ops import called, copied
 
@@ -22,16 +22,15 @@ def reads_what_it_writes(op: Op) -> bool:
     target = op.target
     if not (isinstance(target, Write) and target.followed and target.steps):
         return False
-    base, (old, *others) = op.args[0], op.args[1]
-    if not base.type.requires_grad or old in values_in((others, op.kwargs)):
+    base, (old, *_) = op.args[0], op.args[1]
+    if not base.type.requires_grad:
         return False
     reads = any(old in inner.operands for inner in op.body or ())
     return reads and all(_can_be_called(step, old.type) for step in target.steps)
 
 
 def _can_be_called(step: ViewStep, like: TensorType) -> bool:
-    composite = torch_api.kernel_for(step.func, COMPOSITE)
-    return step.base.type.dtype == like.dtype and not (step.several or composite)
+    return step.base.type.dtype == like.dtype and not step.several
 
 
 def through_views(op: Op) -> Iterator[Op]:
@@ -40,8 +39,11 @@ def through_views(op: Op) -> Iterator[Op]:
     steps, begins = write.steps, write.steps[0].base.type.offset
     yield from copied(op, base, view, WHY)
     for step, like in zip(steps, [*(s.base for s in steps[1:]), given[0]], strict=True):
-        args, kwargs = step.of(view)
+        func, (args, kwargs) = step.func, step.of(view)
         view = Value(like.type.but(offset=like.type.offset - begins, requires_grad=True))
-        yield called(op, step.func, args, view, WHY, kwargs)
+        if torch_api.kernel_for(func, COMPOSITE):
+            seen = list(view.type.shape), list(view.type.stride), view.type.offset
+            func, args, kwargs = AS_STRIDED, (args[0], *seen), {}
+        yield called(op, func, args, view, WHY, kwargs)
     done = Value(view.type)
     yield called(op, write.func, (view, *given[1:]), done, WHY, op.kwargs)

@@ -516,3 +516,14 @@ def copied_into_memory_with_gaps(x: Tensor) -> Tensor:
     y = torch.empty_strided((3, 2), (4, 2)).copy_(x[:, ::2])
     y.copy_(x[:, 1::2])
     return y
+
+
+@program(t(5, 5))
+def views_added_to_themselves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Eager's write has its own edge to what it reads, beside that of the base."""
+    y, z = x * 1, x * 3
+    part, turned = y[1:], z.swapaxes(0, -1)
+    before = part * 3.7, turned * 0.3
+    part.add_(part)
+    turned.sub_(turned, alpha=3)
+    return part * before[0] * y.sum(), turned * before[1]
