@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from foretrace.compat.program import Cut
-from foretrace.runtime.calls import finish, laid_out
+from foretrace.runtime.calls import run_pair
 
 
 @dataclass(frozen=True)
@@ -19,22 +19,8 @@ class PairCut:
 
     def __call__(self, *args: Any, tangents: Sequence[Tensor] | None = None, **kwargs: Any) -> Any:
         """Outputs, and gradients by name; what the program writes is written before backward."""
-        recorded = self.forward.program.recorded
-        flat, sizes = self.forward.program.guards.inputs(args, kwargs)
-        count = len(self.forward.saved)
-        results = self.forward(*flat)
-        first = results[: len(results) - count]
-        saved = results[len(results) - count :]
-        outputs, rest = finish(recorded, flat, sizes, first)
-        assert not rest, rest
-        wanted = [item for item in self.backward.graph.inputs if item.role.kind == "tangent"]
-        given = [
-            laid_out(item, tangent.detach(), sizes)
-            for item, tangent in zip(wanted, tangents or (), strict=True)
-        ]
-        gradients = self.backward(*saved, *given)
-        names = [output.role.name for output in self.backward.graph.outputs]
-        return outputs, dict(zip(names, gradients, strict=True))
+        guards = self.forward.program.guards
+        return run_pair(self.forward, self.backward, guards, args, kwargs, tangents)
 
 
 def pair_agrees(forward: Cut, backward: Cut) -> None:

@@ -16,12 +16,12 @@ from foretrace.compat.joint_module import JointModule, joint_module
 from foretrace.compat.program import Cut, Program
 from foretrace.ir.op import Value
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, size_input
+from foretrace.ir.types import Arrived
 from foretrace.passes.cut import Level, differentiated
 from foretrace.passes.partition import Pair
 from foretrace.runtime.compiled import TorchCompilers, compiled
-from foretrace.runtime.guards import number
 from foretrace.runtime.torch_pair import Half, TorchHalves
-from foretrace.runtime.trained import Flat, Given, Partial
+from foretrace.runtime.trained import Flat, Partial, zeros
 from foretrace.targets.semantics import TargetSemantics
 
 TANGENTS = "tangents_"
@@ -53,7 +53,7 @@ class WithPartitioner(TorchCompilers):
         halves = TorchHalves(recorded.symbols, semantics.mode)
         both = compiled(self, parts.pair, parts.forward, parts.backward, halves)
 
-        def partial(given: Given) -> Flat:
+        def partial(given: Arrived) -> Flat:
             part = differentiated(recorded, semantics, Level(False), None, given)
             reached = [o.value is not None for o in part.outputs if o.role.kind == "gradient"]
             return _with_zeros(both.backward, parts.pair.backward.inputs, reached)
@@ -125,14 +125,8 @@ def _with_zeros(backward: Flat, inputs: Sequence[Input], reached: Sequence[bool]
     def run(*given: Any) -> list[Any]:
         pairs = list(zip(inputs, given, strict=True))
         sizes = {item.size: value for item, value in pairs if isinstance(item.size, sympy.Symbol)}
-        filled = [_zeros(item, sizes) if value is None else value for item, value in pairs]
+        filled = [zeros(item, sizes) if value is None else value for item, value in pairs]
         found = backward(*filled)
         return [each if there else None for each, there in zip(found, reached, strict=True)]
 
     return run
-
-
-def _zeros(item: Input, sizes: dict[Any, int]) -> torch.Tensor:
-    type = item.value.type
-    shape, stride = ([number(n, sizes) for n in part] for part in (type.shape, type.stride))
-    return torch.empty_strided(shape, stride, dtype=type.dtype, device=type.device).zero_()

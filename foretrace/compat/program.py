@@ -1,7 +1,7 @@
 """foretrace's own entry points: capture a program, cut it, run and explain the cuts."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from foretrace.explain.explanation import Explanation
 from foretrace.explain.why import explain
 from foretrace.ir.fx import to_fx
 from foretrace.ir.program import Graph, Recorded, Signature
+from foretrace.ir.types import Arrived
 from foretrace.passes.cut import Level, forward_graph, joint_graph
 from foretrace.passes.decompose import decompose
 from foretrace.passes.entries import Table
@@ -90,17 +91,24 @@ class Program:
         level = Level(kind == "export", tuple(keep), tuple(open))
         with self._asked():
             check_selectors(self.recorded.ops, (*level.keep, *level.open))
-            graph = self._graph(kind, level, loss)
-            if decompositions is not None:
-                graph = decompose(graph, decompositions, self.semantics, level.kept)
-        return Cut(self, graph, loss)
+        return self._cut(kind, level, loss, decompositions)
+
+    def _cut(
+        self, kind: str, level: Level, loss: int | None, table: Table | None,
+        given: Arrived | None = None,
+    ) -> "Cut":  # fmt: skip
+        with self._asked():
+            graph = self._graph(kind, level, loss, given)
+            if table is not None:
+                graph = decompose(graph, table, self.semantics, level.kept)
+        return Cut(self, graph, loss, None, lambda s: (self._cut(kind, level, loss, table, s),))
 
     def _asked(self) -> Asked:
         return Asked("capture", self.recorded.requires.defined)
 
-    def _graph(self, kind: str, level: Level, loss: int | None) -> Graph:
+    def _graph(self, kind: str, level: Level, loss: int | None, given: Arrived | None) -> Graph:
         if kind == "joint":
-            return joint_graph(self.recorded, self.semantics, level, loss)
+            return joint_graph(self.recorded, self.semantics, level, loss, given)
         if kind in ("export", "aten"):
             return forward_graph(self.recorded, self.semantics, level, kind)
         raise Refusal(
@@ -150,18 +158,27 @@ class Program:
             Refusal: as for the joint cut, or there is no such policy.
         """
         cut = self.cut("joint", loss=loss, keep=keep, open=open, decompositions=decompositions)
-        with self._asked():
-            pair = partition(cut.graph, self.recorded, self.semantics, policy)
-        return Cut(self, pair.forward, loss, pair), Cut(self, pair.backward, loss, pair)
+
+        def halves(of: Cut) -> tuple[Cut, Cut]:
+            with self._asked():
+                pair = partition(of.graph, self.recorded, self.semantics, policy)
+            both = pair.forward, pair.backward
+            first, second = (Cut(self, g, loss, pair, lambda s: halves(*of.again(s))) for g in both)
+            return first, second
+
+        return halves(cut)
 
 
 class Cut:
     """One graph: callable, printable, explainable."""
 
     def __init__(
-        self, program: Program, graph: Graph, loss: int | None, pair: Pair | None = None
-    ) -> None:
+        self, program: Program, graph: Graph, loss: int | None, pair: Pair | None = None,
+        again: "Callable[[Arrived], tuple[Cut, ...]]" = lambda given: (),
+    ) -> None:  # fmt: skip
         self.program, self.graph, self.loss, self.pair = program, graph, loss, pair
+        self.again: Callable[[Arrived], tuple[Cut, ...]] = cache(again)
+        """makes it, and the other half, for tangents with such strides"""
         self._module: fx.GraphModule | None = None
         self._untrained: Untrained | None = None
 
@@ -229,7 +246,7 @@ class Cut:
             if self.graph.kind in HALVES:
                 return run_half(self.graph_module, self.graph, args)
             if self.graph.kind == "joint":
-                return run_joint(self.graph_module, self.graph, guards, args, kwargs, tangents)
+                return run_joint(self, guards, args, kwargs, tangents)
             if self._untrained is None:
                 self._untrained = untrained(self.graph, guards.recorded)
             return run_forward(self.graph_module, guards, args, kwargs, self._untrained)

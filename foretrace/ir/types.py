@@ -10,6 +10,9 @@ import torch
 Size: TypeAlias = int | sympy.Expr
 """A size, stride or offset: a number, or an expression over the program's symbols."""
 
+Arrived: TypeAlias = tuple[tuple[Size, ...] | None, ...]
+"""Of each tangent the strides that it comes in; None: it did not arrive."""
+
 DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float64: "f64",
     torch.float32: "f32",
@@ -143,6 +146,18 @@ class TensorType:
             strides.append(strides[-1] * size)
         stride = tuple(reversed(strides[: len(self.shape)]))
         return TensorType(self.shape, stride, self.dtype, self.device)
+
+    def without_gaps(self) -> "TensorType":
+        """The same type, or laid out in order if it has gaps or overlaps itself."""
+        return self if self.dense else self.contiguous()
+
+    def ordered(self, strides: tuple[int, ...]) -> "TensorType":
+        """The same type laid out in the order of these strides, expanded where they are zero."""
+        order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+        apart = tuple([self.shape[dim] if strides[dim] else 1 for dim in order])
+        steps = dict(zip(order, self.but(shape=apart).contiguous().stride, strict=True))
+        found = tuple([steps[dim] if step else 0 for dim, step in enumerate(strides)])
+        return self.but(stride=found, offset=0)
 
     def on(self, device: torch.device) -> "TensorType":
         """The same type on another device."""

@@ -1,6 +1,6 @@
 """Cut the tree: flatten it down to the ops that are to stay whole."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from foretrace.ir.op import (
     values_in,
 )
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
-from foretrace.ir.types import TensorType
+from foretrace.ir.types import Arrived, TensorType
 from foretrace.passes.differentiate import Differentiation
 from foretrace.passes.history import History, left_in_memory, unmarked, with_history
 from foretrace.passes.live import live, values_of, with_saved, without_unread
@@ -212,20 +212,21 @@ def inference_graph(recorded: Recorded, semantics: TargetSemantics) -> Graph:
 
 
 def joint_graph(
-    recorded: Recorded, semantics: TargetSemantics, level: Level, loss: int | None
-) -> Graph:
+    recorded: Recorded, semantics: TargetSemantics, level: Level, loss: int | None,
+    given: Arrived | None = None,
+) -> Graph:  # fmt: skip
     """Forward and backward in one graph: outputs, new contents, then gradients."""
     _check_hooks(recorded)
-    return differentiated(recorded, semantics, level, loss)
+    return differentiated(recorded, semantics, level, loss, given)
 
 
 def differentiated(
     recorded: Recorded, semantics: TargetSemantics, level: Level, loss: int | None,
-    given: Sequence[bool] | None = None,
+    given: Arrived | None = None,
 ) -> Graph:  # fmt: skip
     """A joint graph for a caller that lets torch's autograd have the gradients (and run hooks).
 
-    `given`: which of the tangents there are; None: all.
+    `given`: which of the tangents there are, and their strides; None: all, as their outputs lie.
     """
     now = {m.index: m.value for m in recorded.mutations if not m.rebound}
     outside = {
@@ -277,7 +278,7 @@ NOWHERE = Op("output", (), {}, None, (), origin=Origin(None, None))
 
 
 def _seed(
-    recorded: Recorded, walk: Differentiation, loss: int | None, given: Sequence[bool] | None
+    recorded: Recorded, walk: Differentiation, loss: int | None, given: Arrived | None
 ) -> list[Input]:
     """Give the outputs their gradients: one for a loss, new inputs for tangents."""
     if loss is not None:
@@ -289,13 +290,13 @@ def _seed(
         return []
     tangents = []
     followed = [output for output in recorded.outputs if recorded.differentiable(output.value)]
-    for output, there in zip(followed, given or [True] * len(followed), strict=True):
-        value = output.value
-        if there:
-            plain = value.type.with_grad(False)
-            tangent = Value(plain if plain.dense else plain.contiguous())
+    types = [output.value.type.without_gaps().with_grad(False) for output in followed]
+    for i, strides in enumerate(given or [type.stride for type in types]):
+        if strides is not None:
+            tangent, output = Value(types[i].but(stride=strides)), followed[i]
             tangents.append(Input(tangent, Role("tangent", output.role.name or "output")))
-            walk.add(value, tangent, maker_of(recorded.ops, value) or NOWHERE)
+            maker = maker_of(recorded.ops, output.value) or NOWHERE
+            walk.add(output.value, tangent, maker)
     if not tangents:
         raise Refusal(
             "no output requires grad, so there is no gradient to compute",

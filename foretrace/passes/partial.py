@@ -1,17 +1,19 @@
-"""The backward of a pair for some of its tangents, from the same saved values.
+"""The backward of a pair for the tangents that there are, as they lie, from the same saved values.
 
 Where an output gets no gradient, eager's backward does not pass through what made it: parameters
-that only it reaches get None, and sums lack its part. So the backward is differentiated again for
-the tangents that there are; the forward has run already, and what it saved is all there is.
+that only it reaches get None, and sums lack its part. Where a gradient lies otherwise than its
+output, sums over it run in another order. So the backward is differentiated again for the tangents
+that there are; the forward has run already, and what it saved is all there is.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Value, map_values, substitute
-from foretrace.ir.program import Graph, Input, Recorded
+from foretrace.ir.program import Graph, Recorded
+from foretrace.ir.types import Arrived
 from foretrace.passes.cut import Level, differentiated
 from foretrace.passes.halves import Halves
 from foretrace.passes.partition import SAVED_COPY, Pair, Saved, second
@@ -22,16 +24,16 @@ WHY = "the backward for all gradients needs it"
 
 def partial_backward(
     recorded: Recorded, semantics: TargetSemantics, joint: Graph, pair: Pair,
-    given: Sequence[bool], opened: Callable[[Graph], Graph] = lambda graph: graph,
+    given: Arrived, opened: Callable[[Graph], Graph] = lambda graph: graph,
 ) -> Graph:  # fmt: skip
-    """The backward for the tangents that are given; its inputs are those of the pair's.
+    """The backward for the tangents that are given, as they lie; inputs as of the pair's.
 
     Args:
         recorded: the program.
         semantics: what operators mean on its target.
         joint: the graph that the pair is made from.
         pair: what the forward has saved.
-        given: for each tangent, whether there is one.
+        given: which of the tangents there are, and their strides.
         opened: what was done to the joint graph before it was split.
 
     Raises:
@@ -47,7 +49,9 @@ def partial_backward(
     drawn = [op.outs[0] for op in ops if op not in halves.late and halves.once(op)]
     for value in (*drawn, *(v for v in handed if renamed[v] is None)):
         raise _not_saved(value, recorded)
-    tangents = _tangents(pair, halves, given, renamed)
+    there = iter(halves.tangents)
+    late = [item for item in pair.backward.inputs if item.role.kind == "tangent"]
+    tangents = [next(there) if s is not None else i for i, s in zip(late, given, strict=True)]
     inputs = [i for i in pair.backward.inputs if i.role.kind != "tangent"]
     outputs = [replace(o, value=substitute(o.value, renamed)) for o in halves.gradients]
     return Graph([*inputs, *tangents], _renamed(ops, renamed), outputs, "backward")
@@ -58,17 +62,6 @@ def _original(saved: Saved) -> Any:
     op = saved.op
     copied = op is not None and op.choice is not None and op.choice.what == SAVED_COPY
     return op.args[-1] if op is not None and copied else saved.value
-
-
-def _tangents(
-    pair: Pair, halves: Halves, given: Sequence[bool], renamed: dict[Value, Any]
-) -> list[Input]:
-    """The pair's tangents; those that are given stand for the ones of the new graph."""
-    tangents = [item for item in pair.backward.inputs if item.role.kind == "tangent"]
-    there = [item for item, yes in zip(tangents, given, strict=True) if yes]
-    for old, new in zip(there, halves.tangents, strict=True):
-        renamed[new.value] = old.value
-    return tangents
 
 
 def _counterparts(ops: Iterable[Op], others: Iterable[Op]) -> dict[Value, Value]:

@@ -15,7 +15,7 @@ import torch
 from foretrace.ir.names import node_names
 from foretrace.ir.op import Choice, Op, Origin, Tree, Value, map_values
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, size_input
-from foretrace.ir.types import Size
+from foretrace.ir.types import Arrived, Size
 from foretrace.passes.halves import Halves, leaves
 from foretrace.passes.live import live, needs, values_of, with_saved
 from foretrace.passes.policies import Policy, chosen
@@ -55,6 +55,19 @@ class Pair:
     forward: Graph
     backward: Graph
     saved: tuple[Saved, ...]
+
+    @property
+    def open(self) -> bool:
+        """Whether the backward gets sizes: what compiles it may then add guards."""
+        inputs = self.backward.inputs
+        return any(item.size is not None or item.value.type.symbols for item in inputs)
+
+    @property
+    def strides(self) -> Arrived:
+        """Of the tangents that the backward takes."""
+        return tuple(
+            [i.value.type.stride for i in self.backward.inputs if i.role.kind == "tangent"]
+        )
 
     @property
     def bytes(self) -> Size:

@@ -1,6 +1,7 @@
 """Run a cut: check the inputs, call the graph, write back what the program wrote."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import sympy
@@ -10,15 +11,22 @@ from torch import fx
 from foretrace.errors import Refusal
 from foretrace.ir.op import Value
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
+from foretrace.ir.types import Arrived, Size
 from foretrace.runtime.guards import CallGuards, number
 from foretrace.runtime.untrained import Untrained, marked
 from foretrace.symbols.sizes import Numbers
 
 
 class Half(Protocol):
-    """A forward or backward cut."""
+    """A joint, forward or backward cut."""
 
     graph: Graph
+    again: Callable[[Arrived], tuple[Any, ...]]
+    """makes it, and the other half, for tangents with such strides"""
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """What runs it."""
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Flat, in the order of the graph."""
@@ -34,22 +42,18 @@ def run_forward(
 
 
 def run_joint(
-    module: fx.GraphModule,
-    graph: Graph,
-    guards: CallGuards,
-    args: Any,
-    kwargs: Any,
-    tangents: Sequence[torch.Tensor] | None,
+    cut: Half, guards: CallGuards, args: Any, kwargs: Any, tangents: Sequence[torch.Tensor] | None
 ) -> tuple[Any, dict[str, torch.Tensor | None]]:
     """Call a joint cut: the outputs, and the gradient of everything that requires one."""
     flat, sizes = guards.inputs(args, kwargs)
+    (cut,), placed = _as_given((cut,), tangents, sizes)
     # Some kernels do another thing under no_grad (mkldnn_rnn_layer keeps no workspace), so the
     # grad mode is eager's, and nothing is followed because nothing requires grad.
-    detached = [*_detached(flat), *_placed(graph, tangents, sizes)]
+    detached = [*_detached(flat), *placed]
     with torch.enable_grad():
-        results = module(*detached)
+        results = cut.graph_module(*detached)
     outputs, rest = finish(guards.recorded, flat, sizes, results)
-    return outputs, _named(graph, rest)
+    return outputs, _named(cut.graph, rest)
 
 
 def run_pair(
@@ -58,24 +62,27 @@ def run_pair(
 ) -> tuple[Any, dict[str, torch.Tensor | None]]:  # fmt: skip
     """Call two halves as a joint cut is called; what the forward writes is written in between."""
     flat, sizes = guards.inputs(args, kwargs)
-    placed = _placed(backward.graph, tangents, sizes)
+    (forward, backward), placed = _as_given((forward, backward), tangents, sizes)
     outputs, saved = finish(guards.recorded, flat, sizes, forward(*flat))
     return outputs, _named(backward.graph, backward(*saved, *placed))
 
 
-def _placed(
-    graph: Graph, tangents: Sequence[torch.Tensor] | None, sizes: Numbers
-) -> list[torch.Tensor]:
-    """The tangents that the graph takes, as it takes them."""
-    wanted = [item for item in graph.inputs if item.role.kind == "tangent"]
-    if len(wanted) != len(tangents or ()):
+def _as_given(
+    cuts: tuple[Half, ...], tangents: Sequence[torch.Tensor] | None, sizes: Numbers
+) -> tuple[tuple[Half, ...], list[torch.Tensor]]:
+    """The cuts for tangents that lie as these, and these: sums run in the order of memory."""
+    wanted = [item for item in cuts[-1].graph.inputs if item.role.kind == "tangent"]
+    given = [tangent.detach() for tangent in tangents or ()]
+    if len(wanted) != len(given):
         raise Refusal(
-            f"the cut takes {len(wanted)} tangents, {len(tangents or ())} were given",
+            f"the cut takes {len(wanted)} tangents, {len(given)} were given",
             kind="wrong tangents",
             do="pass tangents=[...], one for each output that requires grad, in order",
         )
-    both = zip(wanted, tangents or (), strict=True)
-    return [laid_out(item, tangent.detach(), sizes) for item, tangent in both]
+    strides = tuple(map(partial(strides_of, sizes=sizes), wanted, given))
+    if strides != tuple([item.value.type.stride for item in wanted]):
+        cuts = cuts[-1].again(strides)
+    return cuts, list(map(partial(laid_out, sizes=sizes), given, strides))
 
 
 def _named(graph: Graph, gradients: Sequence[Any]) -> dict[str, torch.Tensor | None]:
@@ -101,8 +108,11 @@ def _detached(flat: Sequence[Any]) -> list[Any]:
     return [each.detach() if isinstance(each, torch.Tensor) else each for each in flat]
 
 
-def laid_out(item: Input, tangent: torch.Tensor, sizes: Numbers) -> torch.Tensor:
-    """A tangent in the layout of its output, which the backward graph was made for."""
+def strides_of(item: Input, tangent: torch.Tensor, sizes: Numbers) -> tuple[Size, ...]:
+    """The strides that a tangent is to be taken in: its own, or those of its output if equal.
+
+    With open sizes they are those of its order in memory.
+    """
     type = item.value.type
     shape, stride = (tuple(number(n, sizes) for n in part) for part in (type.shape, type.stride))
     if tuple(tangent.shape) != shape or tangent.dtype != type.dtype:
@@ -113,10 +123,16 @@ def laid_out(item: Input, tangent: torch.Tensor, sizes: Numbers) -> torch.Tensor
             do="pass tangents of the outputs' shapes and dtypes",
         )
     if tangent.stride() == stride or not tangent.numel():
+        return type.stride
+    return type.ordered(tangent.stride()).stride if type.symbols else tangent.stride()
+
+
+def laid_out(tangent: torch.Tensor, stride: Sequence[Size], sizes: Numbers) -> torch.Tensor:
+    """A tangent with such strides."""
+    steps = tuple([number(n, sizes) for n in stride])
+    if tangent.stride() == steps or not tangent.numel():
         return tangent
-    return torch.empty_strided(shape, stride, dtype=type.dtype, device=tangent.device).copy_(
-        tangent
-    )
+    return tangent.new_empty_strided(tangent.shape, steps).copy_(tangent)
 
 
 def finish(

@@ -7,7 +7,7 @@ it first runs.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import sympy
 import torch
@@ -16,13 +16,14 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program import Graph, Recorded
+from foretrace.ir.types import Arrived
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.passes.decompose import decompose
 from foretrace.passes.partial import partial_backward
 from foretrace.passes.partition import Pair, partition
 from foretrace.passes.policies import Policy
 from foretrace.runtime.torch_pair import Half, TorchHalves, with_sizes
-from foretrace.runtime.trained import Flat, Given, Partial, numbers_of
+from foretrace.runtime.trained import Flat, Partial, numbers_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.sources import asking_line
@@ -40,6 +41,7 @@ class TorchCompilers:
     inference: Compiler
     decompositions: Mapping[Any, Callable[..., Any]] | None = None
     policy: Policy = "min_cut"
+    relaid: ClassVar[bool] = False
 
     def opened(self, graph: Graph, semantics: TargetSemantics) -> Graph:
         """The graph with the operators of the table opened."""
@@ -63,11 +65,11 @@ class TorchCompilers:
         forward = halves.forward(pair)
         both = compiled(self, pair, forward, halves.backward(pair, pair.backward, forward), halves)
 
-        def partial(given: Given) -> Flat:
+        def partial(given: Arrived) -> Flat:
             part = partial_backward(
                 recorded, semantics, joint, pair, given, lambda g: self.opened(g, semantics)
             )
-            return both.other(halves.backward(pair, part, forward, given))
+            return both.other(halves.backward(pair, part, forward, [s is not None for s in given]))
 
         return pair, both.forward, both.backward, partial
 
@@ -98,7 +100,7 @@ def compiled(
             first = forward.as_the_pair(compilers.forward(forward.module, forward.examples))
         relaid = Relaid(pair, forward, halves.symbols, strides)
         later = Later(pair, backward, compilers.backward, relaid(backward), halves.symbols)
-        if any(item.size is not None or item.value.type.symbols for item in pair.backward.inputs):
+        if pair.open:
             later.compile()
     return CompiledPair(pair, first, later, relaid)
 

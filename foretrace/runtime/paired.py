@@ -1,7 +1,7 @@
 """Any backend `fn(graph_module, example_inputs)`: it gets the two halves, autograd joins them."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import sympy
 import torch
@@ -10,6 +10,7 @@ from torch import fx
 from foretrace.errors import Refusal
 from foretrace.ir.fx import to_fx
 from foretrace.ir.program import Graph, Input, Recorded
+from foretrace.ir.types import Arrived
 from foretrace.passes.cut import Level, differentiated, forward_graph
 from foretrace.passes.live import needs
 from foretrace.passes.partial import partial_backward
@@ -21,7 +22,7 @@ from foretrace.runtime.entry import Entry, Guards
 from foretrace.runtime.results import called, core_of, repeated
 from foretrace.runtime.source import Source
 from foretrace.runtime.straight import Straight
-from foretrace.runtime.trained import Flat, Given, Partial, Trained
+from foretrace.runtime.trained import Flat, Partial, Trained
 from foretrace.targets.semantics import TargetSemantics
 
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -63,23 +64,32 @@ def joined(
     if not any(core.followed(output.value) for output in core.outputs):
         return Untrained(backend.whole(core, semantics), core)
     joint = differentiated(core, semantics, Level(False), None)
-    return Trained(core, *backend.halves(joint, core, semantics))
+    return Trained(core, *backend.halves(joint, core, semantics), relaid=backend.relaid)
 
 
 class Compilers(Protocol):
     """What compiles graphs."""
+
+    @property
+    def relaid(self) -> bool:
+        """Whether a tangent that lies otherwise than its output has a backward of its own."""
 
     def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
         """What runs a forward that is not trained."""
 
     def halves(
         self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
-    ) -> tuple[Pair, Flat, Flat, Partial]:
-        """The pair of a joint graph, what runs each half, and a second half for some tangents."""
+    ) -> tuple[Pair, Flat, Flat | None, Partial]:
+        """The pair of a joint graph, what runs each half, and what makes halves for some tangents.
+
+        Without a second half, that for tangents which lie as their outputs is made likewise.
+        """
 
 
 class ByBackend:
     """A torch.compile backend: called with the forward, and with the backward of a pair."""
+
+    relaid: ClassVar[bool] = True
 
     def __init__(self, compile: Compile) -> None:
         self.compile = compile
@@ -91,19 +101,28 @@ class ByBackend:
 
     def halves(
         self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
-    ) -> tuple[Pair, Flat, Flat, Partial]:
-        """The pair, and what the backend makes of each half."""
+    ) -> tuple[Pair, Flat, Flat | None, Partial]:
+        """The pair, and what the backend makes of each half: of the second when it first runs.
+
+        With open sizes at once, as the backend may add guards on them.
+        """
         # As eager saves: a value that runs again would make an input needed that eager does not
         # need, and writing to it before the backward an error.
         pair = partition(joint, recorded, semantics, "save_all")
-        both = (self._compiled(half, recorded, semantics) for half in (pair.forward, pair.backward))
-        forward, backward = both
 
-        def partial(given: Given) -> Flat:
-            graph = partial_backward(recorded, semantics, joint, pair, given)
-            return straight_call(graph, recorded.symbols)
+        def partial(given: Arrived) -> Flat:
+            whole = given == pair.strides
+            graph = (
+                pair.backward
+                if whole
+                else partial_backward(recorded, semantics, joint, pair, given)
+            )
+            if None in given:
+                return straight_call(graph, recorded.symbols)
+            return self._compiled(graph, recorded, semantics)
 
-        return pair, forward, backward, partial
+        forward = self._compiled(pair.forward, recorded, semantics)
+        return pair, forward, partial(pair.strides) if pair.open else None, partial
 
     def _compiled(self, graph: Graph, recorded: Recorded, semantics: TargetSemantics) -> Flat:
         module = to_fx(graph, recorded.symbols, semantics.inference.mode, needs)

@@ -1,9 +1,8 @@
 """A pair of graphs as one differentiable call: torch.autograd runs the second when it is asked to.
 
 What eager's autograd has is kept: a gradient is None where no gradient arrives, and the backward is
-that of the outputs whose gradients arrived; a saved tensor that was written to since is an error; a
-tangent in another layout is laid out as the backward was made for. What one node cannot have is
-refused: a gradient of a gradient.
+that of the outputs whose gradients arrived, as they lie; a saved tensor that was written to since
+is an error. What one node cannot have is refused: a gradient of a gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,17 +14,16 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program import Input, Recorded
+from foretrace.ir.types import Arrived, Size
 from foretrace.passes.partition import Pair
-from foretrace.runtime.calls import laid_out
+from foretrace.runtime.calls import laid_out, strides_of
 from foretrace.runtime.guards import number
 from foretrace.symbols.sizes import Numbers
 from foretrace.trace.sources import asking_line
 
 Flat = Callable[..., Sequence[Any]]
 """Flat inputs, one an argument, to flat results"""
-Given = tuple[bool, ...]
-"""For each tangent, whether it arrived"""
-Partial = Callable[[Given], Flat]
+Partial = Callable[[Arrived], Flat]
 """Makes the backward, called like the pair's own, for some tangents (the others have no data)"""
 
 
@@ -36,14 +34,16 @@ class Trained:
         recorded: the program; its outputs own their memory (`regenerate.plan_of`).
         pair: its halves.
         forward: what runs the first half.
-        backward: what runs the second.
+        backward: what runs the second; None: it is made when it first runs.
         partial: makes the second half for some of the tangents.
+        relaid: whether it makes one for tangents that lie otherwise than their outputs, too.
     """
 
     def __init__(
-        self, recorded: Recorded, pair: Pair, forward: Flat, backward: Flat, partial: Partial
-    ) -> None:
-        self.inputs, self.forward, self.backward = recorded.inputs, forward, backward
+        self, recorded: Recorded, pair: Pair, forward: Flat, backward: Flat | None,
+        partial: Partial, *, relaid: bool,
+    ) -> None:  # fmt: skip
+        self.inputs, self.forward = recorded.inputs, forward
         self.count = len(recorded.outputs) + len(recorded.mutations)
         outputs = [o.value for o in recorded.outputs]
         self.wanting = [i for i, v in enumerate(outputs) if recorded.differentiable(v)]
@@ -55,7 +55,8 @@ class Trained:
         self.wanted = [item.value.type.requires_grad for item in recorded.inputs]
         self.alone = not any(self.wanted)
         """whether only leaves that the program makes are behind what it gives"""
-        self._make, self._partial = partial, dict[Given, Flat]()
+        self.relaid, self._make = relaid, partial
+        self._backwards = {pair.strides: backward} if backward is not None else {}
         self._loose: list[int] | None = None
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
@@ -64,13 +65,16 @@ class Trained:
         results: Sequence[Any] = _Run.apply(self, anchor, *inputs)  # type: ignore[no-untyped-call]
         return results
 
-    def for_tangents(self, given: Given) -> Flat:
+    def for_tangents(self, given: Arrived) -> Flat:
         """The backward for the tangents that arrived."""
-        if all(given):
-            return self.backward
-        if given not in self._partial:
-            self._partial[given] = self._make(given)
-        return self._partial[given]
+        if given not in self._backwards:
+            self._backwards[given] = self._make(given)
+        return self._backwards[given]
+
+    def strides(self, item: Input, tangent: torch.Tensor, sizes: Numbers) -> tuple[Size, ...]:
+        """Those in which the backward takes a tangent."""
+        found = strides_of(item, tangent, sizes)
+        return found if self.relaid else item.value.type.stride
 
     def place(self, outputs: list[Any], inputs: Sequence[Any]) -> None:
         """Make the outputs what autograd may give a history: one tensor for each place.
@@ -146,21 +150,23 @@ def _gradients(
         return [None] * sum(trained.wanted)
     for index, place in enumerate(trained.wanting):
         if place not in trained.followed:  # any will do, as no gradient goes through it
-            arrived[index] = _zeros(trained.tangents[index], ctx.sizes)
-    given = tuple(tangent is not None for tangent in arrived)
+            arrived[index] = zeros(trained.tangents[index], ctx.sizes)
+    both = list(zip(trained.tangents, arrived, strict=True))
+    given = tuple([t if t is None else trained.strides(item, t, ctx.sizes) for item, t in both])
     tensors, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
     saved = [next(numbers) if number else next(tensors) for number in trained.numbers]
     placed = [
-        _absent(item, ctx.sizes) if tangent is None else laid_out(item, tangent, ctx.sizes)
-        for item, tangent in zip(trained.tangents, arrived, strict=True)
+        _absent(item, ctx.sizes) if t is None or s is None else laid_out(t, s, ctx.sizes)
+        for (item, t), s in zip(both, given, strict=True)
     ]
     return trained.for_tangents(given)(*saved, *placed)
 
 
-def _zeros(item: Input, sizes: Numbers) -> torch.Tensor:
+def zeros(item: Input, sizes: Numbers) -> torch.Tensor:
+    """A tangent of zeros, as its output lies."""
     type = item.value.type
-    shape = [number(size, sizes) for size in type.shape]
-    return torch.zeros(shape, dtype=type.dtype, device=type.device)
+    shape, stride = ([number(n, sizes) for n in part] for part in (type.shape, type.stride))
+    return torch.empty_strided(shape, stride, dtype=type.dtype, device=type.device).zero_()
 
 
 def _absent(item: Input, sizes: Numbers) -> torch.Tensor | None:

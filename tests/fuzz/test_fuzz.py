@@ -101,16 +101,6 @@ def test_eager_that_differs_from_itself(
     assert [verdict.status for verdict in judged(text, only="export cut")] == [status]
 
 
-@pytest.mark.parametrize(("result", "status"), [("a", "nothing"), ("b", "same")])
-def test_what_eager_raises_for_values_where_nothing_needs_the_result(
-    result: str, status: str
-) -> None:
-    """A graph is without the operator; where it has it, both raise."""
-    text = PROGRAM.replace("b = a.exp()", "b = a.gather(0, flag)").replace("a, c * 2", result)
-    text = text.replace("torch.randn(3, 4),", "torch.randn(3, 4), torch.full((1, 1), 7 * call)")
-    assert {verdict.status for verdict in judged(text)} == {status}
-
-
 def test_a_child_that_dies_costs_one_seed() -> None:
     """An abort, and a child that does not end, are outcomes, named by what they were at."""
 

@@ -4,16 +4,10 @@ import ctypes
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
-from unittest.mock import patch
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import foretrace
-from foretrace.passes import live
 from tests.bits import aliasing_differences
 from tests.fuzz.routes import Route, Runs, eager, routes_of
 from tests.fuzz.values import Look, unlike
@@ -25,8 +19,6 @@ NOTHING = "nothing"  # to compare: eager differs from run to run
 NUMBERS = re.compile(r"%\w+|\d+")
 GUARD = "Guard failed"  # how torch's exported modules refuse a call
 AFTER = "after a refusal: "
-RAISES = "eager raises in the forward"
-PLACES = (torch.int64, torch.int32, torch.uint8, torch.bool)  # dtypes of indices and masks
 SHOWN = 4  # differences told of one call
 PERTURB = -6  # the option of glibc's malloc to fill what it gives
 FILLS = (0x55, 0xC1)
@@ -79,39 +71,8 @@ def judged(
         if route.at_once and not any(seen.tangents for seen in twin):
             continue  # nothing to differentiate
         verdict = _judge(text, route, twin)
-        if verdict.kind == RAISES and _by_what_is_left_out(text, route, twin):
-            verdict = Verdict(route.name, NOTHING, "raised by what is left out", verdict.detail)
         found.append(_repeated(text, route, verdict) if verdict.status == WRONG else verdict)
     return found
-
-
-def _by_what_is_left_out(text: str, route: Route, twin: list[Seen]) -> bool:
-    """Whether eager raises for the values that an operator reads whose result nothing needs.
-
-    A graph is without it (docs/limits.md), and raises where it has it.
-    """
-    with patch.object(live, "effectful", lambda *_: True):
-        if _judge(text, route, twin).kind == RAISES:
-            return False
-    called = _Called()
-    world = World(text)
-    for number in route.calls:
-        with called:
-            if eager(world, quiet=route.quiet)(Call(world, number)).raised is not None:
-                break
-    return any(t.dtype in PLACES for t in pytree.tree_leaves(called.last) if isinstance(t, Tensor))
-
-
-class _Called(TorchDispatchMode):
-    """Keeps what the last operator was called with."""
-
-    last: object = None
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        self.last = args, kwargs
-        return func(*args, **(kwargs or {}))
 
 
 def _repeated(text: str, route: Route, verdict: Verdict) -> Verdict:
@@ -191,7 +152,7 @@ def _of_call(route: Route, call: Call, expected: Seen, seen: Seen) -> Verdict | 
         phase, error = expected.raised
         if phase == "backward" and not route.gradients:
             return None
-        kind = RAISES if phase == "forward" else "eager raises in the backward"
+        kind = f"eager raises in the {phase}"
         return Verdict(route.name, WRONG, kind, f"call {call.number}: {_first(error)}")
     wrong = list(_differences(route, expected, seen))
     if not wrong:
