@@ -119,6 +119,12 @@ class TensorType:
         return True
 
     @property
+    def odd(self) -> bool:
+        """Whether it has a size 0 or 1, and other strides than a tensor that lies in order."""
+        degenerate = 0 in self.shape or 1 in self.shape
+        return degenerate and self.stride != self.contiguous().stride
+
+    @property
     def overlapping(self) -> bool:
         """Whether two of its elements may be one place in memory; open sizes are taken as apart."""
         reach: Size = 0

@@ -15,7 +15,7 @@ HISTORY = "history"
 
 def copied(because: Op, old: Value, out: Value, why: str) -> Iterator[Op]:
     """A copy in the same strides: kernels may round otherwise where elements lie otherwise."""
-    if old.type.dense or old.type.symbols:
+    if old.type.dense:
         yield called(because, aten.clone.default, (old,), out, why)
         return
     raw, sizes = Value(out.type.with_grad(False)), (list(old.type.shape), list(old.type.stride))

@@ -13,7 +13,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Tree, map_tree
 from foretrace.ir.types import TensorType
-from foretrace.rules.meta import MetaKernels, as_eager, as_iterated
+from foretrace.rules.meta import MetaKernels, as_eager, as_iterated, as_laid_out
 from foretrace.rules.probe import probe
 from foretrace.rules.sparse import reads_sparse
 from foretrace.symbols.sizes import Symbols
@@ -119,7 +119,12 @@ class Inference:
     def _ask(self, key: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         plain = lasts(key) and not symbols_of(key) and not reads_sparse((args, kwargs))
         found = self._kernels.ask(func, args, kwargs) if plain else None
-        return as_eager(func, args, found or self._run(func, args, kwargs))
+        found = as_eager(func, args, found or self._run(func, args, kwargs))
+        if not any(type.odd for type in _types((args, kwargs))):
+            return found
+        return as_laid_out(
+            func, (args, kwargs), found, partial(self._of_kernel, func), self.symbols
+        )
 
     def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False) -> Tree:
         ask: Once = partial(self._once, after=after)

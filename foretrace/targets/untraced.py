@@ -83,6 +83,17 @@ def _tensor_split(x: torch.Tensor, places: torch.Tensor, dim: int = 0) -> Any:
     return aten.tensor_split.sections(x, numbers, dim)
 
 
+def _one_hot(places: torch.Tensor, classes: int = -1) -> torch.Tensor:
+    """Ones are put into zeros; where it is traced, each place is compared with all classes.
+
+    Source: aten/src/ATen/native/Onehot.cpp.
+    """
+    if places.dtype is not torch.int64 or classes < 0:
+        return _traced(aten.one_hot.default, places, classes)
+    zeros = places.new_zeros([*places.shape, classes])
+    return zeros.scatter_(-1, places.unsqueeze(-1), 1)
+
+
 def _resized(op: Any, plain: Any) -> Callable[..., Any]:
     """Interpolation: the kernel takes numbers only, which would fix all open sizes.
 
@@ -118,5 +129,6 @@ UNTRACED: dict[Any, Callable[..., Any]] = {
     aten.linalg_eigvalsh.default: _eigvalsh,
     aten.linalg_svdvals.default: _svdvals,
     aten.tensor_split.tensor_indices_or_sections: _tensor_split,
+    aten.one_hot.default: _one_hot,
     **{packet.vec: _resized(packet.vec, packet.default) for packet in RESIZING},
 }

@@ -121,6 +121,16 @@ def undrawn(lines: Callable[[], Lines]) -> Iterator[None]:
         raise refusal
 
 
+@contextmanager
+def draws_undone() -> Iterator[None]:
+    """What is drawn inside from torch's generator was never drawn."""
+    state = DEFAULT.get_state()
+    try:
+        yield
+    finally:
+        DEFAULT.set_state(state)
+
+
 def check_states(changed: Iterable[tuple[Any, str]], lines: Callable[[], Lines]) -> None:
     """Refuse a program that drew from a generator of its own, or wrote to an array.
 

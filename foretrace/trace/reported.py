@@ -16,7 +16,7 @@ from foretrace.errors import PACKAGE_DIR, Refusal, Way, user_frame_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.admitted import makes_subclass
-from foretrace.trace.generators import DEFAULT
+from foretrace.trace.generators import draws_undone
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.sources import LIBRARY_DIRS
 
@@ -189,11 +189,8 @@ class _Question:
             return True
         if size > MAX_ELEMENTS or not any(words in str(error) for words in NO_DATA):
             return False
-        state = DEFAULT.get_state()
-        try:
+        with draws_undone():
             return self._run(nullcontext(), func, leaves, form) is None
-        finally:
-            DEFAULT.set_state(state)
 
     def _run(self, mode: Any, func: Any, leaves: list[Any], form: Any) -> Exception | None:
         with torch_api.plain_torch(), torch_api.quiet_fake_tensor(), mode:

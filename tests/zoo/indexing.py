@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.zoo.registry import N, c, flags, ints, program, t
+from tests.zoo.registry import N, c, flags, ints, laid_out, program, t
 
 
 @program(t(N, 4, 5))
@@ -168,6 +168,14 @@ def placed(edges: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 @program(ints(5, 6), may_refuse="it reads the range of its input", train=False)
 def one_hot(ids: Tensor) -> Tensor:
+    return F.one_hot(ids, 5)
+
+
+one_column = laid_out(ints(5, 3, 1), lambda x: x[..., ::2])
+
+
+@program(one_column, may_refuse="it reads the range of its input", train=False)
+def one_hot_of_a_column(ids: Tensor) -> Tensor:
     return F.one_hot(ids, 5)
 
 

@@ -233,6 +233,28 @@ def product_of_views_taken_under_no_grad(x: Tensor, y: Tensor) -> Tensor:
     return u @ v + x
 
 
+column = laid_out(t(1, 4), lambda x: x.t())
+"""Lies in order, but for the stride of its one column"""
+
+
+@program(column, c(0, 4))
+def written_where_sizes_are_zero_and_one(x: Tensor, nothing: Tensor) -> tuple[Tensor, ...]:
+    ones, zeros = torch.ones_like(x).add_(x), torch.zeros_like(nothing.t())
+    drawn = torch.rand_like(nothing.t()).mul_(2)
+    y = F.relu(x * 2, inplace=True)
+    lower = (x * 3).tril_()
+    return ones, zeros.add_(zeros), drawn, y, F.dropout(x * 1, inplace=True), lower
+
+
+@program(laid_out(t(N, 2, 4), lambda x: x[..., ::2]))
+def summed_where_it_was_written_with_gaps(x: Tensor) -> tuple[Tensor, Tensor]:
+    x.detach().mul_(2)
+    y = torch.empty_strided(x.shape, x.stride()).copy_(x)
+    with torch.no_grad():
+        torch._foreach_copy_([y], [x])
+    return x.sum(), y.sum()
+
+
 @program(c(N, 4), t(N, 4), may_refuse="with a backend other than eager: followed write")
 def an_input_that_autograd_follows_from_then_on(z: Tensor, w: Tensor) -> Tensor:
     z.add_(w)
