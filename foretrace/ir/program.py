@@ -138,6 +138,9 @@ class Overwritten:
     """the op that computed the new content, of which autograd saves a copy of the old"""
     inside: Checkpoint | None = None
     """the checkpoint in which it was written"""
+    before: Op | None = None
+    """the op that changes its shape in place, if it is written in no other way: what is saved
+    afterwards is as it was"""
 
 
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds

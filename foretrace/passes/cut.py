@@ -80,8 +80,9 @@ def _check_untrained(op: Op) -> None:
 
 
 def _touches(op: Op) -> bool:
-    """Whether something below writes in place to what lives outside; then it cannot be called."""
-    return bool(_overwritten(op)[0])
+    """Whether it or something below writes in place to what lives outside: it cannot be called."""
+    itself = hasattr(op.target, "overloadpacket") and schema_of(op.target).writes
+    return bool(itself or _overwritten(op)[0])
 
 
 def _overwritten(op: Op) -> tuple[set[Value], set[Value]]:
@@ -161,6 +162,7 @@ def _trainable(
     flat = without_unread(flat, [*results, *also, *left], semantics)
     history = replace(history, visible=_visible(flat, results))
     ops = list(flatten(with_history(flat, history), level))
+    ops = list(over.apart(ops)) if over.reshaped else ops
     for value, (now, because) in over.left.items():
         ops += left_in_memory(value, now, because)
     return ops
@@ -191,7 +193,7 @@ def _own_formula(derivatives: Derivatives, writes: Any, form: Op) -> bool:
 
 def _written_over(recorded: Recorded, semantics: TargetSemantics) -> SavedOver:
     if not recorded.overwritten:
-        return SavedOver({}, {})
+        return SavedOver({}, {}, {}, lambda value: value)
     leaves = flatten(recorded.ops, Level(written=False), lambda op: op.writes or applied(op))
     return saved_over(leaves, recorded, semantics.derivatives)
 

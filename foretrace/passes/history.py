@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from foretrace.ir.op import Choice, Op, Value, Write, substitute
-from foretrace.passes.history_ops import HISTORY, called, copied
+from foretrace.passes.history_ops import HISTORY, called, copied, renamed
 from foretrace.passes.stale import written_operand
 from foretrace.passes.through_views import reads_what_it_writes, through_views
 from foretrace.rules.schemas import schema_of
@@ -304,23 +304,6 @@ def unmarked(op: Op) -> Op:
     """For a graph that has its gradients itself: the same tensor, unseen by autograd."""
     leaf = op.target is aten.requires_grad_.default
     return called(op, aten.detach.default, op.args[:1], op.outs[0], GIVEN) if leaf else op
-
-
-def renamed(op: Op, new: dict[Value, Value]) -> Op:
-    """The op with other values; it is the tree's own, and so are its arguments, if it has none."""
-    if new.keys().isdisjoint((*op.operands, *op.outs)):
-        return op
-    args, kwargs = op.args, op.kwargs
-    if not new.keys().isdisjoint(op.operands):
-        args, kwargs = substitute((args, kwargs), new)
-    body = op.body  # a copy of what is shared would be no part of the tree
-    return Op(
-        op.target, args, kwargs, substitute(op.result, new),
-        tuple(new.get(out, out) for out in op.outs), origin=op.origin,
-        definition=op.definition, because=op.because, rule=op.rule, choice=op.choice,
-        region=[renamed(inner, new) for inner in body] if body else body,
-        writes=op.writes, piece_of=op.piece_of,
-    )  # fmt: skip
 
 
 def _with_args(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Op:

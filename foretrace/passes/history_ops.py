@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from foretrace.ir.op import Choice, Op, Value
+from foretrace.ir.op import Choice, Op, Value, substitute
 
 aten = torch.ops.aten
 
@@ -32,4 +32,21 @@ def called(
     return Op(
         func, args, kwargs or {}, out, (out,), origin=because.origin, choice=choice,
         piece_of=because,
+    )  # fmt: skip
+
+
+def renamed(op: Op, new: dict[Value, Value]) -> Op:
+    """The op with other values; it is the tree's own, and so are its arguments, if it has none."""
+    if new.keys().isdisjoint((*op.operands, *op.outs)):
+        return op
+    args, kwargs = op.args, op.kwargs
+    if not new.keys().isdisjoint(op.operands):
+        args, kwargs = substitute((args, kwargs), new)
+    body = op.body  # a copy of what is shared would be no part of the tree
+    return Op(
+        op.target, args, kwargs, substitute(op.result, new),
+        tuple(new.get(out, out) for out in op.outs), origin=op.origin,
+        definition=op.definition, because=op.because, rule=op.rule, choice=op.choice,
+        region=[renamed(inner, new) for inner in body] if body else body,
+        writes=op.writes, piece_of=op.piece_of,
     )  # fmt: skip

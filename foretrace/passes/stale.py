@@ -5,12 +5,14 @@ write in between, eager refuses the backward; a write by way of `.data` it does 
 what that left.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Value, Write, map_values, substitute, target_name, values_in
 from foretrace.ir.program import Overwritten, Recorded
+from foretrace.passes.history_ops import copied, renamed
 from foretrace.passes.spell import located, returned, written_positions
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.schemas import schema_of
@@ -33,6 +35,7 @@ class Stale:
         """what was made in a checkpoint, which makes it again in the backward"""
         self._read: dict[object, list[Op]] = {}
         """the ops in it"""
+        self._order: dict[Op, int] = {}
 
     def meet(self, ops: Iterable[Op], *, inside: bool = False) -> None:
         """Note the views among ops and below: what they are views of may be stale.
@@ -42,6 +45,7 @@ class Stale:
         if not self.overwritten:
             return
         for op in ops:
+            self._order[op] = len(self._order)
             if not (op.leaf or op.writes or applied(op)):
                 self.meet(op.body or (), inside=inside or op.definition is not None)
                 for left in () if inside else op.outs:
@@ -56,14 +60,15 @@ class Stale:
                 self._made.update(dict.fromkeys(op.outs, region))
                 self._read.setdefault(region, []).append(op)
 
-    def of(self, value: Value) -> Overwritten | None:
-        """What became of the value's memory; None if it is as it was."""
+    def of(self, value: Value, op: Op) -> Overwritten | None:
+        """What became of the value's memory since the op; None if it is as it was."""
         found = self.overwritten.get(value)
-        if found is not None or value not in self._views:
-            return found
-        return self.of(self._views[value][1])
+        if found is not None:
+            late = found.before is not None and self._order.get(op, 0) > self._order[found.before]
+            return None if late else found
+        return self.of(self._views[value][1], op) if value in self._views else None
 
-    def of_part(self, value: Value) -> Overwritten | None:
+    def of_part(self, value: Value, op: Op) -> Overwritten | None:
         """What became of its memory without its version counter, inside a composite.
 
         Outside of one, such a part is noted by itself where a write reaches it.
@@ -72,7 +77,7 @@ class Stale:
         if value in self.overwritten or value not in self._parts:
             return None
         whole = self._parts[value]
-        return self.of(whole) or self.of_part(whole)
+        return self.of(whole, op) or self.of_part(whole, op)
 
     def root(self, value: Value) -> Value:
         """The value itself if it was written over, else the one that it is a view of."""
@@ -97,7 +102,7 @@ class Stale:
         Raises:
             Refusal: eager's backward refuses to read it.
         """
-        found = self.of(value)
+        found = self.of(value, op)
         if found is None or found.form is op or self.again(value, op):
             return value
         self.check_kept(found, op)
@@ -116,9 +121,10 @@ class Stale:
 
     def again(self, value: Value, op: Op) -> bool:
         """Whether the checkpoint that `op` is in makes the value again before it reads it."""
-        region, found = op.origin.checkpoint, self.of(value)
+        region, found = op.origin.checkpoint, self.of(value, op)
         here = region is not None and self._made.get(self.base(value)) is region
-        return here and found is not None and found.inside is not region
+        same = found is not None and (found.inside is not region or found.before is not None)
+        return here and same
 
     def check_kept(self, found: Overwritten, op: Op) -> None:
         """Refuse what a checkpoint would compute again, from what memory holds by then."""
@@ -134,15 +140,15 @@ class Stale:
         if not self.overwritten:
             return set()
         region = op.origin.checkpoint
-        held = [self.overwritten.get(value) for value in (region.inputs if region else ())]
+        held = [self.of(value, op) for value in (region.inputs if region else ())]
         lost = next((found for found in held if found is not None and found.now is None), None)
-        touched = {v for v in (*op.operands, *op.outs) if self.of(v) or self.of_part(v)}
+        touched = {v for v in (*op.operands, *op.outs) if self.of(v, op) or self.of_part(v, op)}
         saved = _saved(op, derivatives) if touched or region is not None else set()
         if saved and lost is not None:
             raise located(written_since(op, lost, also=EAGER_TOO), op)
         if saved and region is not None:
             self._check_again(region)
-        for part in filter(None, map(self.of_part, saved & touched)):
+        for part in filter(None, (self.of_part(value, op) for value in saved & touched)):
             raise located(written_since(op, part, ANEW), op)
         return {value for value in saved & touched if not self.again(value, op)}
 
@@ -150,7 +156,7 @@ class Stale:
         """Refuse a checkpoint that reads what is written over, as it does so again."""
         for op in self._read.pop(region, ()):
             for value in op.operands:
-                found = self.of(value)
+                found = self.of(value, op)
                 outside = self._made.get(self.base(value)) is not region
                 if outside and found is not None and found.inside is not region:
                     raise located(written_since(op, found, AGAIN), op)
@@ -162,7 +168,7 @@ class Stale:
         """
         applied = isinstance(op.target, FunctionCall)
         for value in () if applied else self.unpacked(op, derivatives):
-            found = self.of(value)
+            found = self.of(value, op)
             if found is not None and found.now is None and found.form is not op:
                 self.check_kept(found, op)
                 raise located(written_since(op, found, also=EAGER_TOO), op)
@@ -184,6 +190,9 @@ def _view_positions(op: Op) -> list[tuple[int, Value, Share]]:
 
 
 EAGER_TOO = "eager refuses this backward, too; a forward cut is as eager's forward"
+RESHAPED = (
+    "the shape of this was changed in place, and the backward is to find what was saved before"
+)
 AGAIN = "a checkpoint computes {} again in the backward, from"
 ANEW = "the backward of {} reads what memory holds by then, without a version that tells, of"
 
@@ -212,6 +221,27 @@ class SavedOver:
     """values of the program's own memory: what that holds after the run, and what saved them"""
     copied: dict[Op, Value]
     """writes, and the operand of which autograd saves a copy, as its memory does not keep it"""
+    reshaped: dict[Op, Value]
+    """changes of a shape in place, which autograd counts, and what owns the memory"""
+    owner: Callable[[Value], Value]
+
+    def apart(self, ops: Iterable[Op]) -> Iterator[Op]:
+        """The ops; what reads reshaped memory afterwards reads a copy, whose count is another."""
+        since, made, copies = dict[Value, int](), dict[Value, int](), dict[Any, Value]()
+        for at, op in enumerate(ops):
+            if op in self.reshaped:
+                since[self.reshaped[op]] = at
+            stands = {}
+            for value in op.operands if since else ():
+                last = since.get(self.owner(value), -1)
+                if made.get(value, -1) >= last:
+                    continue
+                if (value, last) not in copies:
+                    copies[value, last] = Value(value.type)
+                    yield from copied(op, value, copies[value, last], RESHAPED)
+                stands[value] = copies[value, last]
+            made.update(dict.fromkeys(op.outs, at))
+            yield renamed(op, stands)
 
 
 def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) -> SavedOver:
@@ -224,28 +254,31 @@ def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) 
     """
     stale, writes = Stale(recorded.overwritten), list[Op]()
     left: dict[Value, tuple[Value | None, Op]] = {}
+    reshaped: dict[Op, Value] = {}
     given = {item.value for item in recorded.inputs}
     stale.meet(recorded.ops)
     for op in ops:
-        touched = any(stale.of(v) or stale.of_part(v) for v in (*op.operands, *op.outs))
+        touched = any(stale.of(v, op) or stale.of_part(v, op) for v in (*op.operands, *op.outs))
         if not (touched or op.origin.checkpoint) or not _follows(op):
             continue
         writes += [op] if op.writes and touched else []
         for value in stale.unpacked(op, derivatives):
-            root, became = stale.root(value), stale.of(value)
+            root, became = stale.root(value), stale.of(value, op)
             if became is None or became.form is op:
                 continue
             if became.now is None:
                 stale.check_kept(became, op)
-            if stale.base(root) not in given:
+            if stale.base(root) not in given or became.before is not None:
                 left.setdefault(root, (became.now, op))
+            if became.before is not None:
+                reshaped[became.before] = stale.base(root)
     memories = given.union(map(stale.base, left))
-    copied = {
+    copies = {
         op: old for op in writes
         if (old := stale.written_by(op)) is not None and stale.base(old) in memories
         and any(old in _saved(inner, derivatives) for inner in op.body or () if inner.leaf)
     }  # fmt: skip
-    return SavedOver(left, copied)
+    return SavedOver(left, copies, reshaped, stale.base)
 
 
 def written_operand(op: Op) -> Value | None:

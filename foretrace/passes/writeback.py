@@ -15,7 +15,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Origin, Tree, Value, values_in
 from foretrace.ir.program import Mutation, Output, Recorded
 from foretrace.ir.types import TensorType
-from foretrace.passes.history import renamed
+from foretrace.passes.history_ops import renamed
 
 aten = torch.ops.aten
 NOWHERE = Origin(None, None)

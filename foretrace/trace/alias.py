@@ -202,6 +202,7 @@ class Held:
     """the user's line that wrote, and where it was"""
     form: Op | None
     """the value form of the op that wrote: of what it writes to, autograd saves a copy"""
+    before: Op | None = None
 
     @property
     def seen(self) -> bool:

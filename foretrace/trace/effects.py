@@ -16,7 +16,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Tree, Value, ViewStep, Write, values_in
+from foretrace.ir.op import Op, Tree, Value, Write, values_in
 from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract, become_like, follow
 from foretrace.trace.alias import (
@@ -24,10 +24,10 @@ from foretrace.trace.alias import (
     Records,
     alias_of,
     current,
-    not_tracked,
     note_overwritten,
     rewritten,
 )
+from foretrace.trace.in_place import check_leaves, reshaped
 from foretrace.trace.layout import copied, drawn, draws_as_value, in_layout, laid_out
 from foretrace.trace.lists import one_after_the_other
 from foretrace.trace.outs import RESIZES, contents, resize
@@ -46,7 +46,7 @@ def written(
     if func in RESIZES:
         return resize(recorder, func, args, kwargs, tensors[0])
     if schema.reshapes_in_place and schema.functional is not None:
-        return _reshaped(recorder, func, args, kwargs, tensors[0])
+        return reshaped(recorder, func, args, kwargs, tensors[0])
     if schema.functional is None:
         raise Refusal(
             f"{func} writes in place and has no form that returns the new value",
@@ -59,7 +59,7 @@ def written(
     operands_followed = any(v.type.requires_grad for v in values_in((args, kwargs)))
     followed = recorder.grad_mode() and operands_followed
     if followed:
-        _check_leaves(func, targets, out_variant=bool(schema.outs))
+        check_leaves(func, targets, out_variant=bool(schema.outs))
     if one_after_the_other(recorder, func, args, kwargs, tensors, followed=followed):
         return None
     if len(targets) == 1 and schema.returns_written:
@@ -70,37 +70,6 @@ def written(
     return _write_many(recorder, func, args, kwargs, targets)
 
 
-def _reshaped(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensor: Abstract
-) -> Abstract:
-    """`t_`, `unsqueeze_` and their like: the same memory, seen in another shape from now on."""
-    functional = recorder.semantics.schema(func).functional
-    if functional is None or tensor.ft_leaf:
-        raise Refusal(
-            f"{func} changes the shape of an input in place", kind="side effect",
-            do="use the operator that returns a new tensor, such as reshape() or transpose()",
-        )  # fmt: skip
-    if not recorder.semantics.schema(functional.call).view_positions(args, kwargs, 1):
-        raise Refusal(
-            f"{func} lets a tensor see the memory of another", kind="no functional form",
-            do="use the other tensor, or copy_ it into this one",
-        )  # fmt: skip
-    parent, grad = alias_of(tensor), recorder.grad_mode()
-    op = recorder.call(functional.call, *functional.arguments(args, kwargs), grad=grad)
-    (new,) = op.outs
-    step = ViewStep(op.target, op.args, op.kwargs, args[0], 0, grad, followed=True)
-    parent.tensor = _gone
-    become_like(tensor, recorder.abstract(new))
-    tensor.ft_value = new
-    tensor.ft_alias = Alias(tensor, parent, step)
-    parent.children.append(tensor.ft_alias)
-    return tensor
-
-
-def _gone() -> None:
-    """The tensor of a member that no Python object stands for any more."""
-
-
 def _leave_history(recorder: Records, tensor: Abstract) -> Abstract:
     """`detach_`: the same memory, which autograd follows no further."""
     alias = alias_of(tensor)
@@ -108,26 +77,6 @@ def _leave_history(recorder: Records, tensor: Abstract) -> Abstract:
     alias.become(op.outs[0])
     follow(tensor, requires_grad=False)
     return tensor
-
-
-def _check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
-    if out_variant:
-        raise Refusal(
-            f"{func} has no derivative: out= does not work on tensors that require grad",
-            kind="no derivative",
-            do="leave `out` away, or call it under torch.no_grad()",
-        )
-    for target in targets:
-        alias = alias_of(target)
-        if alias.untracked:
-            raise not_tracked(alias, f"written in place by {func}")
-        owner = alias.up_to_history()[0].tensor()
-        if owner is not None and owner.ft_leaf and owner.requires_grad:
-            raise Refusal(
-                f"{func} writes in place to a leaf that requires grad, as eager refuses too",
-                kind="in-place on leaf",
-                do="write under torch.no_grad(), or to a clone",
-            )
 
 
 def _write_one(

@@ -120,7 +120,7 @@ def overwritten_in(recorder: Recorder) -> dict[Value, Overwritten]:
     return {
         value: Overwritten(
             None if held.seen else current(held.alias, recorder), held.origin.frame, held.form,
-            held.origin.checkpoint,
+            held.origin.checkpoint, held.before,
         )
         for value, held in recorder.overwritten.items()
     }  # fmt: skip

@@ -75,8 +75,20 @@ def beside_written_noise(x: Tensor) -> Tensor:
     return z
 
 
+def by_its_shape(x: Tensor) -> Tensor:
+    return torch.relu(x).unsqueeze_(0)
+
+
+def by_the_shape_of_a_view(x: Tensor) -> Tensor:
+    y = x * 1
+    z = y * y
+    y.view(torch.int32).t_()
+    return z
+
+
 SAVED = [under_no_grad, followed, by_a_detached_view, by_a_view, of_itself, in_a_composite,
-         with_followed_operand, beside_written_statistics, beside_written_noise]  # fmt: skip
+         with_followed_operand, beside_written_statistics, beside_written_noise, by_its_shape,
+         by_the_shape_of_a_view]  # fmt: skip
 
 
 def given() -> Tensor:
@@ -148,7 +160,20 @@ def of_a_leaf(x: Tensor) -> Tensor:
     return x[0].mul_(2)
 
 
+def of_several_used_after(x: Tensor) -> Tensor:
+    y = x * 1
+    v = y.unbind(0)[0]
+    y.t_()
+    return v * 1
+
+
+def shape_of_a_leaf(x: Tensor) -> Tensor:
+    return x[0].unsqueeze_(0)
+
+
 REFUSED = {
+    of_several_used_after: "in-place on view",
+    shape_of_a_leaf: "in-place on leaf",
     of_several: "in-place on view",
     of_a_split: "in-place on view",
     taken_under_no_grad: "in-place on view",
@@ -166,6 +191,20 @@ def test_a_forward_that_eager_refuses(fn: Program) -> None:
         foretrace.capture(fn, (given(),))
     assert caught.value.kind == REFUSED[fn]
     assert fn.__name__ in str(caught.value.at)
+
+
+def turned_under_no_grad(x: Tensor) -> Tensor:
+    y = x * 1
+    with torch.no_grad():
+        y.unsqueeze_(0)
+    return y * y
+
+
+def test_a_history_of_another_shape_is_refused() -> None:
+    with pytest.raises(foretrace.Refusal, match="another shape") as caught:
+        foretrace.capture(turned_under_no_grad, (given(),))
+    assert caught.value.kind == "unsupported"
+    assert "turned_under_no_grad" in str(caught.value.at)
 
 
 def argument_of_a_checkpoint(x: Tensor) -> Tensor:

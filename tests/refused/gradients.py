@@ -47,7 +47,7 @@ def writes_none(w: Tensor) -> Tensor:
     return torch.mul(w, 2).sum()
 
 
-refuses("no derivative", "trace/effects.py:_check_leaves", captures(writes_out, W), writes_out,
+refuses("no derivative", "trace/in_place.py:check_leaves", captures(writes_out, W), writes_out,
         trained(writes_none, W))  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def writes_a_clone(w: Tensor) -> Tensor:
     return w.clone().add_(1).sum()
 
 
-refuses("in-place on leaf", "trace/effects.py:_check_leaves", captures(writes_a_leaf, W),
+refuses("in-place on leaf", "trace/in_place.py:check_leaves", captures(writes_a_leaf, W),
         writes_a_leaf, trained(writes_a_clone, W))  # fmt: skip
 
 
@@ -140,6 +140,21 @@ refuses("unsupported", "trace/recorder.py:leaf", captures(writes_a_used_leaf, W)
 
 
 INNER = torch.randn(2, 6, 8)[0].requires_grad_()
+
+
+def turns_without_a_history(w: Tensor) -> Tensor:
+    y = w * 2
+    with torch.no_grad():
+        y.t_()  # here
+    return y
+
+
+def turns_what_is_new(w: Tensor) -> Tensor:
+    return (w * 2).t()
+
+
+refuses("unsupported", "trace/in_place.py:reshaped", captures(turns_without_a_history, W),
+        turns_without_a_history, captured(turns_what_is_new, W))  # fmt: skip
 
 
 def uses_a_view_of_a_view(w: Tensor) -> Tensor:

@@ -238,7 +238,7 @@ def returns_reshaped(x: Tensor) -> Tensor:
 
 
 refuses(
-    "side effect", "trace/effects.py:_reshaped", captures(reshapes, X), reshapes,
+    "side effect", "trace/in_place.py:reshaped", captures(reshapes, X), reshapes,
     captured(returns_reshaped, X),
 )  # fmt: skip
 

@@ -375,7 +375,7 @@ def copies_another(x: Tensor) -> Tensor:
     return y
 
 
-refuses("no functional form", "trace/effects.py:_reshaped",
+refuses("no functional form", "trace/in_place.py:reshaped",
         captures(sees_the_memory_of_another, X), sees_the_memory_of_another,
         captured(copies_another, X))  # fmt: skip
 

@@ -381,3 +381,21 @@ def detached_from_a_view_that_autograd_loses(x: Tensor) -> tuple[Tensor, ...]:
         loose = y.view(2, 12).detach()
         y.mul_(2)
     return first, first.sum() + loose.sum() + y.sum()
+
+
+@program(t(3, 4))
+def saved_before_and_after_a_change_of_shape(x: Tensor) -> Tensor:
+    y = x * 1
+    row, seen = y[0], y.detach()
+    before = (y * y).detach()
+    y.unsqueeze_(0)
+    y.swapaxes_(0, -1)
+    return y.sin() * row.detach()[0] * seen[0, 0] + before[0, 0]
+
+
+@program(t(3, 4))
+def shape_changed_in_a_checkpoint(x: Tensor) -> Tensor:
+    def turned(x: Tensor) -> Tensor:
+        return x.exp().t_()
+
+    return checkpoint(turned, x, use_reentrant=False)

@@ -1,0 +1,84 @@
+"""Operators in place: what autograd refuses of them, and those that change a shape alone."""
+
+from typing import Any
+
+from foretrace.errors import Refusal
+from foretrace.ir.op import Op, Tree, ViewStep
+from foretrace.trace.abstract import Abstract, become_like
+from foretrace.trace.alias import Alias, Held, Records, alias_of, not_tracked
+
+
+def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
+    """Refuse to follow a write that autograd refuses, too: of a leaf, of one view of several."""
+    if out_variant:
+        raise Refusal(
+            f"{func} has no derivative: out= does not work on tensors that require grad",
+            kind="no derivative",
+            do="leave `out` away, or call it under torch.no_grad()",
+        )
+    for target in targets:
+        alias = alias_of(target)
+        if alias.untracked:
+            raise not_tracked(alias, f"written in place by {func}")
+        owner = alias.up_to_history()[0].tensor()
+        if owner is not None and owner.ft_leaf and owner.requires_grad:
+            raise Refusal(
+                f"{func} writes in place to a leaf that requires grad, as eager refuses too",
+                kind="in-place on leaf",
+                do="write under torch.no_grad(), or to a clone",
+            )
+
+
+def reshaped(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensor: Abstract
+) -> Abstract:
+    """`t_`, `unsqueeze_` and their like: the same memory, seen in another shape from now on."""
+    functional = recorder.semantics.schema(func).functional
+    if functional is None or tensor.ft_leaf:
+        raise Refusal(
+            f"{func} changes the shape of an input in place", kind="side effect",
+            do="use the operator that returns a new tensor, such as reshape() or transpose()",
+        )  # fmt: skip
+    if not recorder.semantics.schema(functional.call).view_positions(args, kwargs, 1):
+        raise Refusal(
+            f"{func} lets a tensor see the memory of another", kind="no functional form",
+            do="use the other tensor, or copy_ it into this one",
+        )  # fmt: skip
+    parent, grad = alias_of(tensor), recorder.grad_mode()
+    if args[0].type.requires_grad:
+        if not grad:
+            raise Refusal(
+                f"{func} under no_grad leaves a tensor with a history of another shape",
+                kind="unsupported",
+                do="use the operator that returns a new tensor, such as transpose()",
+            )
+        check_leaves(func, [tensor], out_variant=False)
+    op = recorder.call(functional.call, *functional.arguments(args, kwargs), grad=grad)
+    (new,) = op.outs
+    step = ViewStep(op.target, op.args, op.kwargs, args[0], 0, grad, followed=True)
+    _note(parent, op, recorder)
+    parent.tensor = _gone
+    become_like(tensor, recorder.abstract(new))
+    tensor.ft_value = new
+    tensor.ft_alias = Alias(tensor, parent, step)
+    parent.children.append(tensor.ft_alias)
+    return tensor
+
+
+def _note(alias: Alias, op: Op, recorder: Records) -> None:
+    """Autograd counts a write that changes a shape alone: there is no new value.
+
+    Who saves one of the values afterwards finds it as it was.
+    """
+    version = alias.version
+    for member in alias.root.members():
+        if member.version is version and member.value is not None:
+            held = Held(member, version.count, recorder.origin(), None, op)
+            recorder.overwritten.setdefault(member.value, held)
+            if member is not alias and member.is_view:
+                member.become(None)
+    version.count += 1
+
+
+def _gone() -> None:
+    """The tensor of a member that no Python object stands for any more."""
