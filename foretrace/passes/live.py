@@ -6,6 +6,7 @@ from foretrace.ir.op import Backward, ModuleCall, Op, Value, Write, values_in
 from foretrace.ir.program import Output
 from foretrace.passes.history import is_unseen_write
 from foretrace.targets.semantics import TargetSemantics
+from foretrace.trace.made_leaves import REQUIRES_GRAD
 
 
 def values_of(outputs: Iterable[Output]) -> list[Value]:
@@ -61,7 +62,7 @@ def effectful(op: Op, semantics: TargetSemantics) -> bool:
     """Whether the op, or something in it, draws random numbers, writes, or only checks."""
     if isinstance(op.target, (ModuleCall, Backward, Write)):
         return any(effectful(inner, semantics) for inner in op.region or ())
-    if not hasattr(op.target, "overloadpacket"):
+    if not hasattr(op.target, "overloadpacket") or op.target is REQUIRES_GRAD:
         return False
     if op.leaf:
         schema = semantics.schema(op.target)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Value, values_in
+from foretrace.ir.op import ModuleCall, Op, Value
 from foretrace.ir.program import Graph, Recorded
 from foretrace.trace.functions import FunctionCall
 
@@ -19,11 +19,11 @@ Untrained = dict[int, Op]
 
 def untrained(graph: Graph, recorded: Recorded) -> Untrained:
     """The results of a graph that depend on Functions of which it has only the forward."""
-    whole = {op.target for op in graph.ops}
-    calls = [op for op in _calls(recorded.ops) if op.target not in whole]
-    due = {v: op for op in calls for v in values_in(op.result) if v.type.requires_grad}
-    for op in graph.ops if due else ():
-        found = next((due[v] for v in values_in((op.args, op.kwargs)) if v in due), None)
+    whole, due = {op.target for op in graph.ops}, dict[Value, Op]()
+    for op in _as_written(recorded.ops):
+        call = isinstance(op.target, FunctionCall) and op.target.followed
+        opened = op if call and op.target not in whole else None
+        found = opened or next((due[v] for v in op.operands if v in due), None)
         if found is not None:
             due.update((out, found) for out in op.outs if out.type.requires_grad)
     return {
@@ -33,12 +33,12 @@ def untrained(graph: Graph, recorded: Recorded) -> Untrained:
     }
 
 
-def _calls(ops: Iterable[Op]) -> Iterator[Op]:
+def _as_written(ops: Iterable[Op]) -> Iterator[Op]:
     for op in ops:
-        if isinstance(op.target, FunctionCall) and op.target.followed:
-            yield op
+        if isinstance(op.target, ModuleCall):
+            yield from _as_written(op.region or ())
         else:
-            yield from _calls(op.region or ())
+            yield op
 
 
 class _Untrained(torch.autograd.Function):

@@ -115,7 +115,7 @@ class Capture:
         if self.outside is not None:
             abstract.ft_gradient = (self.gradients, len(self.inputs))
         abstract.ft_leaf = tensor.is_leaf
-        if tensor.requires_grad and torch_api.is_view(tensor):
+        if value.type.requires_grad and torch_api.is_view(tensor):
             alias_of(abstract).based = torch_api.base_of(tensor).requires_grad
         if isinstance(tensor, torch.nn.Parameter):
             torch_api.mark_parameter(abstract)

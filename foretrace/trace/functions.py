@@ -142,7 +142,8 @@ class _Call:
             raw = returned if isinstance(returned, tuple) else (returned,)
             self._check_dirty(raw)
             made = {out for op in body for out in op.outs}
-            given = self._results(raw, made)
+            with torch.enable_grad():  # a view among them is none that is taken under no_grad
+                given = self._results(raw, made)
             result = [self._values(item) for item in given]
             self.context.keep()
             made |= {out for op in body for out in op.outs}

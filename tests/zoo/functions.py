@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.zoo.registry import c, program, t
+from tests.zoo.registry import built, c, program, t
 
 
 class Scaled(torch.autograd.Function):
@@ -203,3 +203,25 @@ def function_that_returns_a_written_argument(x: Tensor) -> tuple[Tensor, ...]:
         x.mul_(2)
     v = Tripled.apply(x)
     return v, v[0], x[1]
+
+
+@built()
+def function_given_a_captured_tensor_twice() -> Callable[[], Tensor]:
+    w = torch.randn(3, requires_grad=True)
+    return lambda: Sloped.apply(w, w)
+
+
+@program(t(4, 4))
+def function_behind_what_is_drawn(x: Tensor) -> tuple[Tensor, ...]:
+    y, row = Sloped.apply(x, x).t() * 2, Tripled.apply(x) * 1
+    y.bernoulli_(0.3)
+    row[0].normal_()
+    return y, row * 2, y.detach() * x
+
+
+@program(t(3, 4), may_refuse=AS_JOINT)
+def function_whose_view_nobody_reads(x: Tensor) -> Tensor:
+    y = x * 3
+    z = WritesOutside.apply(x, y.view(3, 4).data[0])
+    z.data, Tripled.apply(y).data
+    return x * 2
