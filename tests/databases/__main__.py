@@ -4,8 +4,8 @@ import argparse
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -17,8 +17,8 @@ from tests.databases.children import Ended, run
 from tests.databases.databases import DATABASES, cases
 from tests.databases.report import report
 from tests.databases.routes import OURS, ROUTES, TORCHS
-from tests.databases.stated import facts, state
-from tests.databases.table import Line, lines_of, shown
+from tests.databases.stated import state
+from tests.databases.table import lines_of, shown
 
 
 def _arguments() -> argparse.Namespace:
@@ -46,18 +46,20 @@ def main() -> int:
     """Run, show, and say by the exit code whether anything was wrong."""
     torch.set_num_threads(1)
     given, console = _arguments(), Console()
+    if given.out:
+        _begin(given.out, resume=given.resume)
     done = list(_read(given.read or ([given.out] if given.resume else [])))
     ran = [] if given.read else _ran(given, console, {ended.name for ended in done})
-    found: list[Line] = []
-    with given.out.open("w") if given.out else nullcontext() as out:
-        for ended in chain(done, ran):
+    found = [line for ended in done for line in lines_of(ended)]
+    with given.out.open("a") if given.out else nullcontext() as out:
+        for ended in ran:
             found += lines_of(ended)
             if out is not None:
                 print(json.dumps(vars(ended)), file=out, flush=True)
     console.print(shown(found))
     if given.write:
-        given.write.write_text(report(found, given.samples))
-        state(facts(found), given.samples)
+        given.write.write_text(report(found, [file.stem for file in given.read or []]))
+        state(found)
     return int(any(line.failed for line in found))
 
 
@@ -69,14 +71,21 @@ def _ran(given: argparse.Namespace, console: Console, done: set[str]) -> Iterato
     jobs = [(f"{c.database} {c.name}", partial(records, c, routes, most)) for c in chosen]
     jobs = [job for job in jobs if job[0] not in done]
     warm(routes)
-    yield from _watched(run(jobs, limit=given.limit, workers=given.jobs), len(jobs), console)
+    running = run(jobs, limit=given.limit, workers=given.jobs)
+    for ended in _watched(running, len(jobs), console):
+        yield replace(ended, most=given.samples)
+
+
+def _begin(file: Path, *, resume: bool) -> None:
+    """Leave whole lines, or none: a run that was killed may have stopped in a line."""
+    text = file.read_bytes() if resume and file.exists() else b""
+    with file.open("ab") as out:
+        out.truncate(text.rfind(b"\n") + 1)
 
 
 def _read(files: Iterable[Path]) -> Iterator[Ended]:
     for file in filter(Path.exists, files):
-        text = file.read_text()
-        whole = text[: text.rfind("\n") + 1]  # a run that was killed may stop in a line
-        yield from (Ended(**json.loads(line)) for line in whole.splitlines())
+        yield from (Ended(**json.loads(line)) for line in file.read_text().splitlines())
 
 
 def _watched(running: Iterator[Ended], count: int, console: Console) -> Iterator[Ended]:

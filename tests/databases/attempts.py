@@ -16,7 +16,7 @@ from tests.databases.sample import Case, Sample
 from tests.databases.seen import Seen, forward_run, grade, joint_run
 from tests.subject import Subject
 from tests.unchanged import state_of
-from tests.whole import Facts, facts_of
+from tests.whole import facts_of
 
 MESSAGE: Final = 300  # characters kept of what was said
 TRIES: Final = 3  # some kernels of LAPACK's round by where their memory is
@@ -60,7 +60,7 @@ def _call(sample: Sample) -> tuple[Any, Subject]:
 
 
 def _by(route: str, attempt: Attempt, eager: Seen) -> Record:
-    facts, stage = attempt.facts, "capture"
+    stage = "capture"
     try:
         made = made_by(route, attempt)
         stage = "call"
@@ -68,7 +68,7 @@ def _by(route: str, attempt: Attempt, eager: Seen) -> Record:
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what is counted
         if _of_torch(route, error):
             return {"status": "raises", "kind": type(error).__name__, "what": _words(error)}
-        return failure(error, stage) | _left(attempt, facts, eager)
+        return failure(error, stage) | _left(attempt, eager)
 
 
 def _compared(route: str, made: Any, attempt: Attempt, eager: Seen) -> Record:
@@ -135,11 +135,11 @@ def _without_sizes(seen: Seen) -> Seen:
     return replace(seen, outputs=pytree.tree_map(lambda leaf: leaf, seen.outputs))
 
 
-def _left(attempt: Attempt, facts: Facts, eager: Seen) -> Record:
+def _left(attempt: Attempt, eager: Seen) -> Record:
     """What is not as it was, and whether eager still gives what it gave on what was captured."""
     live, undefined, what = attempt.live, attempt.sample.undefined, ""
     try:
-        after = facts_of(live.fn, live.args)
+        facts, after = attempt.facts, facts_of(live.fn, live.args)
         changed = [path for path in facts.keys() | after if facts.get(path) != after.get(path)]
         if changed:
             return {"left": f"changed: {sorted(changed)[:3]}"}

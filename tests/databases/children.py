@@ -29,6 +29,8 @@ class Ended:
     records: list[Record]
     seconds: float
     said: str = ""
+    most: str = "all"
+    """of how many samples, at most"""
 
 
 @dataclass

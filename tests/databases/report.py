@@ -1,6 +1,6 @@
 """RELIABILITY.md: what the runs found, by database and route, and all that is not bitwise."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -15,7 +15,9 @@ HEAD = """\
 # Reliability
 
 Written by `make reliability`, never by hand: torch's own test databases through every cut and entry
-point, held against eager. torch {torch}, CPU, {samples} of each operator.
+point, held against eager. torch {torch}, CPU; from the records {records}, named by commit.
+
+"samples" is how many there are of all operators of a database, and how many at most of each.
 
 "bitwise" is outputs, gradients, written inputs, strides, aliasing and random numbers; "strides" is
 bitwise but for strides, "close" equal within `torch.testing.assert_close`. An operator counts by
@@ -26,15 +28,14 @@ routes ({torchs}) are in the table, to compare with, and in no list.
 """
 
 
-def report(lines: Iterable[Line], samples: str) -> str:
+def report(lines: Iterable[Line], records: Iterable[str]) -> str:
     """The page."""
     order = [*DATABASES], [*ROUTES, CHILD, ""]
     lines = sorted(
         lines, key=lambda x: (order[0].index(x.database), x.name, order[1].index(x.route))
     )
-    sizes = "all samples" if samples == "all" else f"at most {samples} samples"
-    torchs = ", ".join(TORCHS)
-    parts = [HEAD.format(torch=torch.__version__, samples=sizes, torchs=torchs), *_table(lines)]
+    about = {"torch": torch.__version__, "records": ", ".join(records), "torchs": ", ".join(TORCHS)}
+    parts = [HEAD.format(**about), *_table(lines)]
     lines = [line for line in lines if line.route not in TORCHS]
     sections = (
         ("Faults", "status", [line for line in lines if line.status in FAILURES]),
@@ -52,10 +53,14 @@ def report(lines: Iterable[Line], samples: str) -> str:
 def _table(lines: list[Line]) -> Iterator[str]:
     counts = counted(lines)
     statuses = present(counts)
-    yield "| database | route | " + " | ".join(statuses) + " |"
-    yield "|---" * (2 + len(statuses)) + "|"
-    for (database, route), found in counts.items():
-        numbers = [str(found[status] or "") for status in statuses]
+    samples: Counter[tuple[str, str, str]] = Counter()
+    for line in lines:
+        samples[line.database, line.route or "-", line.most] += line.samples
+    yield "| database | route | samples | " + " | ".join(statuses) + " |"
+    yield "|---" * (3 + len(statuses)) + "|"
+    for (database, route, most), count in samples.items():
+        found = counts[database, route]
+        numbers = [f"{count:,} ({most})", *(str(found[status] or "") for status in statuses)]
         yield f"| {database} | {route} | " + " | ".join(numbers) + " |"
 
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -26,16 +26,16 @@ class Attempt:
 
     sample: Sample
     outputs: object  # eager's
+    facts: Facts = field(init=False)
+    """everything in its reach, as it was before"""
+
+    def __post_init__(self) -> None:
+        self.facts = facts_of(self.live.fn, self.live.args)
 
     @cached_property
     def live(self) -> Subject:
         """What is captured."""
         return self.sample.fresh()
-
-    @cached_property
-    def facts(self) -> Facts:
-        """Everything in its reach, as it was before."""
-        return facts_of(self.live.fn, self.live.args)
 
     @cached_property
     def captured(self) -> foretrace.Program | Exception:
@@ -91,8 +91,10 @@ def _compile(attempt: Attempt) -> Made:
 def _dynamo(backend: str) -> Route:
     def make(attempt: Attempt) -> Made:
         torch._dynamo.reset()
-        dynamic = True if attempt.sample.dynamic else None
-        return torch.compile(attempt.live.fn, backend=backend, dynamic=dynamic, fullgraph=True)
+        live, dynamic = attempt.live, True if attempt.sample.dynamic else None
+        compiled = torch.compile(live.fn, backend=backend, dynamic=dynamic, fullgraph=True)
+        attempt.facts = facts_of(live.fn, live.args)  # torch marks a module as compiled
+        return compiled
 
     return make
 

@@ -1,7 +1,8 @@
 """What is known not to be bitwise, as a file that the runner writes and the tests hold against.
 
-The first line says of how many samples. Each other is an operator and what becomes of it:
-`database | operator | status | routes`. The dtypes of OpInfo are stated as one.
+`database | samples` says of how many samples of each operator, at most. Any other line is an
+operator and what becomes of it: `database | operator | status | routes`. The dtypes of OpInfo are
+stated as one.
 """
 
 from collections import defaultdict
@@ -17,7 +18,7 @@ from tests.databases.table import CHILD, FAILURES, Line
 FILE: Final = Path(__file__).with_name("stated.txt")
 OPINFO: Final = {f"opinfo.{dtype}" for dtype in DTYPES} | {"opinfo.forward"}
 
-SAMPLES: Final = "samples: "
+BAR: Final = " | "
 LEFT: Final = "eager differs afterwards"
 
 Fact = tuple[str, str, str, str]  # database, operator, status, route
@@ -45,23 +46,30 @@ def fault(fact: Fact) -> bool:
 
 def stated() -> set[Fact]:
     """What the file says."""
-    found = set()
-    for line in FILE.read_text().splitlines()[1:]:
-        database, name, status, routes = line.split(" | ")
-        found |= {(database, name, status, route) for route in routes.split(", ")}
-    return found
+    return {
+        (database, name, status, route)
+        for database, name, status, routes in _rows(4)
+        for route in routes.split(", ")
+    }
 
 
-def samples_stated() -> int | None:
+def samples_stated(database: str) -> int | None:
     """Of how many samples of each operator the file is; None is all."""
-    most = FILE.read_text().partition("\n")[0].removeprefix(SAMPLES)
+    most = dict(_rows(2))[database]
     return None if most == "all" else int(most)
 
 
-def state(found: Iterable[Fact], samples: str) -> None:
+def _rows(length: int) -> list[list[str]]:
+    rows = [line.split(BAR) for line in FILE.read_text().splitlines()]
+    return [row for row in rows if len(row) == length]
+
+
+def state(found: Iterable[Line]) -> None:
     """Write the file."""
+    found = [line for line in found if line.route in {*OURS, CHILD}]
     routes = defaultdict(list)
-    for *which, route in sorted(found):
+    for *which, route in sorted(facts(found)):
         routes[tuple(which)].append(route)
-    lines = [" | ".join([*which, ", ".join(by)]) for which, by in routes.items()]
-    FILE.write_text("".join(f"{line}\n" for line in [f"{SAMPLES}{samples}", *lines]))
+    rows = [*{line.database: line.most for line in found}.items()]
+    rows += [(*which, ", ".join(by)) for which, by in routes.items()]
+    FILE.write_text("".join(f"{BAR.join(row)}\n" for row in rows))

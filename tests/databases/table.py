@@ -34,6 +34,7 @@ class Line:
     samples: int = 0
     unplaced: str = ""
     left: str = ""
+    most: str = "all"
     all_said: frozenset[str] = frozenset()
 
     @property
@@ -59,20 +60,22 @@ def lines_of(ended: Ended) -> list[Line]:
         by_route[record["route"]].append(record)
     if any(by_route):
         by_route.pop("", None)  # some samples have something to compare
-    lines = [_line(database, name, route, found) for route, found in by_route.items()]
+    lines = [_line(ended, route, found) for route, found in by_route.items()]
     if ended.end != "ok":
         lines.append(Line(database, name, CHILD, ended.end, what=ended.said, count=1, samples=1,
-                          all_said=frozenset([ended.end])))  # fmt: skip
+                          most=ended.most, all_said=frozenset([ended.end])))  # fmt: skip
     return lines
 
 
-def _line(database: str, name: str, route: str, records: list[Record]) -> Line:
+def _line(ended: Ended, route: str, records: list[Record]) -> Line:
+    database, _, name = ended.name.partition(" ")
     worst = max(records, key=lambda record: STATUSES.index(record["status"]))
     return Line(
         database, name, route, worst["status"], worst.get("kind", ""),
         what=" ".join([worst.get("what", ""), *worst.get("ours", ())]).strip(),
         count=sum(record["status"] == worst["status"] for record in records),
         samples=len(records),
+        most=ended.most,
         unplaced=next((r["what"] for r in records if r.get("unplaced")), ""),
         left=next((r["left"] for r in records if "left" in r), ""),
         all_said=frozenset(_said(r["status"], r.get("kind", "")) for r in records),

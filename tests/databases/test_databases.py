@@ -71,10 +71,31 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
     out.write_text(first + whole[1][:20])
     assert main() == 0
     again = out.read_text().splitlines(keepends=True)
+    assert len(again) == len(whole)
     assert again[0] == first
     assert [json.loads(line)["records"] for line in again] == [
         json.loads(line)["records"] for line in whole
     ]
+
+
+def test_records_of_several_runs_make_one_page(tmp_path, monkeypatch):
+    """Which says of how many samples each of them is, as the file does that tests hold against."""
+    files = [tmp_path / f"{name}.jsonl" for name in ("first", "second")]
+    runs = [("custom_op", "^Numpy(Cube|NMS)", "all"), ("opinfo.int64", "^(kron|sin)$", "2")]
+    for file, (database, only, most) in zip(files, runs, strict=True):
+        chosen = ["--database", database, "--only", only, "--samples", most, "--route", "export"]
+        monkeypatch.setattr("sys.argv", ["", *chosen, "--out", str(file)])
+        assert main() == 0
+    monkeypatch.setattr("tests.databases.stated.FILE", tmp_path / "stated.txt")
+    page = tmp_path / "page.md"
+    read = ["--read", *map(str, files), "--write", str(page)]
+    monkeypatch.setattr("sys.argv", ["", *read])
+    assert main() == 0
+    assert "from the records first, second," in page.read_text()
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| custom_op")]
+    assert rows == ["| custom_op | export | 2 (all) | 1 | 1 |"]
+    assert (samples_stated("custom_op"), samples_stated("opinfo.int64")) == (None, 2)
+    assert stated() == {("custom_op", "NumpyNMSCustomOp", "refused (data-dependent)", "export")}
 
 
 @pytest.mark.parametrize(("database", "shard"), shards(FAST))
@@ -86,7 +107,7 @@ def test_one_sample(database, shard):
 @pytest.mark.parametrize(("database", "shard"), shards(DATABASES))
 def test_what_is_stated(database, shard):
     """Not more, and not less, of as many samples as the file is of."""
-    found = lines(database, shard, OURS, samples_stated())
+    found = lines(database, shard, OURS, samples_stated(database))
     hold(found)
     names = {line.name for line in found}
     mine = {f for f in stated() if f[0] == group(database) == database and f[1] in names}
