@@ -252,7 +252,7 @@ def has_composite_kernel(op: Op) -> bool:
 
 def name_of(op: Op) -> str:
     """The target in full: aten.mm.default."""
-    return str(op.target.func) if isinstance(op.target, Write) else str(op.target)
+    return str(op.called[0])
 
 
 def spell(op: Op) -> str:

@@ -231,6 +231,12 @@ class Op:
         return self.choice is not None and self.choice.value == "opened"
 
     @property
+    def called(self) -> tuple[Target, Tree]:
+        """The operator and its arguments; of a write that is made a value, those of the write."""
+        target = self.target
+        return (target.func, self.args[1]) if isinstance(target, Write) else (target, self.args)
+
+    @property
     def operands(self) -> tuple[Value, ...]:
         """The values among its arguments, each once, in order."""
         if self._operands is None:
@@ -317,20 +323,13 @@ def _copy_op(op: Op, env: dict[Value, Any], call: Op) -> Op:
         if out not in env:
             env[out] = Value(out.type, out.hint)
     return Op(
-        op.target,
-        substitute(op.args, env),
-        substitute(op.kwargs, env),
-        substitute(op.result, env),
+        op.target, substitute(op.args, env), substitute(op.kwargs, env), substitute(op.result, env),
         tuple([env[out] for out in op.outs]),
-        origin=_under(call.origin, grad_mode=op.origin.grad_mode),
-        definition=op.definition,
+        origin=_under(call.origin, grad_mode=op.origin.grad_mode), definition=op.definition,
         region=None if op.definition else op.region and copy_ops(op.region, env, call),
-        because=op.because or call.because,
-        rule=op.rule or call.rule,
-        choice=op.choice,
-        writes=op.writes,
-        piece_of=op.piece_of,
-    )
+        because=op.because or call.because, rule=op.rule or call.rule, choice=op.choice,
+        writes=op.writes, piece_of=op.piece_of,
+    )  # fmt: skip
 
 
 def _under(origin: Origin, *, grad_mode: bool) -> Origin:

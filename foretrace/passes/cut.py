@@ -88,7 +88,8 @@ def _touches(op: Op) -> bool:
 def _overwritten(op: Op) -> tuple[set[Value], set[Value]]:
     """The values from outside that an op writes over, and all that it makes."""
     if op.writes:
-        written = op.args[0] if isinstance(op.target, Write) else _written_by(op)
+        through = isinstance(op.target, Write)
+        written = op.args[0] if through else schema_of(op.target).written_now(op.args, op.kwargs)
         return set(values_in(written)), set(op.outs)
     outside, made = set[Value](), set(op.outs)
     for inner in op.region or () if op.definition is None else ():
@@ -96,10 +97,6 @@ def _overwritten(op: Op) -> tuple[set[Value], set[Value]]:
         outside |= written - made
         made |= results
     return outside, made
-
-
-def _written_by(op: Op) -> list[Value]:
-    return schema_of(op.target).written_now(op.args, op.kwargs)
 
 
 def _body(op: Op) -> Iterable[Op]:

@@ -97,7 +97,7 @@ class History:
 
         The value form may have none (`zero` of complex numbers).
         """
-        target = _written_by(op)
+        target, _ = op.called
         form = schema_of(target).functional
         if form is None or form.call is not inner.target or form.dropped or form.order:
             return False
@@ -127,7 +127,7 @@ def with_history(ops: Iterable[Op], history: History) -> Iterator[Op]:
 
 def _is_in_place(op: Op) -> bool:
     """Whether it is a write that gives back the one tensor that it writes to, and no more."""
-    target = _written_by(op)
+    target, _ = op.called
     if not (op.writes and hasattr(target, "overloadpacket")):
         return False
     schema = schema_of(target)
@@ -139,15 +139,11 @@ def _draws(op: Op, inner: Op) -> bool:
 
     Some value forms have no derivative (`normal_functional`); that of the write is zero.
     """
-    target = _written_by(op)
+    target, _ = op.called
     if not hasattr(inner.target, "overloadpacket"):
         return False
     drawn = schema_of(target).draws_over and schema_of(inner.target).random
     return drawn and bool(inner.args[0].type.requires_grad)
-
-
-def _written_by(op: Op) -> Any:
-    return op.target.func if isinstance(op.target, Write) else op.target
 
 
 def _in_place(op: Op, inner: Op) -> Iterator[Op]:
@@ -155,7 +151,7 @@ def _in_place(op: Op, inner: Op) -> Iterator[Op]:
     (out,) = inner.outs
     done, args = Value(out.type), (out, *inner.args[1:])
     yield from copied(op, inner.args[0], out, NO_FORMULA)
-    yield called(op, _written_by(op), args, done, NO_FORMULA, inner.kwargs)
+    yield called(op, op.called[0], args, done, NO_FORMULA, inner.kwargs)
 
 
 def _leaves_history(op: Op, last: Op) -> bool:

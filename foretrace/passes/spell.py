@@ -18,10 +18,7 @@ def written_positions(op: Op, occurrences: list[Value]) -> list[int]:
     """Positions of the operands that an in-place op writes to, each at its first occurrence."""
     if not op.writes:
         return []
-    if isinstance(op.target, Write):
-        func, (_, args) = op.target.func, op.args
-    else:
-        func, args = op.target, op.args
+    func, args = op.called
     written = schema_of(func).written_now(args, op.kwargs)
     return [occurrences.index(value) for value in written]
 

@@ -283,7 +283,7 @@ def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) 
 
 def written_operand(op: Op) -> Value | None:
     """The first operand, if that is one that the write takes the old content from."""
-    args = op.args[1] if isinstance(op.target, Write) else op.args
+    args = op.called[1]
     written = args and written_positions(op, values_in((args, op.kwargs)))
     return args[0] if written and written[0] == 0 and isinstance(args[0], Value) else None
 
@@ -299,9 +299,7 @@ def _saved(op: Op, derivatives: Derivatives) -> set[Value]:
     """The operands and results that autograd saves for the backward of a leaf or a write."""
     if isinstance(op.target, FunctionCall):
         return op.target.context.saved_values()
-    func, args = op.target, op.args
-    if isinstance(func, Write):
-        func, args = func.func, op.args[1]
+    func, args = op.called
     if not hasattr(func, "overloadpacket"):
         return set()
     occurrences = values_in((args, op.kwargs))

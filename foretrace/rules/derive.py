@@ -205,26 +205,15 @@ class Derivatives:
         with tape, torch.no_grad():
             stands = [tape.abstract(value) for value in operands]
             real_args, real_kwargs = self._concrete((args, kwargs), iter(stands))
-            call = BackwardCall(
-                real_args,
-                real_kwargs,
-                tuple(tape.abstract(value) for value in results),
-                tuple(None if value is None else tape.abstract(value) for value in given),
-                tuple(t.requires_grad for t in types),
-                tape.device,
-            )
+            made = tuple(tape.abstract(value) for value in results)
+            arrived = tuple(None if value is None else tape.abstract(value) for value in given)
+            follows = tuple(t.requires_grad for t in types)
+            call = BackwardCall(real_args, real_kwargs, made, arrived, follows, tape.device)
             gradients = fitted(func, registered.backward(call), stands)
         values = tuple(None if g is None else current_value(g, tape) for g in gradients)
         name = RuleName(registered.name, "registered")
-        return Rule(
-            name,
-            operands,
-            results,
-            (),
-            given,
-            needed(list(flat_values(tape.scope)), values),
-            values,
-        )
+        ops = needed(list(flat_values(tape.scope)), values)
+        return Rule(name, operands, results, (), given, ops, values)
 
     def _forward(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]

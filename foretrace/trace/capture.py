@@ -36,9 +36,9 @@ from foretrace.trace.left import (
     begins_read,
     check_attributes_kept,
     lend_attributes,
+    line_of,
     mutations_of,
     overwritten_in,
-    write_line,
 )
 from foretrace.trace.lines import Lines
 from foretrace.trace.made_leaves import given_back
@@ -263,7 +263,7 @@ def _recorded(
     fn: Any, args: Any, kwargs: Any, capture: Capture, target: Any, before: Before
 ) -> Recorded:
     leaves, in_structure = named_arguments(fn, args, kwargs)
-    lines = partial(capture.lines, fn)
+    lines, recorder = partial(capture.lines, fn), capture.recorder
     owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
     capture.names = names_of_tensors(fn)
     requires = Requirements(in_structure, names=[n for n, _ in leaves], defined=place_of(fn))
@@ -273,20 +273,20 @@ def _recorded(
         loan.replace(capture.stand)
         call_args, call_kwargs = in_structure.build(iter(capture.arguments(leaves, requires)))
         absent = target.device.type not in torch_api.device_types_here()
-        with running(capture.recorder, loan.paths(), absent):
+        with running(recorder, loan.paths(), absent):
             with (
                 watched(loan, capture.outside, fn, (call_args, call_kwargs), requires, lines),
                 capture.gradients.reading(),
             ):
-                result = _run(fn, call_args, call_kwargs, capture.recorder)
+                result = _run(fn, call_args, call_kwargs, recorder)
             capture.gradients.note(requires)
             outs, requires.out_structure = take_apart(result)
-            mutations = mutations_of(capture.recorder, capture.inputs, capture.stands, loan)
-            written = {mutation.index for mutation in mutations}
-            requires.begins = begins_read(capture.recorder, capture.stands, mutations)
-            check_shared_memory(capture.real, written, write_line(capture.recorder, mutations))
+            mutations = mutations_of(recorder, capture.inputs, capture.stands, loan)
+            requires.begins = begins_read(recorder, capture.stands, mutations)
+            written = {mutation.index: mutation.value for mutation in mutations}
+            check_shared_memory(capture.real, set(written), lambda i: line_of(recorder, written[i]))
             outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
-            overwritten = overwritten_in(capture.recorder)
+            overwritten = overwritten_in(recorder)
         capture.dynamic.check()
         check_attributes_kept(loan, capture.real, capture.stands, lines())
     left = [located(change, lines) for change in before.undo()]
@@ -295,7 +295,7 @@ def _recorded(
         read_outside(capture.outside, fn, leaves, requires, capture.real)
         requires.held += [bound_before(change) for change in left if change.rebound]
     return Recorded(
-        capture.recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
+        recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.constants.finish(), target, requires, overwritten,
     )  # fmt: skip
 
@@ -309,7 +309,7 @@ def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     return result
 
 
-def _output(name: str, leaf: Any, capture: Capture, written: set[int]) -> Output:
+def _output(name: str, leaf: Any, capture: Capture, written: Iterable[int]) -> Output:
     role = Role("output", name)
     if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return Output(capture.types.symbols.scalar(leaf), role)

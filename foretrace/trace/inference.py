@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Origin, Value, Write, map_values, values_in
+from foretrace.ir.op import Op, Origin, Value, map_values, values_in
 from foretrace.trace.made_leaves import REQUIRES_GRAD
 from foretrace.trace.recorder import Recorder
 
@@ -109,9 +109,7 @@ class _Made:
         return "saves for its backward" * self._saves(op)
 
     def _saves(self, op: Op) -> bool:
-        func, args = (op.target.func, op.args[1]) if isinstance(op.target, Write) else (
-            op.target, op.args,
-        )  # fmt: skip
+        func, args = op.called
         if not hasattr(func, "overloadpacket"):
             return False
         occurrences = values_in((args, op.kwargs))

@@ -1,6 +1,5 @@
 """What a run leaves in memory: new contents of its inputs, and values that were written over."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.op import Value, Write
-from foretrace.ir.program import Input, Mutation, Overwritten, maker_of
+from foretrace.ir.program import Input, Mutation, Overwritten
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.alias import alias_of, check_based, current
 from foretrace.trace.changes import FIRST_CALL
@@ -34,7 +33,7 @@ def mutations_of(
             raise _not_written_back(f"detaches the {item.role}", new, recorder)
         if new is not item.value:
             if not item.leaf and alias.version.count:
-                check_based(alias, _line(recorder, new))
+                check_based(alias, line_of(recorder, new))
             kept = _keeps_history(recorder, item.value, new)
             found.append(Mutation(index, new, unseen=not alias.version.count, kept=kept))
     indices = {id(item.tensor): index for index, item in enumerate(inputs)}
@@ -83,12 +82,13 @@ def _not_written_back(what: str, value: Value, recorder: Recorder) -> Refusal:
     return Refusal(
         f"the program {what} in place, and the caller's tensor would stay as it is",
         kind="side effect",
-        at=_line(recorder, value),
+        at=line_of(recorder, value),
         do="use the operator that returns a new tensor, such as detach() or transpose()",
     )
 
 
-def _line(recorder: Recorder, value: Value) -> Frame | None:
+def line_of(recorder: Recorder, value: Value) -> Frame | None:
+    """The line that made a value."""
     return next((op.origin.frame for op in recorder.log if value in op.outs), None)
 
 
@@ -124,14 +124,3 @@ def overwritten_in(recorder: Recorder) -> dict[Value, Overwritten]:
         )
         for value, held in recorder.overwritten.items()
     }  # fmt: skip
-
-
-def write_line(recorder: Recorder, mutations: list[Mutation]) -> Callable[[int], Frame | None]:
-    """Finds the line that wrote to an input."""
-
-    def line(index: int) -> Frame | None:
-        value = next(mutation.value for mutation in mutations if mutation.index == index)
-        op = maker_of(recorder.scope, value)
-        return op.origin.frame if op is not None else None
-
-    return line
