@@ -58,17 +58,13 @@ def _split(spec: str) -> tuple[str, str]:
     return place, name or DEFAULT
 
 
-def _is_file(place: str) -> bool:
-    return place.endswith(".py") or os.sep in place
-
-
 # ---- modules ------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _module(place: str) -> Iterator[ModuleType]:
     """The module; a file's is known by its name while inside, as some libraries look it up."""
-    if not _is_file(place):
+    if not (place.endswith(".py") or os.sep in place):
         yield _from_module(place)
         return
     path = _existing(place)

@@ -57,7 +57,7 @@ def decompose(
     walk = _Decomposition(
         Entries(table, semantics),
         lambda op: keep(op) or (trains and _is_for_autograd(op)),
-        _used(graph),
+        frozenset((*(v for op in graph.ops for v in needs(op)), *values_of(graph.outputs))),
     )
     ops = list(walk.opened(graph.ops))
     results = values_of(graph.outputs)
@@ -70,10 +70,6 @@ def _is_for_autograd(op: Op) -> bool:
     if op.target is aten.copy_.default:
         return True
     return op.target is aten.detach.default and any(v.type.requires_grad for v in op.operands)
-
-
-def _used(graph: Graph) -> frozenset[Value]:
-    return frozenset((*(v for op in graph.ops for v in needs(op)), *values_of(graph.outputs)))
 
 
 class _Decomposition:

@@ -9,8 +9,7 @@ Source: torch/csrc/autograd/functions/tensor.cpp.
 from collections.abc import Iterator
 
 from foretrace import torch_api
-from foretrace.ir.op import AS_STRIDED, Op, Value, ViewStep, Write
-from foretrace.ir.types import TensorType
+from foretrace.ir.op import AS_STRIDED, Op, Value, Write
 from foretrace.passes.history_ops import called, copied
 
 COMPOSITE = "CompositeImplicitAutograd"
@@ -25,12 +24,9 @@ def reads_what_it_writes(op: Op) -> bool:
     base, (old, *_) = op.args[0], op.args[1]
     if not base.type.requires_grad:
         return False
-    reads = any(old in inner.operands for inner in op.body or ())
-    return reads and all(_can_be_called(step, old.type) for step in target.steps)
-
-
-def _can_be_called(step: ViewStep, like: TensorType) -> bool:
-    return step.base.type.dtype == like.dtype and not step.several
+    if not any(old in inner.operands for inner in op.body or ()):
+        return False
+    return all(s.base.type.dtype == old.type.dtype and not s.several for s in target.steps)
 
 
 def through_views(op: Op) -> Iterator[Op]:

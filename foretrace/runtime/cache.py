@@ -82,7 +82,7 @@ class Compiled:
         self.recaptures: list[Recapture] = []
         """every capture after the first, with the guard that failed"""
         self._entries: tuple[Entry, ...] = ()
-        self._first: Callable[[Any, Any], Any] = _never
+        self._first: Callable[[Any, Any], Any] = lambda args, kwargs: MISS
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -178,7 +178,3 @@ def not_copied(what: str, do: str) -> Refusal:
         kind="not copied",
         do=do,
     )
-
-
-def _never(args: object, kwargs: object) -> Any:
-    return MISS

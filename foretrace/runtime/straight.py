@@ -64,7 +64,7 @@ class Straight:
             for inner in op.body or ():
                 yield from self._op(inner)
             return
-        call = self.source.bind(_callable(op), _function_name(op))
+        call = self.source.bind(_callable(op), str(op.target).replace(".", "_"))
         parts = [self.tree(arg) for arg in op.args]
         parts += [f"{name}={self.tree(arg)}" for name, arg in op.kwargs.items()]
         text = f"{call}({', '.join(parts)})"
@@ -108,10 +108,6 @@ def _callable(op: Op) -> Any:
     if isinstance(op.target, FunctionCall):
         return op.target.apply
     return quickest(op) if isinstance(op.target, torch_api.OpOverload) else op.target
-
-
-def _function_name(op: Op) -> str:
-    return str(op.target).replace(".", "_")
 
 
 def _called_whole(op: Op) -> bool:

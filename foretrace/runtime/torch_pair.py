@@ -7,7 +7,7 @@ or primals if they have a gradient.
 Source: torch/_functorch/_aot_autograd/graph_compile.py and torch/_functorch/partitioners.py.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,7 +121,8 @@ def with_sizes(pair: Pair, symbols: Symbols) -> Pair:
     there = {item.size for item in inputs if item.size is not None}
     given = {item.size for item in pair.forward.inputs if item.size is not None}
     used = {symbols.simplify(s) for item in inputs for s in item.value.type.symbols}
-    more = sorted(_free(used) & given - there, key=str)
+    free = {s for size in used if isinstance(size, sympy.Basic) for s in size.free_symbols}
+    more = sorted(free & given - there, key=str)
     roles = [Role("saved", str(size)) for size in more]
     place = sum(item.role.kind == "saved" for item in inputs)
     added = [size_input(size, role) for size, role in zip(more, roles, strict=True)]
@@ -132,10 +133,6 @@ def with_sizes(pair: Pair, symbols: Symbols) -> Pair:
         replace(pair.backward, inputs=[*inputs[:place], *added, *inputs[place:]]),
         (*pair.saved, *(Saved(size, 0, reason, None) for size in more)),
     )
-
-
-def _free(sizes: Iterable[Any]) -> set[Any]:
-    return {s for size in sizes if isinstance(size, sympy.Basic) for s in size.free_symbols}
 
 
 def _rank(output: Output) -> tuple[int, bool]:

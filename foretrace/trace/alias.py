@@ -296,7 +296,7 @@ def _viewed_again(alias: Alias, step: ViewStep, base: Value, recorder: Records) 
         func, kwargs, position = AS_STRIDED, {}, 0
         args = (whole, list(like.shape), list(like.stride), offset)
     grad = alias.rewritten or step.grad_mode
-    with torch.set_grad_enabled(grad):
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(grad):
         return recorder.call(func, args, kwargs, grad=grad).outs[position]
 
 

@@ -141,8 +141,8 @@ def _spread(recorder: Records, history: Alias, new: Value) -> None:
 
 def _renew(recorder: Records, owner: Alias, value: Value, part: TensorType | None = None) -> None:
     """Let the owner have a new value, and the members that see the part be stale."""
-    if owner.value in recorder.leaves:
-        value = recorder.leaf(value, owner.value)
+    if owner.last in recorder.leaves:
+        value = recorder.leaf(value, owner.last)
     for member in list(_reached(recorder, owner, part)):
         note_overwritten(member, recorder)
         member.become(value if member is owner else None)

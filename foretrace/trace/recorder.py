@@ -6,6 +6,7 @@ value as its out (see `effects`), so that nothing after the recorder has to know
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import attrgetter
 from typing import Any
 
 import sympy
@@ -40,6 +41,7 @@ from foretrace.trace.sources import Sources
 
 NOWHERE = Origin(None, None)
 NOBODY = nullcontext()
+LASTING = attrgetter("lasting")
 CAST = torch.ops.aten.to.dtype
 DETACH = torch.ops.aten.detach.default
 SIZE, STRIDE = torch.ops.aten.size.default, torch.ops.aten.stride.default
@@ -155,7 +157,7 @@ class Recorder(torch_api.TorchDispatchMode):
         if found is None:
             try:
                 found = self.meanings.learn(
-                    whole, lambda: learn(self, func, args, kwargs, grad_mode=key[1]), _lasting
+                    whole, lambda: learn(self, func, args, kwargs, grad_mode=key[1]), LASTING
                 )
             except Refusal as refusal:
                 raise self._located(refusal, func, args, kwargs) from None
@@ -327,7 +329,3 @@ class Recorder(torch_api.TorchDispatchMode):
             refusal.located(self.sources.here(), self.module_path(), near)
             self.first_refusal = self.first_refusal or refusal
         return refusal
-
-
-def _lasting(meaning: Meaning) -> bool:
-    return meaning.lasting

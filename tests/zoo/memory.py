@@ -226,6 +226,28 @@ def viewed_under_no_grad_after_a_write(x: Tensor) -> tuple[Tensor, Tensor]:
         return y, again * v[0]
 
 
+@program(t(N, 4))
+def leaf_in_the_memory_of_another_written_in_part(x: Tensor) -> tuple[Tensor, ...]:
+    leaf = torch.cdist(x, x).detach().requires_grad_()
+    y = x.exp()
+    other = y.detach().requires_grad_()
+    with torch.no_grad():
+        leaf[1].mul_(3)
+        y[:1].zero_()
+        y.add_(1)
+    return leaf, leaf * 2, other * x, other
+
+
+@program(t(N, 4))
+def view_read_in_inference_mode_after_a_write(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 2
+    v, whole = y[0], y.ravel()
+    with torch.inference_mode():
+        y.mul_(2)
+        w = v[1:] * 2 + whole[0]
+    return v.sum(), v, whole, y, w
+
+
 @program(t(N, 3, 3), t(1, 3, 3))
 def product_of_views_taken_under_no_grad(x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
