@@ -10,6 +10,7 @@ changes the content and leaves the history.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,16 +111,20 @@ def _holder(
 ) -> tuple[Alias, list[Alias]]:
     """The member whose content a write makes anew, and the way down from it.
 
-    It is the one that carries history; where several elements of that are one place, the content is
-    its owner's.
+    It is the one that carries the history that the write changes, or that is kept. One without a
+    history, a leaf, and one of which several elements are one place have what their owner has.
 
     Raises:
-        Refusal: autograd is to follow what is written to part of such a member.
+        Refusal: autograd is to follow what is written to part of what overlaps itself.
     """
     owner, path = alias.up_to_history()
-    while owner.parent is not None and current(owner, recorder).type.overlapping:
-        if followed:
+    while owner.parent is not None:
+        type = current(owner, recorder).type
+        if followed and type.overlapping:
             raise overlapping("autograd is to follow a write to part of what overlaps itself")
+        leaf = owner.last in recorder.leaves
+        if followed or (type.requires_grad and not (leaf or type.overlapping)):
+            break
         above, way = owner.parent.up_to_history()
         owner, path = above, [*way, owner, *path]
     return owner, path
@@ -247,23 +252,21 @@ def _write_many(
     schema, origin = recorder.semantics.schema(func), recorder.origin()
     _check_not_resized(func, args, targets)
     followed = recorder.followed_results(func, args, kwargs)
-    paths = [_holder(recorder, alias_of(target)) for target in targets]
     with recorder.inner_scope(origin.frame) as body:
         contents = _new_contents(recorder, func, args, kwargs, targets)
         results = body[0].outs[: len(body[0].outs) - len(targets)]
-        roots = [
-            _scatter(recorder, history, path, new)
-            for (history, path), new in zip(paths, contents, strict=True)
-        ]
     for value, on in zip(results, followed, strict=False):
         value.type = value.type.with_grad(on)
     result = tuple(targets) if schema.returns_written else tuple(map(recorder.abstract, results))
-    outs = (*results, *roots)
+    outs = (*results, *contents)
     recorder.append(Op(func, args, kwargs, results, outs, origin=origin, region=body, writes=True))
-    for target, (history, _), new in zip(targets, paths, roots, strict=True):
+    for target, new in zip(targets, contents, strict=True):
         # the kernels of autograd count the writes of in-place and of out= forms, and no others
         alias_of(target).version.count += schema.returns_written
-        _spread(recorder, history, new)
+        owner, path = _holder(recorder, alias_of(target))
+        old, whole = current(owner, recorder), partial(_scatter, recorder, owner, path, new)
+        kept = path or old.type.requires_grad
+        _spread(recorder, owner, rewritten(recorder, old, path, new, whole) if kept else new)
     if not schema.returns_tensors:
         return None
     return result if schema.multiple else result[0]

@@ -42,8 +42,8 @@ def check_apart(
         alias = alias_of(target)
         if any(current(each, recorder).type.overlapping for each in (alias, alias.root)):
             raise overlapping(f"{func} writes to memory of which several elements are one place")
-    if len(targets) == 1 and not recorder.semantics.schema(func).writes_lists:
-        _check_operands(recorder, func, targets[0], tensors)
+    for target in () if recorder.semantics.schema(func).writes_lists else targets:
+        _check_operands(recorder, func, target, tensors)
 
 
 def _check_operands(

@@ -318,6 +318,11 @@ def scattered_from_itself(x: Tensor) -> Tensor:
     return y.masked_scatter_(y > 0, y)
 
 
+def one_tensor_for_both_statistics(x: Tensor) -> Tensor:
+    both = torch.ones(3)
+    return torch.nn.functional.batch_norm(x, both, both, training=True) * both
+
+
 def detached(x: Tensor) -> Tensor:
     return x.detach_() * 2
 
@@ -332,6 +337,7 @@ def transposed(x: Tensor) -> Tensor:
         (windows, "overlapping memory"),
         (shifted, "overlapping memory"),
         (scattered_from_itself, "overlapping memory"),
+        (one_tensor_for_both_statistics, "overlapping memory"),
         (detached, "side effect"),
         (transposed, "side effect"),
     ],

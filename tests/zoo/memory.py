@@ -255,6 +255,25 @@ def product_of_views_taken_under_no_grad(x: Tensor, y: Tensor) -> Tensor:
     return u @ v + x
 
 
+@program(t(N, 4), c(2, 4))
+def statistics_that_are_rows_of_one_tensor(x: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+    mean = x.sum(0) * 2
+    z = F.batch_norm(x, rows[0], rows[1].abs_(), training=True)
+    with torch.no_grad():
+        z = z + F.batch_norm(x, mean, torch.ones(2, 4)[1], training=True)
+    return z, rows * 2, mean
+
+
+@program(t(N, 4))
+def detached_written_and_returned_beside_its_whole(x: Tensor) -> tuple[Tensor, ...]:
+    y, z = x * 2, x * 3
+    part, leaf = y[0].detach(), z.detach().requires_grad_()
+    part.mul_(2)
+    with torch.no_grad():
+        leaf[0].add_(1)
+    return part, y, leaf, z.sum()
+
+
 column = laid_out(t(1, 4), lambda x: x.t())
 """Lies in order, but for the stride of its one column"""
 
