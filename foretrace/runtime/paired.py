@@ -23,6 +23,7 @@ from foretrace.runtime.results import called, core_of, repeated
 from foretrace.runtime.source import Source
 from foretrace.runtime.straight import Straight
 from foretrace.runtime.trained import Flat, Partial, Trained
+from foretrace.symbols.sizes import Symbols
 from foretrace.targets.semantics import TargetSemantics
 
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -152,8 +153,8 @@ class Untrained:
             return self.forward(*inputs)
 
 
-def parameters(source: Source, inputs: Sequence[Input]) -> list[str]:
-    """Names of a function's parameters; the symbols of their sizes are bound."""
+def parameters(source: Source, inputs: Sequence[Input], symbols: Symbols) -> list[str]:
+    """Names of a function's parameters; the symbols that sizes are spelled by are bound."""
     names, bound = [], set[sympy.Basic]()
     for item in inputs:
         if isinstance(item.size, sympy.Symbol):
@@ -163,7 +164,7 @@ def parameters(source: Source, inputs: Sequence[Input]) -> list[str]:
         else:
             names.append(source.names.new(item.role.name))
     for item, name in zip(inputs, names, strict=True):
-        for dim, size in enumerate(item.value.type.shape):
+        for dim, size in enumerate(map(symbols.simplify, item.value.type.shape)):
             if isinstance(size, sympy.Symbol) and size not in bound:
                 bound.add(size)
                 source.names.new(str(size))
@@ -171,10 +172,10 @@ def parameters(source: Source, inputs: Sequence[Input]) -> list[str]:
     return names
 
 
-def straight_call(graph: Graph, symbols: Any) -> Flat:
+def straight_call(graph: Graph, symbols: Symbols) -> Flat:
     """A graph as a function of its flat inputs, in straight-line Python."""
     source = Source()
-    names = parameters(source, graph.inputs)
+    names = parameters(source, graph.inputs, symbols)
     straight = Straight(
         source, symbols, {i.value: name for i, name in zip(graph.inputs, names, strict=True)}
     )

@@ -230,3 +230,19 @@ def test_a_name_for_the_profiler_is_left_out() -> None:
     assert foretrace.export(Profiled(), (x,)).graph_signature.user_outputs == ("sin",)
     ours = {node.target for node in foretrace.export(Profiled(), (x,)).graph.nodes}
     assert ours == {node.target for node in torch.export.export(Profiled(), (x,)).graph.nodes}
+
+
+def weighted_rows(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * weights  # so the two have as many rows, by two symbols
+    return y[0].sum(), y[0]
+
+
+def test_a_backward_for_some_outputs_spells_sizes_as_they_are_known() -> None:
+    call = foretrace.compile(weighted_rows, backend=lambda graph, _: graph, dynamic=True)
+    for rows in (3, 5):
+        x, weights = torch.randn(rows, 4, requires_grad=True), torch.randn(rows, 4)
+        call(x, weights)[0].backward()
+        expected = torch.zeros_like(weights)
+        expected[0] = weights[0]
+        assert x.grad is not None
+        assert torch.equal(x.grad, expected)
