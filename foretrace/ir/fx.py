@@ -11,9 +11,10 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.ir.module_stack import ModuleStacks
 from foretrace.ir.names import Names, called_like_a_keyword, calls_target, spelled, wish
-from foretrace.ir.op import Op, Tree, Value, map_tree, target_name
+from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.ir.program import Graph, Input, Output
 from foretrace.ir.size_nodes import write_size
+from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Size, Symbols, solved

@@ -173,6 +173,13 @@ class Definition:
     outs: tuple[Value, ...]
 
 
+FACTS = (
+    "target", "args", "kwargs", "result", "outs", "origin", "definition", "region", "because",
+    "rule", "choice", "writes", "piece_of",
+)  # fmt: skip
+"""What an op is made of"""
+
+
 class Op:
     """One call.
 
@@ -212,6 +219,10 @@ class Op:
         self.definition, self.region = definition, region
         self.because, self.rule, self.choice, self.writes = because, rule, choice, writes
         self.piece_of = piece_of
+
+    def but(self, **facts: Any) -> "Op":
+        """The op with other facts."""
+        return Op(**{name: getattr(self, name) for name in FACTS} | facts)
 
     @property
     def leaf(self) -> bool:
@@ -269,16 +280,6 @@ def _collect(tree: Tree, found: list[Value]) -> None:
             _collect(item, found)
     elif isinstance(tree, (tuple, list)):
         _collect(list(tree), found)
-
-
-def map_tree(tree: Tree, change: Callable[[Any], Any]) -> Any:
-    """The structure with every leaf changed; a named tuple is a plain one then."""
-    if isinstance(tree, (tuple, list)):
-        found = [map_tree(item, change) for item in tree]
-        return found if isinstance(tree, list) else tuple(found)
-    if isinstance(tree, dict):
-        return {key: map_tree(item, change) for key, item in tree.items()}
-    return change(tree)
 
 
 def map_values(tree: Tree, change: Callable[[Value], Tree]) -> Tree:

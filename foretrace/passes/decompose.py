@@ -283,7 +283,4 @@ def _leaves(op: Op) -> Iterator[Op]:
 
 
 def _with_region(op: Op, region: list[Op] | None, choice: Choice | None) -> Op:
-    return Op(
-        op.target, op.args, op.kwargs, op.result, op.outs, origin=op.origin, region=region,
-        because=op.because, rule=op.rule, choice=choice,
-    )  # fmt: skip
+    return op.but(region=region, definition=None, choice=choice)

@@ -1,6 +1,6 @@
 """What operators mean where a decomposition table comes before the target."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -10,11 +10,10 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Choice, Op, Tree, Value, ViewStep, target_name
-from foretrace.ir.types import TensorType
+from foretrace.ir.op import Choice, Tree, Value, target_name
+from foretrace.rules.semantics import OperatorSemantics
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.abstract import Abstract
-from foretrace.trace.meaning import Schema
 from foretrace.trace.memory import Learnt, Memory
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.sources import Sources
@@ -26,7 +25,7 @@ Table: TypeAlias = Mapping[Any, Callable[..., Any]]
 GIVEN = Choice("decomposition", "opened", "the decomposition table given has an entry for it")
 
 
-class Entries:
+class Entries(OperatorSemantics):
     """Semantics of a recorder: the table first, then the target; autograd follows nothing.
 
     Raises:
@@ -34,7 +33,7 @@ class Entries:
     """
 
     def __init__(self, table: Table, target: TargetSemantics) -> None:
-        self.table, self.target = _checked(table), target
+        self.table, self.target, self.inference = _checked(table), target, target.inference
         self.learnt = Learnt()  # of this table: its functions may change
 
     def body_kernel(
@@ -53,35 +52,6 @@ class Entries:
     def ambient(self, func: Any) -> Any:
         """As on the target."""
         return self.target.ambient(func)
-
-    def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
-        """Types of a leaf's results."""
-        return self.target.infer(func, args, kwargs)
-
-    def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
-        """Nothing: derivatives are taken before a table opens anything."""
-        return ()
-
-    def saved(
-        self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
-    ) -> frozenset[int]:
-        """Nothing, likewise."""
-        return frozenset()
-
-    def written(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[TensorType, ...]:
-        """Types of the operands after a call that writes."""
-        return self.target.written(func, args, kwargs)
-
-    def schema(self, func: Any) -> Schema:
-        """What the operator's schema says."""
-        return self.target.schema(func)
-
-    def put_back(
-        self, steps: Sequence[ViewStep], bases: Sequence[Value], new: Value,
-        append: Callable[..., Op],
-    ) -> Value:  # fmt: skip
-        """The first base after a view of it got other content."""
-        return self.target.put_back(steps, bases, new, append)
 
 
 def _checked(table: Any) -> dict[Any, Callable[..., Any]]:

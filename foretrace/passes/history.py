@@ -304,7 +304,4 @@ def unmarked(op: Op) -> Op:
 
 def _with_args(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Op:
     choice = Choice(HISTORY, "spelled out", why)
-    return Op(
-        op.target, args, kwargs, op.result, op.outs, origin=op.origin, region=op.region,
-        definition=op.definition, choice=choice, piece_of=op,
-    )  # fmt: skip
+    return op.but(args=args, kwargs=kwargs, choice=choice, piece_of=op)

@@ -43,10 +43,8 @@ def renamed(op: Op, new: dict[Value, Value]) -> Op:
     if not new.keys().isdisjoint(op.operands):
         args, kwargs = substitute((args, kwargs), new)
     body = op.body  # a copy of what is shared would be no part of the tree
-    return Op(
-        op.target, args, kwargs, substitute(op.result, new),
-        tuple(new.get(out, out) for out in op.outs), origin=op.origin,
-        definition=op.definition, because=op.because, rule=op.rule, choice=op.choice,
+    return op.but(
+        args=args, kwargs=kwargs, result=substitute(op.result, new),
+        outs=tuple(new.get(out, out) for out in op.outs),
         region=[renamed(inner, new) for inner in body] if body else body,
-        writes=op.writes, piece_of=op.piece_of,
     )  # fmt: skip

@@ -84,10 +84,7 @@ def _returning(op: Op, used: set[Value]) -> Op:
     outs = tuple(dict.fromkeys((*given, *(v for v in op.outs if v in used), *extra)))
     if outs == op.outs:
         return op
-    return Op(
-        op.target, op.args, op.kwargs, op.result, outs, origin=op.origin, region=op.region,
-        definition=op.definition, because=op.because, rule=op.rule, choice=op.choice,
-    )  # fmt: skip
+    return op.but(outs=outs)
 
 
 def _ordered(op: Op) -> Iterator[Value]:

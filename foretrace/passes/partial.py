@@ -16,6 +16,7 @@ from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.types import Arrived
 from foretrace.passes.cut import Level, differentiated
 from foretrace.passes.halves import Halves
+from foretrace.passes.history_ops import renamed
 from foretrace.passes.partition import SAVED_COPY, Pair, Saved, second
 from foretrace.targets.semantics import TargetSemantics
 
@@ -45,16 +46,16 @@ def partial_backward(
     saved = {_original(item): item.value for item in pair.saved}
     kept = {v: saved[meant[v]] for op in part.ops for v in op.outs if meant.get(v) in saved}
     ops, handed = second(halves, dict.fromkeys(kept, WHY))
-    renamed: dict[Value, Any] = {v: kept.get(v, saved.get(v)) for v in handed}
+    known: dict[Value, Any] = {v: kept.get(v, saved.get(v)) for v in handed}
     drawn = [op.outs[0] for op in ops if op not in halves.late and halves.once(op)]
-    for value in (*drawn, *(v for v in handed if renamed[v] is None)):
+    for value in (*drawn, *(v for v in handed if known[v] is None)):
         raise _not_saved(value, recorded)
     there = iter(halves.tangents)
     late = [item for item in pair.backward.inputs if item.role.kind == "tangent"]
     tangents = [next(there) if s is not None else i for i, s in zip(late, given, strict=True)]
     inputs = [i for i in pair.backward.inputs if i.role.kind != "tangent"]
-    outputs = [replace(o, value=substitute(o.value, renamed)) for o in halves.gradients]
-    return Graph([*inputs, *tangents], _renamed(ops, renamed), outputs, "backward")
+    outputs = [replace(o, value=substitute(o.value, known)) for o in halves.gradients]
+    return Graph([*inputs, *tangents], [renamed(op, known) for op in ops], outputs, "backward")
 
 
 def _original(saved: Saved) -> Any:
@@ -81,17 +82,6 @@ def _counterparts(ops: Iterable[Op], others: Iterable[Op]) -> dict[Value, Value]
 def _key(op: Op, found: dict[Value, Any]) -> str:
     """What the op calls, and with what."""
     return repr((id(op.target), map_values(substitute((op.args, op.kwargs), found), id)))
-
-
-def _renamed(ops: Iterable[Op], renamed: dict[Value, Any]) -> list[Op]:
-    return [
-        Op(
-            op.target, substitute(op.args, renamed), substitute(op.kwargs, renamed), op.result,
-            op.outs, origin=op.origin, definition=op.definition, because=op.because, rule=op.rule,
-            region=None if op.region is None else _renamed(op.region, renamed), choice=op.choice,
-        )
-        for op in ops
-    ]  # fmt: skip
 
 
 def _not_saved(value: Value, recorded: Recorded) -> Refusal:

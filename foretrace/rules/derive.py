@@ -14,7 +14,8 @@ from torch.autograd.graph import get_gradient_edge
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, RuleName, Tree, Value, map_tree
+from foretrace.ir.op import Op, RuleName, Tree, Value
+from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.rules.infer import Inference
 from foretrace.rules.like_operand import FIRST_MADE_LIKE_OPERAND, in_operand_layout

@@ -11,7 +11,8 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Tree, map_tree
+from foretrace.ir.op import Tree
+from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.rules.meta import MetaKernels, as_eager, as_iterated, as_laid_out
 from foretrace.rules.probe import probe

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.op import Tree, map_tree
+from foretrace.ir.op import Tree
+from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.rules.probe import probe
 from foretrace.rules.schemas import schema_of

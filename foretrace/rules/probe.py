@@ -13,7 +13,8 @@ import sympy
 
 from foretrace import torch_api
 from foretrace.errors import Refusal, Way
-from foretrace.ir.op import Tree, map_tree
+from foretrace.ir.op import Tree
+from foretrace.ir.tree import map_tree
 from foretrace.ir.types import Size, TensorType
 
 Numbers = dict[sympy.Symbol, int]

@@ -11,7 +11,8 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Origin, Tree, Value, map_tree, values_in
+from foretrace.ir.op import Op, Origin, Tree, Value, values_in
+from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.rules.infer import Inference
 from foretrace.rules.semantics import OperatorSemantics
@@ -38,26 +39,6 @@ class FormulaSemantics(OperatorSemantics):
 
     def __init__(self, inference: Inference, table: RuleTable) -> None:
         self.inference, self.table, self.learnt = inference, table, inference.learnt
-
-    def body_kernel(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[None, None]:
-        """No op is opened: autograd has opened composites before the tape sees them."""
-        return None, None
-
-    def list_kernel(self, func: Any) -> None:
-        """A formula has none."""
-
-    def ambient(self, func: Any) -> None:
-        """A formula is always taken apart in the same way."""
-
-    def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
-        """Nothing in a formula is differentiated again."""
-        return ()
-
-    def saved(
-        self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
-    ) -> frozenset[int]:
-        """Nothing, likewise."""
-        return frozenset()
 
 
 class Tape(Recorder):

@@ -24,9 +24,8 @@ from foretrace.trace.kept import (
     Kept,
     KeptAttributes,
     KeptClass,
-    KeptDeque,
     KeptDict,
-    KeptList,
+    KeptItems,
     KeptModule,
     KeptNames,
     KeptState,
@@ -320,7 +319,7 @@ def _forget(memo: Any) -> None:
 
 def _holds_new_tensor(kept: Kept) -> bool:
     """Whether there is a tensor in it that was not: of the run, or a real one."""
-    if isinstance(kept, (KeptList, KeptDeque)) or type(kept) is KeptDict:
+    if isinstance(kept, KeptItems) or type(kept) is KeptDict:
         there = set(map(id, gc.get_referents(kept.before)))
         new = (each for each in gc.get_referents(kept.item) if id(each) not in there)
         if any(isinstance(each, torch.Tensor) for each in new):

@@ -109,23 +109,25 @@ def _unlike(holder: Any, now: Mapping[str, Any], before: Mapping[str, Any]) -> I
             yield Place(name, holder, before.get(name, MISSING))
 
 
-class KeptList:
-    """A list."""
+class KeptItems:
+    """A list or a deque, of whatever class."""
 
-    __slots__ = ("before", "item")
+    __slots__ = ("before", "item", "kind")
 
-    def __init__(self, item: list[Any]) -> None:
-        self.item, self.before = item, list.copy(item)
+    def __init__(self, item: Any) -> None:
+        self.item, self.kind = item, list if list in type(item).__mro__ else deque
+        self.before = list(self.kind.__iter__(item))
 
     @property
     def intact(self) -> bool:
         """As `Kept` has it."""
-        return all_are(list.copy(self.item), self.before)
+        return all_are(list(self.kind.__iter__(self.item)), self.before)
 
     def put_back(self) -> None:
         """As `Kept` has it."""
         if not self.intact:
-            list.__setitem__(self.item, slice(None), self.before)
+            self.kind.clear(self.item)
+            self.kind.extend(self.item, self.before)
 
 
 class KeptSet:
@@ -146,26 +148,6 @@ class KeptSet:
         if not self.intact:
             set.clear(self.item)
             set.update(self.item, self.before)
-
-
-class KeptDeque:
-    """A deque."""
-
-    __slots__ = ("before", "item")
-
-    def __init__(self, item: deque[Any]) -> None:
-        self.item, self.before = item, list(deque.__iter__(item))
-
-    @property
-    def intact(self) -> bool:
-        """As `Kept` has it."""
-        return all_are(list(deque.__iter__(self.item)), self.before)
-
-    def put_back(self) -> None:
-        """As `Kept` has it."""
-        if not self.intact:
-            deque.clear(self.item)
-            deque.extend(self.item, self.before)
 
 
 class KeptNames:
@@ -313,7 +295,7 @@ class KeptModule:
 
 
 KINDS: dict[type, Any] = {
-    dict: KeptDict, OrderedDict: KeptDict, list: KeptList, set: KeptSet, deque: KeptDeque,
+    dict: KeptDict, OrderedDict: KeptDict, list: KeptItems, set: KeptSet, deque: KeptItems,
 }  # fmt: skip
 STATES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),

@@ -11,7 +11,8 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Definition, Op, Tree, Value, map_tree, map_values, values_in
+from foretrace.ir.op import Definition, Op, Tree, Value, map_values, values_in
+from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.admitted import check_dtypes

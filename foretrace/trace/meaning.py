@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, TypeAlias
 
-from foretrace.ir.op import Choice, Definition, Op, Tree, Value, ViewStep, map_tree, values_in
+from foretrace.ir.op import Choice, Definition, Op, Tree, Value, ViewStep, values_in
+from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.trace.memory import Learnt
 

@@ -22,11 +22,11 @@ from foretrace.ir.op import (
     Target,
     Tree,
     Value,
-    map_tree,
     map_values,
     values_in,
 )
 from foretrace.ir.text import neighbourhood
+from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.alias import Held, alias_of, current, link

@@ -7,7 +7,7 @@ from typing import Any
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.trace.changes import Change, Place, changes_of, content_changes
-from foretrace.trace.kept import Kept, KeptAttributes, KeptDict, KeptList, KeptNames
+from foretrace.trace.kept import Kept, KeptAttributes, KeptDict, KeptItems, KeptNames
 from foretrace.trace.plain import plain, same
 
 
@@ -87,7 +87,7 @@ def changes_in(kept: Kept, name: Callable[[Any], str]) -> Iterable[Change]:
         return ()
     if isinstance(kept, (KeptNames, KeptAttributes)):
         return changes_of(kept.places())
-    if isinstance(kept, (KeptList, KeptDict)) and plain(kept.before) and _made_again(kept):
+    if isinstance(kept, (KeptItems, KeptDict)) and plain(kept.before) and _made_again(kept):
         return ()
     if isinstance(kept, KeptDict):
         now = KeptDict(kept.item).before
