@@ -37,7 +37,8 @@ def run_forward(
 ) -> Any:
     """Call a forward cut like the program: same outputs, same writes."""
     flat, sizes = guards.inputs(args, kwargs)
-    results = marked(module(*flat), places, flat)
+    with guards.grad_mode():
+        results = marked(module(*flat), places, flat)
     return finish(guards.recorded, flat, sizes, results)[0]
 
 

@@ -1,17 +1,16 @@
 """The backend "eager": a capture as straight-line Python that torch's own autograd follows."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.op import ModuleCall, Op
 from foretrace.ir.program import Graph, Recorded
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.runtime.arguments import result_text
 from foretrace.runtime.cache import Captured
 from foretrace.runtime.entry import Entry, Guards
+from foretrace.runtime.guards import follows
 from foretrace.runtime.results import leaf_text, repeated, write_line
 from foretrace.runtime.source import INDENT, Source
 from foretrace.runtime.straight import Straight
@@ -36,15 +35,6 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     inside.add(*changes, f"return {result}")
     surrounded(source, inside.lines, grad_on=followed and not recorded.requires.grad_mode)
     return Entry(source.function("foretraced", "args, kwargs"), guards.checks, source.space)
-
-
-def follows(ops: Iterable[Op]) -> bool:
-    """Whether anything the program did is followed by autograd."""
-    return any(
-        follows(op.body or ()) if isinstance(op.target, ModuleCall)
-        else op.origin.grad_mode and any(out.type.requires_grad for out in op.outs)
-        for op in ops
-    )  # fmt: skip
 
 
 def surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:

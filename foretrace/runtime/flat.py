@@ -14,7 +14,8 @@ from foretrace.errors import Refusal
 from foretrace.ir.program import Recorded
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.runtime.arguments import result_text
-from foretrace.runtime.eager import body, follows, surrounded
+from foretrace.runtime.eager import body, surrounded
+from foretrace.runtime.guards import follows
 from foretrace.runtime.paired import Compilers, joined
 from foretrace.runtime.results import called
 from foretrace.runtime.source import Source

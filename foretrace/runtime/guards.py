@@ -1,12 +1,13 @@
 """Check a call of a cut against what the capture relied on, before anything runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.ir.op import ModuleCall, Op
 from foretrace.ir.program import Recorded
 from foretrace.runtime.checks import Check, shown, telling
 from foretrace.runtime.conditions import Broken, Conditions, telling_lines
@@ -19,6 +20,8 @@ from foretrace.trace.shared import check_shared_memory
 from foretrace.trace.structure import take_apart
 
 AGAIN = "capture again with inputs like these"
+GRAD_MODE = "capture under the grad mode of the call, or use foretrace.compile"
+ON_GRAD_MODE = ("is_grad_enabled", "enable_grad", "set_grad_enabled")
 AUTOCAST = "capture under the autocast of the call, or use foretrace.compile"
 DYNAMIC = "pass dynamic_shapes= to capture for sizes that vary"
 
@@ -57,6 +60,18 @@ class CallGuards:
         check_shared_memory(tensors, set(writes), lambda i: self.recorded.made_at(writes[i]))
         return tensors, sizes
 
+    def grad_mode(self) -> torch.set_grad_enabled:
+        """Sets the call's grad mode for a forward cut, or on where the program turns it on.
+
+        Raises:
+            Refusal: it is not as it was, and the program's code knows of it.
+        """
+        requires, on = self.recorded.requires, torch.is_grad_enabled()
+        knows = not requires.mentioned.isdisjoint(ON_GRAD_MODE)
+        if knows and on != requires.grad_mode:
+            raise broken("grad mode is not as it was when the program was captured", GRAD_MODE)
+        return torch.set_grad_enabled(on or (knows and follows(self.recorded.ops)))
+
     def _form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves that are inputs; the others are as they were."""
         leaves, structure = take_apart((args, kwargs))
@@ -72,6 +87,15 @@ class CallGuards:
                 before = requires.constants[name]
                 raise broken(f"{name} is {shown(leaf)}, the capture saw {shown(before)}")
         return given
+
+
+def follows(ops: Iterable[Op]) -> bool:
+    """Whether anything the program did is followed by autograd."""
+    return any(
+        follows(op.body or ()) if isinstance(op.target, ModuleCall)
+        else op.origin.grad_mode and any(out.type.requires_grad for out in op.outs)
+        for op in ops
+    )  # fmt: skip
 
 
 def _checking(recorded: Recorded) -> Callable[[list[Any]], Any]:

@@ -1,5 +1,7 @@
 """A graph is for the inputs it was captured for: anything else is refused, never answered."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -88,3 +90,36 @@ def test_another_autocast_is_refused(captured: bool) -> None:
     ):
         cut(x)
     assert caught.value.kind == "guard broken"
+
+
+def reads_grad_mode(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.is_grad_enabled()
+
+
+def turns_grad_mode_on(x: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad():
+        return x * 2
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("fn", [reads_grad_mode, turns_grad_mode_on])
+def test_another_grad_mode_is_refused_where_the_program_knows_of_it(
+    fn: Callable[[torch.Tensor], torch.Tensor], captured: bool
+) -> None:
+    x = torch.ones(3, requires_grad=True)
+    with torch.set_grad_enabled(captured):
+        cut = foretrace.capture(fn, (x,)).cut("export")
+        assert cut(x).requires_grad == fn(x).requires_grad
+    with (
+        torch.set_grad_enabled(not captured),
+        pytest.raises(foretrace.Refusal, match="grad mode is not as it was") as caught,
+    ):
+        cut(x)
+    assert caught.value.kind == "guard broken"
+
+
+def test_another_grad_mode_is_the_calls_elsewhere() -> None:
+    x = torch.ones(3, requires_grad=True)
+    cut = foretrace.capture(lambda x: x * 2, (x,)).cut("export")
+    with torch.no_grad():
+        assert not cut(x).requires_grad
