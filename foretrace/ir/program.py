@@ -187,11 +187,26 @@ class Recorded:
     requires: "Requirements"
     overwritten: dict[Value, Overwritten] = field(default_factory=dict)
     _bare: dict[Value, str] | None = field(default=None, repr=False)
+    _order: list[tuple[int, Output]] | None = field(default=None, repr=False, init=False)
 
     def made_at(self, value: Any) -> Frame | None:
         """The line that made a value; the definition of the program where no op did."""
         op = maker_of(self.ops, value)
         return op.origin.frame if op is not None else self.requires.defined
+
+    @property
+    def as_made(self) -> list[tuple[int, Output]]:
+        """The outputs and their places; views of inputs at last, as the run made one after another.
+
+        That is the order in which autograd adds up the gradients of such views.
+        """
+        if self._order is None:
+            made = {out: n for n, op in enumerate(_called_in(self.ops)) for out in op.outs}
+            self._order = sorted(
+                enumerate(self.outputs),
+                key=lambda item: -1 if item[1].view_of is None else made.get(item[1].value, -1),
+            )
+        return self._order
 
     def made_leaf(self, value: Value) -> bool:
         """Whether the program made it a leaf that requires grad."""
@@ -220,12 +235,16 @@ class Recorded:
         return (*self.symbols.guards(), *self.answered)
 
 
+def _called_in(ops: Iterable[Op]) -> Iterator[Op]:
+    """The ops as written, those in module calls among them."""
+    for op in ops:
+        yield from _called_in(op.region or ()) if isinstance(op.target, ModuleCall) else (op,)
+
+
 def _bare_in(ops: Iterable[Op]) -> Iterator[tuple[Value, str]]:
     """The values that require grad without a history that a gradient takes."""
-    for op in ops:
-        if isinstance(op.target, ModuleCall):
-            yield from _bare_in(op.region or ())
-        elif op.target is torch.ops.aten.requires_grad_.default:
+    for op in _called_in(ops):
+        if op.target is torch.ops.aten.requires_grad_.default:
             yield op.outs[0], "leaf"
         elif not op.origin.grad_mode:
             written = set(_written_in(op))  # the history of what was there goes on

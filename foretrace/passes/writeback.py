@@ -48,8 +48,8 @@ def with_writes(recorded: Recorded, ops: Iterable[Op]) -> Written:
         spelling.write(mutation)
     news = [(m.index, spelling.content(m)) for m in recorded.mutations if m not in inside]
     spelling.live.update(news)
-    outputs = [spelling.output(output) for output in recorded.outputs]
-    return Written([*kept, *spelling.ops], outputs, news)
+    made = {place: spelling.output(output) for place, output in recorded.as_made}
+    return Written([*kept, *spelling.ops], [made[place] for place in range(len(made))], news)
 
 
 class _Spelling:

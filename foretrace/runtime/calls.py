@@ -145,7 +145,7 @@ def finish(
     views: dict[Value, torch.Tensor] = {}
     for mutation, new in zip(recorded.mutations, rest, strict=False):
         write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
-    for position, output in enumerate(recorded.outputs):
+    for position, output in recorded.as_made:
         if not isinstance(output.value, (Value, sympy.Basic)):
             outputs[position] = output.value
         elif output.same_as is not None:

@@ -11,7 +11,7 @@ from foretrace.runtime.arguments import result_text
 from foretrace.runtime.cache import Captured
 from foretrace.runtime.entry import Entry, Guards
 from foretrace.runtime.guards import follows
-from foretrace.runtime.results import leaf_text, repeated, write_line
+from foretrace.runtime.results import leaf_texts, repeated, write_line
 from foretrace.runtime.source import INDENT, Source
 from foretrace.runtime.straight import Straight
 
@@ -63,8 +63,5 @@ def body(
     straight.ops(graph)
     for mutation in recorded.mutations:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
-    leaves = [
-        leaf_text(source, straight, recorded, output, inputs, spelled=spelled)
-        for output in recorded.outputs
-    ]
+    leaves = leaf_texts(source, straight, recorded, inputs, spelled=spelled)
     return result_text(source, recorded.requires.out_structure, leaves)

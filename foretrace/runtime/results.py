@@ -58,7 +58,7 @@ def called(source: Source, recorded: Recorded, inputs: Sequence[str], call: str)
     for mutation in recorded.mutations:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
     straight = Straight(source, recorded.symbols, names)
-    return [leaf_text(source, straight, recorded, o, inputs) for o in recorded.outputs]
+    return leaf_texts(source, straight, recorded, inputs)
 
 
 def write_line(source: Source, recorded: Recorded, mutation: Mutation, live: str, new: str) -> None:
@@ -68,15 +68,26 @@ def write_line(source: Source, recorded: Recorded, mutation: Mutation, live: str
     source.add(f"{call}({item}, {live}, {new}, {source.bind(mutation, 'mutation')})")
 
 
-def leaf_text(
-    source: Source, straight: Straight, recorded: Recorded, output: Output, inputs: Sequence[str],
-    *, spelled: bool = True,
-) -> str:  # fmt: skip
-    """What the program returns at one place.
+def leaf_texts(
+    source: Source, straight: Straight, recorded: Recorded, inputs: Sequence[str], *,
+    spelled: bool = True,
+) -> list[str]:  # fmt: skip
+    """What the program returns at each place.
 
     `spelled`: the lines do not run under the grad mode that the program had, so that a view has a
     history unless it is told.
     """
+    texts = {
+        place: _leaf_text(source, straight, recorded, output, inputs, spelled=spelled)
+        for place, output in recorded.as_made
+    }
+    return [texts[place] for place in range(len(texts))]
+
+
+def _leaf_text(
+    source: Source, straight: Straight, recorded: Recorded, output: Output, inputs: Sequence[str],
+    *, spelled: bool,
+) -> str:  # fmt: skip
     value = output.value
     if isinstance(value, sympy.Basic):
         return straight.tree(value)

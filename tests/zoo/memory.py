@@ -274,6 +274,13 @@ def detached_written_and_returned_beside_its_whole(x: Tensor) -> tuple[Tensor, .
     return part, y, leaf, z.sum()
 
 
+@program(t(N, 4))
+def views_of_a_written_leaf_in_another_order(x: Tensor) -> tuple[Tensor, ...]:
+    x.detach().add_(1)
+    row, flat, turned = x[0], x.view(-1), x.t()
+    return turned, row, flat, x[:, 1:]
+
+
 column = laid_out(t(1, 4), lambda x: x.t())
 """Lies in order, but for the stride of its one column"""
 
