@@ -1,6 +1,7 @@
 """Run a cut: check the inputs, call the graph, write back what the program wrote."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -8,6 +9,7 @@ import sympy
 import torch
 from torch import fx
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Value
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
@@ -37,7 +39,7 @@ def run_forward(
 ) -> Any:
     """Call a forward cut like the program: same outputs, same writes."""
     flat, sizes = guards.inputs(args, kwargs)
-    with guards.grad_mode():
+    with guards.grad_mode(), _uncast():
         results = marked(module(*flat), places, flat)
     return finish(guards.recorded, flat, sizes, results)[0]
 
@@ -51,7 +53,7 @@ def run_joint(
     # Some kernels do another thing under no_grad (mkldnn_rnn_layer keeps no workspace), so the
     # grad mode is eager's, and nothing is followed because nothing requires grad.
     detached = [*_detached(flat), *placed]
-    with torch.enable_grad():
+    with torch.enable_grad(), _uncast():
         results = cut.graph_module(*detached)
     outputs, rest = finish(guards.recorded, flat, sizes, results)
     return outputs, _named(cut.graph, rest)
@@ -99,9 +101,18 @@ def run_half(module: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> tuple
             kind="wrong call",
             do="pass what cut.signature lists as inputs, in order",
         )
-    with torch.enable_grad():  # as for a joint cut
+    with torch.enable_grad(), _uncast():  # as for a joint cut
         results: tuple[Any, ...] = module(*_detached(args))
     return results
+
+
+@contextmanager
+def _uncast() -> Iterator[None]:
+    """Autocast is off while a graph runs: what it casts is an op of the graph."""
+    with ExitStack() as stack:
+        for device in torch_api.autocast_devices():
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def _detached(flat: Sequence[Any]) -> list[Any]:

@@ -76,9 +76,12 @@ class Casts:
         return self.keeps(tensor) and dtype in self._lower_precisions()
 
     def keeps(self, tensor: Abstract) -> bool:
-        """Whether a cast of this tensor to lower precision is made once a region."""
-        leaf = self._caching and tensor.ft_leaf and tensor.requires_grad
-        return leaf and tensor.dtype is torch.float32
+        """Whether a cast of this tensor to lower precision is made once a region.
+
+        Not of a leaf that is a view (`t[::2].requires_grad_()`).
+        """
+        alias, leaf = tensor.ft_alias, self._caching and tensor.ft_leaf and tensor.requires_grad
+        return leaf and tensor.dtype is torch.float32 and (alias is None or alias.based)
 
     def once(self, tensor: Abstract, dtype: torch.dtype, record: Callable[..., Any]) -> Any:
         """The cast of this leaf that was made before, or else a new one.

@@ -1,0 +1,50 @@
+"""Programs that are captured and called under autocast: what it casts is an op, cast once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import foretrace
+from tests.pairs import PairCut
+
+
+def multiplied(x: Tensor) -> Tensor:
+    return torch.bmm(torch.bmm(x, x.mT), x).float().sum()
+
+
+def attention(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x, x, x).float().square().sum()
+
+
+def by_autograd(fn: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = fn(x)
+    return loss.detach(), torch.autograd.grad(loss, x)[0]
+
+
+def routes(fn: Callable[[Tensor], Tensor], x: Tensor) -> list[tuple[Tensor, Any]]:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        program = foretrace.capture(fn, (x,))
+        cuts = [program.cut("joint", loss=0), PairCut(*program.pair(loss=0))]
+        ran = [cut(x) for cut in cuts]
+        aten = program.cut("aten")(x).detach()
+    trained = [program.cut("export"), foretrace.compile(fn)]
+    trained += [foretrace.compile(fn, backend=lambda graph, inputs: graph)]
+    together = [(loss, found["x"]) for loss, found in ran]
+    return [*together, *(by_autograd(each, x) for each in trained), (aten, together[0][1])]
+
+
+@pytest.mark.parametrize("fn", [multiplied, attention])
+@pytest.mark.parametrize("view", [False, True])
+def test_a_leaf_that_is_used_more_than_once(fn: Callable[[Tensor], Tensor], view: bool) -> None:
+    """Casts of a leaf are made once, and of a leaf that is a view at each use."""
+    torch.manual_seed(0)
+    whole = torch.randn(3, 2, 16)
+    x = (whole[..., ::2] if view else whole).requires_grad_()
+    expected = by_autograd(fn, x)
+    for place, found in enumerate(routes(fn, x)):
+        assert all(map(torch.equal, expected, found)), place
