@@ -45,7 +45,6 @@ from foretrace.rules.own_backward import own_rule
 from foretrace.rules.table import RuleTable
 from foretrace.rules.views import put_back
 from foretrace.trace.functions import FunctionCall
-from foretrace.trace.meaning import Given
 
 ENGINE = RuleName("accumulate", "engine")
 COPY_SLICES = RuleName("CopySlices", "engine")
@@ -213,14 +212,9 @@ class Differentiation:
             gradient if before is None else self._call(ADD, (before, gradient), because)
         )
 
-    def _call(self, func: Any, args: Tree, because: Op, rule: RuleName = ENGINE) -> Value:
+    def _call(self, func: Any, args: Tree, because: Op) -> Value:
         """Append one backward leaf."""
-        typed = map_values(args, lambda v: v.type.with_grad(False))
-        result = self.inference.infer(func, typed, {})
-        if isinstance(result, Given):
-            found: Value = args[result.operand]
-            return found
-        return self._append(func, args, {}, because, rule).outs[0]
+        return self._append(func, args, {}, because, ENGINE).outs[0]
 
     def _append(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], because: Op, rule: RuleName

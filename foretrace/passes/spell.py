@@ -27,19 +27,11 @@ def spelled(ops: Sequence[Op], env: dict[Value, Any], because: Op, rule: RuleNam
     """A rule's ops in the words of one call."""
     copies = []
     for op in ops:
-        for out in op.outs:
-            env[out] = Value(out.type)
+        env.update((out, Value(out.type)) for out in op.outs)
+        args, kwargs, result, outs = substitute((op.args, op.kwargs, op.result, op.outs), env)
+        origin = because.origin
         copies.append(
-            Op(
-                op.target,
-                substitute(op.args, env),
-                substitute(op.kwargs, env),
-                substitute(op.result, env),
-                tuple([env[out] for out in op.outs]),
-                origin=because.origin,
-                because=because,
-                rule=rule,
-            )
+            Op(op.target, args, kwargs, result, outs, origin=origin, because=because, rule=rule)
         )
     return copies
 
