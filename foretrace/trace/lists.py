@@ -2,7 +2,13 @@
 
 from typing import Any
 
-from foretrace.ir.op import Tree, values_in
+import sympy
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.op import Tree, Value, values_in
+from foretrace.ir.tree import map_tree
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.alias import Records, alias_of, current
 from foretrace.trace.overlap import meet, overlapping, place
@@ -24,6 +30,8 @@ def one_after_the_other(
     schema = recorder.semantics.schema(func)
     if not schema.writes_lists or schema.outs:
         return False
+    if followed:
+        _check_derivative(func, args, kwargs)
     kernel = recorder.semantics.list_kernel(func)
     env = dict(zip(values_in((args, kwargs)), tensors, strict=True))
     targets = [env[value] for value in schema.written_now(args, kwargs)]
@@ -35,6 +43,28 @@ def one_after_the_other(
     with recorder.listening():
         kernel(*recorder.concrete(args, env), **recorder.concrete(kwargs, env))
     return True
+
+
+def _check_derivative(func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
+    """Refuse what eager's backward refuses: some have no derivative that have one for each tensor.
+
+    It is asked of torch, with single numbers.
+    """
+
+    def small(leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            return torch.ones((), dtype=leaf.type.dtype, requires_grad=leaf.type.requires_grad) * 1
+        return 1 if isinstance(leaf, sympy.Basic) else leaf
+
+    with torch_api.no_dispatch_modes(), torch_api.with_autograd():
+        args, kwargs = map_tree((args, kwargs), small)
+        func(*args, **kwargs)
+    if any(torch_api.node_name(t).endswith("NotImplemented") for t in args[0]):
+        raise Refusal(
+            f"no derivative: {func} has none, and is followed by autograd",
+            kind="no derivative",
+            do="call it under torch.no_grad(), or the operator for each of the tensors",
+        )
 
 
 def _shared(

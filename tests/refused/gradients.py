@@ -51,6 +51,28 @@ refuses("no derivative", "trace/in_place.py:check_leaves", captures(writes_out, 
         trained(writes_none, W))  # fmt: skip
 
 
+def copies_a_list(w: Tensor) -> Tensor:
+    rows = [w[0] * 2, w[1] * 2]
+    torch._foreach_copy_(rows, [w[2], w[3]])  # here
+    return rows[0].sum()
+
+
+def copies_a_list_unseen(w: Tensor) -> Tensor:
+    rows = [w[0].detach() * 2, w[1].detach() * 2]
+    with torch.no_grad():
+        torch._foreach_copy_(rows, [w[2], w[3]])
+    return (rows[0] * w).sum()
+
+
+def copies_each(w: Tensor) -> Tensor:
+    row = w[0] * 2
+    return row.copy_(w[2]).sum()
+
+
+refuses("no derivative", "trace/lists.py:_check_derivative", captures(copies_a_list, W),
+        copies_a_list, trained(copies_a_list_unseen, W), trained(copies_each, W))  # fmt: skip
+
+
 def writes_a_leaf(w: Tensor) -> Tensor:
     return w.add_(1).sum()  # here
 
