@@ -104,6 +104,7 @@ class Derivatives:
 
     def node(self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]) -> str:
         """The name of the autograd node that a call makes: each formula of torch's has its own."""
+        args, kwargs = map_tree((args, kwargs), self.types.symbols.concrete)  # as in `saved`
         with torch_api.no_dispatch_modes(), torch_api.with_autograd():
             return torch_api.node_name(self._forward(func, args, kwargs, written).outs[0])
 
@@ -120,6 +121,8 @@ class Derivatives:
 
         One that autograd refuses to follow, such as a scatter of complex numbers, saves nothing.
         """
+        if written:  # no size is asked for in place, and an open number would be fixed
+            args, kwargs = map_tree((args, kwargs), self.types.symbols.concrete)
         with torch_api.no_dispatch_modes(), torch_api.with_autograd():
             try:
                 forward = self._forward(func, args, kwargs, written)

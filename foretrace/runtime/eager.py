@@ -23,14 +23,15 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
         Refusal: the program changes Python state in a way that cannot be repeated.
     """
     recorded, source = captured.recorded, Source()
+    followed = follows(recorded.ops)
+    trains = torch.is_grad_enabled() or followed
+    graph = forward_graph(recorded, captured.semantics, Level(True), "export", trains=trains)
     guards = Guards(source, recorded)
     guards.call(args, kwargs)
     guards.outside()
     changes = repeated(source, recorded, guards.inputs)
     guards.write()
-    inside, followed = source.inner(), follows(recorded.ops)
-    trains = torch.is_grad_enabled() or followed
-    graph = forward_graph(recorded, captured.semantics, Level(True), "export", trains=trains)
+    inside = source.inner()
     result = body(inside, recorded, graph, guards.inputs, spelled=trains)
     inside.add(*changes, f"return {result}")
     surrounded(source, inside.lines, grad_on=followed and not recorded.requires.grad_mode)

@@ -215,3 +215,23 @@ def test_all_sizes_are_not_all_numbers() -> None:
     program = foretrace.capture(Scaled(PROGRAMS["times"]), (X, 6), dynamic_shapes=True)
     with pytest.raises(foretrace.Refusal, match="n is 7, the capture saw 6"):
         program.cut("export")(X, 7)
+
+
+def adds_as_often_as_there_are_rows(x: Tensor) -> Tensor:
+    y = x * 2
+    y.add_(x, alpha=x.shape[0])
+    torch._foreach_add_([y], [x], alpha=x.shape[0])
+    return y
+
+
+@pytest.mark.parametrize("backend", ["eager", lambda graph, inputs: graph])
+def test_a_size_is_a_number_of_what_is_written(backend: Any) -> None:
+    """Its derivative is asked with numbers of the run, and nothing is assumed of later ones."""
+    compiled = foretrace.compile(adds_as_often_as_there_are_rows, backend=backend, dynamic=True)
+    for rows in (3, 5, 4):
+        x = torch.randn(rows, 4, requires_grad=True)
+        out, expected = compiled(x), adds_as_often_as_there_are_rows(x)
+        assert torch.equal(out, expected)
+        gradients = (torch.autograd.grad(each.exp().sum(), x)[0] for each in (out, expected))
+        assert same_bits(*gradients)
+    assert len(compiled.recaptures) == 0

@@ -527,3 +527,11 @@ def views_added_to_themselves(x: Tensor) -> tuple[Tensor, Tensor]:
     part.add_(part)
     turned.sub_(turned, alpha=3)
     return part * before[0] * y.sum(), turned * before[1]
+
+
+@program(t(N, 4), t(N, 4))
+def added_as_often_as_there_are_rows(x: Tensor, w: Tensor) -> Tensor:
+    y = x * 2
+    y.add_(w, alpha=x.shape[0])
+    y.addcmul_(w, x, value=x.shape[0])
+    return y
