@@ -120,9 +120,8 @@ def _loss(recorded: Recorded, index: Any) -> int:
     if type(index) is not int or not 0 <= index < len(tops) or type(tops[index]) is not int:
         raise Refusal(
             f"output_loss_index={index!r} names no tensor among the {len(tops)} outputs",
-            kind="wrong loss",
-            do="give the index of the output that is the scalar loss",
-        )
+            kind="wrong loss", do="give the index of the output that is the scalar loss",
+        )  # fmt: skip
     loss: int = tops[index]
     for place, output in enumerate(recorded.outputs):
         value = output.value
@@ -244,17 +243,15 @@ def _written(call: _Call, *, joint: bool) -> dict[int, int]:
         if mutation.index not in call.slot_of:
             raise Refusal(
                 f"the program writes to {item.role.name}, which is no input of the graph",
-                kind="side effect",
-                at=call.recorded.made_at(mutation.value),
+                kind="side effect", at=call.recorded.made_at(mutation.value),
                 do="register it as a buffer, or pass it as an argument",
-            )
+            )  # fmt: skip
         if joint and item.value.type.requires_grad:
             raise Refusal(
                 f"the program writes to {item.role.name}, which requires grad",
-                kind="mutated input",
-                at=call.recorded.made_at(mutation.value),
+                kind="mutated input", at=call.recorded.made_at(mutation.value),
                 do="write to a clone; foretrace.capture(...).cut('joint') takes it as it is",
-            )
+            )  # fmt: skip
         found[call.slot_of[mutation.index]] = position
     return dict(sorted(found.items()))
 

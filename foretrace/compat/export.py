@@ -232,18 +232,16 @@ def _check_keys(structure: Structure) -> None:
     if kind is not None:
         raise Refusal(
             f"an argument is a {kind.__name__}, which torch's pytree knows without keys",
-            kind="unknown container",
-            do="give register_pytree_node its flatten_with_keys_fn",
-        )
+            kind="unknown container", do="give register_pytree_node its flatten_with_keys_fn",
+        )  # fmt: skip
 
 
 def _check_leaf(leaf: Any, what: str) -> None:
     if not spelled(leaf):
         raise Refusal(
             f"{what} is a {type(leaf).__name__}, which an exported program cannot hold",
-            kind="unknown value",
-            do="use tensors, numbers, strings and None",
-        )
+            kind="unknown value", do="use tensors, numbers, strings and None",
+        )  # fmt: skip
 
 
 def _graph(program: Program, mod: nn.Module, written: Written, inputs: Interface) -> Exported:

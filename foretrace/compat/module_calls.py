@@ -58,7 +58,6 @@ def _argument(leaf: Any, site: CallSite, exported: Exported) -> ArgumentSpec:
     if not isinstance(found, fx.Node | int | float | str | None):
         raise Refusal(
             f"a call of {site.call} has {found!r:.60} where the graph has nothing",
-            kind="wrong call",
-            do=f"leave {site.call.path!r} out of preserve_module_call_signature",
-        )
+            kind="wrong call", do=f"leave {site.call.path!r} out of preserve_module_call_signature",
+        )  # fmt: skip
     return argument_of(found)

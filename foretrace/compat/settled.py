@@ -26,10 +26,9 @@ def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:
         names = ", ".join(dict.fromkeys(change.place.name for change in bound))
         raise Refusal(
             f"the program binds {names}, and computes something else at its next call",
-            kind="side effect",
-            at=bound[0].at,
+            kind="side effect", at=bound[0].at,
             do=("keep it in a buffer of the module, and write to that", FIRST_CALL),
-        )
+        )  # fmt: skip
 
 
 def _same_again(recorded: Recorded, again: Callable[[], Recorded], bound: list[Change]) -> bool:

@@ -112,9 +112,8 @@ def _reached(
         if tensor.requires_grad and not tensor.is_leaf:
             raise Refusal(
                 f"the program reaches {item.role.name}, a tensor with a history of its own",
-                kind="captured history",
-                do="pass it as an argument, or detach it",
-            )
+                kind="captured history", do="pass it as an argument, or detach it",
+            )  # fmt: skip
         name = attributes.get(id(tensor)) or _lifted_name(users.get(value), numbers)
         if tensor.requires_grad:
             parameter = isinstance(tensor, nn.Parameter)

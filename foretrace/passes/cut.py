@@ -256,10 +256,9 @@ def _check_hooks(recorded: Recorded) -> None:
         if item.hooked and item.value.type.requires_grad:
             raise Refusal(
                 f"{item.role} has a hook on its gradient, which no graph contains",
-                kind="hook",
-                at=recorded.requires.defined,
+                kind="hook", at=recorded.requires.defined,
                 do="remove the hook, and change the gradient that the joint cut returns",
-            )
+            )  # fmt: skip
 
 
 def _mutation_outputs(recorded: Recorded) -> list[Output]:
@@ -299,10 +298,9 @@ def _seed(
     if not tangents:
         raise Refusal(
             "no output requires grad, so there is no gradient to compute",
-            kind="nothing to differentiate",
-            at=recorded.requires.defined,
+            kind="nothing to differentiate", at=recorded.requires.defined,
             do='use cut("aten"), or let a parameter or an input require grad',
-        )
+        )  # fmt: skip
     return tangents
 
 
@@ -310,26 +308,23 @@ def _loss_value(recorded: Recorded, loss: Any) -> Value:
     if not isinstance(loss, int) or not 0 <= loss < len(recorded.outputs):
         raise Refusal(
             f"loss={loss!r}, but the program has {len(recorded.outputs)} outputs",
-            kind="wrong loss",
-            at=recorded.requires.defined,
+            kind="wrong loss", at=recorded.requires.defined,
             do="give the index of a scalar output, or None to pass tangents",
-        )
+        )  # fmt: skip
     value = recorded.outputs[loss].value
     if not recorded.differentiable(value):
         raise Refusal(
             f"output {loss} does not require grad, or is a view taken under no_grad, so it has no"
             " backward graph",
-            kind="wrong loss",
-            at=recorded.made_at(value),
+            kind="wrong loss", at=recorded.made_at(value),
             do='choose another output, or use cut("aten")',
-        )
+        )  # fmt: skip
     if value.type.shape and value.type.numel != 1:
         raise Refusal(
             f"output {loss} is {value.type!r}; only a scalar has an implicit gradient",
-            kind="wrong loss",
-            at=recorded.made_at(value),
+            kind="wrong loss", at=recorded.made_at(value),
             do="return a scalar loss, or use loss=None and pass tangents=",
-        )
+        )  # fmt: skip
     return value
 
 

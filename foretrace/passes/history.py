@@ -81,7 +81,11 @@ class History:
         followed = _followed_in(op) if op.writes else ()
         for inner in op.body or ():
             scatters = op.writes and inner.target in SCATTERED
-            if scatters and (_errs(inner) or self.refused(inner, followed)):
+            # torch 2.13 has a derivative of as_strided_scatter for what it has written over
+            errs = (
+                inner.target is aten.as_strided_scatter.default and inner.args[0].type.requires_grad
+            )
+            if scatters and (errs or self.refused(inner, followed)):
                 yield from _scattered(inner)
             elif _is_in_place(op) and (_draws(op, inner) or self._differs(op, inner)):
                 yield from _in_place(op, inner)
@@ -238,14 +242,6 @@ def _of_detached(op: Op) -> Iterator[Op]:
         yield called(op, aten.detach.default, (value,), detached, NO_GRAD)
     args, kwargs = substitute((op.args, op.kwargs), bare)
     yield _with_args(op, args, kwargs, NO_GRAD)
-
-
-def _errs(op: Op) -> bool:
-    """Whether torch's own derivative of a scatter is wrong for what it writes over.
-
-    Seen on torch 2.13: of `as_strided_scatter` it is that of what was overwritten.
-    """
-    return op.target is aten.as_strided_scatter.default and bool(op.args[0].type.requires_grad)
 
 
 def _scattered(op: Op) -> Iterator[Op]:

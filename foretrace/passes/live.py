@@ -50,12 +50,7 @@ def needs(op: Op) -> Collection[Value]:
 
 def all_outs(op: Op) -> Collection[Value]:
     """Everything that an op makes, in its opened body too."""
-    if not op.region:
-        return op.outs
-    found = set(op.outs)
-    for inner in op.region:
-        found.update(all_outs(inner))
-    return found
+    return {*op.outs, *_ordered(op)} if op.region else op.outs
 
 
 def effectful(op: Op, semantics: TargetSemantics) -> bool:

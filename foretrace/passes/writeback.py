@@ -160,10 +160,9 @@ def _check_loose(recorded: Recorded) -> None:
             raise Refusal(
                 "the program returns a view that was taken under no_grad, which requires grad and"
                 " has no history",
-                kind="unsupported",
-                at=recorded.made_at(output.value),
+                kind="unsupported", at=recorded.made_at(output.value),
                 do=("detach() it", "or take the view outside of torch.no_grad()"),
-            )
+            )  # fmt: skip
 
 
 def check_begins(recorded: Recorded) -> None:
@@ -192,7 +191,6 @@ def _check_bound(recorded: Recorded) -> None:
             raise Refusal(
                 f"the program binds the {item.role} to a tensor of another type:"
                 f" {mutation.value.type!r}, it was {item.value.type!r}",
-                kind="side effect",
-                at=recorded.made_at(mutation.value),
+                kind="side effect", at=recorded.made_at(mutation.value),
                 do="keep its type, or return the tensor and assign it outside",
-            )
+            )  # fmt: skip

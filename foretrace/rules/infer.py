@@ -300,17 +300,15 @@ def _no_kernel(func: Any) -> Refusal:
 def _depends_on_data(func: Any) -> Refusal:
     return Refusal(
         f"the size of what {func} returns depends on data",
-        kind="data-dependent",
-        do="use a form of fixed size: torch.where, a mask, or top-k",
-    )
+        kind="data-dependent", do="use a form of fixed size: torch.where, a mask, or top-k",
+    )  # fmt: skip
 
 
 def _reads_numbers(func: Any) -> Refusal:
     return Refusal(
         f"{func} reads the numbers in a tensor",
-        kind="data-dependent",
-        do="give them as a list of Python numbers",
-    )
+        kind="data-dependent", do="give them as a list of Python numbers",
+    )  # fmt: skip
 
 
 def _symbolic(tree: Tree) -> bool:

@@ -37,9 +37,8 @@ class BackwardCall:
         if first is None:
             raise Refusal(
                 "the first result has no gradient",
-                kind="wrong rule",
-                do="ask `grads`, of which some may be None",
-            )
+                kind="wrong rule", do="ask `grads`, of which some may be None",
+            )  # fmt: skip
         return first
 
 
@@ -108,9 +107,8 @@ def fitted(
         raise Refusal(
             f"the rule for {op} returned {len(found)} gradients for {len(operands)} tensor"
             " arguments",
-            kind="wrong rule",
-            do="return one gradient, or None, for each tensor argument in order",
-        )
+            kind="wrong rule", do="return one gradient, or None, for each tensor argument in order",
+        )  # fmt: skip
     return tuple(_fitted(op, *pair) for pair in zip(found, operands, strict=True))
 
 

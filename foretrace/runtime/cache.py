@@ -165,16 +165,14 @@ class Compiled:
         broken = entry.why(args, kwargs)
         raise Refusal(
             f"a guard of the capture fails right after it: {broken.reason if broken else ''}",
-            kind="unstable guard",
-            at=broken.at if broken else None,
+            kind="unstable guard", at=broken.at if broken else None,
             do="let the value stay the same while the program runs",
-        )
+        )  # fmt: skip
 
 
 def not_copied(what: str, do: str) -> Refusal:
     """The refusal of a copy, or a pickle, of what holds a capture."""
     return Refusal(
         f"{what} cannot be copied or pickled: it stands for live modules and tensors",
-        kind="not copied",
-        do=do,
-    )
+        kind="not copied", do=do,
+    )  # fmt: skip

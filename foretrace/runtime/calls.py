@@ -98,9 +98,8 @@ def run_half(module: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> tuple
     if len(args) != len(graph.inputs):
         raise Refusal(
             f"the {graph.kind} cut takes {len(graph.inputs)} inputs, {len(args)} were given",
-            kind="wrong call",
-            do="pass what cut.signature lists as inputs, in order",
-        )
+            kind="wrong call", do="pass what cut.signature lists as inputs, in order",
+        )  # fmt: skip
     with torch.enable_grad(), _uncast():  # as for a joint cut
         results: tuple[Any, ...] = module(*_detached(args))
     return results
@@ -131,9 +130,8 @@ def strides_of(item: Input, tangent: torch.Tensor, sizes: Numbers) -> tuple[Size
         raise Refusal(
             f"the {item.role} is {tangent.dtype}{list(tangent.shape)},"
             f" its output is {type.dtype}{list(shape)}",
-            kind="wrong tangents",
-            do="pass tangents of the outputs' shapes and dtypes",
-        )
+            kind="wrong tangents", do="pass tangents of the outputs' shapes and dtypes",
+        )  # fmt: skip
     if tangent.stride() == stride or not tangent.numel():
         return type.stride
     return type.ordered(tangent.stride()).stride if type.symbols else tangent.stride()

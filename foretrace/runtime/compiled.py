@@ -168,7 +168,6 @@ class Later:
             if condition.xreplace(numbers) == sympy.false:
                 raise Refusal(
                     f"guard broken: {condition}, which the compiler of the backward relied on",
-                    kind="guard broken",
-                    at=asking_line(),
+                    kind="guard broken", at=asking_line(),
                     do="compile with dynamic=False, or run a backward with such sizes first",
-                )
+                )  # fmt: skip

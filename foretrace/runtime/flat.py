@@ -83,10 +83,9 @@ class FlatFunction:
 def _broken(told: str) -> None:
     raise Refusal(
         f"guard broken: {told} in the capture, and is not now",
-        kind="guard broken",
-        at=asking_line(),
+        kind="guard broken", at=asking_line(),
         do="let torch.compile call what the backend gives: it captures again where that is needed",
-    )
+    )  # fmt: skip
 
 
 def flat_eager(recorded: Recorded, semantics: TargetSemantics) -> Callable[..., Any]:

@@ -146,10 +146,9 @@ def check_repeatable(change: Change) -> None:
         what = "binds" if bound else "changes the content of"
         raise Refusal(
             f"the program {what} {change.place.name}, which lives on after the call",
-            kind="side effect",
-            at=change.at,
+            kind="side effect", at=change.at,
             do=("return the value instead, or change it outside of the program", FIRST_CALL),
-        )
+        )  # fmt: skip
 
 
 def _refusal(found: Broken) -> Refusal:

@@ -29,10 +29,8 @@ class Raised:
             return
         raise Refusal(
             f"{self.doing} {type(error).__name__}: {first_line(error)}",
-            kind="program raised",
-            at=self._frame(error, trace),
-            do=self.do,
-        ) from error
+            kind="program raised", at=self._frame(error, trace), do=self.do,
+        ) from error  # fmt: skip
 
     def _frame(self, error: BaseException, trace: TracebackType | None) -> Frame | None:
         if isinstance(error, SyntaxError) and error.filename and error.lineno:

@@ -30,10 +30,9 @@ def core_of(recorded: Recorded) -> Recorded:
         if followed and not (item.leaf and item.value.type.requires_grad):
             raise Refusal(
                 f"the program writes a value that autograd follows to {item.role}",
-                kind="followed write",
-                at=recorded.made_at(mutation.value),
+                kind="followed write", at=recorded.made_at(mutation.value),
                 do=('use backend="eager"', "write a detached value, or return it instead"),
-            )
+            )  # fmt: skip
     own = [
         o.value for o in recorded.outputs if o.same_as is None and (o.view_of is None or o.apart)
     ]

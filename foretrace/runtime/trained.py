@@ -197,7 +197,6 @@ def _memory(tensor: torch.Tensor) -> int:
 def _twice() -> Refusal:
     return Refusal(
         "a gradient of a gradient is asked for (create_graph=True), and this backward is one graph",
-        kind="double backward",
-        at=asking_line(),
+        kind="double backward", at=asking_line(),
         do='use foretrace.compile(..., backend="eager"), which torch differentiates again',
-    )
+    )  # fmt: skip

@@ -53,10 +53,9 @@ class _Untrained(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
         raise Refusal(
             f"the cut shows what {ctx.op.target} does forward, which is not to be differentiated",
-            kind="autograd.Function",
-            at=ctx.op.origin.frame,
+            kind="autograd.Function", at=ctx.op.origin.frame,
             do=('train by cut("export"), which applies it', 'or use cut("joint")'),
-        )
+        )  # fmt: skip
 
 
 _UNTRAINED: Any = _Untrained.apply

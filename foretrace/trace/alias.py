@@ -273,10 +273,9 @@ def check_based(alias: Alias, at: Frame | None = None) -> None:
         raise Refusal(
             "a view is used after a write to its memory, and eager gives it the history of what"
             " an input is a view of, which does not require grad",
-            kind="in-place on view",
-            at=at,
+            kind="in-place on view", at=at,
             do=("take the view after the write", "or write to a clone"),
-        )
+        )  # fmt: skip
 
 
 def _viewed_again(alias: Alias, step: ViewStep, base: Value, recorder: Records) -> Value:

@@ -240,9 +240,8 @@ def _check_not_resized(func: Any, args: Tree, targets: list[Abstract]) -> None:
     ):
         raise Refusal(
             f"{func} writes to an empty tensor, and gives it a size when it first runs",
-            kind="side effect",
-            do="call the module once eagerly before the capture",
-        )
+            kind="side effect", do="call the module once eagerly before the capture",
+        )  # fmt: skip
 
 
 def _write_many(

@@ -13,9 +13,8 @@ def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
     if out_variant:
         raise Refusal(
             f"{func} has no derivative: out= does not work on tensors that require grad",
-            kind="no derivative",
-            do="leave `out` away, or call it under torch.no_grad()",
-        )
+            kind="no derivative", do="leave `out` away, or call it under torch.no_grad()",
+        )  # fmt: skip
     for target in targets:
         alias = alias_of(target)
         if alias.untracked:
@@ -24,9 +23,8 @@ def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
         if owner is not None and owner.ft_leaf and owner.requires_grad:
             raise Refusal(
                 f"{func} writes in place to a leaf that requires grad, as eager refuses too",
-                kind="in-place on leaf",
-                do="write under torch.no_grad(), or to a clone",
-            )
+                kind="in-place on leaf", do="write under torch.no_grad(), or to a clone",
+            )  # fmt: skip
 
 
 def reshaped(

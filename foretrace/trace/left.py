@@ -81,10 +81,9 @@ def begins_read(
 def _not_written_back(what: str, value: Value, recorder: Recorder) -> Refusal:
     return Refusal(
         f"the program {what} in place, and the caller's tensor would stay as it is",
-        kind="side effect",
-        at=line_of(recorder, value),
+        kind="side effect", at=line_of(recorder, value),
         do="use the operator that returns a new tensor, such as detach() or transpose()",
-    )
+    )  # fmt: skip
 
 
 def line_of(recorder: Recorder, value: Value) -> Frame | None:
@@ -109,10 +108,9 @@ def check_attributes_kept(loan: Borrowed, real: list[Any], stands: list[Any], li
         if changed:
             raise Refusal(
                 f"the program sets the attribute `{changed[0]}` of a tensor that was there before",
-                kind="side effect",
-                at=lines.binding(changed[0]),
+                kind="side effect", at=lines.binding(changed[0]),
                 do=("set it outside of the captured program", FIRST_CALL),
-            )
+            )  # fmt: skip
 
 
 def overwritten_in(recorder: Recorder) -> dict[Value, Overwritten]:

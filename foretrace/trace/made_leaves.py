@@ -76,7 +76,5 @@ def given_back(tensor: Abstract, recorder: Records) -> Value:
     Raises:
         Refusal: eager refuses a use of it where autograd is on, as the caller may have it.
     """
-    if tensor.ft_value is not None:
-        return value_of(tensor, recorder)
     with torch.enable_grad():
         return value_of(tensor, recorder)

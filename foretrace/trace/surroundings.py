@@ -3,15 +3,17 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from types import FunctionType
 from typing import Any, NoReturn
 
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Refusal, Way
+from foretrace.errors import Frame, Refusal, Way
 from foretrace.ir.op import Checkpoint
 from foretrace.trace import generators
 from foretrace.trace.abstract import Abstract
+from foretrace.trace.changes import Place, cell_content, held_by
 from foretrace.trace.functions import function_calls
 from foretrace.trace.inference import guards
 from foretrace.trace.lines import Lines
@@ -19,6 +21,7 @@ from foretrace.trace.made_leaves import value_of
 from foretrace.trace.modules import module_calls
 from foretrace.trace.owners import scripted
 from foretrace.trace.recorder import Recorder
+from foretrace.trace.sources import function_of
 from foretrace.trace.switches import unswitched
 
 BACKWARD = (
@@ -38,31 +41,65 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     return stand_ins | ({"func.grad": _no_gradient} if absent else {})
 
 
-def checkpoints(recorder: Recorder) -> Callable[..., Iterator[None]]:
-    """What `torch.utils.checkpoint` runs around a function: ops inside are told its region.
+class Checkpoints:
+    """The functions under `torch.utils.checkpoint`: what they do is told its region; they run once.
 
-    The function runs once. Only the outermost of nested regions counts, as all inside it is made
-    again from what goes into it.
+    Eager's backward runs them again, and reads what their names stand for by then.
     """
 
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.read: list[tuple[Checkpoint, Frame | None, list[Place]]] = []
+
     def around(
-        fn: Any, preserve_rng_state: bool, context_fn: Callable[[], Any], determinism: str,
+        self, fn: Any, preserve_rng_state: bool, context_fn: Callable[[], Any], determinism: str,
         debug: bool, early_stop: bool, *args: Any, **_: Any,
     ) -> Iterator[None]:  # fmt: skip
+        """What is run around a function; the outermost of nested regions makes all inside again."""
+        recorder = self.recorder
         outer, (context, _again) = recorder.checkpoint, context_fn()
         saves = torch_api.selective_policy(context)
         if outer is None and recorder.grad_mode():
             tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
             given = [t if isinstance(t, Abstract) else recorder.lift(t) for t in tensors]
             inputs = tuple([value_of(tensor, recorder) for tensor in given])
-            recorder.checkpoint = Checkpoint(saves, inputs)
+            region = recorder.checkpoint = Checkpoint(saves, inputs)
+            self.read.append((region, recorder.sources.here(), list(_named_by(fn, set()))))
         try:
             with nullcontext() if saves is not None else context:
                 yield
         finally:
             recorder.checkpoint = outer
 
-    return around
+    def check(self) -> None:
+        """Refuse one that would compute with something else than the forward did."""
+        for region, at, places in self.read:
+            inside = (op for op in self.recorder.log if op.origin.checkpoint is region)
+            changed = next((place.name for place in places if place.changed), None)
+            if changed is not None and any(v.type.requires_grad for op in inside for v in op.outs):
+                raise Refusal(
+                    f"a checkpoint reads {changed}, which the program changes afterwards, and"
+                    " eager's backward runs it again with what is there then",
+                    kind="modified in place", at=at,
+                    do=("give it to the checkpoint as an argument", "or do not change it later"),
+                )  # fmt: skip
+
+
+def _named_by(fn: Any, seen: set[int]) -> Iterator[Place]:
+    """What a function's code names: closure cells, globals, attributes of objects that it has."""
+    function = function_of(fn)
+    if function is None or id(function) in seen:
+        return
+    seen.add(id(function))
+    code, cells = function.__code__, function.__closure__ or ()
+    places = [Place(n, c, cell_content(c)) for n, c in zip(code.co_freevars, cells, strict=True)]
+    yield from places
+    objects = [held_by(fn, "__self__"), fn, *(place.before for place in places)]
+    for space in (function.__globals__, *(held_by(item, "__dict__") for item in objects)):
+        names = code.co_names if isinstance(space, dict) else ()
+        yield from (Place(name, space, space[name]) for name in names if name in space)
+    for item in objects[2:]:
+        yield from _named_by(item, seen) if isinstance(item, FunctionType) else ()
 
 
 def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,17 +143,19 @@ def followed_autocast(recorder: Recorder) -> Iterator[None]:
 @contextmanager
 def running(recorder: Recorder, paths: dict[int, str], absent: bool) -> Iterator[None]:
     """The recorder sees every call inside."""
+    checkpoints = Checkpoints(recorder)
     with (
         torch_api.below_autograd(),
         torch_api.uncompiled(),
         torch_api.unoptimized(scripted),
-        torch_api.replaced({**refusing(recorder, absent), "checkpoint": checkpoints(recorder)}),
+        torch_api.replaced({**refusing(recorder, absent), "checkpoint": checkpoints.around}),
         followed_autocast(recorder),
         function_calls(recorder),
         module_calls(recorder, paths),
         recorder,
     ):
         yield
+        checkpoints.check()
 
 
 @contextmanager

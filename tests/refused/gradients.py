@@ -220,6 +220,36 @@ refuses("modified in place", "passes/stale.py:written_since",
         trained(writes_a_clone_beside_a_checkpoint, W))  # fmt: skip
 
 
+def binds_what_a_checkpoint_reads(w: Tensor) -> Tensor:
+    scale = w.exp()
+
+    def scaled(q: Tensor) -> Tensor:
+        return q * scale
+
+    y = checkpoint(lambda q: scaled(q.sin()), w, use_reentrant=False)  # here
+    scale = w.sum()
+    return (y * scale).sum()
+
+
+def gives_what_a_checkpoint_reads(w: Tensor) -> Tensor:
+    scale = w.exp()
+    y = checkpoint(lambda q, scale: q.sin() * scale, w, scale, use_reentrant=False)
+    scale = w.sum()
+    return (y * scale).sum()
+
+
+def binds_another_name(w: Tensor) -> Tensor:
+    scale = w.exp()
+    y = checkpoint(lambda q: q.sin() * scale, w, use_reentrant=False)
+    whole = w.sum()
+    return (y * whole).sum()
+
+
+refuses("modified in place", "trace/surroundings.py:check",
+        captures(binds_what_a_checkpoint_reads, W), binds_what_a_checkpoint_reads,
+        trained(gives_what_a_checkpoint_reads, W), trained(binds_another_name, W))  # fmt: skip
+
+
 class LooseView(torch.nn.Module):
     """Gives a view of its weight that autograd cannot go back from."""
 
