@@ -85,14 +85,6 @@ def _reshape(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
     return call(aten.reshape.default, new, list(base.type.shape))
 
 
-def _transpose(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
-    return call(aten.transpose.int, new, *step.args[1:])
-
-
-def _t(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
-    return call(aten.t.default, new)
-
-
 def _permute(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
     dims = [d % len(base.type.shape) for d in step.args[1]]
     return call(aten.permute.default, new, [dims.index(i) for i in range(len(dims))])
@@ -127,21 +119,9 @@ def _as_real(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
     return call(aten.complex.default, real, imaginary)
 
 
-def _as_complex(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
-    return call(aten.view_as_real.default, new)
-
-
 def _part(step: ViewStep, base: Value, call: Call, part: int) -> Value:
     whole = call(aten.clone.default, base) if base.type.lazy else base
     return call(aten.select.int, call(aten.view_as_real.default, whole), -1, part)
-
-
-def _real(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
-    return call(aten.complex.default, new, _part(step, base, call, 1))
-
-
-def _imaginary(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
-    return call(aten.complex.default, _part(step, base, call, 0), new)
 
 
 def _conjugate(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
@@ -152,21 +132,13 @@ def _adjoint(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
     return _conjugate(step, base, call(aten.transpose.int, new, -2, -1), call)
 
 
-def _negative(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
-    return call(aten.neg.default, new)
-
-
-def _bits(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
-    return call(aten.view.dtype, new, base.type.dtype)
-
-
 VIEW_INVERSES: dict[Any, Inverse] = {
     aten.select.int: _scatter_of(aten.select_scatter.default),
     aten.slice.Tensor: _scatter_of(aten.slice_scatter.default),
     aten.diagonal.default: _scatter_of(aten.diagonal_scatter.default),
     aten.view.default: _reshape,
-    aten.transpose.int: _transpose,
-    aten.t.default: _t,
+    aten.transpose.int: lambda step, base, new, call: call(aten.transpose.int, new, *step.args[1:]),
+    aten.t.default: lambda step, base, new, call: call(aten.t.default, new),
     aten.permute.default: _permute,
     aten.unsqueeze.default: _reshape,
     aten.squeeze.default: _reshape,
@@ -182,15 +154,21 @@ VIEW_INVERSES: dict[Any, Inverse] = {
     aten.alias.default: _same,
     aten.unbind.int: _unbind,
     aten.view_as_real.default: _as_real,
-    aten.view_as_complex.default: _as_complex,
-    aten.real.default: _real,
-    aten.imag.default: _imaginary,
+    aten.view_as_complex.default: lambda step, base, new, call: call(
+        aten.view_as_real.default, new
+    ),
+    aten.real.default: lambda step, base, new, call: call(
+        aten.complex.default, new, _part(step, base, call, 1)
+    ),
+    aten.imag.default: lambda step, base, new, call: call(
+        aten.complex.default, _part(step, base, call, 0), new
+    ),
     aten.conj.default: _conjugate,
     aten._conj.default: _conjugate,
     aten.mH.default: _adjoint,
     aten.adjoint.default: _adjoint,
     aten.matrix_H.default: _adjoint,
-    aten._neg_view.default: _negative,
-    aten.view.dtype: _bits,
+    aten._neg_view.default: lambda step, base, new, call: call(aten.neg.default, new),
+    aten.view.dtype: lambda step, base, new, call: call(aten.view.dtype, new, base.type.dtype),
 }
 """How the content of a base follows from new content of a view of it; the rest goes by place."""

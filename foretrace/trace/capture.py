@@ -35,6 +35,7 @@ from foretrace.trace.inference import normal_mode
 from foretrace.trace.left import (
     begins_read,
     check_attributes_kept,
+    check_together,
     lend_attributes,
     line_of,
     mutations_of,
@@ -286,6 +287,7 @@ def _recorded(
             written = {mutation.index: mutation.value for mutation in mutations}
             check_shared_memory(capture.real, set(written), lambda i: line_of(recorder, written[i]))
             outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
+            check_together(capture.recorder, [leaf for _, leaf in outs], capture.inputs)
             overwritten = overwritten_in(recorder)
         capture.dynamic.check()
         check_attributes_kept(loan, capture.real, capture.stands, lines())

@@ -86,7 +86,7 @@ def _write_one(
 ) -> None:  # fmt: skip
     followed = followed and (target.dtype.is_floating_point or target.dtype.is_complex)
     alias = alias_of(target)
-    history, path = _holder(recorder, alias, followed=followed)
+    history, path = holder(recorder, alias, followed=followed)
     old = current(history, recorder)
     origin = recorder.origin()
     with recorder.inner_scope(origin.frame) as body:
@@ -106,9 +106,7 @@ def _write_one(
     _spread(recorder, history, new)
 
 
-def _holder(
-    recorder: Records, alias: Alias, *, followed: bool = False
-) -> tuple[Alias, list[Alias]]:
+def holder(recorder: Records, alias: Alias, *, followed: bool = False) -> tuple[Alias, list[Alias]]:
     """The member whose content a write makes anew, and the way down from it.
 
     It is the one that carries the history that the write changes, or that is kept. One without a
@@ -262,7 +260,7 @@ def _write_many(
     for target, new in zip(targets, contents, strict=True):
         # the kernels of autograd count the writes of in-place and of out= forms, and no others
         alias_of(target).version.count += schema.returns_written
-        owner, path = _holder(recorder, alias_of(target))
+        owner, path = holder(recorder, alias_of(target))
         old, whole = current(owner, recorder), partial(_scatter, recorder, owner, path, new)
         kept = path or old.type.requires_grad
         _spread(recorder, owner, rewritten(recorder, old, path, new, whole) if kept else new)

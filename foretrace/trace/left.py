@@ -9,8 +9,9 @@ from foretrace.errors import Frame, Refusal
 from foretrace.ir.op import Value, Write
 from foretrace.ir.program import Input, Mutation, Overwritten
 from foretrace.trace.abstract import Abstract
-from foretrace.trace.alias import alias_of, check_based, current
+from foretrace.trace.alias import Alias, alias_of, check_based, current
 from foretrace.trace.changes import FIRST_CALL
+from foretrace.trace.effects import holder
 from foretrace.trace.lines import Lines
 from foretrace.trace.made_leaves import value_of
 from foretrace.trace.owners import Borrowed
@@ -43,6 +44,29 @@ def mutations_of(
             value = value_of(now, recorder)
             found.append(Mutation(indices[id(before)], value, rebound=True))
     return found
+
+
+def check_together(recorder: Recorder, given: list[Any], inputs: list[Input]) -> None:
+    """Refuse outputs that share memory of the program's, and have histories of their own there.
+
+    Raises:
+        Refusal: it was written to, and a graph gives each in memory of its own.
+    """
+    owners, apart = dict[Alias, Alias](), {item.value for item in inputs}
+    for each in given if recorder.overwritten else ():
+        alias = each.ft_alias if isinstance(each, Abstract) else None
+        if alias is None or alias.root.initial in (apart | {alias.root.last}):
+            continue
+        owner, _ = holder(recorder, alias)
+        if owners.setdefault(alias.root, owner) is not owner:
+            held = recorder.overwritten.values()
+            raise Refusal(
+                "two outputs share memory that the program has written to, and each has a history"
+                " of its own",
+                kind="aliased outputs",
+                at=next(h.origin.frame for h in held if h.alias.root is alias.root),
+                do="return a clone of one of them, or write to a clone",
+            )
 
 
 def _keeps_history(recorder: Recorder, before: Value, new: Value) -> bool:

@@ -349,6 +349,27 @@ refuses(
     captured(returns_part_of_a_copy, X, HALF),
 )  # fmt: skip
 
+
+def returns_two_histories(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    row = y[:3].detach()
+    row.mul_(w)  # here
+    return row, y
+
+
+def returns_another_memory(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    row = y[:3].detach()
+    row.mul_(w)
+    return row, y.clone()
+
+
+refuses(
+    "aliased outputs", "trace/left.py:check_together",
+    captures(returns_two_histories, X, HALF), returns_two_histories,
+    captured(returns_another_memory, X, HALF),
+)  # fmt: skip
+
 LIBRARY = torch.library.Library("foretrace_refused_state", "FRAGMENT")
 LIBRARY.define("scale_(Tensor(a!) x) -> ()")
 LIBRARY.impl("scale_", lambda x: x.mul_(2) and None, "CPU")
