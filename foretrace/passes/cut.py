@@ -54,8 +54,10 @@ class Level:
         if not self.written or op.opened or isinstance(target, ModuleCall):
             return False
         touches = _touches(op)
-        if isinstance(target, FunctionCall) and (touches or target.context.written_since()):
-            _check_untrained(op)
+        if isinstance(target, FunctionCall):
+            touches |= bool(target.context.dirty_tensors and not target.followed)
+            if touches or target.context.written_since():
+                _check_untrained(op)
         return not touches
 
     def kept(self, op: Op) -> bool:

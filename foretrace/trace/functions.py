@@ -203,7 +203,7 @@ class _Call:
         loose = _among(item, self.context.non_differentiable)
         numbers = item.is_floating_point() or item.is_complex()
         followed = self.followed and numbers and not loose
-        if dirty:
+        if dirty and (followed or not item.requires_grad):
             return self._become(item) if followed else item
         if _real(item) or _among(item, self.args) or self._value(item) not in made:
             return self._become(item.view_as(item)) if followed else _unfollowed(item)

@@ -23,7 +23,8 @@ def required(
     """Record a call of `requires_grad_`, as eager takes it."""
     tensor, value = tensors[0], args[0]
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
-    if wanted == value.type.requires_grad:
+    loose = tensor.ft_alias is not None and tensor.ft_alias.loose
+    if wanted == value.type.requires_grad and not (wanted and loose):
         return tensor
     if not wanted or not value.type.differentiable:
         raise Refusal(

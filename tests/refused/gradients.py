@@ -673,3 +673,20 @@ def makes_a_leaf_of_a_clone(x: Tensor) -> Tensor:
 
 refuses("unsupported", "trace/made_leaves.py:made_leaf", captures(makes_a_leaf_of_a_viewed, X),
         makes_a_leaf_of_a_viewed, captured(makes_a_leaf_of_a_clone, X))  # fmt: skip
+
+
+def makes_a_leaf_of_a_view_without_history(w: Tensor) -> Tensor:
+    with torch.no_grad():
+        row = w[0]
+    return row.requires_grad_()  # here
+
+
+def makes_a_leaf_of_its_clone(w: Tensor) -> Tensor:
+    with torch.no_grad():
+        row = w[0].clone()
+    return row.requires_grad_()
+
+
+refuses("unsupported", "trace/made_leaves.py:made_leaf",
+        captures(makes_a_leaf_of_a_view_without_history, W),
+        makes_a_leaf_of_a_view_without_history, captured(makes_a_leaf_of_its_clone, W))  # fmt: skip

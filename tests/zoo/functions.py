@@ -225,3 +225,35 @@ def function_whose_view_nobody_reads(x: Tensor) -> Tensor:
     z = WritesOutside.apply(x, y.view(3, 4).data[0])
     z.data, Tripled.apply(y).data
     return x * 2
+
+
+class Marks(torch.autograd.Function):
+    """Writes to its argument, and may say that no gradient goes through it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, times: float, loose: bool) -> Tensor:
+        ctx.mark_dirty(x)
+        if loose:
+            ctx.mark_non_differentiable(x)
+        return x.mul_(times) if times != 1 else x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        return g * 3, None, None
+
+
+@program(t(3, 4), c(3, 4))
+def function_marks_what_autograd_does_not_follow(x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    """Eager detaches what it gives back then, and leaves the argument as it is."""
+    y = x * 2
+    with torch.no_grad():
+        v, u = Marks.apply(y, 2.0, False), Marks.apply(z, 2.0, False)
+    with torch.inference_mode():
+        w = Marks.apply(x, 1.0, False)
+    return v * x, u, y, w * 2, x.sin()
+
+
+@program(t(3, 4), may_refuse=AS_JOINT)
+def function_marks_what_is_not_differentiable(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return Marks.apply(y, 2.0, True) * x, y
