@@ -282,14 +282,15 @@ def _viewed_again(alias: Alias, step: ViewStep, base: Value, recorder: Records) 
     """The same view of new content.
 
     Where the version counter tells of the write, autograd gives it a new history, whatever the
-    grad mode is: one by strides, of which the gradient of an expanded view is summed in another
-    order. Else it has the history that it had.
+    grad mode is: one by strides, but for another dtype, by which gradients lie as their owner and
+    are summed in another order. Else it has the history that it had.
     Source: VariableHooks::grad_fn in torch/csrc/autograd/variable.cpp.
     """
     func, (args, kwargs), position = step.func, step.of(base), step.position
     like, followed = alias.last.type, base.type.requires_grad and step.followed
-    if followed and alias.rewritten and like.overlapping:
-        history, path = alias.up_to_history()
+    history, path = alias.up_to_history()
+    read_as = {(m.last.type.dtype, m.last.type.lazy) for m in (history, *path)}
+    if followed and alias.rewritten and len(read_as) == 1:
         whole = current(history, recorder)
         offset = whole.type.offset + sum(m.distance for m in path) // whole.type.dtype.itemsize
         func, kwargs, position = AS_STRIDED, {}, 0

@@ -39,6 +39,13 @@ def written(x: Tensor, w: Tensor) -> Tensor:
     return y.transpose(0, -1)
 
 
+def seen_again(x: Tensor, w: Tensor) -> Tensor:
+    y = x + w
+    rows, turned = y.reshape(SHAPE), y.transpose(0, 1)
+    y.mul_(x.sigmoid())
+    return torch.cat([rows, turned.mT.reshape(SHAPE)])
+
+
 def taken(x: Tensor, w: Tensor) -> Tensor:
     rows = torch.arange(6).view(3, 2).t()
     return x[rows] * w
@@ -54,7 +61,7 @@ PROGRAMS: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda x, w: torch.cat([x, w.expand(7, 2, 6)], 1).cumsum(1),
     lambda x, w: torch.where(x > 0, x, w).reshape(5, -1),
     lambda x, w: F.elu(x + w).swapaxes_(0, -1),
-    written, taken,
+    written, seen_again, taken,
 ]  # fmt: skip
 
 
