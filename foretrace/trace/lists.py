@@ -63,7 +63,7 @@ def _check_derivative(func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
         raise Refusal(
             f"no derivative: {func} has none, and is followed by autograd",
             kind="no derivative",
-            do="call it under torch.no_grad(), or the operator for each of the tensors",
+            do=("call it under torch.no_grad()", "or the operator for each of the tensors"),
         )
 
 
