@@ -275,21 +275,14 @@ def _signature(
     parameters: list[Any] = list(call.parameters)
     buffers: list[Any] = list(call.buffers)
     return torch_api.GraphSignature(
-        parameters=parameters,
-        buffers=buffers,
-        user_inputs=names[lifted:],
-        user_outputs=outputs,
+        parameters=parameters, buffers=buffers, user_inputs=names[lifted:], user_outputs=outputs,
         inputs_to_parameters=dict(zip(names, parameters, strict=False)),
         inputs_to_buffers=dict(zip(names[count:], buffers, strict=False)),
-        buffers_to_mutate=of(news, count, lifted),
-        parameters_to_mutate=of(news, 0, count),
-        user_inputs_to_mutate=of(news, lifted, len(names)),
-        in_spec=call.in_spec,
-        out_spec=_out_spec(call.recorded),
-        backward_signature=backward,
-        input_tokens=[],
+        buffers_to_mutate=of(news, count, lifted), parameters_to_mutate=of(news, 0, count),
+        user_inputs_to_mutate=of(news, lifted, len(names)), in_spec=call.in_spec,
+        out_spec=_out_spec(call.recorded), backward_signature=backward, input_tokens=[],
         output_tokens=[],
-    )
+    )  # fmt: skip
 
 
 def _out_spec(recorded: Recorded) -> Any:

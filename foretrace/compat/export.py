@@ -141,16 +141,12 @@ def _exported_program(
     inputs = interface(mod, list(leaves), recorded, written.ops, results)
     exported = _graph(program, mod, written, inputs)
     return ExportedProgram(
-        root=exported.root,
-        graph=exported.graph,
-        graph_signature=exported.signature,
-        state_dict=inputs.state,
-        range_constraints=recorded.symbols.constraints(),
+        root=exported.root, graph=exported.graph, graph_signature=exported.signature,
+        state_dict=inputs.state, range_constraints=recorded.symbols.constraints(),
         module_call_graph=module_calls(recorded, mod, (args, kwargs), sites, exported),
-        example_inputs=(args, kwargs),
-        constants=inputs.constants,
+        example_inputs=(args, kwargs), constants=inputs.constants,
         verifiers=[torch_api.TrainingIRVerifier],
-    )
+    )  # fmt: skip
 
 
 def _absent(mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

@@ -224,6 +224,12 @@ class Recorded:
         """Whether a backward can begin there, so that it takes a tangent."""
         return isinstance(value, Value) and value.type.requires_grad and not self.loose(value)
 
+    def writes_followed(self, mutation: Mutation) -> bool:
+        """Whether an input has the history of what was written to it."""
+        item, quiet = self.inputs[mutation.index], mutation.unseen or mutation.kept
+        leaf = item.leaf and item.value.type.requires_grad
+        return mutation.value.type.requires_grad and not (quiet or leaf)
+
     def _without_history(self) -> dict[Value, str]:
         if self._bare is None:
             self._bare = dict(_bare_in(self.ops))

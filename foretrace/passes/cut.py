@@ -118,15 +118,9 @@ def flatten(
 
 
 def forward_graph(
-    recorded: Recorded,
-    semantics: TargetSemantics,
-    level: Level,
-    kind: str,
-    *,
-    trains: bool = True,
-    around: bool = True,
-    also: Collection[Value] = (),
-) -> Graph:
+    recorded: Recorded, semantics: TargetSemantics, level: Level, kind: str, *, trains: bool = True,
+    around: bool = True, also: Collection[Value] = (),
+) -> Graph:  # fmt: skip
     """The forward cut.
 
     Args:

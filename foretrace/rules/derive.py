@@ -140,13 +140,9 @@ class Derivatives:
         )
 
     def rule(
-        self,
-        func: Any,
-        args: Tree,
-        kwargs: dict[str, Tree],
-        tangents: tuple[TensorType | None, ...],
-        written: frozenset[int] = frozenset(),
-    ) -> Rule:
+        self, func: Any, args: Tree, kwargs: dict[str, Tree],
+        tangents: tuple[TensorType | None, ...], written: frozenset[int] = frozenset(),
+    ) -> Rule:  # fmt: skip
         """The derivative of a call whose tensors are given by type.
 
         Args:
@@ -190,13 +186,9 @@ class Derivatives:
         return Tape(self.types, self._semantics, device, self._meanings)
 
     def _registered(
-        self,
-        registered: Registered,
-        func: Any,
-        args: Tree,
-        kwargs: dict[str, Tree],
+        self, registered: Registered, func: Any, args: Tree, kwargs: dict[str, Tree],
         tangents: tuple[TensorType | None, ...],
-    ) -> Rule:
+    ) -> Rule:  # fmt: skip
         """Run a registered backward over stand-ins."""
         types = [t for t in torch_api.tree_leaves((args, kwargs)) if isinstance(t, TensorType)]
         tape = self.tape(types[0].device)

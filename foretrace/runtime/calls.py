@@ -15,7 +15,7 @@ from foretrace.ir.op import Value
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
 from foretrace.ir.types import Arrived, Size
 from foretrace.runtime.guards import CallGuards, number
-from foretrace.runtime.untrained import Untrained, marked
+from foretrace.runtime.untrained import Untrained, marked, spent
 from foretrace.symbols.sizes import Numbers
 
 
@@ -55,7 +55,7 @@ def run_joint(
     detached = [*_detached(flat), *placed]
     with torch.enable_grad(), _uncast():
         results = cut.graph_module(*detached)
-    outputs, rest = finish(guards.recorded, flat, sizes, results)
+    outputs, rest = finish(guards.recorded, flat, sizes, spent(guards.recorded, results))
     return outputs, _named(cut.graph, rest)
 
 
@@ -66,7 +66,8 @@ def run_pair(
     """Call two halves as a joint cut is called; what the forward writes is written in between."""
     flat, sizes = guards.inputs(args, kwargs)
     (forward, backward), placed = _as_given((forward, backward), tangents, sizes)
-    outputs, saved = finish(guards.recorded, flat, sizes, forward(*flat))
+    results = spent(guards.recorded, forward(*flat))
+    outputs, saved = finish(guards.recorded, flat, sizes, results)
     return outputs, _named(backward.graph, backward(*saved, *placed))
 
 

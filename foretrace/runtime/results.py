@@ -24,12 +24,10 @@ def core_of(recorded: Recorded) -> Recorded:
     """
     written = [m for m in recorded.mutations if not m.rebound]
     for mutation in written:
-        item = recorded.inputs[mutation.index]
-        quiet = mutation.unseen or mutation.kept
-        followed = mutation.value.type.requires_grad and not quiet
-        if followed and not (item.leaf and item.value.type.requires_grad):
+        if recorded.writes_followed(mutation):
+            role = recorded.inputs[mutation.index].role
             raise Refusal(
-                f"the program writes a value that autograd follows to {item.role}",
+                f"the program writes a value that autograd follows to {role}",
                 kind="followed write", at=recorded.made_at(mutation.value),
                 do=('use backend="eager"', "write a detached value, or return it instead"),
             )  # fmt: skip

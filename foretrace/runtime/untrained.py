@@ -3,14 +3,15 @@
 Autograd would follow what the Function's forward does, and not its backward.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import ModuleCall, Op, Value
-from foretrace.ir.program import Graph, Recorded
+from foretrace.ir.program import Graph, Mutation, Recorded
 from foretrace.trace.functions import FunctionCall
 
 Untrained = dict[int, Op]
@@ -45,20 +46,45 @@ class _Untrained(torch.autograd.Function):
     """Gives a tensor on, with a history in which no gradient goes back."""
 
     @staticmethod
-    def forward(ctx: Any, op: Op, result: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
-        ctx.op = op
+    def forward(
+        ctx: Any, refused: Callable[[], Refusal], result: torch.Tensor, *inputs: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.refused = refused
         return result.detach()  # shares the memory, and is no view, of which autograd keeps count
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
-        raise Refusal(
-            f"the cut shows what {ctx.op.target} does forward, which is not to be differentiated",
-            kind="autograd.Function", at=ctx.op.origin.frame,
-            do=('train by cut("export"), which applies it', 'or use cut("joint")'),
-        )  # fmt: skip
+        raise ctx.refused()
 
 
 _UNTRAINED: Any = _Untrained.apply
+
+
+def _opened(op: Op) -> Refusal:
+    return Refusal(
+        f"the cut shows what {op.target} does forward, which is not to be differentiated",
+        kind="autograd.Function", at=op.origin.frame,
+        do=('train by cut("export"), which applies it', 'or use cut("joint")'),
+    )  # fmt: skip
+
+
+def _spent(recorded: Recorded, mutation: Mutation) -> Refusal:
+    role = recorded.inputs[mutation.index].role
+    return Refusal(
+        f"a gradient is asked of what a joint cut wrote to the {role}; its history was in the cut",
+        kind="double backward", at=recorded.made_at(mutation.value),
+        do="detach() it before it is used again",
+    )  # fmt: skip
+
+
+def spent(recorded: Recorded, results: Sequence[Any]) -> list[Any]:
+    """The results of a joint graph: what autograd follows of eager's writes requires grad."""
+    found = list(results)
+    for place, mutation in enumerate(recorded.mutations, len(recorded.outputs)):
+        if recorded.writes_followed(mutation):
+            refused = partial(_spent, recorded, mutation)
+            found[place] = _UNTRAINED(refused, found[place], torch.zeros((), requires_grad=True))
+    return found
 
 
 def marked(results: Sequence[Any], places: Untrained, inputs: Sequence[Any]) -> list[Any]:
@@ -68,6 +94,6 @@ def marked(results: Sequence[Any], places: Untrained, inputs: Sequence[Any]) -> 
     for place, op in places.items() if torch.is_grad_enabled() and wanting else ():
         key = id(results[place])
         if key not in done:
-            done[key] = _UNTRAINED(op, results[place], *wanting)
+            done[key] = _UNTRAINED(partial(_opened, op), results[place], *wanting)
         found[place] = done[key]
     return found

@@ -83,19 +83,12 @@ class TargetSemantics(OperatorSemantics):
         named = {**ATTENTION_DEFAULTS, **schema_of(func).bind(args, kwargs)}
         mask = named["attn_mask"]
         call = AttentionCall(
-            query=named["query"].type,
-            key=named["key"].type,
-            value=named["value"].type,
-            mask=mask.type if isinstance(mask, Value) else None,
-            dropout=named["dropout_p"],
-            causal=named["is_causal"],
-            scale=named["scale"],
-            gqa=named["enable_gqa"],
-            grad_mode=torch.is_grad_enabled(),
-            enabled=Enabled.now(),
-            concrete=self.symbols.hint,
+            query=named["query"].type, key=named["key"].type, value=named["value"].type,
+            mask=mask.type if isinstance(mask, Value) else None, dropout=named["dropout_p"],
+            causal=named["is_causal"], scale=named["scale"], gqa=named["enable_gqa"],
+            grad_mode=torch.is_grad_enabled(), enabled=Enabled.now(), concrete=self.symbols.hint,
             decide=self.symbols.decide if self.symbols.env else None,
-        )
+        )  # fmt: skip
         choice = choose_attention(self.target, call)
         linked = self.target.device.type in ("cpu", "meta")
         return (torch_api.composite_kernel(func) if linked else attention_body(choice)), choice

@@ -71,16 +71,9 @@ class Capture:
     """One run: its inputs as they become known, and the recorder."""
 
     def __init__(
-        self,
-        types: Types,
-        semantics: Semantics,
-        sources: Sources,
-        device: torch.device | None,
-        dynamic: Dynamic,
-        *,
-        guard_values: bool = False,
-        watch: bool = False,
-    ) -> None:
+        self, types: Types, semantics: Semantics, sources: Sources, device: torch.device | None,
+        dynamic: Dynamic, *, guard_values: bool = False, watch: bool = False,
+    ) -> None:  # fmt: skip
         self.types, self.device, self.dynamic = types, device, dynamic
         self.guard_values = guard_values
         self.constants = Constants(semantics, types.symbols.concrete)
@@ -239,12 +232,9 @@ class Capture:
 
 
 def record(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    capture: Capture,
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], capture: Capture,
     target: Any,
-) -> Recorded:
+) -> Recorded:  # fmt: skip
     """Run `fn(*args, **kwargs)` once; torch's state and all that it can reach is as it was before.
 
     Raises:

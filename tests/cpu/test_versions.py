@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import foretrace
 from tests.exporting import as_module
+from tests.pairs import PairCut
 
 Program = Callable[[Tensor], Tensor]
 
@@ -522,6 +523,25 @@ def test_an_input_keeps_its_history(
         found.append((out, x, gradient, leaf, x._version))
     for eagers, ours in zip(*found, strict=True):
         assert torch.equal(ours, eagers) if isinstance(ours, Tensor) else ours == eagers
+
+
+@pytest.mark.parametrize("way", ["joint", "pair"])
+def test_what_a_joint_cut_has_written_has_a_history_that_is_spent(way: str) -> None:
+    """Eager's next backward goes on into it, and raises."""
+    BUFFER.detach_().zero_()
+    x = torch.randn(3, requires_grad=True)
+    program = foretrace.capture(kept_in_a_buffer, (x,))
+    joint = program.cut("joint") if way == "joint" else PairCut(*program.pair(loss=None))
+    joint(x, tangents=[torch.ones(3)])
+    assert BUFFER.requires_grad
+    with pytest.raises(foretrace.Refusal, match="its history was in the cut") as caught:
+        BUFFER.sum().backward()
+    assert caught.value.kind == "double backward"
+    with pytest.raises(foretrace.Refusal, match="requires_grad"):
+        joint(x, tangents=[torch.ones(3)])
+    BUFFER.detach_()
+    joint(x, tangents=[torch.ones(3)])
+    BUFFER.detach_()
 
 
 def kept_in_a_buffer(x: Tensor) -> Tensor:

@@ -438,7 +438,7 @@ def trained_by_the_export_cut() -> None:
 
 
 refuses(
-    "autograd.Function", "runtime/untrained.py:backward", asked_of_the_aten_cut,
+    "autograd.Function", "runtime/untrained.py:_opened", asked_of_the_aten_cut,
     makes_for_a_file, trained_by_the_export_cut, trained(makes, W),
 )  # fmt: skip
 
@@ -553,6 +553,19 @@ refuses(
 def writes_what_is_followed(a: Tensor, w: Tensor) -> Tensor:
     a.copy_(w * 2)  # here
     return a.sum()
+
+
+def asks_for_what_was_written(*, detached: bool) -> None:
+    a, w = torch.zeros(6, 8), W.detach().requires_grad_()
+    foretrace.capture(writes_what_is_followed, (a, w)).cut("joint", loss=0)(a, w)
+    ((a.detach() if detached else a) * w).sum().backward()
+
+
+refuses(
+    "double backward", "runtime/untrained.py:_spent",
+    lambda: asks_for_what_was_written(detached=False), writes_what_is_followed,
+    lambda: asks_for_what_was_written(detached=True),
+)  # fmt: skip
 
 
 def by_eager() -> None:
