@@ -107,22 +107,16 @@ def _asks_for_device(code: CodeType) -> bool:
     return any("device" in name for name in code.co_names) or any(map(_asks_for_device, inner))
 
 
-VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
-
-
 def checked_view(func: Any, args: Any, result: Any) -> Any:
-    """What FakeTensor returned, where eager has such a view.
+    """What FakeTensor returned, where eager has such a view; else a ValueError.
 
     It holds the strides of neighbours against each other and takes any beside a size of one, so
     that sizes of one must not stand between others.
     Source: `_collapse_view_helper` in torch/_prims/__init__.py, torch 2.13.
-
-    Raises:
-        ValueError: there is no such view.
     """
-    if func not in VIEWS:
-        return result
-    ones = [n for n, size in enumerate(args[0].shape) if statically_known_true(size == 1)]
+    aten, ones = torch.ops.aten, list[int]()
+    if func in (aten.view.default, aten._unsafe_view.default):
+        ones = [n for n, size in enumerate(args[0].shape) if statically_known_true(size == 1)]
     return args[0].squeeze(ones).view(result.shape) if ones else result
 
 

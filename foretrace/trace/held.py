@@ -211,4 +211,4 @@ def _of_a_library(item: Any) -> bool:
     elif not isinstance(item, types.ModuleType):
         return False
     file = getattr(item, "__file__", None)
-    return file is None or origin_of(file) != "user"
+    return item is not sys.modules["__main__"] if file is None else origin_of(file) != "user"

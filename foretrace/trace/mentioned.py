@@ -156,7 +156,8 @@ class _Reading:
             self.found.functions.append(owner)
         if isinstance(owner, types.ModuleType):
             space = vars(owner)
-            if origin_of(space.get("__file__") or "<") == "user":
+            typed = owner is sys.modules["__main__"] and "__file__" not in space
+            if typed or origin_of(space.get("__file__") or "<") == "user":
                 known = [name for name in names if name in space]
                 self.found.bound += [(space, name) for name in known if setting]
                 return [(space, name) for name in known]

@@ -27,6 +27,8 @@ ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_AT
 LAYERS = torch_api.TORCH_DIR + "nn/"
 BELOW_TORCH = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions")
 """What torch itself is built on"""
+TYPED = ("<stdin>", "<console>", "<python-input", "<ipython-input")
+"""Files of code that a user types in; its `__main__` has none"""
 MOST_FRAMES = 64
 """Frames that are kept before those that have ended are let go"""
 LONGEST = 60
@@ -192,6 +194,8 @@ def origin_of(file: str) -> str:
     """Whose code is in a file: "user", "layer" (torch.nn) or "library" (Python, torch, ours)."""
     if file.startswith(LAYERS) and not file.endswith("/modules/module.py"):
         return "layer"
+    if file.startswith(TYPED):
+        return "user"
     if file.startswith((PACKAGE_DIR, "<", torch_api.TORCH_DIR)):
         return "library"
     if file.startswith(_below_torch()):

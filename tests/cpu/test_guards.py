@@ -1,5 +1,7 @@
 """A graph is for the inputs it was captured for: anything else is refused, never answered."""
 
+import sys
+import types
 from collections.abc import Callable
 
 import pytest
@@ -123,3 +125,35 @@ def test_another_grad_mode_is_the_calls_elsewhere() -> None:
     cut = foretrace.capture(lambda x: x * 2, (x,)).cut("export")
     with torch.no_grad():
         assert not cut(x).requires_grad
+
+
+TYPED = """
+SCALE = 2.0
+
+class Config:
+    gain = 1.0
+
+CONFIG = Config()
+
+def scaled(x):
+    return x * SCALE
+
+def gained(x):
+    return x * CONFIG.gain
+"""
+
+
+@pytest.mark.parametrize("name", ["scaled", "gained"])
+def test_what_a_program_that_was_typed_in_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code has no file, nor has its `__main__`."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec(compile(TYPED, "<stdin>", "exec"), vars(main))  # noqa: S102 - as the interpreter does
+    fn, x = vars(main)[name], torch.ones(3)
+    compiled, cut = foretrace.compile(fn), foretrace.capture(fn, (x,)).cut("export")
+    compiled(x)
+    main.SCALE, main.Config.gain = 3.0, 5.0
+    assert torch.equal(compiled(x), fn(x))
+    with pytest.raises(foretrace.Refusal) as caught:
+        cut(x)
+    assert caught.value.kind == "guard broken"

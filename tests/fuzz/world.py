@@ -33,6 +33,7 @@ class World:
         file = f"{NAME}.py"
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         module = types.ModuleType(NAME)
+        module.__file__ = file
         sys.modules[NAME] = module
         exec(compile(text, file, "exec"), vars(module))  # noqa: S102  running the text is the job
         self.names: dict[str, Any] = vars(module)
