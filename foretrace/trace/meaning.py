@@ -140,7 +140,10 @@ class Schema:
 
 
 class Semantics(Protocol):
-    """What the recorder asks about an operator; rules and the target answer."""
+    """What the recorder asks about an operator; rules and the target answer.
+
+    What this class answers itself: no op is opened, and autograd follows none.
+    """
 
     learnt: Learnt
     """answers that hold in every capture"""
@@ -149,12 +152,15 @@ class Semantics(Protocol):
         self, func: Any, args: Tree, kwargs: dict[str, Tree]
     ) -> tuple[Callable[..., Any] | None, Choice | None]:
         """The kernel that takes the op apart on the target, or None for a leaf; and why."""
+        return None, None
 
     def list_kernel(self, func: Any) -> Callable[..., Any] | None:
         """The kernel that writes to a list one tensor after the other, where eager has such."""
+        return None
 
     def ambient(self, func: Any) -> Any:
         """What beside its arguments the body depends on (autocast, switches); None: nothing."""
+        return None
 
     def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         """Results of a leaf: arguments have a TensorType for each tensor, results as well.
@@ -172,11 +178,13 @@ class Semantics(Protocol):
 
     def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
         """For each tensor a leaf returns, whether autograd follows it, given its operands."""
+        return ()
 
     def saved(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
     ) -> frozenset[int]:
         """Positions of the operands that autograd saves; types as in `infer`."""
+        return frozenset()
 
     def schema(self, func: Any) -> Schema:
         """What the operator's schema says, and what it leaves out."""
