@@ -237,14 +237,12 @@ def link(
 
 
 def current(alias: Alias, recorder: Records, *, content: bool = False) -> Value:
-    """The member's value now; a stale one is viewed again from its parent.
-
-    `content`: what it holds is asked for, and no history.
-    """
+    """The member's value now; a stale one is viewed again. `content`: no history is asked for."""
     if alias.value is None:
         if alias.parent is None or alias.step is None:
             raise AssertionError("the owner of memory is never stale")
-        base = current(alias.parent, recorder, content=content or not alias.step.followed)
+        above = alias.up_to_history()[0] if alias.is_view and alias.rewritten else alias.parent
+        base = current(above, recorder, content=content or not alias.step.followed)
         tensor = alias.tensor()
         followed = base.type.requires_grad or (tensor is not None and tensor.requires_grad)
         anew = followed and alias.rewritten
@@ -253,7 +251,7 @@ def current(alias: Alias, recorder: Records, *, content: bool = False) -> Value:
         lost = bool(anew and alias.untracked)
         if lost and torch.is_grad_enabled() and not content:
             raise not_tracked(alias, "used after a write to what it is a view of")
-        again = _viewed_again(alias, alias.step, base, recorder)
+        again = _viewed_again(alias, alias.step, base, recorder, content=content)
         if lost or (anew and content):
             alias.last = again
             return again
@@ -278,26 +276,28 @@ def check_based(alias: Alias, at: Frame | None = None) -> None:
         )  # fmt: skip
 
 
-def _viewed_again(alias: Alias, step: ViewStep, base: Value, recorder: Records) -> Value:
-    """The same view of new content.
+def _viewed_again(
+    alias: Alias, step: ViewStep, base: Value, recorder: Records, *, content: bool
+) -> Value:
+    """The same view of new content; `base`: what has its history, where that is a new one.
 
     Where the version counter tells of the write, autograd gives it a new history, whatever the
     grad mode is: one by strides, but for another dtype, by which gradients lie as their owner and
     are summed in another order. Else it has the history that it had.
     Source: VariableHooks::grad_fn in torch/csrc/autograd/variable.cpp.
     """
-    func, (args, kwargs), position = step.func, step.of(base), step.position
-    like, followed = alias.last.type, base.type.requires_grad and step.followed
+    like, grad = alias.last.type, alias.rewritten or step.grad_mode
     history, path = alias.up_to_history()
     read_as = {(m.last.type.dtype, m.last.type.lazy) for m in (history, *path)}
-    if followed and alias.rewritten and len(read_as) == 1:
-        whole = current(history, recorder)
-        offset = whole.type.offset + sum(m.distance for m in path) // whole.type.dtype.itemsize
-        func, kwargs, position = AS_STRIDED, {}, 0
-        args = (whole, list(like.shape), list(like.stride), offset)
-    grad = alias.rewritten or step.grad_mode
+    anew = base.type.requires_grad and step.followed and alias.rewritten and len(read_as) == 1
+    if not anew and alias.parent is not None:
+        base = current(alias.parent, recorder, content=content or not step.followed)
     with torch.inference_mode(mode=False), torch.set_grad_enabled(grad):
-        return recorder.call(func, args, kwargs, grad=grad).outs[position]
+        if not anew:
+            return recorder.call(step.func, *step.of(base), grad=grad).outs[step.position]
+        offset = base.type.offset + sum(m.distance for m in path) // base.type.dtype.itemsize
+        layout = (list(like.shape), list(like.stride), offset)
+        return recorder.call(AS_STRIDED, (base, *layout), grad=grad).outs[0]
 
 
 def _of_history(last: Value, content: Value, recorder: Records) -> Value:

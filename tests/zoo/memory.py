@@ -281,6 +281,16 @@ def views_of_a_written_leaf_in_another_order(x: Tensor) -> tuple[Tensor, ...]:
     return turned, row, flat, x[:, 1:]
 
 
+@program(t(N, 4))
+def views_of_views_read_after_a_write(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 2
+    flat = y.view(-1)
+    rest = flat[1:]
+    again = rest.view(-1)
+    y.mul_(2)
+    return again * again, flat * 3, y, rest, flat.view(-1)
+
+
 column = laid_out(t(1, 4), lambda x: x.t())
 """Lies in order, but for the stride of its one column"""
 
