@@ -29,6 +29,7 @@ from foretrace.passes.stale import SavedOver, Stale, applied, saved_over
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.schemas import schema_of
 from foretrace.targets.semantics import TargetSemantics
+from foretrace.trace.escaped import abstract_in
 from foretrace.trace.functions import FunctionCall
 
 
@@ -53,9 +54,12 @@ class Level:
             return op.leaf
         if not self.written or op.opened or isinstance(target, ModuleCall):
             return False
-        touches = _touches(op)
+        # what writes to what lives outside, itself or below, cannot be called
+        writes = hasattr(target, "overloadpacket") and schema_of(target).writes
+        touches = bool(writes or _overwritten(op)[0])
         if isinstance(target, FunctionCall):
             touches |= bool(target.context.dirty_tensors and not target.followed)
+            touches |= any(True for _ in abstract_in((target.function, op.args)))
             if touches or target.context.written_since():
                 _check_untrained(op)
         return not touches
@@ -73,18 +77,12 @@ def _check_untrained(op: Op) -> None:
     """
     if op.target.followed:
         raise Refusal(
-            f"{op.target} writes to a tensor from outside, or keeps one in ctx that is written to"
-            " later, so it cannot be called by a graph",
+            f"{op.target} writes to a tensor from outside, holds one that the program has made, or"
+            " keeps one in ctx that is written to later, so it cannot be called by a graph",
             kind="autograd.Function", at=op.origin.frame,
             do=('use cut("joint"), which has its backward',
-                "return the new content from forward, and write to a clone"),
+                "give tensors to it as arguments, return new content, and write to a clone"),
         )  # fmt: skip
-
-
-def _touches(op: Op) -> bool:
-    """Whether it or something below writes in place to what lives outside: it cannot be called."""
-    itself = hasattr(op.target, "overloadpacket") and schema_of(op.target).writes
-    return bool(itself or _overwritten(op)[0])
 
 
 def _overwritten(op: Op) -> tuple[set[Value], set[Value]]:

@@ -103,9 +103,9 @@ def _memoized(name: str, lines: Lines) -> Refusal:
 
 def _needed(recorded: Recorded) -> Iterator[Abstract]:
     """Abstract tensors that the record itself holds."""
-    calls = [op.target for op in _every(recorded.ops) if isinstance(op.target, FunctionCall)]
-    # what an autograd.Function keeps for its backward, in its context or around its methods
-    yield from abstract_in([each for call in calls for each in (call.context, call.function)])
+    calls = [op for op in _every(recorded.ops) if isinstance(op.target, FunctionCall)]
+    # what an autograd.Function is given, and keeps for its backward or around its methods
+    yield from abstract_in([(op.target.context, op.target.function, op.args) for op in calls])
     changed = [change.after for change in recorded.requires.changed]
     yield from abstract_in(changed)  # a module's attributes, which `owners` looks at
 

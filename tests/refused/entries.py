@@ -1,5 +1,6 @@
 """What only one entry point asks for: a file's contents, torch's conventions, a backend's."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -414,6 +415,32 @@ def writes_outside(w: Tensor) -> Any:
 refuses("autograd.Function", "passes/cut.py:_check_untrained",
         cuts(writes_inside, W, cut="export"), writes_inside, trained(writes_inside, W),
         captured(writes_outside, W))  # fmt: skip
+
+
+class Weighs(torch.autograd.Function):
+    """Calls what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, fn: Callable[..., Tensor], *xs: Tensor) -> Tensor:
+        return fn(*xs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return None, g, *([None] * (len(ctx.needs_input_grad) - 2))
+
+
+def holds_a_tensor(w: Tensor) -> Any:
+    weight = w.detach().exp()
+    return Weighs.apply(lambda x: x * weight, w).sum()  # here
+
+
+def gives_the_tensor(w: Tensor) -> Any:
+    return Weighs.apply(torch.mul, w, w.detach().exp()).sum()
+
+
+refuses("autograd.Function", "passes/cut.py:_check_untrained",
+        cuts(holds_a_tensor, W, cut="export"), holds_a_tensor, trained(holds_a_tensor, W),
+        captured(gives_the_tensor, W))  # fmt: skip
 
 
 def multiplies_sparse(w: Tensor) -> Tensor:
