@@ -70,22 +70,19 @@ class History:
     def trained_body(self, op: Op) -> Iterator[Op]:
         """The body of an op, where a write that its value form has no derivative for is a copy.
 
-        That is one that only strides can tell the place of, one into memory of other strides, or
-        one whose scatter torch's autograd refuses (of complex numbers). A scatter of the program's
-        own stays: its derivative is what eager has. And it is one that leaves nothing of a followed
-        tensor but its history, such as `y.copy_(c)`: eager's gradient goes on as zeros.
+        That is one to a part of what autograd follows: its gradient is laid out as the whole was,
+        that of a scatter as it comes. A scatter of the program's own stays: its derivative is what
+        eager has. And it is one that leaves nothing of a followed tensor but its history, such as
+        `y.copy_(c)`: eager's gradient goes on as zeros.
         """
         if reads_what_it_writes(op):
             yield from through_views(op)
             return
-        followed = _followed_in(op) if op.writes else ()
+        followed = _followed_in(op) if op.writes else set[Value]()
         for inner in op.body or ():
             scatters = op.writes and inner.target in SCATTERED
-            # torch 2.13 has a derivative of as_strided_scatter for what it has written over
-            errs = (
-                inner.target is aten.as_strided_scatter.default and inner.args[0].type.requires_grad
-            )
-            if scatters and (errs or self.refused(inner, followed)):
+            seen = not is_unseen_write(op) and not followed.isdisjoint(inner.operands)
+            if scatters and (seen or self.refused(inner, followed)):
                 yield from _scattered(inner)
             elif _is_in_place(op) and (_draws(op, inner) or self._differs(op, inner)):
                 yield from _in_place(op, inner)

@@ -39,6 +39,12 @@ def written(x: Tensor, w: Tensor) -> Tensor:
     return y.transpose(0, -1)
 
 
+def written_in_part(x: Tensor, w: Tensor) -> Tensor:
+    y = x + w
+    y[:, 0] = x[:, 1]
+    return y
+
+
 def seen_again(x: Tensor, w: Tensor) -> Tensor:
     y = x + w
     rows, turned = y.reshape(SHAPE), y.transpose(0, 1)
@@ -61,7 +67,7 @@ PROGRAMS: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda x, w: torch.cat([x, w.expand(7, 2, 6)], 1).cumsum(1),
     lambda x, w: torch.where(x > 0, x, w).reshape(5, -1),
     lambda x, w: F.elu(x + w).swapaxes_(0, -1),
-    written, seen_again, taken,
+    written, written_in_part, seen_again, taken,
 ]  # fmt: skip
 
 
@@ -87,7 +93,7 @@ def routes(fn: Callable[..., Tensor], args: Any, shapes: Any) -> list[Callable[.
     program = foretrace.capture(fn, args, dynamic_shapes=shapes)
     compiled = foretrace.compile(fn, backend=lambda graph, inputs: graph, dynamic=bool(shapes))
     cuts = [program.cut("joint"), PairCut(*program.pair())]
-    return [*map(by_cut, cuts), by_autograd(compiled)]
+    return [*map(by_cut, cuts), by_autograd(compiled), by_autograd(program.cut("export"))]
 
 
 def differing(
