@@ -212,6 +212,11 @@ class Recorded:
         """Whether the program made it a leaf that requires grad."""
         return self._without_history().get(value) == "leaf"
 
+    @property
+    def makes_leaves(self) -> bool:
+        """Whether the program makes leaves that require grad, returned or not."""
+        return "leaf" in self._without_history().values()
+
     def loose(self, value: Value) -> bool:
         """Whether it is a view taken under no_grad: no backward can begin there."""
         return self._without_history().get(value) == "loose"

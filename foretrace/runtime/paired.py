@@ -139,11 +139,12 @@ class ByBackend:
 
 
 class Untrained:
-    """Calls a graph that autograd does not follow, although inputs may require a gradient."""
+    """Calls a graph that autograd does not follow; inputs, and leaves in it, may require grad."""
 
     def __init__(self, forward: Flat, recorded: Recorded) -> None:
         self.forward = forward
-        self.silent = any(item.value.type.requires_grad for item in recorded.inputs)
+        given = any(item.value.type.requires_grad for item in recorded.inputs)
+        self.silent = given or recorded.makes_leaves
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run it."""

@@ -291,6 +291,16 @@ def views_of_views_read_after_a_write(x: Tensor) -> tuple[Tensor, ...]:
     return again * again, flat * 3, y, rest, flat.view(-1)
 
 
+@program(c(N, 4), train=False)
+def leaf_made_beside_what_is_not_followed(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    leaf = y.detach().requires_grad_()
+    with torch.no_grad():
+        leaf[0].add_(1)
+        shifted = leaf + 1
+    return shifted, y * 2
+
+
 column = laid_out(t(1, 4), lambda x: x.t())
 """Lies in order, but for the stride of its one column"""
 
