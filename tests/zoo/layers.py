@@ -204,6 +204,11 @@ def lstm_both_ways_with_dropout() -> nn.Module:
     return First(nn.LSTM(3, 4, num_layers=2, **kind))
 
 
+@built(t(2, 3), loss=0)
+def lstm_both_ways_without_a_batch() -> nn.Module:
+    return First(nn.LSTM(3, 4, bidirectional=True))
+
+
 @built(t(2, 3), t(2, 4), t(2, 4))
 def lstm_cell() -> nn.Module:
     class Net(nn.Module):
