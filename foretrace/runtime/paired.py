@@ -12,6 +12,7 @@ from foretrace.ir.fx import to_fx
 from foretrace.ir.program import Graph, Input, Recorded
 from foretrace.ir.types import Arrived
 from foretrace.passes.cut import Level, differentiated, forward_graph
+from foretrace.passes.history import unmarked
 from foretrace.passes.live import needs
 from foretrace.passes.partial import partial_backward
 from foretrace.passes.partition import Pair, partition
@@ -98,6 +99,7 @@ class ByBackend:
     def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
         """What the backend makes of the forward, its ops as written."""
         graph = forward_graph(recorded, semantics, Level(True), "export", trains=False)
+        graph.ops = list(map(unmarked, graph.ops))  # results are made leaves after the call
         return self._compiled(graph, recorded, semantics)
 
     def halves(

@@ -238,6 +238,15 @@ def leaf_in_the_memory_of_another_written_in_part(x: Tensor) -> tuple[Tensor, ..
     return leaf, leaf * 2, other * x, other
 
 
+@program(c(N, 4), train=False)
+def leaf_of_which_no_gradient_is_wanted(x: Tensor) -> tuple[Tensor, ...]:
+    leaf, ones = x.detach().requires_grad_(), torch.ones(4, requires_grad=True)
+    with torch.no_grad():
+        leaf[:1].mul_(3)
+        x.add_(ones)
+        return x, ones * 2
+
+
 @program(t(N, 4))
 def view_read_in_inference_mode_after_a_write(x: Tensor) -> tuple[Tensor, ...]:
     y = x * 2
