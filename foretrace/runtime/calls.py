@@ -17,6 +17,7 @@ from foretrace.ir.types import Arrived, Size
 from foretrace.runtime.guards import CallGuards, number
 from foretrace.runtime.untrained import Untrained, marked, spent
 from foretrace.symbols.sizes import Numbers
+from foretrace.trace.sources import asking_line
 
 
 class Half(Protocol):
@@ -175,13 +176,22 @@ def finish(
 
 
 def write_back(item: Input, live: torch.Tensor, new: torch.Tensor, mutation: Mutation) -> None:
-    """Write as the program did: followed, under no_grad, or without autograd's knowledge."""
+    """Write as the program did: followed, under no_grad, or without autograd's knowledge.
+
+    Raises:
+        Refusal: eager gives the input the history of what it is a view of, which has none.
+    """
     if mutation.rebound and item.owner is not None:
         setattr(*item.owner, new)
         return
     if mutation.unseen:
         live.data.copy_(new)
         return
+    if not live.is_leaf and not torch_api.base_of(live).requires_grad:
+        raise Refusal(
+            f"the {item.role} is a view of what does not require grad, and loses its history once"
+            " it is written to", kind="in-place on view", at=asking_line(), do="pass a clone of it",
+        )  # fmt: skip
     kept = mutation.kept or not new.requires_grad or (live.is_leaf and live.requires_grad)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not kept):
         live.copy_(new)

@@ -201,6 +201,16 @@ refuses("in-place on view", "trace/alias.py:check_based", captures(uses_a_view_o
         trained(writes_a_clone_of_a_view, INNER))  # fmt: skip
 
 
+def of_columns(w: Tensor, x: Tensor, *, cloned: bool) -> None:
+    cut = foretrace.capture(views_after_the_write, (w.t(),)).cut("export")
+    cut(x.t().clone() if cloned else x.t())  # here
+
+
+refuses("in-place on view", "runtime/calls.py:write_back",
+        lambda: of_columns(W, INNER, cloned=False), of_columns,
+        lambda: of_columns(W.detach().clone().requires_grad_(), INNER, cloned=True))  # fmt: skip
+
+
 def writes_what_a_checkpoint_reads(w: Tensor) -> Tensor:
     y = w * 2
     z = checkpoint(lambda: y.exp() * 1, use_reentrant=False)  # here
