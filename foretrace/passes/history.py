@@ -15,7 +15,7 @@ import torch
 from foretrace.ir.op import Choice, Op, Value, Write, substitute
 from foretrace.passes.history_ops import HISTORY, called, copied, renamed
 from foretrace.passes.stale import written_operand
-from foretrace.passes.through_views import reads_what_it_writes, through_views
+from foretrace.passes.through_views import through_views, writes_through_views
 from foretrace.rules.schemas import schema_of
 
 aten = torch.ops.aten
@@ -75,7 +75,7 @@ class History:
         eager has. And it is one that leaves nothing of a followed tensor but its history, such as
         `y.copy_(c)`: eager's gradient goes on as zeros.
         """
-        if reads_what_it_writes(op):
+        if writes_through_views(op):
             yield from through_views(op)
             return
         followed = _followed_in(op) if op.writes else set[Value]()

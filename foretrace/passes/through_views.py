@@ -2,7 +2,7 @@
 
 A value form adds two gradients of the base: of what the write leaves, and of what it reads. Eager
 has one, in which the part that was written is put in place (CopySlices). The sum is that to the
-last bit but for zeros: 0.0 and -0.0 give 0.0, and a dropout gives many.
+last bit but for zeros: 0.0 and -0.0 give 0.0, and a dropout gives many. It lies as the base, too.
 Source: torch/csrc/autograd/functions/tensor.cpp.
 """
 
@@ -16,15 +16,13 @@ COMPOSITE = "CompositeImplicitAutograd"
 WHY = "autograd puts the gradient of the part that was written in the place of that of the whole"
 
 
-def reads_what_it_writes(op: Op) -> bool:
-    """Whether a followed write computes with what a view of followed memory holds."""
+def writes_through_views(op: Op) -> bool:
+    """Whether autograd follows a write to a view of what it follows, all of one dtype."""
     target = op.target
     if not (isinstance(target, Write) and target.followed and target.steps):
         return False
     base, (old, *_) = op.args[0], op.args[1]
     if not base.type.requires_grad:
-        return False
-    if not any(old in inner.operands for inner in op.body or ()):
         return False
     return all(s.base.type.dtype == old.type.dtype and not s.several for s in target.steps)
 
