@@ -534,9 +534,9 @@ def doubles(w: Tensor) -> Tensor:  # here
     return w * 2
 
 
-refuses("wrong tangents", "runtime/calls.py:_placed", called_without_tangents, doubles,
+refuses("wrong tangents", "runtime/calls.py:_as_given", called_without_tangents, doubles,
         trained(doubles, W, loss=None))  # fmt: skip
-refuses("wrong tangents", "runtime/calls.py:laid_out", called_with_wrong_tangents, doubles,
+refuses("wrong tangents", "runtime/calls.py:strides_of", called_with_wrong_tangents, doubles,
         trained(doubles, W, loss=None))  # fmt: skip
 
 

@@ -282,7 +282,7 @@ def copies(x: Tensor) -> Tensor:
     return x.copy_(x * 2)
 
 
-refuses("side effect", "trace/abstract.py:setter", captures(sets_data, X), sets_data,
+refuses("side effect", "trace/abstract.py:_set_data", captures(sets_data, X), sets_data,
         captured(lambda x: x.clone().copy_(x * 2), X))  # fmt: skip
 
 
