@@ -33,6 +33,9 @@ NOT_EXPORTED = {
     "registered_without_keys": "unknown container",
     "types_in": "unknown value", "set_of_constants": "unknown value",
     "generator_of_its_own": "generator",
+    "function_given_a_captured_tensor_twice": "autograd.Function",
+    "function_behind_what_is_drawn": "autograd.Function",
+    "drawn_over_memory_with_gaps": "unsupported",  # `random_(from, to)` is no Python as text
 }  # fmt: skip
 
 
