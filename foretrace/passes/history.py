@@ -96,7 +96,7 @@ class History:
     def _differs(self, op: Op, inner: Op) -> bool:
         """Whether a write of a followed tensor has another derivative than its value form.
 
-        The value form may have none (`zero` of complex numbers).
+        The value form may have none (`zero` of complex numbers); autograd takes none of integers.
         """
         target, _ = op.called
         form = schema_of(target).functional
@@ -105,6 +105,8 @@ class History:
         if not inner.leaf or len(inner.outs) > 1:
             return False
         followed = bool(inner.operands[0].type.requires_grad)
+        if inner.outs and not inner.outs[0].type.differentiable:
+            return any(value.type.requires_grad for value in inner.operands)
         return followed and (self.refused(inner, ()) or self.own_formula(target, inner))
 
 

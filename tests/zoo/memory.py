@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tests.zoo.registry import N, c, laid_out, program, t
+from tests.zoo.registry import N, c, ints, laid_out, program, t
 
 with_gaps = laid_out(t(6, 10), lambda x: x[:, :4])
 """Rows that are apart, as a slice of a larger tensor has them"""
@@ -476,3 +476,9 @@ def shape_changed_in_a_checkpoint(x: Tensor) -> Tensor:
         return x.exp().t_()
 
     return checkpoint(turned, x, use_reentrant=False)
+
+
+@program(ints(9, 4, 2), t(4))
+def integers_filled_by_what_is_trained(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    x[0, 0] = w.sum()
+    return x, w * 2
