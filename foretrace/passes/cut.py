@@ -29,7 +29,7 @@ from foretrace.passes.stale import SavedOver, Stale, applied, saved_over
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.schemas import schema_of
 from foretrace.targets.semantics import TargetSemantics
-from foretrace.trace.escaped import abstract_in
+from foretrace.trace.escaped import held_before
 from foretrace.trace.functions import FunctionCall
 
 
@@ -59,7 +59,7 @@ class Level:
         touches = bool(writes or _overwritten(op)[0])
         if isinstance(target, FunctionCall):
             touches |= bool(target.context.dirty_tensors and not target.followed)
-            touches |= any(True for _ in abstract_in((target.function, op.args)))
+            touches |= held_before(target.function, op.args)
             if touches or target.context.written_since():
                 _check_untrained(op)
         return not touches

@@ -5,7 +5,9 @@ module's file, a memoized function or an object deep inside another, is seen by 
 tensor that is still alive when nothing of the capture needs it any more.
 """
 
+import dis
 import gc
+import inspect
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -118,6 +120,17 @@ def abstract_in(roots: Iterable[Any], depth: int = 8) -> Iterator[Abstract]:
         seen.update(map(id, new))
         yield from (item for item in new if isinstance(item, Abstract))
         level = [inner for item in new for inner in _inside(item)]
+
+
+def held_before(function: type[Function], args: Any) -> bool:
+    """Whether a Function is given or holds a tensor of the run that its forward does not bind."""
+    forward = inspect.unwrap(function.forward)
+    code = getattr(forward, "__code__", None)
+    stores = dis.get_instructions(code) if code is not None else ()
+    bound = {each.argval for each in stores if each.opname == "STORE_DEREF"}
+    cells = zip(code.co_freevars if code else (), forward.__closure__ or (), strict=False)
+    anew = set(map(id, abstract_in(cell_content(cell) for name, cell in cells if name in bound)))
+    return any(id(tensor) not in anew for tensor in abstract_in((function, args)))
 
 
 def _inside(item: Any) -> Iterable[Any]:
