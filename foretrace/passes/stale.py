@@ -241,7 +241,7 @@ class SavedOver:
                     yield from copied(op, value, copies[value, last], RESHAPED)
                 stands[value] = copies[value, last]
             made.update(dict.fromkeys(op.outs, at))
-            yield renamed(op, stands)
+            yield renamed(op, stands).but(piece_of=op) if stands else op
 
 
 def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) -> SavedOver:
