@@ -194,6 +194,8 @@ def write_back(item: Input, live: torch.Tensor, new: torch.Tensor, mutation: Mut
         )  # fmt: skip
     kept = mutation.kept or not new.requires_grad or (live.is_leaf and live.requires_grad)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not kept):
+        if torch.is_grad_enabled() and not (torch_api.is_view(live) or live.retains_grad):
+            live.detach_()  # else the gradient of what it held, zeros, would be added
         live.copy_(new)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
@@ -561,3 +562,22 @@ def test_what_a_buffer_was_computed_from_is_behind_it() -> None:
         with pytest.raises(RuntimeError, match="backward through the graph a second time"):
             way(x).sum().backward()
     BUFFER.detach_()
+
+
+def zeroed(x: Tensor) -> Tensor:
+    x.mul_(0)
+    return x
+
+
+@pytest.mark.parametrize("entry", ["eager", "cut", "compile"])
+def test_what_an_input_held_adds_no_zeros_to_its_gradient(entry: str) -> None:
+    """0.0 + -0.0 is 0.0: the sign is eager's only where nothing is added."""
+    leaf = torch.randn(3, 4, requires_grad=True)
+    call: Callable[..., Any] = zeroed
+    if entry == "cut":
+        call = foretrace.capture(zeroed, (leaf * 1,)).cut("export")
+    elif entry == "compile":
+        call = foretrace.compile(zeroed)
+    call(leaf * 1).backward(-torch.ones(3, 4))
+    assert leaf.grad is not None
+    assert torch.signbit(leaf.grad).all()
