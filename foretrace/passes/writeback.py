@@ -39,8 +39,7 @@ def with_writes(recorded: Recorded, ops: Iterable[Op]) -> Written:
     """
     spelling = _Spelling(recorded)
     _check_bound(recorded)
-    ops = list(ops)
-    _check_data(recorded, ops)
+    _check_data(recorded)
     _check_loose(recorded)
     check_begins(recorded)
     kept = list(spelling.apart(ops))
@@ -139,12 +138,11 @@ def _op(func: object, args: tuple[Any, ...], out: Value, origin: Origin = NOWHER
     return Op(func, args, {}, out, (out,), origin=origin)
 
 
-def _check_data(recorded: Recorded, ops: list[Op]) -> None:
+def _check_data(recorded: Recorded) -> None:
     """Refuse a write by way of `.data` that a backward would read: torch writes back otherwise."""
-    read = {v for op in ops if any(o.type.requires_grad for o in op.outs) for v in op.operands}
     for mutation in recorded.mutations:
         item = recorded.inputs[mutation.index]
-        if mutation.unseen and (item.value.type.requires_grad or item.value in read):
+        if mutation.unseen and item.value.type.requires_grad:
             raise Refusal(
                 f"the program writes to the {item.role} in a way that autograd does not see (.data,"
                 " unsafe_split), and a backward through the exported program would not read that",
