@@ -19,6 +19,7 @@ from foretrace.rules.probe import probe
 from foretrace.rules.sparse import reads_sparse
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Types
+from foretrace.trace.capture import ONE_AT_A_TIME
 from foretrace.trace.meaning import Given
 from foretrace.trace.memory import Learnt, Memory, frozen, lasts, symbols_of
 from foretrace.trace.reported import OUTSIDE
@@ -110,7 +111,8 @@ class Inference:
 
     def _written(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         try:
-            with warnings.catch_warnings(action="ignore"):  # each run of the program gives its own
+            # each run of the program gives its own
+            with ONE_AT_A_TIME, warnings.catch_warnings(action="ignore"):
                 return self._run(func, args, kwargs, after=True)
         except RuntimeError as error:
             if TOO_STRICT in str(error):
@@ -290,11 +292,9 @@ def _from(meta: torch.Tensor, offset: Any) -> torch.Tensor:
 def _no_kernel(func: Any) -> Refusal:
     return Refusal(
         f"{func} has no meta kernel, so the types of its results are not known",
-        kind="no meta kernel",
-        do=OUTSIDE
-        if func.namespace == "aten"
+        kind="no meta kernel", do=OUTSIDE if func.namespace == "aten"
         else f"register one: torch.library.register_fake({func.name()!r})",
-    )
+    )  # fmt: skip
 
 
 def _depends_on_data(func: Any) -> Refusal:

@@ -18,6 +18,7 @@ from foretrace.rules.probe import probe
 from foretrace.rules.schemas import schema_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Types
+from foretrace.trace.capture import ONE_AT_A_TIME
 from foretrace.trace.generators import draws_undone
 
 MOST_ODD = 2**18
@@ -95,7 +96,7 @@ def as_laid_out(
     if given or viewed or not (small and plain):
         return result
     try:
-        with draws_undone(), warnings.catch_warnings(action="ignore"):
+        with ONE_AT_A_TIME, draws_undone(), warnings.catch_warnings(action="ignore"):
             told = probe(lambda numbers: kernel(*numbers), call, symbols.numbers(), str(func))
     except RAISED:
         return result

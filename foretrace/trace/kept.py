@@ -115,7 +115,8 @@ class KeptItems:
     __slots__ = ("before", "item", "kind")
 
     def __init__(self, item: Any) -> None:
-        self.item, self.kind = item, list if list in type(item).__mro__ else deque
+        self.item = item
+        self.kind: Any = list if list in type(item).__mro__ else deque
         self.before = list(self.kind.__iter__(item))
 
     @property
@@ -125,9 +126,9 @@ class KeptItems:
 
     def put_back(self) -> None:
         """As `Kept` has it."""
-        if not self.intact:
-            self.kind.clear(self.item)
-            self.kind.extend(self.item, self.before)
+        if not self.intact:  # at once: another thread may read it
+            bound = () if self.kind is list else (deque.maxlen.__get__(self.item),)
+            self.kind.__init__(self.item, self.before, *bound)
 
 
 class KeptSet:
