@@ -6,7 +6,6 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from foretrace import torch_api
 from foretrace.errors import Frame
 from foretrace.ir.op import Checkpoint, ModuleCall, Op, Tree, Value
 from foretrace.ir.types import TensorType
@@ -20,6 +19,9 @@ Kind: TypeAlias = Literal[
 
 NUMBER = TensorType((), (), torch.int64, torch.device("cpu"))
 """The type of the value of an input that is a size."""
+
+Bare: TypeAlias = Literal["leaf", "loose"]
+"""How a value requires grad without a history: made so, or taken under no_grad"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ class Recorded:
     target: Any
     requires: "Requirements"
     overwritten: dict[Value, Overwritten] = field(default_factory=dict)
-    _bare: dict[Value, str] | None = field(default=None, repr=False)
+    _bare: dict[Value, Bare] | None = field(default=None, repr=False)
     _order: list[tuple[int, Output]] | None = field(default=None, repr=False, init=False)
 
     def made_at(self, value: Any) -> Frame | None:
@@ -235,7 +237,7 @@ class Recorded:
         leaf = item.leaf and item.value.type.requires_grad
         return mutation.value.type.requires_grad and not (quiet or leaf)
 
-    def _without_history(self) -> dict[Value, str]:
+    def _without_history(self) -> dict[Value, Bare]:
         if self._bare is None:
             self._bare = dict(_bare_in(self.ops))
         return self._bare
@@ -252,7 +254,7 @@ def _called_in(ops: Iterable[Op]) -> Iterator[Op]:
         yield from _called_in(op.region or ()) if isinstance(op.target, ModuleCall) else (op,)
 
 
-def _bare_in(ops: Iterable[Op]) -> Iterator[tuple[Value, str]]:
+def _bare_in(ops: Iterable[Op]) -> Iterator[tuple[Value, Bare]]:
     """The values that require grad without a history that a gradient takes."""
     for op in _called_in(ops):
         if op.target is torch.ops.aten.requires_grad_.default:
@@ -285,9 +287,15 @@ class Requirements:
     """What a later call has to look like, beside the types of its tensors."""
 
     in_structure: Any
-    out_structure: Any = None
-    names: list[str] = field(default_factory=list)
+    names: list[str]
     """of the arguments' leaves, in order"""
+    defined: Frame | None
+    """the line that defines the program, for a refusal that has no other"""
+    grad_mode: bool
+    """whether autograd followed the program when it was called"""
+    autocast: frozenset[str]
+    """the device types for which autocast was on then"""
+    out_structure: Any = None
     constants: dict[str, Any] = field(default_factory=dict)
     """Python arguments by name, with the value that the run saw"""
     repeated: list[tuple[int, int]] = field(default_factory=list)
@@ -300,12 +308,6 @@ class Requirements:
     """all else that it may read outside of the arguments, if it was watched"""
     mentioned: frozenset[str] = frozenset()
     """names of attributes that its code mentions"""
-    grad_mode: bool = field(default_factory=torch.is_grad_enabled)
-    """whether autograd followed the program when it was called"""
-    autocast: frozenset[str] = field(default_factory=torch_api.autocast_devices)
-    """the device types for which autocast was on then"""
-    defined: Frame | None = None
-    """the line that defines the program, for a refusal that has no other"""
     set_on: list[tuple[int, str, Any]] = field(default_factory=list)
     """attributes of Python's that inputs had and that the program may read"""
     gradients: dict[int, int | None] = field(default_factory=dict)

@@ -114,12 +114,12 @@ class _Decomposition:
             return
         if isinstance(made, Choice):
             yield from self.restored(relaid)
-            yield _with_region(op, None, made)
+            yield op.but(region=None, definition=None, choice=made)
         elif made[0].leaf or not entry:
             yield from _typed_again(op, made) if relaid else [op]
         else:
             body = made[0].body if len(made) == 1 else made
-            yield from self._pieces(_with_region(op, body, GIVEN), op)
+            yield from self._pieces(op.but(region=body, definition=None, choice=GIVEN), op)
 
     def _opens_write(self, op: Op) -> bool:
         entry = op.target in self.entries.table and not self.keep(op)
@@ -171,7 +171,7 @@ class _Decomposition:
     def _kept(self, op: Op) -> Op:
         """An op that is whole, with the table's entries opened in its body."""
         body = list(self.opened(list(_leaves(op))))
-        return _with_region(op, [*body, *self.restored(op.outs)], op.choice)
+        return op.but(region=[*body, *self.restored(op.outs)], definition=None)
 
     def _writes(self, op: Op) -> bool:
         """Whether it is there to write: others read what it wrote to, and not what it returns."""
@@ -280,7 +280,3 @@ def _leaves(op: Op) -> Iterator[Op]:
             yield inner
         else:
             yield from _leaves(inner)
-
-
-def _with_region(op: Op, region: list[Op] | None, choice: Choice | None) -> Op:
-    return op.but(region=region, definition=None, choice=choice)

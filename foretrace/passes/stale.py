@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Value, Write, map_values, substitute, target_name, values_in
+from foretrace.ir.op import (
+    Checkpoint,
+    Op,
+    Value,
+    Write,
+    map_values,
+    substitute,
+    target_name,
+    values_in,
+)  # fmt: skip
 from foretrace.ir.program import Overwritten, Recorded
 from foretrace.passes.history_ops import copied, renamed
 from foretrace.passes.spell import located, returned, written_positions
@@ -31,9 +40,9 @@ class Stale:
         self._views: dict[Value, tuple[Op, Value]] = {}
         self._parts: dict[Value, Value] = {}
         """what autograd does not take for a view, and the other that shares its memory"""
-        self._made: dict[Value, object] = {}
+        self._made: dict[Value, Checkpoint] = {}
         """what was made in a checkpoint, which makes it again in the backward"""
-        self._read: dict[object, list[Op]] = {}
+        self._read: dict[Checkpoint, list[Op]] = {}
         """the ops in it"""
         self._order: dict[Op, int] = {}
 
@@ -152,7 +161,7 @@ class Stale:
             raise located(written_since(op, part, ANEW), op)
         return {value for value in saved & touched if not self.again(value, op)}
 
-    def _check_again(self, region: object) -> None:
+    def _check_again(self, region: Checkpoint) -> None:
         """Refuse a checkpoint that reads what is written over, as it does so again."""
         for op in self._read.pop(region, ()):
             for value in op.operands:

@@ -1,11 +1,10 @@
 """Types of a leaf's results: torch's meta kernels and its FakeTensor, asked once per types."""
 
-import math
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -14,13 +13,22 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Tree
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
-from foretrace.rules.meta import MetaKernels, as_eager, as_iterated, as_laid_out
+from foretrace.rules.kernel import (
+    RAISED,
+    CpuKernels,
+    Make,
+    depends_on_data,
+    describe,
+    recast,
+    types_in,
+    with_tensors,
+)  # fmt: skip
+from foretrace.rules.meta import MetaKernels, as_eager, as_iterated
 from foretrace.rules.probe import probe
 from foretrace.rules.sparse import reads_sparse
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Types
 from foretrace.trace.capture import ONE_AT_A_TIME
-from foretrace.trace.meaning import Given
 from foretrace.trace.memory import Learnt, Memory, frozen, lasts, symbols_of
 from foretrace.trace.reported import OUTSIDE
 
@@ -44,18 +52,9 @@ READS_NUMBERS = "to be on CPU, got meta"
 """Said of a tensor whose numbers a kernel reads, such as a list of scalars as one tensor."""
 TOO_STRICT = "this can't be cast because it is not safe"
 """What torch's Python kernels say of an `out` in whose dtype eager writes all the same."""
-INSTEAD: Final = {torch.uint8: torch.bool, torch.float32: torch.bfloat16}
-"""Dtypes that eager takes and a meta kernel need not (a mask's, `_grouped_mm`'s), and others."""
-MOST_BYTES = 2**28
-"""Of a call's operands, where a kernel is asked over real memory"""
-
 
 Once: TypeAlias = Callable[..., Tree]
 """Asks about one call, without the ways round what FakeTensor does not take"""
-Make: TypeAlias = Callable[[TensorType], torch.Tensor]
-"""A tensor of a type; of its own where it may be written, as an op asks who shares memory"""
-RAISED = (RuntimeError, TypeError, ValueError)
-"""By meta kernels, of calls that they do not take"""
 
 
 class Inference:
@@ -73,6 +72,7 @@ class Inference:
         self._metas: dict[TensorType, torch.Tensor] = {}
         self._known: Memory[Tree] = Memory(learnt.results, learnt.settled, symbols)
         self._kernels = MetaKernels(types, self._meta)
+        self._of_cpu = CpuKernels(types, symbols)
 
     @property
     def mode(self) -> torch_api.FakeTensorMode:
@@ -123,11 +123,7 @@ class Inference:
         plain = lasts(key) and not symbols_of(key) and not reads_sparse((args, kwargs))
         found = self._kernels.ask(func, args, kwargs) if plain else None
         found = as_eager(func, args, found or self._run(func, args, kwargs))
-        if not any(type.odd for type in _types((args, kwargs))):
-            return found
-        return as_laid_out(
-            func, (args, kwargs), found, partial(self._of_kernel, func), self.symbols
-        )
+        return self._of_cpu.laid_out(func, (args, kwargs), found)
 
     def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False) -> Tree:
         ask: Once = partial(self._once, after=after)
@@ -141,7 +137,7 @@ class Inference:
             if NOT_STORED in str(error):
                 return self._once(func, args, kwargs, stored=0, after=after)
             if NOT_COALESCED in str(error):
-                raise _depends_on_data(func) from error
+                raise depends_on_data(func) from error
             if READS_NUMBERS in str(error):
                 raise _reads_numbers(func) from error
             without = isinstance(error, Refusal) and error.kind == NO_KERNEL  # runs on numbers
@@ -157,7 +153,7 @@ class Inference:
 
     def _elsewhere(self, func: Any, args: Tree, kwargs: dict[str, Tree], once: Once) -> Tree:
         """As on cpu: for a device that the build lacks, where a meta kernel takes a guard of it."""
-        absent = [t.device for t in _types((args, kwargs)) if t.device.type != "cpu"]
+        absent = [t.device for t in types_in((args, kwargs)) if t.device.type != "cpu"]
         there, here = absent[0], torch.device("cpu")
         result = once(func, *_moved((args, kwargs), there, here))
         return _moved(result, here, there)
@@ -167,14 +163,11 @@ class Inference:
 
         Meta kernels say that it fits, of other dtypes.
         """
-        types = _types((args, kwargs))
-        size = sum(math.prod(t.shape) * t.dtype.itemsize for t in types if not t.symbols)
-        alike = len({type.device for type in types}) == 1 and not reads_sparse((args, kwargs))
         draws = torch.Tag.nondeterministic_seeded in func.tags
-        if func.namespace != "aten" or draws or not alike or size > MOST_BYTES:
+        if draws or not self._of_cpu.may_run(func, (args, kwargs)):
             return False
         try:
-            self._once(func, *_recast((args, kwargs)))
+            self._once(func, *recast((args, kwargs)))
         except RAISED as error:
             return isinstance(error, Refusal)
         return True
@@ -182,24 +175,11 @@ class Inference:
     def _of_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False
     ) -> Tree:
-        """As the CPU's kernel says, run over zeros: a meta kernel may take less than it.
-
-        Raises:
-            Refusal: a size of the results depends on a mask's elements.
-            Exception: what the kernel raises of the call, in eager's words.
-        """
-        if any(type.device.type != "cpu" for type in _types((args, kwargs))):
-            return self._elsewhere(func, args, kwargs, partial(self._of_kernel, after=after))
-        found = []
-        for mask in (0, 1):
-            made: list[torch.Tensor] = []
-            with torch_api.no_dispatch_modes(), torch.no_grad():
-                real_args, real_kwargs = self._with((args, kwargs), made, partial(_filled, mask))
-                result = func(*real_args, **real_kwargs)
-            found.append(self._describe(made, []) if after else self._describe(result, made))
-        if found[0] != found[1] or torch.Tag.dynamic_output_shape in func.tags:
-            raise _depends_on_data(func)
-        return found[0]
+        """As the CPU's kernel says: a meta kernel may take less than it."""
+        ask: Once = partial(self._of_cpu.ask, after=after)
+        if any(type.device.type != "cpu" for type in types_in((args, kwargs))):
+            return self._elsewhere(func, args, kwargs, ask)
+        return ask(func, args, kwargs)
 
     def _once(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], *, stored: int = STORED,
@@ -209,13 +189,14 @@ class Inference:
         fakes: list[torch.Tensor] = []
         meta = partial(self._meta_of, stored, self._new_meta if after else self._meta)
         with torch_api.no_dispatch_modes(), torch_api.with_autograd(), torch.no_grad():
-            real_args, real_kwargs = self._with((args, kwargs), fakes, partial(self._fake, meta))
+            fake = partial(self._fake, meta)
+            real_args, real_kwargs = with_tensors((args, kwargs), fakes, fake, self.symbols)
             result = self._call(func, real_args, real_kwargs)
-        described = self._describe(fakes, []) if after else self._describe(result, fakes)
-        if any(STORED in type.shape for type in _types(described)):
-            raise _depends_on_data(func)
-        if self.symbols.unknown([(t.shape, t.stride, t.offset) for t in _types(described)]):
-            raise _depends_on_data(func)  # a front end's mode makes a symbol for such a size
+        described = describe(self.types, *((fakes, []) if after else (result, fakes)))
+        if any(STORED in type.shape for type in types_in(described)):
+            raise depends_on_data(func)
+        if self.symbols.unknown([(t.shape, t.stride, t.offset) for t in types_in(described)]):
+            raise depends_on_data(func)  # a front end's mode makes a symbol for such a size
         return described
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -227,23 +208,12 @@ class Inference:
             torch_api.DynamicOutputShapeException,
             torch_api.DataDependentOutputException,
         ) as error:
-            raise _depends_on_data(func) from error
+            raise depends_on_data(func) from error
         except (torch_api.UnsupportedOperatorException, NotImplementedError) as error:
             raise _no_kernel(func) from error
 
     def _python_kernels(self) -> AbstractContextManager[None]:
         return torch_api.enable_python_dispatcher() if self.symbols.env else nullcontext()
-
-    def _with(self, tree: Tree, made: list[torch.Tensor], make: Make) -> Any:
-        """The structure with a tensor for each type, which `made` lists."""
-
-        def of(leaf: Any) -> Any:
-            if not isinstance(leaf, TensorType):
-                return self.symbols.symbolic(leaf)
-            made.append(make(leaf))
-            return made[-1]
-
-        return map_tree(tree, of)
 
     def _fake(self, meta: Make, type: TensorType) -> torch.Tensor:
         return torch_api.fake_tensor(self.mode, meta(type), type.device)
@@ -269,16 +239,6 @@ class Inference:
         torch_api.set_lazy(meta, type.lazy)
         return meta
 
-    def _describe(self, result: Any, fakes: list[torch.Tensor]) -> Tree:
-        if isinstance(result, torch.Tensor):
-            for position, fake in enumerate(fakes):
-                if result is fake:
-                    return Given(position)
-            return self.types.of(result).with_grad(False)
-        if isinstance(result, (tuple, list)):
-            return type(result)([self._describe(item, fakes) for item in result])
-        return result
-
 
 def _from(meta: torch.Tensor, offset: Any) -> torch.Tensor:
     """The same tensor so many elements into memory that is large enough."""
@@ -297,13 +257,6 @@ def _no_kernel(func: Any) -> Refusal:
     )  # fmt: skip
 
 
-def _depends_on_data(func: Any) -> Refusal:
-    return Refusal(
-        f"the size of what {func} returns depends on data",
-        kind="data-dependent", do="use a form of fixed size: torch.where, a mask, or top-k",
-    )  # fmt: skip
-
-
 def _reads_numbers(func: Any) -> Refusal:
     return Refusal(
         f"{func} reads the numbers in a tensor",
@@ -312,16 +265,7 @@ def _reads_numbers(func: Any) -> Refusal:
 
 
 def _symbolic(tree: Tree) -> bool:
-    return any(type.symbols for type in _types(tree))
-
-
-def _types(tree: Tree) -> list[TensorType]:
-    return [leaf for leaf in torch_api.tree_leaves(tree) if isinstance(leaf, TensorType)]
-
-
-def _filled(mask: int, type: TensorType) -> torch.Tensor:
-    made = torch.empty_strided(type.shape, type.stride, dtype=type.dtype)
-    return made.fill_(mask if type.dtype in (torch.bool, torch.uint8) else 0)
+    return any(type.symbols for type in types_in(tree))
 
 
 def _moved(tree: Tree, old: torch.device, new: torch.device) -> Any:
@@ -333,14 +277,3 @@ def _moved(tree: Tree, old: torch.device, new: torch.device) -> Any:
         return new if isinstance(leaf, torch.device) and leaf == old else leaf
 
     return map_tree(tree, moved)
-
-
-def _recast(tree: Tree) -> Any:
-    """The structure in the dtypes of `INSTEAD`."""
-
-    def recast(leaf: Any) -> Any:
-        if isinstance(leaf, TensorType):
-            return leaf.but(dtype=INSTEAD.get(leaf.dtype, leaf.dtype))
-        return INSTEAD.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
-
-    return map_tree(tree, recast)

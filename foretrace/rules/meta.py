@@ -3,7 +3,6 @@
 It asks the same kernels with much around them: ten microseconds here, hundreds there.
 """
 
-import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -14,16 +13,9 @@ from foretrace import torch_api
 from foretrace.ir.op import Tree
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
-from foretrace.rules.probe import probe
+from foretrace.rules.kernel import RAISED
 from foretrace.rules.schemas import schema_of
-from foretrace.symbols.sizes import Symbols
 from foretrace.trace.abstract import Types
-from foretrace.trace.capture import ONE_AT_A_TIME
-from foretrace.trace.generators import draws_undone
-
-MOST_ODD = 2**18
-"""Elements of a tensor, where a kernel is run to see how it lays out what it makes"""
-RAISED = (RuntimeError, IndexError, ValueError, TypeError)
 
 
 @cache
@@ -76,39 +68,6 @@ def as_iterated(func: Any, args: Any, result: Any) -> Any:
     spread = [index.reshape(sizes).expand(result.shape) for index in indices]
     laid_out = torch_api.iterated_strides(given.as_strided(result.shape, strides), *spread)
     return result.as_strided(result.shape, laid_out)
-
-
-def as_laid_out(
-    func: Any, call: Tree, result: Tree, kernel: Callable[..., Tree], symbols: Symbols
-) -> Tree:
-    """The types of a result in eager's layout, where operands have odd strides.
-
-    Of such, torch's Python kernels for meta tensors do not know what TensorIterator makes: the
-    kernel of the CPU is run over zeros. What that has to say of their values does not matter.
-    """
-    leaves = torch_api.tree_leaves((call, result))
-    types = [leaf for leaf in leaves if isinstance(leaf, TensorType)]
-    small = all(symbols.hint(type.numel) <= MOST_ODD for type in types)
-    plain = not any(type.lazy or type.sparse or type.device.type != "cpu" for type in types)
-    given = any(isinstance(leaf, torch.Generator) for leaf in leaves)
-    viewed = func.namespace != "aten" or schema_of(func).viewed is not None
-    viewed |= "workspace" in schema_of(func).arguments  # what is in one, its kernel does not check
-    if given or viewed or not (small and plain):
-        return result
-    try:
-        with ONE_AT_A_TIME, draws_undone(), warnings.catch_warnings(action="ignore"):
-            told = probe(lambda numbers: kernel(*numbers), call, symbols.numbers(), str(func))
-    except RAISED:
-        return result
-    return _restrided(result, told)
-
-
-def _restrided(result: Tree, told: Tree) -> Tree:
-    """The types of a result with the strides of others of the same shape."""
-    if isinstance(result, (tuple, list)):
-        return type(result)([_restrided(*pair) for pair in zip(result, told, strict=True)])
-    known = isinstance(result, TensorType) and isinstance(told, TensorType)
-    return result.but(stride=told.stride) if known and result.shape == told.shape else result
 
 
 class MetaKernels:

@@ -257,7 +257,7 @@ def _recorded(
     lines, recorder = partial(capture.lines, fn), capture.recorder
     owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
     capture.names = names_of_tensors(fn)
-    requires = Requirements(in_structure, names=[n for n, _ in leaves], defined=place_of(fn))
+    requires = _required_of_call(fn, [name for name, _ in leaves], in_structure)
     with unchanged_state(lines), borrowed(owners, before) as loan:
         requires.modules = loan.states()
         lines = partial(lines, [state.module for state in requires.modules])
@@ -290,6 +290,11 @@ def _recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.constants.finish(), target, requires, overwritten,
     )  # fmt: skip
+
+
+def _required_of_call(fn: Any, names: list[str], in_structure: Any) -> Requirements:
+    modes = torch.is_grad_enabled(), torch_api.autocast_devices()
+    return Requirements(in_structure, names, place_of(fn), *modes)
 
 
 def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:

@@ -7,7 +7,6 @@ tensor that is still alive when nothing of the capture needs it any more.
 
 import dis
 import gc
-import inspect
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from foretrace.trace.changes import FIRST_CALL, cell_content
 from foretrace.trace.functions import Context, FunctionCall
 from foretrace.trace.kept import attributes_of
 from foretrace.trace.lines import Lines
+from foretrace.trace.sources import function_of
 
 
 class Stranded:
@@ -124,12 +124,14 @@ def abstract_in(roots: Iterable[Any], depth: int = 8) -> Iterator[Abstract]:
 
 def held_before(function: type[Function], args: Any) -> bool:
     """Whether a Function is given or holds a tensor of the run that its forward does not bind."""
-    forward = inspect.unwrap(function.forward)
-    code = getattr(forward, "__code__", None)
-    stores = dis.get_instructions(code) if code is not None else ()
-    bound = {each.argval for each in stores if each.opname == "STORE_DEREF"}
-    cells = zip(code.co_freevars if code else (), forward.__closure__ or (), strict=False)
-    anew = set(map(id, abstract_in(cell_content(cell) for name, cell in cells if name in bound)))
+    forward, anew = function_of(function.forward), set[int]()
+    if forward is not None:
+        code, closure = forward.__code__, forward.__closure__ or ()
+        stores = dis.get_instructions(code)
+        bound = {each.argval for each in stores if each.opname == "STORE_DEREF"}
+        cells = zip(code.co_freevars, closure, strict=True)
+        rebound = [cell_content(cell) for name, cell in cells if name in bound]
+        anew = set(map(id, abstract_in(rebound)))
     return any(id(tensor) not in anew for tensor in abstract_in((function, args)))
 
 

@@ -55,7 +55,7 @@ def check_together(recorder: Recorder, given: list[Any], inputs: list[Input]) ->
     owners, apart = dict[Alias, Alias](), {item.value for item in inputs}
     for each in given if recorder.overwritten else ():
         alias = each.ft_alias if isinstance(each, Abstract) else None
-        if alias is None or alias.root.initial in (apart | {alias.root.last}):
+        if alias is None or alias.root.initial in apart or alias.root.initial is alias.root.last:
             continue
         owner, _ = holder(recorder, alias)
         if owners.setdefault(alias.root, owner) is not owner:

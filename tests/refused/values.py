@@ -117,7 +117,7 @@ def masks(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "rules/infer.py:_depends_on_data", captures(selects, X), selects,
+    "data-dependent", "rules/kernel.py:depends_on_data", captures(selects, X), selects,
     captured(masks, X),
 )  # fmt: skip
 
