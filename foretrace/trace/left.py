@@ -28,7 +28,7 @@ def mutations_of(
             continue
         alias = alias_of(stand)
         new = current(alias, recorder)
-        if alias.parent is not None:
+        if alias.parent is not None or alias.initial is not item.value:
             raise _not_written_back(f"changes the shape of the {item.role}", new, recorder)
         if item.value.type.requires_grad and not stand.requires_grad:
             raise _not_written_back(f"detaches the {item.role}", new, recorder)

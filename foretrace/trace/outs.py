@@ -210,6 +210,13 @@ def _renew(recorder: Records, tensor: Abstract, old: Value, type: TensorType) ->
             kind="side effect",
             do="give a tensor of that shape, or leave `out` away and use the result",
         )
+    if old.type.requires_grad:
+        raise Refusal(
+            f"a tensor of {list(old.type.shape)} with a history is resized in place to"
+            f" {list(type.shape)}, which leaves it the history of another shape",
+            kind="unsupported",
+            do="give a tensor of that shape, or leave `out` away and use the result",
+        )
     sizes, strides = list(type.shape), list(type.stride)
     new: Value = recorder.call(aten.new_empty_strided.default, (old, sizes, strides)).outs[0]
     become_like(tensor, recorder.abstract(new))

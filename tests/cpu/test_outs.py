@@ -66,6 +66,39 @@ def test_out_that_others_see_and_that_has_another_shape() -> None:
     assert "side effect" in told(refusal(part, X))
 
 
+def test_out_that_has_a_history_and_another_shape() -> None:
+    """Eager leaves it the history of the old shape; an input that is no leaf is such a tensor."""
+
+    @torch.no_grad()
+    def given(room: Tensor) -> Tensor:
+        return torch.exp(X, out=room).detach()
+
+    def made(x: Tensor) -> Tensor:
+        return given(x * 2)
+
+    def values_and_places(x: Tensor) -> Tensor:
+        room = x * 2
+        with torch.no_grad():
+            torch.max(X, 0, out=(room, torch.empty(0, dtype=torch.long)))
+        return room.detach()
+
+    followed = torch.randn(2, 2, requires_grad=True)
+    assert "unsupported: a tensor of [2, 2] with a" in told(refusal(given, followed * 2))
+    assert "unsupported: a tensor of [2, 2] with a" in told(refusal(made, followed))
+    assert "unsupported: a tensor of [2, 2] with a" in told(refusal(values_and_places, followed))
+
+
+def test_out_that_is_an_input_which_got_a_history_and_lost_it() -> None:
+    w = torch.randn(2, 2, requires_grad=True)
+
+    def program(room: Tensor) -> Tensor:
+        room.mul_(w).detach_()
+        return torch.exp(X, out=room)
+
+    found = refusal(program, torch.randn(2, 2))
+    assert "side effect: the program changes the shape of the input room" in told(found)
+
+
 def test_strides_of_a_resized_out_that_torch_does_not_tell() -> None:
     found = refusal(lambda x: torch.linalg.qr(x, out=(torch.empty(0), torch.empty(0))), X)
     assert "no functional form: what becomes of an `out` of [0]" in told(found)
