@@ -32,6 +32,12 @@ Found by running every operator of torch's test database (OpInfo, torch 2.13) an
 memory of results and operands. Source: aten/src/ATen/native/TensorShape.cpp.
 """
 
+NO_VIEWS = frozenset({"aten::detach", "aten::view.dtype"})
+"""Views to the schema and none to autograd: they share a version counter, and no history.
+
+Source: those of derivatives.yaml without a differentiable output.
+"""
+
 FUNCTIONAL_NAMES: dict[str, str] = {
     "aten::native_batch_norm": "_native_batch_norm_legit_functional",
     "aten::normal_": "normal_functional",
@@ -74,7 +80,7 @@ def schema_of(func: Any) -> Schema:
         ),
         writes_if=HIDDEN_CONDITION if hidden else None,
         viewed=shared or _viewed(schema),
-        share=Share.MEMORY if shared else Share(func.name() == "aten::detach"),
+        share=Share.MEMORY if shared else Share(func.name() in NO_VIEWS),
         random=random,
         draws_over=random and not outs and written == (schema.arguments[0].name,),
         reshapes_in_place=torch.Tag.inplace_view in func.tags,

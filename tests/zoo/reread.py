@@ -75,6 +75,21 @@ def bits_read_back_and_written(x: Tensor) -> Tensor:
     return x + 1
 
 
+@program(t(4, 4))
+def bits_of_a_leaf_written(x: Tensor) -> Tensor:
+    seen = x.view(torch.int32).view(torch.float32)
+    seen.diagonal().fill_(0)
+    return x + seen if seen.requires_grad else x * 3 - seen
+
+
+@program(t(4))
+def trained_written_to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    room = torch.zeros(16, dtype=torch.uint8)
+    seen = room.view(torch.float32)
+    seen[1:].mul_(2).add_(x[1:])
+    return seen * x, room
+
+
 @program(
     c(4, dtype=torch.complex64),
     train=False,
