@@ -60,6 +60,10 @@ class _Untrained(torch.autograd.Function):
 _UNTRAINED: Any = _Untrained.apply
 
 
+def _leaf() -> torch.Tensor:
+    return torch.zeros((), requires_grad=True)
+
+
 def _opened(op: Op) -> Refusal:
     return Refusal(
         f"the cut shows what {op.target} does forward, which is not to be differentiated",
@@ -83,15 +87,18 @@ def spent(recorded: Recorded, results: Sequence[Any]) -> list[Any]:
     for place, mutation in enumerate(recorded.mutations, len(recorded.outputs)):
         if recorded.writes_followed(mutation):
             refused = partial(_spent, recorded, mutation)
-            found[place] = _UNTRAINED(refused, found[place], torch.zeros((), requires_grad=True))
+            found[place] = _UNTRAINED(refused, found[place], _leaf())
     return found
 
 
 def marked(results: Sequence[Any], places: Untrained, inputs: Sequence[Any]) -> list[Any]:
-    """The results, of which some refuse to give a gradient to the inputs."""
-    wanting = [each for each in inputs if isinstance(each, torch.Tensor) and each.requires_grad]
+    """The results, of which some refuse to give a gradient: to the inputs, or to a made leaf."""
     found, done = list(results), dict[int, torch.Tensor]()
-    for place, op in places.items() if torch.is_grad_enabled() and wanting else ():
+    if not (places and torch.is_grad_enabled()):
+        return found
+    wanting = [each for each in inputs if isinstance(each, torch.Tensor) and each.requires_grad]
+    wanting = wanting or [_leaf()]
+    for place, op in places.items():
         key = id(results[place])
         if key not in done:
             done[key] = _UNTRAINED(partial(_opened, op), results[place], *wanting)

@@ -380,6 +380,22 @@ def test_the_aten_cut_gives_no_gradient_of_its_forward() -> None:
             assert torch.equal(*both)
 
 
+def test_the_aten_cut_of_a_function_of_a_leaf_that_the_program_makes() -> None:
+    """Its results require grad, though no input does."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        leaf = x.detach().requires_grad_()
+        made = Cube.apply(leaf)
+        return made, made.detach(), leaf * 2
+
+    cut, x = foretrace.capture(fn, (torch.ones(3),)).cut("aten"), torch.rand(3)
+    assert [each.requires_grad for each in cut(x)] == [True, False, True]
+    with pytest.raises(foretrace.Refusal, match="Cube"):
+        cut(x)[0].sum().backward()
+    with torch.no_grad():
+        assert [each.requires_grad for each in cut(x)] == [each.requires_grad for each in fn(x)]
+
+
 class Spikes(torch.autograd.Function):
     """Applied in the kernels of an operator."""
 
