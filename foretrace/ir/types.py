@@ -120,9 +120,12 @@ class TensorType:
 
     @property
     def odd(self) -> bool:
-        """Whether it has a size 0 or 1, and other strides than a tensor that lies in order."""
-        degenerate = 0 in self.shape or 1 in self.shape
-        return degenerate and self.stride != self.contiguous().stride
+        """Whether it has a size 0 or 1, and other strides than a tensor that lies in order.
+
+        So has what TensorIterator makes of one with both sizes: no stride tells their order.
+        """
+        none, one = 0 in self.shape, 1 in self.shape
+        return (none and one) or ((none or one) and self.stride != self.contiguous().stride)
 
     @property
     def overlapping(self) -> bool:

@@ -78,7 +78,7 @@ class CpuKernels:
         return found[0]
 
     def laid_out(self, func: Any, call: Tree, result: Tree) -> Tree:
-        """The types of a result in eager's layout, where operands have odd strides.
+        """The types of a result in eager's layout, where operands have odd strides, or might.
 
         Of such, torch's Python kernels for meta tensors do not know what TensorIterator makes.
         """

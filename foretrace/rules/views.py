@@ -33,8 +33,8 @@ def put_back(
         Refusal: the view reads memory as another type, or memory that the base does not show.
     """
 
-    def call(func: Any, *args: Tree) -> Value:
-        return append(func, args).outs[0]
+    def call(func: Any, *args: Tree, **kwargs: Tree) -> Value:
+        return append(func, args, kwargs).outs[0]
 
     content = new
     for step, base in zip(reversed(steps), reversed(bases), strict=True):
@@ -124,6 +124,17 @@ def _part(step: ViewStep, base: Value, call: Call, part: int) -> Value:
     return call(aten.select.int, call(aten.view_as_real.default, whole), -1, part)
 
 
+def _other_size(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
+    """The same bytes as elements of another size, which lie in order: torch asks for that.
+
+    Kernels give what has no elements strides that the type does not tell, where sizes are open.
+    """
+    straight = 0 not in new.type.shape and new.type.stride == new.type.contiguous().stride
+    if not straight and new.type.dtype.itemsize != base.type.dtype.itemsize:
+        new = call(aten.clone.default, new, memory_format=torch.contiguous_format)
+    return call(aten.view.dtype, new, base.type.dtype)
+
+
 def _conjugate(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
     return call(aten.conj_physical.default, new) if new.type.dtype.is_complex else new
 
@@ -169,6 +180,6 @@ VIEW_INVERSES: dict[Any, Inverse] = {
     aten.adjoint.default: _adjoint,
     aten.matrix_H.default: _adjoint,
     aten._neg_view.default: lambda step, base, new, call: call(aten.neg.default, new),
-    aten.view.dtype: lambda step, base, new, call: call(aten.view.dtype, new, base.type.dtype),
+    aten.view.dtype: _other_size,
 }
 """How the content of a base follows from new content of a view of it; the rest goes by place."""
