@@ -30,11 +30,15 @@ def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
     """The types that eager gives, where torch's meta kernel says otherwise.
 
     One example without a batch gives one number, whatever the reduction. Batch norm lays out what
-    it makes of its input in order, or with the channels last, and not as the input lies.
+    it makes of its input in order, or with the channels last, and rrelu in order, and neither as
+    the input lies.
     Sources: multilabel_margin_loss_forward_out_cpu_template in
     aten/src/ATen/native/LossMultiLabelMargin.cpp, batch_norm_cpu and batch_norm_backward_cpu in
-    aten/src/ATen/native/Normalization.cpp, torch 2.13.
+    aten/src/ATen/native/Normalization.cpp, rrelu_with_noise_cpu in
+    aten/src/ATen/native/Activation.cpp, torch 2.13.
     """
+    if func is torch.ops.aten.rrelu_with_noise.default:
+        return result.contiguous()
     if func is torch.ops.aten.multilabel_margin_loss_forward.default and len(args[0].shape) <= 1:
         loss, rest = result
         return TensorType((), (), loss.dtype, loss.device), rest
@@ -54,8 +58,12 @@ def as_iterated(func: Any, args: Any, result: Any) -> Any:
     """What a kernel returns in the layout of eager, where torch's meta kernel misses an operand.
 
     Indexing lays out its result by the strides of what is indexed and by those of the indices.
-    Source: AdvancedIndex in aten/src/ATen/native/TensorAdvancedIndexing.cpp, torch 2.13.
+    The gradient of rrelu in training is `noise * gradient`, to the meta kernel `gradient * noise`.
+    Sources: AdvancedIndex in aten/src/ATen/native/TensorAdvancedIndexing.cpp,
+    rrelu_with_noise_backward in aten/src/ATen/native/Activation.cpp, torch 2.13.
     """
+    if func is torch.ops.aten.rrelu_with_noise_backward.default and args[5]:
+        return result.as_strided(result.shape, torch_api.iterated_strides(args[2], args[0]))
     if func not in INDEXING or any(i is not None and i.dtype == torch.bool for i in args[1]):
         return result
     given, places = args[0], [n for n, index in enumerate(args[1]) if index is not None]

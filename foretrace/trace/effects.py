@@ -29,7 +29,7 @@ from foretrace.trace.alias import (
     rewritten,
 )
 from foretrace.trace.in_place import check_leaves, reshaped
-from foretrace.trace.layout import copied, drawn, draws_as_value, in_layout, laid_out
+from foretrace.trace.layout import as_the_op, copied, drawn, draws_as_value, in_layout, laid_out
 from foretrace.trace.lists import one_after_the_other
 from foretrace.trace.outs import RESIZES, contents, resize
 from foretrace.trace.overlap import check_apart, meet, overlapping, place
@@ -251,7 +251,8 @@ def _write_many(
     followed = recorder.followed_results(func, args, kwargs)
     with recorder.inner_scope(origin.frame) as body:
         contents = _new_contents(recorder, func, args, kwargs, targets)
-        results = body[0].outs[: len(body[0].outs) - len(targets)]
+        made = body[0].outs[: len(body[0].outs) - len(targets)]
+        results = as_the_op(recorder, func, args, kwargs, made)
     for value, on in zip(results, followed, strict=False):
         value.type = value.type.with_grad(on)
     result = tuple(targets) if schema.returns_written else tuple(map(recorder.abstract, results))

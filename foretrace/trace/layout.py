@@ -5,9 +5,10 @@ from typing import Any
 import sympy
 import torch
 
-from foretrace.ir.op import Op, Tree, Value
+from foretrace.ir.op import Op, Tree, Value, map_values
 from foretrace.ir.types import TensorType
 from foretrace.trace.alias import Alias, Records, current
+from foretrace.trace.meaning import leaves
 
 aten = torch.ops.aten
 
@@ -91,6 +92,20 @@ def in_layout(recorder: Records, target: Alias, new: Value) -> Value:
     if target.is_view or new.type.same_layout(like):
         return new
     return laid_out(recorder, like, new)
+
+
+def as_the_op(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], made: tuple[Value, ...]
+) -> tuple[Value, ...]:
+    """What the value form of an op has made beside new contents, laid out as the op itself does."""
+    if not made or recorder.semantics.schema(func).returns_written:
+        return made
+    typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
+    likes = leaves(recorder.semantics.infer(func, *typed))
+    return tuple(
+        new if new.type.same_layout(like) else laid_out(recorder, like, new)
+        for new, like in zip(made, likes, strict=True)
+    )
 
 
 def same_sizes(recorder: Records, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

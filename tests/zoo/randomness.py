@@ -171,6 +171,12 @@ def drawn_over_memory_with_gaps(x: Tensor) -> tuple[Tensor, ...]:
     return rooms[0], rooms[1] * x, rooms[2].random_(0, 7).sum()
 
 
+@program(t(3, 4), t(4, 3))
+def rrelu_of_what_is_transposed(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    drawn = F.rrelu(x.t() * 2, training=True)
+    return drawn.view(-1), F.rrelu(x.t(), training=False), drawn * drawn.t().reshape(4, 3) * w
+
+
 @program(t(4, 6))
 def rrelu_of_parts(x: Tensor) -> tuple[Tensor, ...]:
     y = (x * 2)[:, 1:5]
