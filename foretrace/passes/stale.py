@@ -162,13 +162,15 @@ class Stale:
         return {value for value in saved & touched if not self.again(value, op)}
 
     def _check_again(self, region: Checkpoint) -> None:
-        """Refuse a checkpoint that reads what is written over, as it does so again."""
+        """Refuse a checkpoint that reads what is written over, or writes, as it does so again."""
         for op in self._read.pop(region, ()):
             for value in op.operands:
                 found = self.of(value, op)
-                outside = self._made.get(self.base(value)) is not region
-                if outside and found is not None and found.inside is not region:
+                if found is None or self._made.get(self.base(value)) is region:
+                    continue
+                if found.inside is not region:
                     raise located(written_since(op, found, AGAIN), op)
+                raise located(_written_twice(op), op)
 
     def check_unpacked(self, op: Op, derivatives: Derivatives) -> None:
         """Refuse as `read` does, also where the derivative asks for a saved tensor's sizes alone.
@@ -218,6 +220,19 @@ def written_since(
         do=(
             "use the out-of-place operator for the write, or write to a clone",
             *filter(None, [also]),
+        ),
+    )
+
+
+def _written_twice(op: Op) -> Refusal:
+    """The refusal of a write that eager repeats: to what a checkpoint has from outside."""
+    return Refusal(
+        f"a checkpoint runs {target_name(op.target)} again in the backward, and eager then writes a"
+        " second time to a tensor from outside of it, which no graph does",
+        kind="written twice",
+        do=(
+            "write outside of the checkpoint: return the new value from it",
+            "or, for the statistics of batch norm: eval(), or call the layer outside of it",
         ),
     )
 

@@ -29,6 +29,8 @@ DEEPEST = 4
 """How far attributes of attributes are followed"""
 PARTS = ("func", "args", "keywords", "__self__", "__func__")
 """Attributes in C of partial functions and bound methods"""
+DEFAULTS = ("__defaults__", "__kwdefaults__")
+"""Attributes in C of functions; where there are none, the caller gives what is read"""
 NO_INSIDE = (type, torch.Tensor)
 SLOT = types.MemberDescriptorType
 
@@ -105,7 +107,8 @@ class Reading:
     def follow(self, name: str, item: Any, depth: int = DEEPEST) -> None:
         """What an object leads to; that it is the same object is known already."""
         kind = type(item)  # its class as it says itself is Python of the user's
-        if id(item) in self._seen or issubclass(kind, NO_INSIDE) or plain(item):
+        code = _code_of_user(item)
+        if id(item) in self._seen or issubclass(kind, NO_INSIDE) or (plain(item) and not code):
             return
         self._seen[id(item)] = item
         if issubclass(kind, nn.Module):
@@ -121,7 +124,7 @@ class Reading:
         self.found.append(Held(name, how, holder, key, snapshot(item) if data else item))
         if issubclass(type(item), type):
             self._classes(item, 0)
-        elif depth and not data:
+        elif depth and (not data or _code_of_user(item)):
             self.follow(name, item, depth - 1)
 
     # ---- objects -----------------------------------------------------------------------------
@@ -199,9 +202,18 @@ def _state(path: str, module: nn.Module) -> ModuleState:
 
 
 def _parts(item: Any) -> tuple[str, ...]:
+    """Attributes in C by which an object is what it is; of a function, those that may change it."""
     if isinstance(item, functools.partial):
         return PARTS[:3]
+    if isinstance(item, types.FunctionType):
+        return ("__code__", *(name for name in DEFAULTS if getattr(item, name) is not None))
     return PARTS[3:] if isinstance(item, types.MethodType) else ()
+
+
+def _code_of_user(item: Any) -> types.CodeType | None:
+    """The code of a function that is none of a library's, which leaves its own as they are."""
+    code = item.__code__ if isinstance(item, types.FunctionType) else None
+    return code if code is not None and origin_of(code.co_filename) == "user" else None
 
 
 def _of_a_library(item: Any) -> bool:

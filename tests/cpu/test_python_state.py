@@ -46,6 +46,9 @@ class Config(Base):
     def __call__(self, x: Tensor) -> Tensor:
         return x * self.beta
 
+    def power(self, x: Tensor, by: float = 2.0) -> Tensor:
+        return x * by
+
 
 class Slotted:
     __slots__ = ("empty", "full")
@@ -252,6 +255,53 @@ def a_partial_function(patch: pytest.MonkeyPatch) -> Made:
 def an_argument(patch: pytest.MonkeyPatch) -> Made:
     config = Config()
     return lambda x, c: x * c.beta, (X, config), lambda: setattr(config, "beta", 5.0)
+
+
+def by_default(x: Tensor, gain: float = 2.0, *, shift: float = 1.0) -> Tensor:
+    return x * gain + shift
+
+
+def of_another_code(x: Tensor, gain: float = 2.0, *, shift: float = 1.0) -> Tensor:
+    return x - gain - shift
+
+
+by_default.rate = 1.0  # type: ignore[attr-defined]
+
+
+@case
+def defaults(patch: pytest.MonkeyPatch) -> Made:
+    return by_default, (X,), lambda: patch.setattr(by_default, "__defaults__", (5.0,))
+
+
+@case
+def defaults_of_what_it_calls(patch: pytest.MonkeyPatch) -> Made:
+    change = lambda: patch.setattr(by_default, "__defaults__", (5.0,))  # noqa: E731
+    return lambda x: by_default(x) * 1, (X,), change
+
+
+@case
+def keyword_defaults(patch: pytest.MonkeyPatch) -> Made:
+    change = lambda: patch.setattr(by_default, "__kwdefaults__", {"shift": 5.0})  # noqa: E731
+    return lambda x: by_default(x) * 1, (X,), change
+
+
+@case
+def other_code(patch: pytest.MonkeyPatch) -> Made:
+    change = lambda: patch.setattr(by_default, "__code__", of_another_code.__code__)  # noqa: E731
+    return lambda x: by_default(x) * 1, (X,), change
+
+
+@case
+def defaults_of_a_method(patch: pytest.MonkeyPatch) -> Made:
+    config = Config()
+    change = lambda: patch.setattr(Config.power, "__defaults__", (5.0,))  # noqa: E731
+    return lambda x: config.power(x) * 1, (X,), change
+
+
+@case
+def an_attribute_of_a_function(patch: pytest.MonkeyPatch) -> Made:
+    change = lambda: patch.setattr(by_default, "rate", 5.0)  # noqa: E731
+    return lambda x: x * by_default.rate, (X,), change  # type: ignore[attr-defined]
 
 
 def of_a_net(change: Callable[[Net, pytest.MonkeyPatch], object]) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import foretrace
@@ -228,6 +228,41 @@ def writes_a_clone_beside_a_checkpoint(w: Tensor) -> Tensor:
 refuses("modified in place", "passes/stale.py:written_since",
         cuts(writes_what_a_checkpoint_reads, W, loss=0), writes_what_a_checkpoint_reads,
         trained(writes_a_clone_beside_a_checkpoint, W))  # fmt: skip
+
+
+class Normed(nn.Module):
+    """Batch norm whose statistics eager brings up to date twice, or once."""
+
+    def __init__(self, *, apart: bool) -> None:
+        super().__init__()
+        self.norm, self.apart = nn.BatchNorm1d(8), apart
+
+    def forward(self, w: Tensor) -> Tensor:
+        if self.apart:
+            return checkpoint(torch.exp, self.norm(w), use_reentrant=False).sum()
+        return checkpoint(lambda q: self.norm(q).exp(), w, use_reentrant=False).sum()  # here
+
+
+def adds_in_a_checkpoint(w: Tensor, count: Tensor) -> Tensor:
+    def counted(q: Tensor) -> Tensor:
+        count.add_(1)  # here
+        return q.exp() * 2
+
+    return checkpoint(counted, w, use_reentrant=False).sum()
+
+
+def adds_beside_a_checkpoint(w: Tensor, count: Tensor) -> Tensor:
+    count.add_(1)
+    return checkpoint(lambda q: q.exp() * 2, w, use_reentrant=False).sum()
+
+
+refuses("written twice", "passes/stale.py:_written_twice",
+        cuts(adds_in_a_checkpoint, W, torch.zeros(2), loss=0), adds_in_a_checkpoint,
+        trained(adds_beside_a_checkpoint, W, torch.zeros(2)),
+        trained(Normed(apart=True), W))  # fmt: skip
+refuses("written twice", "passes/stale.py:_written_twice",
+        cuts(Normed(apart=False), W, loss=0), Normed.forward,
+        trained(Normed(apart=True), W), trained(Normed(apart=False).eval(), W))  # fmt: skip
 
 
 def binds_what_a_checkpoint_reads(w: Tensor) -> Tensor:
