@@ -152,7 +152,7 @@ class TensorType:
         """The same type laid out in order."""
         strides: list[Size] = [1]
         for size in reversed(self.shape[1:]):
-            strides.append(strides[-1] * size)
+            strides.append(strides[-1] * (1 if size == 0 else size))  # as torch counts
         stride = tuple(reversed(strides[: len(self.shape)]))
         return TensorType(self.shape, stride, self.dtype, self.device)
 
