@@ -19,7 +19,7 @@ from foretrace.ir.fx import SPELLED
 from foretrace.ir.lifted import Interface, interface, separated
 from foretrace.ir.names import called_like_a_keyword
 from foretrace.ir.op import Op, Value, values_in
-from foretrace.passes.cut import Level, forward_graph
+from foretrace.passes.cut import Level, forward_graph, written_over
 from foretrace.passes.live import needs
 from foretrace.passes.spell import located
 from foretrace.passes.writeback import Written, with_writes
@@ -169,7 +169,7 @@ def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
     graph = forward_graph(recorded, program.semantics, level, "export", around=around, also=seen)
     for op in graph.ops:
         _check_op(op)
-    return with_writes(recorded, graph.ops)
+    return with_writes(recorded, graph.ops, written_over(recorded, program.semantics).unseen)
 
 
 def _check_op(op: Op) -> None:

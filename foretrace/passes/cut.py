@@ -145,7 +145,7 @@ def _trainable(
     also: Collection[Value], *, around: bool,
 ) -> list[Op]:  # fmt: skip
     """The ops of a cut that autograd follows, and refuses, as it does eager's."""
-    below, over = semantics.derivatives.below_autograd, _written_over(recorded, semantics)
+    below, over = semantics.derivatives.below_autograd, written_over(recorded, semantics)
     asked = (partial(_raises, semantics.derivatives), partial(_own_formula, semantics.derivatives))
     history = History(lambda op: op.target in below, *asked, around, over.copied)
     flat = list(flatten(recorded.ops, level, history.stops, history.trained_body))
@@ -182,9 +182,10 @@ def _own_formula(derivatives: Derivatives, writes: Any, form: Op) -> bool:
     return itself != derivatives.node(form.target, args, kwargs, frozenset())
 
 
-def _written_over(recorded: Recorded, semantics: TargetSemantics) -> SavedOver:
+def written_over(recorded: Recorded, semantics: TargetSemantics) -> SavedOver:
+    """What autograd saves of a program and the program writes over."""
     if not recorded.overwritten:
-        return SavedOver({}, {}, {}, lambda value: value)
+        return SavedOver({}, {}, {}, {}, lambda value: value)
     leaves = flatten(recorded.ops, Level(written=False), lambda op: op.writes or applied(op))
     return saved_over(leaves, recorded, semantics.derivatives)
 

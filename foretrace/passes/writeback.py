@@ -5,7 +5,7 @@ torch's own tools copy back. Else the graph writes: into a leaf that autograd fo
 be written under no_grad only, and into memory that an output shares.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,15 +31,20 @@ class Written:
     """(input, its new content) of those that are copied back"""
 
 
-def with_writes(recorded: Recorded, ops: Iterable[Op]) -> Written:
+def with_writes(recorded: Recorded, ops: Iterable[Op], unseen: Container[Value]) -> Written:
     """The ops of a forward cut, and what comes of its mutations and outputs.
+
+    Args:
+        recorded: the program.
+        ops: those of the cut.
+        unseen: inputs of which a backward reads what was written without autograd's knowing.
 
     Raises:
         Refusal: a buffer was bound to a tensor of another type, which no graph can do.
     """
     spelling = _Spelling(recorded)
     _check_bound(recorded)
-    _check_data(recorded)
+    _check_data(recorded, unseen)
     _check_loose(recorded)
     check_begins(recorded)
     kept = list(spelling.apart(ops))
@@ -138,11 +143,11 @@ def _op(func: object, args: tuple[Any, ...], out: Value, origin: Origin = NOWHER
     return Op(func, args, {}, out, (out,), origin=origin)
 
 
-def _check_data(recorded: Recorded) -> None:
+def _check_data(recorded: Recorded, unseen: Container[Value]) -> None:
     """Refuse a write by way of `.data` that a backward would read: torch writes back otherwise."""
     for mutation in recorded.mutations:
         item = recorded.inputs[mutation.index]
-        if mutation.unseen and item.value.type.requires_grad:
+        if mutation.unseen and (item.value.type.requires_grad or item.value in unseen):
             raise Refusal(
                 f"the program writes to the {item.role} in a way that autograd does not see (.data,"
                 " unsafe_split), and a backward through the exported program would not read that",

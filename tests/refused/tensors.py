@@ -245,6 +245,23 @@ class WritesData(Weighted):
         return x * self.w
 
 
+class WritesDataOfAnArgument(Weighted):
+    """The argument requires no grad, and the gradient of `w` reads it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.w
+        x.data.mul_(2)  # here
+        return y
+
+
+class WritesAnArgument(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone() * self.w
+        with torch.no_grad():
+            x.mul_(2)
+        return y
+
+
 class WritesUnderNoGrad(Weighted):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -287,6 +304,9 @@ refuses("side effect", "trace/gradients.py:set",
         captured(returns_a_gradient, X), captured(writes_a_gradient, with_gradient()))  # fmt: skip
 refuses("side effect", "passes/writeback.py:_check_data", exports(WritesData(), X),
         WritesData.forward, cut_of(WritesUnderNoGrad()), cut_of(WritesData()))  # fmt: skip
+refuses("side effect", "passes/writeback.py:_check_data", exports(WritesDataOfAnArgument(), X),
+        WritesDataOfAnArgument.forward, cut_of(WritesAnArgument()),
+        cut_of(WritesDataOfAnArgument()))  # fmt: skip
 
 
 def bilinear_under_autocast(x: Tensor) -> Tensor:
