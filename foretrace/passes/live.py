@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 
-from foretrace.ir.op import Backward, ModuleCall, Op, Value, Write, values_in
+from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.program import Output
 from foretrace.passes.history import is_unseen_write
 from foretrace.targets.semantics import TargetSemantics
@@ -15,7 +15,7 @@ def values_of(outputs: Iterable[Output]) -> list[Value]:
 
 
 def live(ops: list[Op], results: Iterable[Value], semantics: TargetSemantics) -> list[Op]:
-    """The ops on which a result depends, and those that draw random numbers or only check."""
+    """The ops on which a result depends, and those that do something else: draw, check, raise."""
     wanted = set(results)
     kept = []
     for op in reversed(ops):
@@ -54,16 +54,19 @@ def all_outs(op: Op) -> Collection[Value]:
 
 
 def effectful(op: Op, semantics: TargetSemantics) -> bool:
-    """Whether the op, or something in it, draws random numbers, writes, or only checks."""
-    if isinstance(op.target, (ModuleCall, Backward, Write)):
-        return any(effectful(inner, semantics) for inner in op.region or ())
+    """Whether the op, or something in it, draws random numbers, writes, checks, or may raise.
+
+    What the backward is made of may raise only as the forward does.
+    """
+    if not op.leaf:
+        inner_ops = op.definition.ops if op.definition is not None else op.region or ()
+        return any(effectful(inner, semantics) for inner in inner_ops)
     if not hasattr(op.target, "overloadpacket") or op.target is REQUIRES_GRAD:
         return False
-    if op.leaf:
-        schema = semantics.schema(op.target)
-        return schema.random or bool(schema.writes) or not schema.returns_something
-    inner_ops = op.definition.ops if op.definition is not None else op.region or ()
-    return any(effectful(inner, semantics) for inner in inner_ops)
+    schema = semantics.schema(op.target)
+    if schema.random or schema.writes or not schema.returns_something:
+        return True
+    return op.because is None and semantics.may_raise(op)
 
 
 def with_saved(ops: list[Op], results: Iterable[Value]) -> list[Op]:

@@ -66,16 +66,25 @@ class CpuKernels:
         """
         found = []
         for mask in (0, 1):
-            made: list[torch.Tensor] = []
-            with _unseen():
-                make = partial(_filled, mask)
-                real_args, real_kwargs = with_tensors((args, kwargs), made, make, self.symbols)
-                result = func(*real_args, **real_kwargs)
+            result, made = self.run(func, args, kwargs, partial(filled, mask))
             described = (made, []) if after else (result, made)
             found.append(describe(self.types, *described))
         if found[0] != found[1] or torch.Tag.dynamic_output_shape in func.tags:
             raise depends_on_data(func)
         return found[0]
+
+    def run(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], make: Make
+    ) -> tuple[Any, list[torch.Tensor]]:
+        """The result of a call of what `make` makes, and that.
+
+        Raises:
+            Exception: what the kernel raises of the call, in eager's words.
+        """
+        made: list[torch.Tensor] = []
+        with _unseen():
+            real_args, real_kwargs = with_tensors((args, kwargs), made, make, self.symbols)
+            return func(*real_args, **real_kwargs), made
 
     def laid_out(self, func: Any, call: Tree, result: Tree) -> Tree:
         """The types of a result in eager's layout, where operands have odd strides, or might.
@@ -154,9 +163,12 @@ def _unseen() -> Iterator[None]:
         yield
 
 
-def _filled(mask: int, type: TensorType) -> torch.Tensor:
+def filled(mask: int, type: TensorType, number: float = 0.0) -> torch.Tensor:
+    """A tensor of a type, full of a number, or of zeros if it has integers; `mask` if of masks."""
     made = torch.empty_strided(type.shape, type.stride, dtype=type.dtype)
-    return made.fill_(mask if type.dtype in (torch.bool, torch.uint8) else 0)
+    if type.dtype in (torch.bool, torch.uint8):
+        return made.fill_(mask)
+    return made.fill_(number if type.dtype.is_floating_point or type.dtype.is_complex else 0)
 
 
 def _restrided(result: Tree, told: Tree) -> Tree:

@@ -26,16 +26,16 @@ def probe(infer: Callable[[Tree], Tree], call: Tree, numbers: Numbers, name: str
     Raises:
         Refusal: a size of the result is no size of an operand.
     """
-    other = {symbol: number + 6 + 2 * i for i, (symbol, number) in enumerate(numbers.items())}
-    one = infer(_with_numbers(call, numbers))
+    other = other_numbers(numbers)
+    one = infer(at_numbers(call, numbers))
     try:
-        two = infer(_with_numbers(call, other))
+        two = infer(at_numbers(call, other))
     except RuntimeError as error:
         if isinstance(error, Refusal):
             raise
         # the kernel wants sizes to be equal that are; it says so at each call
         other = {symbol: 2 * number + 6 for symbol, number in numbers.items()}
-        two = infer(_with_numbers(call, other))
+        two = infer(at_numbers(call, other))
     sizes = dict.fromkeys(_sizes(call))
     known = {tuple(_number(size, each) for each in (numbers, other)): size for size in sizes}
     return _Merge(numbers, other, known, name).of(one, two)
@@ -100,7 +100,14 @@ def _sizes(tree: Tree) -> Iterator[Size]:
             yield leaf
 
 
-def _with_numbers(tree: Tree, numbers: Numbers) -> Tree:
+def other_numbers(numbers: Numbers) -> Numbers:
+    """Numbers unlike these, and unlike each other."""
+    return {symbol: number + 6 + 2 * i for i, (symbol, number) in enumerate(numbers.items())}
+
+
+def at_numbers(tree: Tree, numbers: Numbers) -> Tree:
+    """The structure with numbers for the symbols."""
+
     def of(leaf: Any) -> Any:
         if isinstance(leaf, TensorType):
             shape = tuple(_number(size, numbers) for size in leaf.shape)
