@@ -17,6 +17,9 @@ from foretrace.trace.made_leaves import value_of
 from foretrace.trace.owners import Borrowed
 from foretrace.trace.recorder import Recorder
 
+NEW = "use the operator that returns a new tensor, such as detach() or transpose()"
+LEAVE_OUT = "give a tensor of that shape, or leave `out` away and use the result"
+
 
 def mutations_of(
     recorder: Recorder, inputs: list[Input], stands: list[Any], loan: Borrowed
@@ -30,6 +33,8 @@ def mutations_of(
         new = current(alias, recorder)
         if alias.parent is not None or alias.initial is not item.value:
             raise _not_written_back(f"changes the shape of the {item.role}", new, recorder)
+        if alias.initial is not item.value:
+            raise _not_written_back(f"resizes the {item.role}", new, recorder, LEAVE_OUT)
         if item.value.type.requires_grad and not stand.requires_grad:
             raise _not_written_back(f"detaches the {item.role}", new, recorder)
         if new is not item.value:
@@ -102,11 +107,10 @@ def begins_read(
     return found
 
 
-def _not_written_back(what: str, value: Value, recorder: Recorder) -> Refusal:
+def _not_written_back(what: str, value: Value, recorder: Recorder, do: str = NEW) -> Refusal:
     return Refusal(
         f"the program {what} in place, and the caller's tensor would stay as it is",
-        kind="side effect", at=line_of(recorder, value),
-        do="use the operator that returns a new tensor, such as detach() or transpose()",
+        kind="side effect", at=line_of(recorder, value), do=do,
     )  # fmt: skip
 
 
