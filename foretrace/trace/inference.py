@@ -14,9 +14,11 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Origin, Value, map_values, values_in
 from foretrace.trace.made_leaves import REQUIRES_GRAD
+from foretrace.trace.meaning import Share
 from foretrace.trace.recorder import Recorder
 
 CLONE = ("clone() it outside of torch.inference_mode()", "or use torch.no_grad() instead")
+PARTS = ("use split or chunk", "or use torch.no_grad() instead")
 
 
 class Guard:
@@ -71,6 +73,11 @@ class _Made:
 
     def check(self) -> None:
         for op, origin in _leaves(self.ops, None):
+            if origin.inference and self._splits(op):
+                raise Refusal(
+                    f"{op.target} gives parts that require grad in inference mode, and in no other",
+                    kind="inference tensor", at=origin.frame, do=PARTS,
+                )  # fmt: skip
             refused = "" if origin.inference else self._refused(op, origin)
             if refused:
                 raise Refusal(
@@ -93,6 +100,17 @@ class _Made:
             base = operands[views[position]] if position in views else None
             if inference if base is None else base in self.made:
                 self.made.add(out)
+
+    def _splits(self, op: Op) -> bool:
+        """Whether the parts are views that require grad, as autograd's kernel does not run.
+
+        Source: unsafe_split in aten/src/ATen/native/TensorShape.cpp, which calls `split`.
+        """
+        if not op.outs or not hasattr(op.target, "overloadpacket"):
+            return False
+        schema, base = self.semantics.schema(op.target), op.args[0]
+        parts = schema.multiple and schema.share is Share.MEMORY
+        return bool(parts and base.type.requires_grad and base not in self.made)
 
     def _refused(self, op: Op, origin: Origin) -> str:
         """What eager refuses of an op outside of the mode; empty if it does not."""

@@ -124,6 +124,29 @@ refuses("inference tensor", "trace/inference.py:check", captures(multiplies_by_i
         trained(multiplies_by_unfollowed, W))  # fmt: skip
 
 
+def splits_in_inference(w: Tensor) -> Tensor:
+    with torch.inference_mode():
+        first, _ = w.unsafe_chunk(2)  # here
+    return first
+
+
+def chunks_in_inference(w: Tensor) -> Tensor:
+    with torch.inference_mode():
+        first, _ = w.chunk(2)
+    return first
+
+
+def splits_unfollowed(w: Tensor) -> Tensor:
+    with torch.no_grad():
+        first, _ = w.unsafe_chunk(2)
+    return first
+
+
+refuses("inference tensor", "trace/inference.py:check", captures(splits_in_inference, W),
+        splits_in_inference, captured(chunks_in_inference, W),
+        captured(splits_unfollowed, W))  # fmt: skip
+
+
 def writes_what_kron_reads(w: Tensor) -> Tensor:
     y = w * 2
     z = torch.kron(y, y)  # here
