@@ -26,6 +26,7 @@ class Records(Protocol):
     scope: list[Op]
     value_form: Op | None
     overwritten: "dict[Value, Held]"
+    rebased: "list[Alias]"
     fresh: set[Value]
     leaves: set[Value]
     lift: Callable[[torch.Tensor], Abstract]
@@ -198,8 +199,7 @@ class Held:
 
     alias: Alias
     since: int
-    origin: Origin
-    """the user's line that wrote, and where it was"""
+    origin: Origin  # of the write
     form: Op | None
     """the value form of the op that wrote: of what it writes to, autograd saves a copy"""
     before: Op | None = None

@@ -301,6 +301,7 @@ def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     recorder.sources.last = _run.__code__
     with Reported(recorder):
         result = fn(*args, **kwargs)
+        recorder.view_rebased()
     if recorder.first_refusal is not None:  # the program caught it
         raise recorder.first_refusal
     return result

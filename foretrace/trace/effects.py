@@ -104,6 +104,8 @@ def _write_one(
     recorder.append(op)
     alias.version.count += 1
     _spread(recorder, history, new)
+    if followed and alias.is_view and alias.up_to_history()[0].based and not recorder.inside:
+        recorder.rebased.append(alias)
 
 
 def holder(recorder: Records, alias: Alias, *, followed: bool = False) -> tuple[Alias, list[Alias]]:

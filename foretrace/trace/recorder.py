@@ -29,7 +29,7 @@ from foretrace.ir.text import neighbourhood
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract, Types
-from foretrace.trace.alias import Held, alias_of, current, link
+from foretrace.trace.alias import Alias, Held, alias_of, current, link
 from foretrace.trace.casts import Casts
 from foretrace.trace.learn import casting_inside, learn
 from foretrace.trace.made_leaves import LEAF, REQUIRES_GRAD
@@ -84,6 +84,8 @@ class Recorder(torch_api.TorchDispatchMode):
         """the op whose results are being written over what it was computed from"""
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
+        self.rebased: list[Alias] = []
+        """views through which the program has just written"""
         self.first_refusal: Refusal | None = None
         self.unwatched: AbstractContextManager[None] = NOBODY
         """inside is work of ours, which nobody who watches the program has to see"""
@@ -102,6 +104,8 @@ class Recorder(torch_api.TorchDispatchMode):
         """Record one call and answer it with abstract tensors."""
         if func is SIZE or func is STRIDE:
             return self._numbers(args[0], func is STRIDE)
+        if self.rebased and not self._depth:
+            self.view_rebased()
         if func is CAST and self.casts.remembers(*args):
             with self.before_bodies():
                 return self.casts.once(args[0], args[1], self.again)
@@ -285,6 +289,18 @@ class Recorder(torch_api.TorchDispatchMode):
         )
         self.leaves.add(leaf)
         return leaf
+
+    def view_rebased(self) -> None:
+        """View again what the program has written through, and still holds.
+
+        Autograd makes the new history of such a view when it is written, and that of all other
+        views when they are used: gradients are added up in that order.
+        Source: rebase_history in torch/csrc/autograd/variable.cpp.
+        """
+        views, self.rebased = self.rebased, []
+        for alias in views:
+            if alias.tensor() is not None:
+                current(alias, self)
 
     @property
     def inside(self) -> bool:
