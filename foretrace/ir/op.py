@@ -124,6 +124,8 @@ class ViewStep:
     """whether the call may return more views than this"""
     own: bool = False
     """whether an autograd.Function returned it: until it is written to, it has another history"""
+    definition: "Definition | None" = None
+    """of a composite"""
 
     @property
     def absolute(self) -> bool:

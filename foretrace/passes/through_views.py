@@ -9,7 +9,8 @@ Source: torch/csrc/autograd/functions/tensor.cpp.
 from collections.abc import Iterator
 
 from foretrace import torch_api
-from foretrace.ir.op import AS_STRIDED, Op, Value, Write
+from foretrace.ir.op import AS_STRIDED, Op, Value, ViewStep, Write, copy_ops
+from foretrace.ir.types import Size, TensorType
 from foretrace.passes.history_ops import called, copied
 
 COMPOSITE = "CompositeImplicitAutograd"
@@ -17,27 +18,66 @@ WHY = "autograd puts the gradient of the part that was written in the place of t
 
 
 def writes_through_views(op: Op) -> bool:
-    """Whether autograd follows a write to a view of what it follows, all of one dtype."""
+    """Whether autograd follows a write to a view of what it follows."""
     target = op.target
     if not (isinstance(target, Write) and target.followed and target.steps):
         return False
-    base, (old, *_) = op.args[0], op.args[1]
-    if not base.type.requires_grad:
+    if not op.args[0].type.requires_grad:
         return False
-    return all(s.base.type.dtype == old.type.dtype and not s.several for s in target.steps)
+    return all(
+        not step.several and (step.definition or not (_composite(step) and _retyped(step, like)))
+        for step, like in _seen(op)
+    )
 
 
 def through_views(op: Op) -> Iterator[Op]:
     """The write itself, through views of a copy of the base."""
     write, (base, given), (view,) = op.target, op.args, op.outs
-    steps, begins = write.steps, write.steps[0].base.type.offset
+    begins = write.steps[0].base.type.begins
     yield from copied(op, base, view, WHY)
-    for step, like in zip(steps, [*(s.base for s in steps[1:]), given[0]], strict=True):
-        func, (args, kwargs) = step.func, step.of(view)
-        view = Value(like.type.but(offset=like.type.offset - begins, requires_grad=True))
-        if torch_api.kernel_for(func, COMPOSITE):
+    for step, like in _seen(op):
+        of, view = view, Value(_moved(like.type, begins).with_grad(True))
+        if not _composite(step):
+            args, kwargs = step.of(of)
+            yield called(op, step.func, args, view, WHY, kwargs)
+        elif _retyped(step, like):
+            yield _of_body(op, step, of, view, begins)
+        else:
             seen = list(view.type.shape), list(view.type.stride), view.type.offset
-            func, args, kwargs = AS_STRIDED, (args[0], *seen), {}
-        yield called(op, func, args, view, WHY, kwargs)
+            yield called(op, AS_STRIDED, (of, *seen), view, WHY)
     done = Value(view.type)
     yield called(op, write.func, (view, *given[1:]), done, WHY, op.kwargs)
+
+
+def _seen(op: Op) -> list[tuple[ViewStep, Value]]:
+    """The steps of a write, each with what it leads to."""
+    steps, old = op.target.steps, op.args[1][0]
+    return list(zip(steps, [*(step.base for step in steps[1:]), old], strict=True))
+
+
+def _composite(step: ViewStep) -> bool:
+    return torch_api.kernel_for(step.func, COMPOSITE)
+
+
+def _retyped(step: ViewStep, like: Value) -> bool:
+    """Whether a view reads memory otherwise than what it is a view of, as `imag` and `mH` do."""
+    one, other = step.base.type, like.type
+    return (one.dtype, one.lazy) != (other.dtype, other.lazy)
+
+
+def _moved(type: TensorType, begins: Size) -> TensorType:
+    """A type in memory that begins so many bytes later."""
+    return type.but(offset=type.offset - begins // type.dtype.itemsize)
+
+
+def _of_body(because: Op, step: ViewStep, of: Value, view: Value, begins: Size) -> Op:
+    """A composite's call with its body, by which a lower level has it."""
+    args, kwargs = step.of(of)
+    call, definition = called(because, step.func, args, view, WHY, kwargs), step.definition
+    if definition is None:
+        raise AssertionError(step)
+    given = zip(definition.params, call.operands, strict=True)
+    env = dict([*given, *zip(definition.outs, call.outs, strict=True)])
+    made = {out for op in definition.ops for out in op.outs} - env.keys()
+    env |= {out: Value(_moved(out.type, begins)) for out in made}
+    return call.but(region=copy_ops(definition.ops, env, call))

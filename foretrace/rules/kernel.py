@@ -50,7 +50,7 @@ class CpuKernels:
         """
         types = types_in(call)
         size = sum(self.symbols.hint(type.numel) * type.dtype.itemsize for type in types)
-        plain = not any(type.lazy or type.sparse for type in types)
+        plain = not any(type.sparse for type in types)
         devices = {type.device.type for type in types}
         here = devices == {"cpu"} or (len(devices) == 1 and torch.version.cuda is None)
         drawn = any(isinstance(leaf, torch.Generator) for leaf in torch_api.tree_leaves(call))
@@ -159,16 +159,17 @@ def depends_on_data(func: Any) -> Refusal:
 def _unseen() -> Iterator[None]:
     """Nothing of what runs inside is recorded, warned of, or drawn."""
     quiet = warnings.catch_warnings(action="ignore")
-    with ONE_AT_A_TIME, quiet, draws_undone(), torch_api.no_dispatch_modes(), torch.no_grad():
+    with ONE_AT_A_TIME, quiet, draws_undone(), torch_api.plain_torch():
         yield
 
 
 def filled(mask: int, type: TensorType, number: float = 0.0) -> torch.Tensor:
     """A tensor of a type, full of a number, or of zeros if it has integers; `mask` if of masks."""
     made = torch.empty_strided(type.shape, type.stride, dtype=type.dtype)
-    if type.dtype in (torch.bool, torch.uint8):
-        return made.fill_(mask)
-    return made.fill_(number if type.dtype.is_floating_point or type.dtype.is_complex else 0)
+    full = number if type.dtype.is_floating_point or type.dtype.is_complex else 0
+    made.fill_(mask if type.dtype in (torch.bool, torch.uint8) else full)
+    torch_api.set_lazy(made, type.lazy)
+    return made
 
 
 def _restrided(result: Tree, told: Tree) -> Tree:

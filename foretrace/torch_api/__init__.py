@@ -46,6 +46,7 @@ from foretrace.torch_api.dispatch import (
     no_dispatch_modes as no_dispatch_modes,
     no_torch_function as no_torch_function,
     plain_torch as plain_torch,
+    resolved_below as resolved_below,
     returns_bool as returns_bool,
     schema_of as schema_of,
     sees_calls as sees_calls,

@@ -50,10 +50,12 @@ def below_autograd() -> Iterator[None]:
     """Operators go to the mode before autograd and view tracking see them.
 
     So composite operators arrive whole, and no autograd node is ever built on a tensor of a device
-    that is not there, which would abort the process.
+    that is not there, which would abort the process. Below it, too, is what computes a conjugation
+    or negation that was put off: a mode sees the operands that autograd does.
     """
-    views = _C.DispatchKeySet(_C.DispatchKey.ADInplaceOrView)
-    with _C._AutoDispatchBelowAutograd(), _C._ExcludeDispatchKeyGuard(views):
+    key = _C.DispatchKey
+    below = _C.DispatchKeySet(key.ADInplaceOrView).add(key.Conjugate).add(key.Negative)
+    with _C._AutoDispatchBelowAutograd(), _C._ExcludeDispatchKeyGuard(below):
         yield
 
 
@@ -80,6 +82,15 @@ def _plain_keys() -> tuple[Any, Any]:
 def kernel_for(op: Any, key: str) -> bool:
     """Whether the dispatcher of this build has a kernel of its own for the operator and key."""
     return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
+def resolved_below(op: Any, lazy: str) -> bool:
+    """Whether the dispatcher computes what is put off, as `TensorType.lazy` has it, for an op.
+
+    It does so on copies, and writes back what an op in place has made of them.
+    """
+    keys = {"conj": "Conjugate", "neg": "Negative"}
+    return any(bit in lazy and not kernel_for(op, key) for bit, key in keys.items())
 
 
 def composite_kernel(op: Any, name: str = "CompositeImplicitAutograd") -> Callable[..., Any]:

@@ -225,7 +225,7 @@ def link(
     parent, followed = alias_of(base), share is Share.VIEW
     step = ViewStep(
         op.target, op.args, op.kwargs, parent.value or parent.last, position, grad_mode, followed,
-        isinstance(op.result, (tuple, list)),
+        isinstance(op.result, (tuple, list)), definition=op.definition,
     )  # fmt: skip
     view.ft_alias = Alias(view, parent, step)
     if share is Share.MEMORY:

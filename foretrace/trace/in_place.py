@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Tree, ViewStep
 from foretrace.trace.abstract import Abstract, become_like
@@ -42,6 +43,7 @@ def reshaped(
             f"{func} lets a tensor see the memory of another", kind="no functional form",
             do="use the other tensor, or copy_ it into this one",
         )  # fmt: skip
+    _check_not_put_off(func, args[0].type.lazy)
     parent, grad = alias_of(tensor), recorder.grad_mode()
     if args[0].type.requires_grad:
         if not grad:
@@ -61,6 +63,16 @@ def reshaped(
     tensor.ft_alias = Alias(tensor, parent, step)
     parent.children.append(tensor.ft_alias)
     return tensor
+
+
+def _check_not_put_off(func: Any, lazy: str) -> None:
+    """Refuse a call that torch makes of a copy, to write that back over what has another shape."""
+    if torch_api.resolved_below(func, lazy):
+        raise Refusal(
+            f"{func} of a conjugation or negation that was put off writes to its memory in torch",
+            kind="unsupported",
+            do="use the operator that returns a new tensor, such as squeeze()",
+        )
 
 
 def _note(alias: Alias, op: Op, recorder: Records) -> None:

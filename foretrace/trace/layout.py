@@ -17,10 +17,10 @@ def drawn(recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree]) -> 
     """An op that draws numbers in the order of memory where its value form would not.
 
     Memory without gaps is seen in its order, as the value form goes; else the op stays in place,
-    on new memory so laid out.
+    on new memory so laid out. Of what is put off the kernel fills a copy, which is written back.
     """
     like, functional = args[0].type, recorder.semantics.schema(func).functional
-    if like.dense and functional is not None:
+    if like.dense and not like.lazy and functional is not None:
         order = like.memory_order()
         seen = recorder.call(aten.permute.default, (args[0], order)).outs[0]
         call = functional.arguments((seen, *args[1:]), kwargs)
@@ -28,7 +28,10 @@ def drawn(recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree]) -> 
         return recorder.call(aten.permute.default, (new, _inverse(order))).outs[0]
     place = {"dtype": like.dtype, "device": like.device}  # of no tensor: nothing is followed
     layout = (list(like.shape), list(like.stride))
-    fresh = recorder.call(aten.empty_strided.default, layout, place).outs[0]
+    if like.lazy:
+        fresh = recorder.call(aten.empty_like.default, args[:1]).outs[0]
+    else:
+        fresh = recorder.call(aten.empty_strided.default, layout, place).outs[0]
     drawn = Value(fresh.type)
     recorder.append(Op(func, (fresh, *args[1:]), kwargs, drawn, (drawn,), origin=recorder.origin()))
     return drawn
@@ -41,7 +44,7 @@ def draws_as_value(func: Any, like: TensorType) -> bool:
     """
     order = like.memory_order()
     in_order = order == list(range(len(order)))
-    return like.dense and (func is not aten.bernoulli_.float or in_order)
+    return like.dense and not like.lazy and (func is not aten.bernoulli_.float or in_order)
 
 
 def copied(recorder: Records, old: Value, source: Value, whole: bool) -> Value:

@@ -31,7 +31,7 @@ def mutations_of(
             continue
         alias = alias_of(stand)
         new = current(alias, recorder)
-        if alias.parent is not None or alias.initial is not item.value:
+        if alias.parent is not None:
             raise _not_written_back(f"changes the shape of the {item.role}", new, recorder)
         if alias.initial is not item.value:
             raise _not_written_back(f"resizes the {item.role}", new, recorder, LEAVE_OUT)

@@ -96,7 +96,7 @@ def test_out_that_is_an_input_which_got_a_history_and_lost_it() -> None:
         return torch.exp(X, out=room)
 
     found = refusal(program, torch.randn(2, 2))
-    assert "side effect: the program changes the shape of the input room" in told(found)
+    assert "side effect: the program resizes the input room" in told(found)
 
 
 def test_strides_of_a_resized_out_that_torch_does_not_tell() -> None:

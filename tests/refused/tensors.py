@@ -14,6 +14,7 @@ from tests.compare import same_as_eager
 from tests.refused.registry import captured, captures, exported, exports, refuses, same
 
 X = torch.randn(6, 8)
+FOLLOWED = torch.randn(8, requires_grad=True)
 Q, MASK = torch.randn(1, 2, 16, 16), torch.zeros(16, 16)
 
 
@@ -59,6 +60,21 @@ def leaves_out_away(x: Tensor) -> Tensor:
 
 refuses("side effect", "trace/outs.py:_renew", captures(resizes_an_out, X), resizes_an_out,
         captured(leaves_out_away, X))  # fmt: skip
+
+
+def resizes_a_history(x: Tensor) -> Tensor:
+    room = x[0] * FOLLOWED
+    with torch.no_grad():
+        torch.exp(x, out=room)  # here
+    return room.detach()
+
+
+def leaves_the_history_away(x: Tensor) -> Tensor:
+    return torch.exp(x)
+
+
+refuses("unsupported", "trace/outs.py:_renew", captures(resizes_a_history, X), resizes_a_history,
+        captured(leaves_the_history_away, X))  # fmt: skip
 
 
 def resizes(x: Tensor) -> Tensor:
@@ -398,6 +414,19 @@ def copies_another(x: Tensor) -> Tensor:
 refuses("no functional form", "trace/in_place.py:reshaped",
         captures(sees_the_memory_of_another, X), sees_the_memory_of_another,
         captured(copies_another, X))  # fmt: skip
+
+
+def squeezes_what_is_put_off(x: Tensor) -> Tensor:
+    return torch.complex(x, x).conj().imag[:1].squeeze_(0)  # here
+
+
+def squeezes_what_is_new(x: Tensor) -> Tensor:
+    return torch.complex(x, x).conj().imag[:1].squeeze(0)
+
+
+refuses("unsupported", "trace/in_place.py:_check_not_put_off",
+        captures(squeezes_what_is_put_off, X), squeezes_what_is_put_off,
+        captured(squeezes_what_is_new, X))  # fmt: skip
 
 
 def sees_what_lies_between(x: Tensor) -> Tensor:
