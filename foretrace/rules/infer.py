@@ -23,7 +23,8 @@ from foretrace.rules.kernel import (
     types_in,
     with_tensors,
 )  # fmt: skip
-from foretrace.rules.meta import MetaKernels, as_eager, as_iterated
+from foretrace.rules.layouts import as_eager, as_iterated
+from foretrace.rules.meta import MetaKernels
 from foretrace.rules.probe import probe
 from foretrace.rules.sparse import reads_sparse
 from foretrace.symbols.sizes import Symbols

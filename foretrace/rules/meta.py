@@ -14,6 +14,7 @@ from foretrace.ir.op import Tree
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.rules.kernel import RAISED
+from foretrace.rules.layouts import as_iterated
 from foretrace.rules.schemas import schema_of
 from foretrace.trace.abstract import Types
 
@@ -24,58 +25,6 @@ def answers(func: Any) -> bool:
     schema = schema_of(func)
     labelled = "device" in schema.arguments
     return not labelled and not schema.writes and torch_api.plain_meta_kernel(func)
-
-
-def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
-    """The types that eager gives, where torch's meta kernel says otherwise.
-
-    One example without a batch gives one number, whatever the reduction. Batch norm lays out what
-    it makes of its input in order, or with the channels last, and rrelu in order, and neither as
-    the input lies.
-    Sources: multilabel_margin_loss_forward_out_cpu_template in
-    aten/src/ATen/native/LossMultiLabelMargin.cpp, batch_norm_cpu and batch_norm_backward_cpu in
-    aten/src/ATen/native/Normalization.cpp, rrelu_with_noise_cpu in
-    aten/src/ATen/native/Activation.cpp, torch 2.13.
-    """
-    if func is torch.ops.aten.rrelu_with_noise.default:
-        return result.contiguous()
-    if func is torch.ops.aten.multilabel_margin_loss_forward.default and len(args[0].shape) <= 1:
-        loss, rest = result
-        return TensorType((), (), loss.dtype, loss.device), rest
-    if "batch_norm" in func.name() and args[0].device.type == "cpu":
-        given = args[schema_of(func).arguments.index("input")]
-        made, *rest = result if isinstance(result, tuple) else (None,)
-        if isinstance(made, TensorType) and made.shape == given.shape and not given.symbols:
-            strides = torch_api.suggested_strides(given.shape, given.stride)
-            return made.but(stride=strides), *rest
-    return result
-
-
-INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor)
-
-
-def as_iterated(func: Any, args: Any, result: Any) -> Any:
-    """What a kernel returns in the layout of eager, where torch's meta kernel misses an operand.
-
-    Indexing lays out its result by the strides of what is indexed and by those of the indices.
-    The gradient of rrelu in training is `noise * gradient`, to the meta kernel `gradient * noise`.
-    Sources: AdvancedIndex in aten/src/ATen/native/TensorAdvancedIndexing.cpp,
-    rrelu_with_noise_backward in aten/src/ATen/native/Activation.cpp, torch 2.13.
-    """
-    if func is torch.ops.aten.rrelu_with_noise_backward.default and args[5]:
-        return result.as_strided(result.shape, torch_api.iterated_strides(args[2], args[0]))
-    if func not in INDEXING or any(i is not None and i.dtype == torch.bool for i in args[1]):
-        return result
-    given, places = args[0], [n for n, index in enumerate(args[1]) if index is not None]
-    indices, first = torch.broadcast_tensors(*(args[1][n] for n in places)), places[0]
-    if places[-1] - first >= len(places):  # not side by side: their dimensions are put in front
-        given, first = given.movedim(places, [*range(len(places))]), 0
-    before, after = given.stride()[:first], given.stride()[first + len(places) :]
-    sizes = (*indices[0].shape, *[1] * len(after))
-    strides = (*before, *[0] * indices[0].dim(), *after)
-    spread = [index.reshape(sizes).expand(result.shape) for index in indices]
-    laid_out = torch_api.iterated_strides(given.as_strided(result.shape, strides), *spread)
-    return result.as_strided(result.shape, laid_out)
 
 
 class MetaKernels:

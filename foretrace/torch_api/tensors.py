@@ -156,8 +156,10 @@ def saved_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
 
 
-def suggested_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a new tensor in the memory format that one with these strides suggests."""
+def suggested_strides(
+    shape: Sequence[int], stride: Sequence[int], new: Sequence[int]
+) -> tuple[int, ...]:
+    """The strides of a `new` shape in the memory format that a tensor with these suggests."""
     like = torch.empty_strided(shape, stride, device="meta")
     format = suggest_memory_format(like)
-    return torch.empty(shape, device="meta", memory_format=format).stride()
+    return torch.empty(new, device="meta", memory_format=format).stride()

@@ -1,0 +1,123 @@
+"""What torch's meta kernels say otherwise than eager: layouts, most of them.
+
+Found by comparing them with the CPU's kernels, for every operator of torch's test database (OpInfo,
+torch 2.13) and its backward, over operands that lie in several ways.
+"""
+
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.ir.op import Tree
+from foretrace.ir.tree import map_tree
+from foretrace.ir.types import TensorType
+from foretrace.rules.schemas import schema_of
+
+aten = torch.ops.aten
+
+IN_ORDER = frozenset({
+    aten.rrelu_with_noise.default, aten.pow.Scalar, aten.log_sigmoid_forward.default,
+    aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor,
+    aten._log_softmax_backward_data.default, aten.native_layer_norm_backward.default,
+})  # fmt: skip
+"""Results on the CPU are contiguous, however the operands lie.
+
+Sources: Activation.cpp, BinaryOps.cpp, DistributionTemplates.h, SoftMax.cpp, layer_norm.cpp.
+"""
+LOSSES = frozenset({
+    aten.mse_loss_backward.default, aten.huber_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+})  # fmt: skip
+"""So are these, where nothing is broadcast (BinaryOps.cpp, Loss.cpp)."""
+SUGGESTED: dict[Any, int] = {
+    aten.channel_shuffle.default: 0,
+    aten.reflection_pad2d.default: 0, aten.reflection_pad2d_backward.default: 1,
+    aten.reflection_pad3d.default: 0, aten.reflection_pad3d_backward.default: 1,
+    aten.replication_pad2d.default: 0, aten.replication_pad2d_backward.default: 1,
+    aten.replication_pad3d.default: 0, aten.replication_pad3d_backward.default: 1,
+}  # fmt: skip
+"""Results on the CPU lie in order, or with the channels last if this operand does.
+
+Sources: ReflectionPad.cpp, ReplicationPadding.cpp, ChanelShuffle.cpp.
+"""
+ITERATED: dict[Any, tuple[int, ...]] = {
+    aten.copysign.Tensor: (0, 1), aten.div.Tensor_mode: (0, 1), aten.floor_divide.default: (0, 1),
+    aten.xlogy.Tensor: (0, 1), aten.heaviside.default: (0, 1), aten.clamp.Tensor: (0, 1, 2),
+    aten.elu_backward.default: (0, 5), aten.hardsigmoid_backward.default: (0, 1),
+    aten.hardswish_backward.default: (0, 1), aten.hardtanh_backward.default: (0, 1),
+    aten.logit_backward.default: (0, 1), aten.native_dropout_backward.default: (0, 1),
+    aten.softplus_backward.default: (0, 1), aten.leaky_relu_backward.default: (1, 0),
+    aten.threshold_backward.default: (1, 0), aten.rrelu_with_noise_backward.default: (2, 0),
+}  # fmt: skip
+"""Results lie as TensorIterator lays them out, which sees these operands in this order."""
+INDEXING = (aten.index.Tensor, aten._unsafe_index.Tensor)
+
+
+def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
+    """The types that eager gives, where torch's meta kernel says otherwise.
+
+    One example without a batch gives one number, whatever the reduction. Batch norm lays out what
+    it makes of its input in order, or with the channels last, and not as the input lies.
+    Sources: multilabel_margin_loss_forward_out_cpu_template in
+    aten/src/ATen/native/LossMultiLabelMargin.cpp, batch_norm_cpu and batch_norm_backward_cpu in
+    aten/src/ATen/native/Normalization.cpp, torch 2.13.
+    """
+    if func is aten.multilabel_margin_loss_forward.default and len(args[0].shape) <= 1:
+        loss, rest = result
+        return TensorType((), (), loss.dtype, loss.device), rest
+    if func in IN_ORDER or (func in LOSSES and result.shape == args[1].shape):
+        return map_tree(result, _in_order)
+    if func in SUGGESTED:
+        return _suggested(result, args[SUGGESTED[func]])
+    if "batch_norm" in func.name():
+        given = args[schema_of(func).arguments.index("input")]
+        made, *rest = result if isinstance(result, tuple) else (None,)
+        if isinstance(made, TensorType) and made.shape == given.shape:
+            return _suggested(made, given), *rest
+    return result
+
+
+def _in_order(leaf: Any) -> Any:
+    here = isinstance(leaf, TensorType) and leaf.device.type == "cpu"
+    return leaf.contiguous() if here else leaf
+
+
+def _suggested(made: TensorType, given: TensorType) -> TensorType:
+    """The type in the memory format that the layout of an operand suggests, on the CPU."""
+    if made.symbols or given.symbols or given.device.type != "cpu":
+        return made
+    return made.but(stride=torch_api.suggested_strides(given.shape, given.stride, made.shape))
+
+
+def as_iterated(func: Any, args: Any, result: Any) -> Any:
+    """What a kernel returns in the layout of eager, where torch's meta kernel misses an operand."""
+    if func in ITERATED:
+        order = ITERATED[func]
+        if func is aten.rrelu_with_noise_backward.default and not args[5]:
+            order = ITERATED[aten.leaky_relu_backward.default]
+        operands = [args[n] for n in order if n < len(args) and isinstance(args[n], torch.Tensor)]
+        if all(one.stride() == result.stride() for one in operands):
+            return result
+        spread = torch.broadcast_tensors(*operands)
+        return result.as_strided(result.shape, torch_api.iterated_strides(*spread))
+    if func in INDEXING and all(i is None or i.dtype != torch.bool for i in args[1]):
+        return _indexed(args, result)
+    return result
+
+
+def _indexed(args: Any, result: Any) -> Any:
+    """Lay out what indexing gives by the strides of what is indexed and by those of the indices.
+
+    Source: AdvancedIndex in aten/src/ATen/native/TensorAdvancedIndexing.cpp, torch 2.13.
+    """
+    given, places = args[0], [n for n, index in enumerate(args[1]) if index is not None]
+    indices, first = torch.broadcast_tensors(*(args[1][n] for n in places)), places[0]
+    if places[-1] - first >= len(places):  # not side by side: their dimensions are put in front
+        given, first = given.movedim(places, [*range(len(places))]), 0
+    before, after = given.stride()[:first], given.stride()[first + len(places) :]
+    sizes = (*indices[0].shape, *[1] * len(after))
+    strides = (*before, *[0] * indices[0].dim(), *after)
+    spread = [index.reshape(sizes).expand(result.shape) for index in indices]
+    laid_out = torch_api.iterated_strides(given.as_strided(result.shape, strides), *spread)
+    return result.as_strided(result.shape, laid_out)
