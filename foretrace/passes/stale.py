@@ -59,7 +59,7 @@ class Stale:
                 self.meet(op.body or (), inside=inside or op.definition is not None)
                 for left in () if inside else op.outs:
                     self._parts.pop(left, None)
-            for out, base, share in _view_positions(op):
+            for out, base, share in view_positions_of(op):
                 if share is not Share.MEMORY:
                     self._views[op.outs[out]] = op, base
                 elif inside:
@@ -190,7 +190,7 @@ def applied(op: Op) -> bool:
     return isinstance(op.target, FunctionCall) and op.target.followed
 
 
-def _view_positions(op: Op) -> list[tuple[int, Value, Share]]:
+def view_positions_of(op: Op) -> list[tuple[int, Value, Share]]:
     """(position among the outs, base, what it has of the base) of each view that a leaf makes."""
     if not op.leaf or not hasattr(op.target, "overloadpacket"):
         return []

@@ -16,6 +16,7 @@ from foretrace.ir.op import Op, Origin, Tree, Value, values_in
 from foretrace.ir.program import Mutation, Output, Recorded
 from foretrace.ir.types import TensorType
 from foretrace.passes.history_ops import renamed
+from foretrace.passes.stale import view_positions_of
 
 aten = torch.ops.aten
 NOWHERE = Origin(None, None)
@@ -47,7 +48,7 @@ def with_writes(recorded: Recorded, ops: Iterable[Op], unseen: Container[Value])
     _check_data(recorded, unseen)
     _check_loose(recorded)
     check_begins(recorded)
-    kept = list(spelling.apart(ops))
+    kept = spelling.of_old(list(spelling.apart(ops)))
     inside = [m for m in recorded.mutations if spelling.inside(m)]
     for mutation in inside:
         spelling.write(mutation)
@@ -64,6 +65,12 @@ class _Spelling:
         self.live: dict[int, Value] = {}
         self.views: dict[Tree, Value] = {}
         """views of written inputs: one that is returned twice is one again"""
+        self.bound = {
+            m.index: recorded.inputs[m.index].value for m in recorded.mutations if m.rebound
+        }
+        """buffers that get the content of another tensor; eager leaves the old one as it is"""
+        self.old: dict[Value, Value] = {}
+        """copies of what such buffers held"""
 
     def apart(self, ops: Iterable[Op]) -> Iterator[Op]:
         """The ops; one that reads what is written without autograd's knowledge reads a copy.
@@ -78,10 +85,22 @@ class _Spelling:
                 yield _op(aten.clone.default, (value,), copy, op.origin)
             yield renamed(op, copies)
 
+    def of_old(self, ops: list[Op]) -> list[Op]:
+        """The ops over copies of the old tensors of bound buffers, where an output shows them."""
+        memory = {value: value for value in self.bound.values()}
+        for op in ops if memory else ():
+            seen = view_positions_of(op)
+            memory |= {op.outs[out]: memory[base] for out, base, _ in seen if base in memory}
+        values = [o.value for o in self.recorded.outputs if isinstance(o.value, Value)]
+        self.old = {memory[v]: Value(memory[v].type) for v in values if v in memory}
+        copies = [_op(aten.clone.default, (value,), copy) for value, copy in self.old.items()]
+        return [*copies, *(renamed(op, self.old) for op in ops)]
+
     def inside(self, mutation: Mutation) -> bool:
         """Whether the graph has to write by itself."""
         item = self.recorded.inputs[mutation.index]
         shared = any(output.view_of == mutation.index for output in self.recorded.outputs)
+        shared &= mutation.index not in self.bound
         return shared or (item.leaf and item.value.type.requires_grad)
 
     def write(self, mutation: Mutation) -> None:
@@ -97,6 +116,8 @@ class _Spelling:
 
     def output(self, output: Output) -> Tree:
         """What the graph returns for an output."""
+        if isinstance(output.value, Value) and self.bound.keys() & {output.same_as, output.view_of}:
+            return self.old.get(output.value, output.value)
         if output.same_as in self.live:
             return self.live[output.same_as]
         if output.view_of is None or output.view_type is None:

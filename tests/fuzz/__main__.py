@@ -14,6 +14,7 @@ from rich.table import Table
 
 from tests.fuzz import campaign
 from tests.fuzz.campaign import Outcome
+from tests.fuzz.values import CLOSE
 
 
 def main(arguments: list[str]) -> int:
@@ -85,7 +86,7 @@ class Tally:
         """Of the program: a guard that turns a call away is no refusal of it."""
         refused = {v.kind for v in outcome.verdicts if v.status == "refused"}
         if outcome.failed:
-            return "failed"
+            return CLOSE if {v.status for v in outcome.failures} == {CLOSE} else "failed"
         if refused:
             return "refused" if refused - {"guard broken"} else "guarded"
         return "nothing" if any(v.status == "nothing" for v in outcome.verdicts) else "same"

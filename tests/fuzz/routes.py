@@ -52,9 +52,11 @@ class Route:
     """whether eager is to run under no_grad"""
     plain: bool = False
     """whether it writes the program's own plain data (counters), as eager does"""
+    looks: bool = True
+    """whether it sees the history that a call before has left in a buffer (docs/limits.md)"""
     binds: bool = True
-    """whether its calls bind names again; if not, the eager call after one that it refuses is the
-    first to do so (docs/limits.md)"""
+    """whether its calls bind names again; if not, what was bound before is a copy, and the eager
+    call after one that it refuses is the first to do so (docs/limits.md)"""
 
 
 def eager(world: World, *, quiet: bool = False) -> Runs:
@@ -232,4 +234,5 @@ def routes_of(names: dict[str, Any], text: str) -> Iterator[Route]:
             "aot_export_module", _aot, (OTHER_VALUES,), flat=True, gradients=False, quiet=True
         )
     if "def program(" not in text or "requires_grad_(" not in text.partition("def program(")[0]:
-        yield Route("foretrace.export", _export(opened=opened), calls, sizes=False, binds=False)
+        start = _export(opened=opened)
+        yield Route("foretrace.export", start, calls, sizes=False, looks=False, binds=False)

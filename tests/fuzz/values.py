@@ -24,6 +24,8 @@ class Look:
     bits: Tensor
 
 
+CLOSE = "close"
+"""how values differ that are the same but for the last bits"""
 FACTS = ("dtype", "shape", "cls")
 """of every tensor, in this order: the first that differs is told"""
 LAYOUT = ("stride", "conj", "neg")
@@ -56,7 +58,20 @@ def unlike(left: object, right: object, facts: tuple[str, ...]) -> Iterator[str]
         yield f"{name} is {getattr(left, name)} in eager, {getattr(right, name)} here"
     if not {"dtype", "shape"} & set(wrong) and not torch.equal(left.bits, right.bits):
         count = int((left.bits != right.bits).sum())
-        yield f"values: {count} of {left.bits.numel()} elements differ"
+        how = CLOSE if _close(left, right) else "values"
+        yield f"{how}: {count} of {left.bits.numel()} elements differ"
+
+
+def _close(left: Look, right: Look) -> bool:
+    """Whether only the last bits differ: within what `torch.testing.assert_close` allows."""
+    if not (left.dtype.is_floating_point or left.dtype.is_complex):
+        return False
+    one, two = (each.bits.view(each.dtype.to_real()) for each in (left, right))
+    try:
+        torch.testing.assert_close(one, two, equal_nan=True)
+    except AssertionError:
+        return False
+    return True
 
 
 def _short(value: object) -> str:

@@ -82,6 +82,8 @@ class Seen:
     outputs: list[tuple[str, object]] = field(default_factory=list)
     nesting: str = ""
     aliases: set[Any] = field(default_factory=set)
+    bound: set[str] = field(default_factory=set)
+    """the names in the state that are bound to other tensors than before"""
     inputs: list[tuple[str, Look]] = field(default_factory=list)
     state: list[tuple[str, Look]] = field(default_factory=list)
     plain: dict[str, object] = field(default_factory=dict)
@@ -105,6 +107,8 @@ class Wanted:
     """whether it is no leaf"""
     shared: bool = False
     """whether another one was made of it, outside of the program"""
+    behind: str = ""
+    """the name of what was made of it, which the caller holds, too"""
 
 
 class Call:
@@ -142,7 +146,9 @@ class Call:
         seen.nesting = nesting(outputs)
         seen.aliases = aliasing(self.owned, named)
         seen.inputs = [(name, look(tensor)) for name, tensor in self.subject.inputs()]
-        seen.state = [(name, look(tensor)) for name, tensor in self.subject.state()]
+        before, state = dict(self.owned), self.subject.state()
+        seen.bound = {name for name, tensor in state if before.get(name) is not tensor}
+        seen.state = [(name, look(tensor)) for name, tensor in state]
         seen.plain = plain(self.world)
         seen.drawn = torch.get_rng_state()
         seen.tangents = tangents(named)
@@ -181,7 +187,8 @@ def wanted(owned: Named) -> dict[str, Wanted]:
             other.shared |= other is not one and other.edge.node in behind
     for one in list(found.values()):
         for tensor in leaves_behind(one) if one.history else ():
-            other = Wanted(f"what {one.name} is made of", tensor, get_gradient_edge(tensor))
+            edge = get_gradient_edge(tensor)
+            other = Wanted(f"what {one.name} is made of", tensor, edge, behind=one.name)
             found.setdefault(id(tensor), other).shared = True
     return {one.name: one for one in found.values()}
 
