@@ -308,6 +308,8 @@ class Requirements:
     """all else that it may read outside of the arguments, if it was watched"""
     mentioned: frozenset[str] = frozenset()
     """names of attributes that its code mentions"""
+    asks_mode: bool = False
+    """the program asked of a result whether it requires grad, which the grad mode decides"""
     set_on: list[tuple[int, str, Any]] = field(default_factory=list)
     """attributes of Python's that inputs had and that the program may read"""
     gradients: dict[int, int | None] = field(default_factory=dict)

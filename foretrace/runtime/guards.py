@@ -68,7 +68,7 @@ class CallGuards:
         """
         requires, on = self.recorded.requires, torch.is_grad_enabled()
         knows = not requires.mentioned.isdisjoint(ON_GRAD_MODE)
-        if knows and on != requires.grad_mode:
+        if (knows or requires.asks_mode) and on != requires.grad_mode:
             raise broken("grad mode is not as it was when the program was captured", GRAD_MODE)
         return torch.set_grad_enabled(on or (knows and follows(self.recorded.ops)))
 

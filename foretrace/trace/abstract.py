@@ -13,15 +13,17 @@ from foretrace.symbols.sizes import Symbols
 from foretrace.trace.admitted import makes_subclass, sparse_dims
 from foretrace.trace.classes import AsTensor
 from foretrace.trace.indexing import Indexing
-from foretrace.trace.sources import asking_line
+from foretrace.trace.sources import asked, asking_line
 
 TENSOR: Any = torch.Tensor
 """To torch's stubs its descriptors are plain attributes"""
 
 
+FLAG: Any = TENSOR.requires_grad.__get__
 OFFSET: Any = torch.Tensor.storage_offset
 """As torch has it, of an abstract tensor too: it is not the program that asks"""
-OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_indexing", "ft_leaf", "ft_value")
+OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_indexing", "ft_leaf", "ft_told",
+        "ft_value")  # fmt: skip
 """Attributes of an abstract tensor that no tensor of torch's has"""
 
 
@@ -46,6 +48,8 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     ft_gradient: Any
     """what `.grad` of an input is asked of; None where it is not followed"""
     ft_indexing: Any
+    ft_told: list[bool]
+    """what the program was told, of all tensors, when it asked whether one requires grad"""
 
     __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
 
@@ -55,29 +59,27 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     ) -> NoReturn:
         raise Refusal(
             f"{func} was called on an abstract tensor outside its capture",
-            kind="escaped",
-            at=asking_line(),
-            do=(
-                "return the tensor from the captured program, and use what a cut of it gives",
-                "or, in a program that starts threads: compute in its own",
-            ),
-        )
+            kind="escaped", at=asking_line(),
+            do=("return the tensor from the captured program, and use what a cut of it gives",
+                "or, in a program that starts threads: compute in its own"),
+        )  # fmt: skip
 
     def requires_grad_(self, requires_grad: bool = True) -> "Abstract":
         """As `Tensor.requires_grad_`, on a tensor that the program has made."""
         if self.ft_leaf and requires_grad != self.requires_grad:
             raise Refusal(
                 "the program changes requires_grad of a leaf (an input, a parameter)",
-                kind="side effect",
-                do="set it before the capture, or use detach()",
-            )
+                kind="side effect", do="set it before the capture, or use detach()",
+            )  # fmt: skip
         if not self.ft_leaf:
+            self._tell()
             torch.ops.aten.requires_grad_.default(self, requires_grad)
         return self
 
     @property
     def is_leaf(self) -> bool:  # type: ignore[override]
         """As eager has it: an input, or a tensor without a history."""
+        self._tell()
         alias, value = self.ft_alias, self.ft_value
         if self.ft_leaf or not self.requires_grad or (alias is not None and alias.loose):
             return True
@@ -86,13 +88,13 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     @property
     def grad_fn(self) -> Any:  # type: ignore[override]
         """None for a leaf; anything else does not exist while a program is captured."""
+        self._tell()
         node = torch_api.node_of(self)
         if node is None and not self.is_leaf:
             raise Refusal(
                 "the program reads tensor.grad_fn, which does not exist while it is captured",
-                kind="autograd inside",
-                do="use requires_grad or is_leaf, which are as in eager",
-            )
+                kind="autograd inside", do="use requires_grad or is_leaf, which are as in eager",
+            )  # fmt: skip
         return node
 
     def storage_offset(self) -> int | torch.SymInt:
@@ -124,9 +126,8 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         if self.ft_leaf and self.requires_grad:
             raise Refusal(
                 "the program reads the gradient of an input or parameter",
-                kind="autograd inside",
-                do="pass it as an argument",
-            )
+                kind="autograd inside", do="pass it as an argument",
+            )  # fmt: skip
         return None
 
     def _set_gradient(self, new: Any) -> None:
@@ -166,10 +167,22 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
 
     data = property(_data, _set_data)
 
+    def _requires_grad(self) -> bool:
+        self._tell()
+        return bool(FLAG(self))
+
     def _set_requires_grad(self, new: bool) -> None:
+        self._tell()
+        if not self.is_leaf:
+            raise RuntimeError("you can only change requires_grad flags of leaf variables.")
         self.requires_grad_(new)
 
-    requires_grad = property(TENSOR.requires_grad.__get__, _set_requires_grad)
+    def _tell(self) -> None:
+        """Note what the program is told that the grad mode around it may decide."""
+        if (self.is_floating_point() or self.is_complex()) and not self.ft_leaf and asked(3):
+            self.ft_told.append(FLAG(self))
+
+    requires_grad = property(_requires_grad, _set_requires_grad)
     grad = property(_gradient, _set_gradient)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -273,6 +286,7 @@ class Types:
         self._prototypes: dict[TensorType, tuple[torch.Tensor, Indexing | None]] = {}
         """by type; with what answers `x[...]` where a binding would ask for an absent device"""
         self._made: list[ref[Abstract]] = []
+        self.told: list[bool] = []
 
     def intern(self, type: TensorType) -> TensorType:
         """The one object for all types equal to this."""
@@ -321,18 +335,14 @@ class Types:
                 torch_api.set_lazy(tensor, type.lazy)
         tensor.ft_value, tensor.ft_alias, tensor.ft_gradient = value, None, None
         tensor.ft_leaf = tensor.ft_asked = False
-        tensor.ft_indexing = indexing
+        tensor.ft_told, tensor.ft_indexing = self.told, indexing
         self._made.append(ref(tensor))
         return tensor
 
     def _prototype(self, type: TensorType) -> torch.Tensor:
         number = self.symbols.number
         return torch_api.make_wrapper(
-            Abstract,
-            tuple(map(number, type.shape)),
-            strides=tuple(map(number, type.stride)),
-            storage_offset=number(type.offset),
-            dtype=type.dtype,
-            device=type.device,
+            Abstract, tuple(map(number, type.shape)), strides=tuple(map(number, type.stride)),
+            storage_offset=number(type.offset), dtype=type.dtype, device=type.device,
             storage_size=0,  # nothing lies in it; to find how much would, sympy takes 0.3 ms
-        )
+        )  # fmt: skip

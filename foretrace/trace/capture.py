@@ -127,6 +127,12 @@ class Capture:
             self.constants.lend(value, tensor, len(self.inputs) - 1)
         return abstract
 
+    def note_asked(self, requires: Requirements) -> None:
+        """What the program asked that more than its arguments decides."""
+        self.gradients.note(requires)
+        wanting = any(item.value.type.requires_grad for item in self.inputs)
+        requires.asks_mode = wanting and requires.grad_mode in self.types.told
+
     def _append(self, item: Input, real: Any, stand: Any) -> None:
         self.inputs.append(item)
         self.real.append(real)
@@ -270,7 +276,7 @@ def _recorded(
                 capture.gradients.reading(),
             ):
                 result = _run(fn, call_args, call_kwargs, recorder)
-            capture.gradients.note(requires)
+            capture.note_asked(requires)
             outs, requires.out_structure = take_apart(result)
             mutations = mutations_of(recorder, capture.inputs, capture.stands, loan)
             requires.begins = begins_read(recorder, capture.stands, mutations)

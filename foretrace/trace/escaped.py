@@ -33,9 +33,8 @@ class Stranded:
         """Asked for when the tensor is used."""
         raise Refusal(
             "the program uses an abstract tensor that an earlier capture left behind",
-            kind="escaped",
-            do="clear what holds it: a list, an attribute, an object",
-        )
+            kind="escaped", do="clear what holds it: a list, an attribute, an object",
+        )  # fmt: skip
 
 
 @contextmanager
@@ -85,10 +84,9 @@ def _refusal(tensor: Abstract, recorded: Recorded, lines: Lines) -> Refusal:
     stored = lines.binding(name, content=True) if name else None
     return Refusal(
         f"the program stores a tensor, {kind}, {where}where it outlives the call",
-        kind="side effect",
-        at=stored or (maker.origin.frame if maker is not None else None),
+        kind="side effect", at=stored or (maker.origin.frame if maker is not None else None),
         do=("return the tensor, or register it as a buffer", FIRST_CALL),
-    )
+    )  # fmt: skip
 
 
 def _memoized(name: str, lines: Lines) -> Refusal:

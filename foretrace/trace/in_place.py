@@ -70,9 +70,8 @@ def _check_not_put_off(func: Any, lazy: str) -> None:
     if torch_api.resolved_below(func, lazy):
         raise Refusal(
             f"{func} of a conjugation or negation that was put off writes to its memory in torch",
-            kind="unsupported",
-            do="use the operator that returns a new tensor, such as squeeze()",
-        )
+            kind="unsupported", do="use the operator that returns a new tensor, such as squeeze()",
+        )  # fmt: skip
 
 
 def _note(alias: Alias, op: Op, recorder: Records) -> None:

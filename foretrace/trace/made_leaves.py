@@ -9,12 +9,11 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Choice, Tree, Value
-from foretrace.trace.abstract import TENSOR, Abstract, follow
+from foretrace.trace.abstract import FLAG, Abstract, follow
 from foretrace.trace.alias import Records, current
 
 LEAF = Choice("leaf", "whole", "the program makes it a leaf of autograd")
 REQUIRES_GRAD = torch.ops.aten.requires_grad_.default
-FLAG: Any = TENSOR.requires_grad.__get__
 
 
 def required(

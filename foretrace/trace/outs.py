@@ -136,9 +136,8 @@ def _is_value_form(
     if len(olds) > len(_outs(recorder, func, call)) or (functional and functional.writes):
         raise Refusal(
             f"{func} is given an `out` of another layout or dtype than its result, and writes more",
-            kind="no functional form",
-            do="leave `out` away, and copy the result into it",
-        )
+            kind="no functional form", do="leave `out` away, and copy the result into it",
+        )  # fmt: skip
     return False
 
 
@@ -193,9 +192,8 @@ def resize(
     if 0 not in (*type.shape, *old.type.shape):
         raise Refusal(
             f"{func} makes {list(type.shape)} of a tensor of {list(old.type.shape)}",
-            kind="no functional form",
-            do="make a new tensor, or use reshape() or a slice",
-        )
+            kind="no functional form", do="make a new tensor, or use reshape() or a slice",
+        )  # fmt: skip
     _renew(recorder, tensor, old, type)
     return tensor
 

@@ -278,9 +278,8 @@ class Recorder(torch_api.TorchDispatchMode):
         if before is not None and any(out.type.requires_grad for out in followed):
             raise Refusal(
                 "the program writes to a leaf that it has made, after it used the leaf",
-                kind="unsupported",
-                do="write to it before it is used, or to a clone",
-            )
+                kind="unsupported", do="write to it before it is used, or to a clone",
+            )  # fmt: skip
         if value.type.requires_grad:
             value = self.call(DETACH, (value,)).outs[0]
         leaf = Value(value.type.with_grad(True))

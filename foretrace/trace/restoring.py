@@ -71,9 +71,8 @@ def put_back(step: Callable[[], list[str]], *, always: bool) -> Iterator[None]:
     if failed:
         raise Refusal(
             "something that the program changed could not be put back",
-            kind="side effect",
-            do=left_broken(failed),
-        )
+            kind="side effect", do=left_broken(failed),
+        )  # fmt: skip
 
 
 def left_broken(failed: list[str]) -> str:

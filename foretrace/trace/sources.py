@@ -144,6 +144,16 @@ def _first_line(code: CodeType) -> int:
     return line if text.startswith(("def ", "async def ")) else first
 
 
+def asked(depth: int) -> bool:
+    """Whether the program asks, itself or by a function of torch's; the frame so far up does."""
+    at: FrameType | None = sys._getframe(depth)
+    while at is not None and not at.f_code.co_filename.startswith(PACKAGE_DIR):
+        if not is_library(at.f_code, LIBRARY_DIRS):
+            return True
+        at = at.f_back
+    return False
+
+
 def asking_line() -> Frame | None:
     """The user's line that asks for something; there is none in the command line."""
     at: FrameType | None = sys._getframe(1)

@@ -116,9 +116,8 @@ def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
 def _no_gradient(*args: object, **kwargs: object) -> NoReturn:
     raise Refusal(
         "the program computes a gradient itself",
-        kind="autograd inside",
-        do=(Way('let cut("joint") compute it', ("capture",)), *BACKWARD),
-    )
+        kind="autograd inside", do=(Way('let cut("joint") compute it', ("capture",)), *BACKWARD),
+    )  # fmt: skip
 
 
 @contextmanager

@@ -103,8 +103,26 @@ def turns_grad_mode_on(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
 
+def asks_whether_it_requires_grad(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if (x * 3).requires_grad else x * 4
+
+
+def asks_whether_it_is_a_leaf(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if (x * 3).is_leaf else x * 4
+
+
+def makes_a_leaf_of_what_has_no_history(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).requires_grad_()
+
+
+KNOWS = [
+    reads_grad_mode, turns_grad_mode_on, asks_whether_it_requires_grad, asks_whether_it_is_a_leaf,
+    makes_a_leaf_of_what_has_no_history,
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("fn", [reads_grad_mode, turns_grad_mode_on])
+@pytest.mark.parametrize("fn", KNOWS)
 def test_another_grad_mode_is_refused_where_the_program_knows_of_it(
     fn: Callable[[torch.Tensor], torch.Tensor], captured: bool
 ) -> None:
@@ -120,11 +138,42 @@ def test_another_grad_mode_is_refused_where_the_program_knows_of_it(
     assert caught.value.kind == "guard broken"
 
 
-def test_another_grad_mode_is_the_calls_elsewhere() -> None:
+def asks_of_its_arguments(x: torch.Tensor) -> torch.Tensor:
+    counts = torch.arange(3)
+    return x * 2 if x.requires_grad and x.is_leaf and not counts.requires_grad else x * 4
+
+
+@pytest.mark.parametrize("fn", [lambda x: x * 2, asks_of_its_arguments])
+def test_another_grad_mode_is_the_calls_elsewhere(
+    fn: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     x = torch.ones(3, requires_grad=True)
-    cut = foretrace.capture(lambda x: x * 2, (x,)).cut("export")
+    cut = foretrace.capture(fn, (x,)).cut("export")
     with torch.no_grad():
         assert not cut(x).requires_grad
+
+
+def test_the_flag_of_what_has_a_history_is_not_set() -> None:
+    """Eager raises, though `requires_grad_()` there does nothing."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.requires_grad = True
+        return y
+
+    for call in (program, lambda x: foretrace.capture(program, (x,))):
+        with pytest.raises((RuntimeError, foretrace.Refusal), match="flags of leaf variables"):
+            call(torch.ones(3, requires_grad=True))
+    assert foretrace.capture(program, (torch.ones(3),)).cut("export")(torch.ones(3)).requires_grad
+
+
+def test_without_gradients_the_grad_mode_does_not_matter() -> None:
+    x = torch.ones(3)
+    for captured in (False, True):
+        with torch.set_grad_enabled(captured):
+            cut = foretrace.capture(makes_a_leaf_of_what_has_no_history, (x,)).cut("export")
+        with torch.set_grad_enabled(not captured):
+            assert cut(x).requires_grad
 
 
 TYPED = """

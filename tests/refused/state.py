@@ -258,17 +258,6 @@ refuses(
 )  # fmt: skip
 
 
-def resizes(x: Tensor) -> None:
-    with torch.no_grad():
-        torch.add(X, X, out=x)  # here
-
-
-refuses(
-    "side effect", "trace/left.py:_not_written_back", captures(resizes, not_a_leaf()[0] * 1),
-    resizes, captured(resizes, not_a_leaf()),
-)  # fmt: skip
-
-
 def tags(x: Tensor) -> Tensor:
     x.tag = 3  # type: ignore[attr-defined]  # here
     return x * 2
