@@ -24,7 +24,18 @@ SMALLER: dict[str, Callable[[Tensor], Tensor]] = {
     "a number": lambda t: t[0, 0, 0],
     "a matrix": lambda t: t[0].t().contiguous().t(),
 }
-BROADCAST = {"copysign", "div", "floor_divide", "xlogy", "heaviside", "clamp"}
+LOSSES = {getattr(aten, name.partition("::")[2]).default for name in layouts.LOSSES}
+BROADCAST = {
+    "clamp",
+    "copysign",
+    "div",
+    "floor_divide",
+    "ldexp",
+    "logaddexp",
+    "logical_and",
+    "special_xlog1py",
+    "xlogy",
+}
 CALLS: dict[Any, tuple[int, Callable[..., Any]]] = {
     aten.rrelu_with_noise_backward.default: (
         2, lambda a, b: [aten.rrelu_with_noise_backward(a, b, b, 0.1, 0.3, on, False)
@@ -79,12 +90,28 @@ def operands(func: Any, count: int) -> Iterator[tuple[Tensor, ...]]:
 
 
 @pytest.mark.parametrize(
-    "func", sorted(layouts.IN_ORDER | layouts.LOSSES | layouts.ITERATED.keys(), key=str), ids=str
+    "func", sorted(layouts.IN_ORDER | LOSSES | layouts.ITERATED.keys(), key=str), ids=str
 )
 def test_of_elements(func: Any) -> None:
     count, call = CALLS.get(func, (2, func))
     for tensors in operands(func, count):
         alike(call, *tensors)
+
+
+@pytest.mark.parametrize("func", [f for f in layouts.ITERATED if "backward" not in str(f)], ids=str)
+def test_of_elements_that_are_cast(func: Any) -> None:
+    count, call = CALLS.get(func, (2, func))
+    if func is aten.heaviside.default:
+        return  # casts nothing
+    for tensors in operands(func, count):
+        alike(call, tensors[0].to(torch.int64), *tensors[1:])
+        alike(call, tensors[0], *[each.double() for each in tensors[1:]])
+
+
+def test_of_the_angle() -> None:
+    for lie in LIES.values():
+        alike(torch.angle, lie(torch.rand(SHAPE)))
+        alike(torch.angle, lie(torch.rand(SHAPE, dtype=torch.complex64)))
 
 
 def wider(func: Any) -> Iterator[tuple[Tensor, list[int]]]:
