@@ -72,7 +72,9 @@ def written(
 
 
 def _leave_history(recorder: Records, tensor: Abstract) -> Abstract:
-    """`detach_`: the same memory, which autograd follows no further."""
+    """`detach_`: the same memory, which autograd follows no further; nothing in inference mode."""
+    if recorder.origin().inference:
+        return tensor
     alias = alias_of(tensor)
     op = recorder.call(aten.detach.default, (current(alias, recorder),))
     alias.become(op.outs[0])
