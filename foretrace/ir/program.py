@@ -91,6 +91,8 @@ class Output:
     """how the output looks at that memory"""
     apart: bool = False
     """autograd does not follow it to that input, but as what the graph gives for it"""
+    through: "Output | None" = None
+    """the view of that memory that it is a view of, returned or not"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ class Recorded:
     requires: "Requirements"
     overwritten: dict[Value, Overwritten] = field(default_factory=dict)
     _bare: dict[Value, Bare] | None = field(default=None, repr=False)
-    _order: list[tuple[int, Output]] | None = field(default=None, repr=False, init=False)
+    _order: list[tuple[int | None, Output]] | None = field(default=None, repr=False, init=False)
 
     def made_at(self, value: Any) -> Frame | None:
         """The line that made a value; the definition of the program where no op did."""
@@ -197,15 +199,22 @@ class Recorded:
         return op.origin.frame if op is not None else self.requires.defined
 
     @property
-    def as_made(self) -> list[tuple[int, Output]]:
+    def as_made(self) -> list[tuple[int | None, Output]]:
         """The outputs and their places; views of inputs at last, as the run made one after another.
 
-        That is the order in which autograd adds up the gradients of such views.
+        That is the order in which autograd adds up the gradients of such views. Views that others
+        are taken of are among them, without a place.
         """
         if self._order is None:
             made = {out: n for n, op in enumerate(_called_in(self.ops)) for out in op.outs}
+            known = {output.value: output for output in self.outputs}
+            above = list[Output]()
+            for each in self.outputs:
+                at: Output | None = each
+                while at and (at := at.through) and at.value not in known:
+                    above.append(known.setdefault(at.value, at))
             self._order = sorted(
-                enumerate(self.outputs),
+                [*((None, output) for output in above), *enumerate(self.outputs)],
                 key=lambda item: -1 if item[1].view_of is None else made.get(item[1].value, -1),
             )
         return self._order

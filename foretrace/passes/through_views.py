@@ -9,7 +9,7 @@ Source: torch/csrc/autograd/functions/tensor.cpp.
 from collections.abc import Iterator
 
 from foretrace import torch_api
-from foretrace.ir.op import AS_STRIDED, Op, Value, ViewStep, Write, copy_ops
+from foretrace.ir.op import AS_STRIDED, Definition, Op, Value, ViewStep, Write, copy_ops
 from foretrace.ir.types import Size, TensorType
 from foretrace.passes.history_ops import called, copied
 
@@ -22,9 +22,7 @@ def writes_through_views(op: Op) -> bool:
     target = op.target
     if not (isinstance(target, Write) and target.followed and target.steps):
         return False
-    if not op.args[0].type.requires_grad:
-        return False
-    return all(
+    return op.args[0].type.requires_grad and all(
         not step.several and (step.definition or not (_composite(step) and _retyped(step, like)))
         for step, like in _seen(op)
     )
@@ -37,14 +35,13 @@ def through_views(op: Op) -> Iterator[Op]:
     yield from copied(op, base, view, WHY)
     for step, like in _seen(op):
         of, view = view, Value(_moved(like.type, begins).with_grad(True))
-        if not _composite(step):
-            args, kwargs = step.of(of)
-            yield called(op, step.func, args, view, WHY, kwargs)
-        elif _retyped(step, like):
-            yield _of_body(op, step, of, view, begins)
-        else:
+        if _composite(step) and not _retyped(step, like):
             seen = list(view.type.shape), list(view.type.stride), view.type.offset
             yield called(op, AS_STRIDED, (of, *seen), view, WHY)
+            continue
+        args, kwargs = step.of(of)
+        call = called(op, step.func, args, view, WHY, kwargs)
+        yield call if step.definition is None else _with_body(call, step.definition, begins)
     done = Value(view.type)
     yield called(op, write.func, (view, *given[1:]), done, WHY, op.kwargs)
 
@@ -70,14 +67,10 @@ def _moved(type: TensorType, begins: Size) -> TensorType:
     return type.but(offset=type.offset - begins // type.dtype.itemsize)
 
 
-def _of_body(because: Op, step: ViewStep, of: Value, view: Value, begins: Size) -> Op:
+def _with_body(call: Op, definition: Definition, begins: Size) -> Op:
     """A composite's call with its body, by which a lower level has it."""
-    args, kwargs = step.of(of)
-    call, definition = called(because, step.func, args, view, WHY, kwargs), step.definition
-    if definition is None:
-        raise AssertionError(step)
-    given = zip(definition.params, call.operands, strict=True)
-    env = dict([*given, *zip(definition.outs, call.outs, strict=True)])
+    env = dict(zip(definition.params, call.operands, strict=True))
+    env |= dict(zip(definition.outs, call.outs, strict=True))
     made = {out for op in definition.ops for out in op.outs} - env.keys()
     env |= {out: Value(_moved(out.type, begins)) for out in made}
     return call.but(region=copy_ops(definition.ops, env, call))

@@ -55,7 +55,8 @@ def with_writes(recorded: Recorded, ops: Iterable[Op], unseen: Container[Value])
     news = [(m.index, spelling.content(m)) for m in recorded.mutations if m not in inside]
     spelling.live.update(news)
     made = {place: spelling.output(output) for place, output in recorded.as_made}
-    return Written([*kept, *spelling.ops], [made[place] for place in range(len(made))], news)
+    outputs = [made[place] for place, _ in enumerate(recorded.outputs)]
+    return Written([*kept, *spelling.ops], outputs, news)
 
 
 class _Spelling:
@@ -128,6 +129,8 @@ class _Spelling:
         followed = isinstance(output.value, Value) and self.recorded.followed(output.value)
         if output.apart or not followed:
             live = self._detached(live, always=output.apart)
+        elif output.through is not None:
+            live = self.views[output.through.value]
         before = self.recorded.inputs[output.view_of].value.type.offset
         offset = None if seen.offset == before else seen.offset
         args = (live, list(seen.shape), list(seen.stride), offset)

@@ -165,7 +165,7 @@ def _unseen() -> Iterator[None]:
 def filled(mask: int, type: TensorType, number: float = 0.0) -> torch.Tensor:
     """A tensor of a type, full of a number, or of zeros if it has integers; `mask` if of masks."""
     made = torch.empty_strided(type.shape, type.stride, dtype=type.dtype)
-    full = number if type.dtype.is_floating_point or type.dtype.is_complex else 0
+    full = number if type.differentiable else 0
     made.fill_(mask if type.dtype in (torch.bool, torch.uint8) else full)
     torch_api.set_lazy(made, type.lazy)
     return made

@@ -157,7 +157,9 @@ def finish(
     for mutation, new in zip(recorded.mutations, rest, strict=False):
         write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
     for position, output in recorded.as_made:
-        if not isinstance(output.value, (Value, sympy.Basic)):
+        if position is None:
+            views[output.value] = _view(flat, sizes, recorded, output, None, views)
+        elif not isinstance(output.value, (Value, sympy.Basic)):
             outputs[position] = output.value
         elif output.same_as is not None:
             outputs[position] = flat[output.same_as]
@@ -165,7 +167,7 @@ def finish(
             recorded.loose(output.value) and outputs[position].requires_grad
         ):
             if output.value not in views:  # one tensor that is returned twice is one again
-                views[output.value] = _view(flat, sizes, recorded, output, outputs[position])
+                views[output.value] = _view(flat, sizes, recorded, output, outputs[position], views)
             outputs[position] = views[output.value]
     for change in recorded.requires.changed:
         change.redo()
@@ -222,11 +224,12 @@ def loose(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _view(
-    flat: list[Any], sizes: Numbers, recorded: Recorded, output: Output, made: torch.Tensor
-) -> torch.Tensor:
+    flat: list[Any], sizes: Numbers, recorded: Recorded, output: Output,
+    made: Any, views: dict[Value, torch.Tensor],
+) -> torch.Tensor:  # fmt: skip
     """An output that is a view: of a live input's memory, or without a history.
 
-    `made` is what the graph gives for it.
+    `made` is what the graph gives for it, if it is returned; `views` are those made so far.
     """
     value: Value = output.value
     if output.view_of is None or output.view_type is None:
@@ -235,11 +238,13 @@ def _view(
     before = recorded.inputs[output.view_of].value.type.offset
     shape, stride = (tuple(number(n, sizes) for n in part) for part in (seen.shape, seen.stride))
     offset = number(seen.offset, sizes) - number(before, sizes) + live.storage_offset()
-    followed = made.requires_grad and recorded.followed(value)
+    followed = made is None or (made.requires_grad and recorded.followed(value))
+    if followed and output.through is not None:
+        live = views[output.through.value]
     own = output.apart or not followed
     view = (live.detach() if own else live).as_strided(shape, stride, offset)
     if followed and output.apart:
         return in_memory(view, made)
-    if not made.requires_grad or followed:
+    if made is None or not made.requires_grad or followed:
         return view
     return loose(view) if recorded.loose(value) else view.requires_grad_()

@@ -78,7 +78,7 @@ def leaf_texts(
         place: _leaf_text(source, straight, recorded, output, inputs, spelled=spelled)
         for place, output in recorded.as_made
     }
-    return [texts[place] for place in range(len(texts))]
+    return [texts[place] for place in range(len(recorded.outputs))]
 
 
 def _leaf_text(
@@ -100,10 +100,12 @@ def _leaf_text(
     live, seen = inputs[output.view_of], output.view_type
     base = recorded.inputs[output.view_of].value.type.offset
     kept = recorded.followed(value) if spelled else value.type.requires_grad
-    live = live if kept and not output.apart else f"{live}.detach()"
+    of = f"{live}.detach()" if output.apart or not kept else live
+    if of == live and output.through is not None:
+        of = straight.named_once(output.through.value, "")
     shape, stride = ([size_text(n) for n in part] for part in (seen.shape, seen.stride))
     offset = f"{size_text(seen.offset)} - {size_text(base)} + {live}.storage_offset()"
-    view = f"{live}.as_strided([{', '.join(shape)}], [{', '.join(stride)}], {offset})"
+    view = f"{of}.as_strided([{', '.join(shape)}], [{', '.join(stride)}], {offset})"
     if recorded.made_leaf(value):
         view = f"{view}.requires_grad_()"
     if output.apart and recorded.followed(value):

@@ -85,10 +85,7 @@ def kernel_for(op: Any, key: str) -> bool:
 
 
 def resolved_below(op: Any, lazy: str) -> bool:
-    """Whether the dispatcher computes what is put off, as `TensorType.lazy` has it, for an op.
-
-    It does so on copies, and writes back what an op in place has made of them.
-    """
+    """Whether the dispatcher runs an op on copies of what is put off (`TensorType.lazy`)."""
     keys = {"conj": "Conjugate", "neg": "Negative"}
     return any(bit in lazy and not kernel_for(op, key) for bit, key in keys.items())
 

@@ -28,10 +28,8 @@ def drawn(recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree]) -> 
         return recorder.call(aten.permute.default, (new, _inverse(order))).outs[0]
     place = {"dtype": like.dtype, "device": like.device}  # of no tensor: nothing is followed
     layout = (list(like.shape), list(like.stride))
-    if like.lazy:
-        fresh = recorder.call(aten.empty_like.default, args[:1]).outs[0]
-    else:
-        fresh = recorder.call(aten.empty_strided.default, layout, place).outs[0]
+    empty = (aten.empty_strided.default, layout, place)
+    fresh = recorder.call(*((aten.empty_like.default, args[:1]) if like.lazy else empty)).outs[0]
     drawn = Value(fresh.type)
     recorder.append(Op(func, (fresh, *args[1:]), kwargs, drawn, (drawn,), origin=recorder.origin()))
     return drawn

@@ -8,17 +8,19 @@ from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.op import Value, Write
 from foretrace.ir.program import Input, Mutation, Overwritten
+from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.alias import Alias, alias_of, check_based, current
 from foretrace.trace.changes import FIRST_CALL
 from foretrace.trace.effects import holder
 from foretrace.trace.lines import Lines
 from foretrace.trace.made_leaves import value_of
+from foretrace.trace.outs import LEAVE_OUT
+from foretrace.trace.overlap import place
 from foretrace.trace.owners import Borrowed
 from foretrace.trace.recorder import Recorder
 
 NEW = "use the operator that returns a new tensor, such as detach() or transpose()"
-LEAVE_OUT = "give a tensor of that shape, or leave `out` away and use the result"
 
 
 def mutations_of(
@@ -84,6 +86,22 @@ def _keeps_history(recorder: Recorder, before: Value, new: Value) -> bool:
                 return False
             new = op.args[0]
     return new is before
+
+
+def taken_of(
+    alias: Alias, value: Value, base: TensorType, recorder: Recorder
+) -> list[tuple[Value, TensorType]]:
+    """The views that a view of an input was taken of, from the first, as its history has them."""
+    above = alias.parent
+    if above is None or above.parent is None:
+        return []
+    seen = place(above, above.last)
+    if (seen.dtype, seen.lazy) != (base.dtype, base.lazy):
+        return []
+    if not any(value in op.outs and above.last in op.operands for op in recorder.log):
+        return []  # of the input itself, after a write
+    further = taken_of(above, above.last, base, recorder)
+    return [*further, (above.last, seen.but(offset=seen.offset + base.offset))]
 
 
 def begins_read(

@@ -22,6 +22,7 @@ Call: TypeAlias = tuple[Tree, dict[str, Tree]]
 ITSELF = Choice(
     "out=", "whole", "its value form may round otherwise, or is of another layout or dtype"
 )
+LEAVE_OUT = "give a tensor of that shape, or leave `out` away and use the result"
 RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
 
 
@@ -205,16 +206,14 @@ def _renew(recorder: Records, tensor: Abstract, old: Value, type: TensorType) ->
         raise Refusal(
             f"a tensor of {list(old.type.shape)} is resized in place to {list(type.shape)}, and it"
             " is an input, or others see its memory",
-            kind="side effect",
-            do="give a tensor of that shape, or leave `out` away and use the result",
-        )
+            kind="side effect", do=LEAVE_OUT,
+        )  # fmt: skip
     if old.type.requires_grad:
         raise Refusal(
             f"a tensor of {list(old.type.shape)} with a history is resized in place to"
             f" {list(type.shape)}, which leaves it the history of another shape",
-            kind="unsupported",
-            do="give a tensor of that shape, or leave `out` away and use the result",
-        )
+            kind="unsupported", do=LEAVE_OUT,
+        )  # fmt: skip
     sizes, strides = list(type.shape), list(type.stride)
     new: Value = recorder.call(aten.new_empty_strided.default, (old, sizes, strides)).outs[0]
     become_like(tensor, recorder.abstract(new))
