@@ -1,6 +1,6 @@
 """What has to run for the outputs of a graph, and what an op makes and needs."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.program import Output
@@ -16,10 +16,11 @@ def values_of(outputs: Iterable[Output]) -> list[Value]:
 
 def live(ops: list[Op], results: Iterable[Value], semantics: TargetSemantics) -> list[Op]:
     """The ops on which a result depends, and those that do something else: draw, check, raise."""
-    wanted = set(results)
+    wanted, fixed = set(results), set[Value]()
+    _note_fixed(ops, fixed, semantics)
     kept = []
     for op in reversed(ops):
-        if not wanted.isdisjoint(all_outs(op)) or effectful(op, semantics):
+        if not wanted.isdisjoint(all_outs(op)) or effectful(op, semantics, fixed):
             kept.append(op)
             wanted.update(needs(op))
     return kept[::-1]
@@ -53,20 +54,31 @@ def all_outs(op: Op) -> Collection[Value]:
     return {*op.outs, *_ordered(op)} if op.region else op.outs
 
 
-def effectful(op: Op, semantics: TargetSemantics) -> bool:
+def _note_fixed(ops: Iterable[Op], fixed: set[Value], semantics: TargetSemantics) -> None:
+    """Add the values that follow from no input: the places of what a view shows, for one."""
+    for op in ops:
+        _note_fixed(op.region or (), fixed, semantics)
+        operator = hasattr(op.target, "overloadpacket") and not semantics.schema(op.target).random
+        if operator and fixed.issuperset(needs(op)):
+            fixed.update(op.outs)
+
+
+def effectful(op: Op, semantics: TargetSemantics, fixed: Container[Value]) -> bool:
     """Whether the op, or something in it, draws random numbers, writes, checks, or may raise.
 
-    What the backward is made of may raise only as the forward does.
+    What the backward is made of may raise only as the forward does, and an op with indices that are
+    fixed in every run or in none.
     """
     if not op.leaf:
         inner_ops = op.definition.ops if op.definition is not None else op.region or ()
-        return any(effectful(inner, semantics) for inner in inner_ops)
+        return any(effectful(inner, semantics, fixed) for inner in inner_ops)
     if not hasattr(op.target, "overloadpacket") or op.target is REQUIRES_GRAD:
         return False
     schema = semantics.schema(op.target)
     if schema.random or schema.writes or not schema.returns_something:
         return True
-    return op.because is None and semantics.may_raise(op)
+    chosen = [v for v in op.operands if not v.type.dtype.is_floating_point and v in fixed]
+    return op.because is None and not chosen and semantics.may_raise(op)
 
 
 def with_saved(ops: list[Op], results: Iterable[Value]) -> list[Op]:

@@ -87,8 +87,8 @@ def run(module: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor | None]
     return list(module(*inputs))
 
 
-def shapes(results: list[Tensor | None]) -> list[torch.Size | None]:
-    return [None if each is None else each.shape for each in results]
+def shapes(results: list[Any]) -> list[torch.Size | None]:
+    return [each.shape if isinstance(each, Tensor) else None for each in results]
 
 
 def same(ours: list[Tensor | None], theirs: list[Tensor | None]) -> None:
@@ -122,7 +122,10 @@ def test_as_make_fx(case: Case, kind: str, table: str) -> None:
         # torch's entry gives the attention weights where the operator gives the logsumexp, which
         # the backward reads: make_fx then gives gradients that are wrong, or raises.
         entries = {op: entry for op, entry in entries.items() if op is not FLASH}
-    theirs = run(make_fx(plain.graph_module, decomposition_table=entries)(*inputs), inputs)
+    try:
+        theirs = run(make_fx(plain.graph_module, decomposition_table=entries)(*inputs), inputs)
+    except ZeroDivisionError:
+        pytest.skip("torch's entry for a loss divides by how many numbers there are, which is 0")
     if shapes(theirs) != shapes(run(plain.graph_module, inputs)):
         pytest.skip("torch gives one example's margin loss in another shape than the operator")
     same(run(opened, inputs), theirs)
