@@ -116,7 +116,12 @@ def test_as_make_fx(case: Case, kind: str, table: str) -> None:
     entries = table_of(table)
     if any(torch.Tag.out in getattr(target, "tags", ()) for target in targets(plain.graph_module)):
         pytest.skip("a table opens an out= op to its value form")
-    opened = cut_of(program, case, kind, decompositions=entries).graph_module
+    try:
+        opened = cut_of(program, case, kind, decompositions=entries).graph_module
+    except foretrace.Refusal as refusal:
+        if refusal.kind != "decomposition raised":
+            raise
+        pytest.skip(str(refusal))
     inputs = flat_inputs(plain, subject)
     if FLASH in targets(opened):
         # torch's entry gives the attention weights where the operator gives the logsumexp, which
@@ -124,8 +129,8 @@ def test_as_make_fx(case: Case, kind: str, table: str) -> None:
         entries = {op: entry for op, entry in entries.items() if op is not FLASH}
     try:
         theirs = run(make_fx(plain.graph_module, decomposition_table=entries)(*inputs), inputs)
-    except ZeroDivisionError:
-        pytest.skip("torch's entry for a loss divides by how many numbers there are, which is 0")
+    except SyntaxError:
+        pytest.skip("make_fx prints an overload that is called like a keyword (random_.from)")
     if shapes(theirs) != shapes(run(plain.graph_module, inputs)):
         pytest.skip("torch gives one example's margin loss in another shape than the operator")
     same(run(opened, inputs), theirs)
