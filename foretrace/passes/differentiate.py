@@ -113,7 +113,13 @@ class Differentiation:
 
     def _without_gradient(self, op: Op) -> None:
         """Where none arrives, the engine goes on, as a user's Function may make one."""
-        if not self.reached.isdisjoint(op.outs):
+        if self.reached.isdisjoint(op.outs):
+            return
+        if not (op.leaf or op.writes or isinstance(op.target, FunctionCall)):
+            self.walk(op.body or ())
+        else:
+            if op.origin.grad_mode:  # and takes out what was saved, of use or not
+                self.stale.check_unpacked(op, self.derivatives)
             unseen = isinstance(op.target, Write) and not op.target.followed
             on = op.args[:1] if unseen else op.operands if op.origin.grad_mode else ()
             self.reached.update(v for v in on if v.type.requires_grad)
