@@ -207,7 +207,7 @@ class Recorded:
         """
         if self._order is None:
             made = {out: n for n, op in enumerate(_called_in(self.ops)) for out in op.outs}
-            known = {output.value: output for output in self.outputs}
+            known = {o.value: o for o in self.outputs if isinstance(o.value, Value)}
             above = list[Output]()
             for each in self.outputs:
                 at: Output | None = each

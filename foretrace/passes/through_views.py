@@ -73,4 +73,5 @@ def _with_body(call: Op, definition: Definition, begins: Size) -> Op:
     env |= dict(zip(definition.outs, call.outs, strict=True))
     made = {out for op in definition.ops for out in op.outs} - env.keys()
     env |= {out: Value(_moved(out.type, begins)) for out in made}
-    return call.but(region=copy_ops(definition.ops, env, call))
+    inner = copy_ops(definition.ops, env, call)
+    return call.but(region=[op.but(piece_of=call) for op in inner])
