@@ -71,7 +71,7 @@ def check_together(recorder: Recorder, given: list[Any], inputs: list[Input]) ->
                 "two outputs share memory that the program has written to, and each has a history"
                 " of its own",
                 kind="aliased outputs",
-                at=next(h.origin.frame for h in held if h.alias.root is alias.root),
+                at=next((h.origin.frame for h in held if h.alias.root is alias.root), None),
                 do="return a clone of one of them, or write to a clone",
             )
 
