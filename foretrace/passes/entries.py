@@ -128,8 +128,9 @@ class EntryRecorder(Recorder):
 def _no_answer(recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
     raise Refusal(
         f"a decomposition asks for the data of a tensor, by {target_name(func)}",
-        kind="data-dependent", do="take the operator out of the table",
-    )  # fmt: skip
+        kind="data-dependent",
+        do="take the operator out of the table",
+    )
 
 
 @contextmanager

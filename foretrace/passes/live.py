@@ -1,6 +1,7 @@
 """What has to run for the outputs of a graph, and what an op makes and needs."""
 
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
 
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.program import Output
@@ -16,9 +17,8 @@ def values_of(outputs: Iterable[Output]) -> list[Value]:
 
 def live(ops: list[Op], results: Iterable[Value], semantics: TargetSemantics) -> list[Op]:
     """The ops on which a result depends, and those that do something else: draw, check, raise."""
-    wanted, fixed = set(results), set[Value]()
-    _note_fixed(ops, fixed, semantics)
-    kept = []
+    wanted, kept = set(results), []
+    fixed = cache(lambda: _fixed(ops, semantics))
     for op in reversed(ops):
         if not wanted.isdisjoint(all_outs(op)) or effectful(op, semantics, fixed):
             kept.append(op)
@@ -54,16 +54,23 @@ def all_outs(op: Op) -> Collection[Value]:
     return {*op.outs, *_ordered(op)} if op.region else op.outs
 
 
-def _note_fixed(ops: Iterable[Op], fixed: set[Value], semantics: TargetSemantics) -> None:
-    """Add the values that follow from no input: the places of what a view shows, for one."""
-    for op in ops:
-        _note_fixed(op.region or (), fixed, semantics)
+def _fixed(ops: Iterable[Op], semantics: TargetSemantics) -> set[Value]:
+    """The values that follow from no input: the places of what a view shows, for one."""
+    found = set[Value]()
+    for op in _every(ops):
         operator = hasattr(op.target, "overloadpacket") and not semantics.schema(op.target).random
-        if operator and fixed.issuperset(needs(op)):
-            fixed.update(op.outs)
+        if operator and found.issuperset(needs(op)):
+            found.update(op.outs)
+    return found
 
 
-def effectful(op: Op, semantics: TargetSemantics, fixed: Container[Value]) -> bool:
+def _every(ops: Iterable[Op]) -> Iterator[Op]:
+    for op in ops:
+        yield from _every(op.region or ())
+        yield op
+
+
+def effectful(op: Op, semantics: TargetSemantics, fixed: Callable[[], set[Value]]) -> bool:
     """Whether the op, or something in it, draws random numbers, writes, checks, or may raise.
 
     What the backward is made of may raise only as the forward does, and an op with indices that are
@@ -77,8 +84,9 @@ def effectful(op: Op, semantics: TargetSemantics, fixed: Container[Value]) -> bo
     schema = semantics.schema(op.target)
     if schema.random or schema.writes or not schema.returns_something:
         return True
-    chosen = [v for v in op.operands if not v.type.dtype.is_floating_point and v in fixed]
-    return op.because is None and not chosen and semantics.may_raise(op)
+    if op.because is not None or not semantics.may_raise(op):
+        return False
+    return not any(v in fixed() for v in op.operands if not v.type.differentiable)
 
 
 def with_saved(ops: list[Op], results: Iterable[Value]) -> list[Op]:

@@ -87,6 +87,7 @@ def _key(op: Op, found: dict[Value, Any]) -> str:
 def _not_saved(value: Value, recorded: Recorded) -> Refusal:
     return Refusal(
         f"a backward for some of the outputs alone needs {value!r}, which was not saved",
-        kind="partial gradient", at=recorded.made_at(value),
+        kind="partial gradient",
+        at=recorded.made_at(value),
         do=('use foretrace.compile(..., backend="eager")', "use all outputs in the loss"),
-    )  # fmt: skip
+    )

@@ -73,7 +73,7 @@ class Inference:
         self._metas: dict[TensorType, torch.Tensor] = {}
         self._known: Memory[Tree] = Memory(learnt.results, learnt.settled, symbols)
         self._kernels = MetaKernels(types, self._meta)
-        self._of_cpu = CpuKernels(types, symbols)
+        self.of_cpu = CpuKernels(types, symbols)
 
     @property
     def mode(self) -> torch_api.FakeTensorMode:
@@ -124,7 +124,7 @@ class Inference:
         plain = lasts(key) and not symbols_of(key) and not reads_sparse((args, kwargs))
         found = self._kernels.ask(func, args, kwargs) if plain else None
         found = as_eager(func, args, found or self._run(func, args, kwargs))
-        return self._of_cpu.laid_out(func, (args, kwargs), found)
+        return self.of_cpu.laid_out(func, (args, kwargs), found)
 
     def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False) -> Tree:
         ask: Once = partial(self._once, after=after)
@@ -165,7 +165,7 @@ class Inference:
         Meta kernels say that it fits, of other dtypes.
         """
         draws = torch.Tag.nondeterministic_seeded in func.tags
-        if draws or not self._of_cpu.may_run(func, (args, kwargs)):
+        if draws or not self.of_cpu.may_run(func, (args, kwargs)):
             return False
         try:
             self._once(func, *recast((args, kwargs)))
@@ -177,7 +177,7 @@ class Inference:
         self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False
     ) -> Tree:
         """As the CPU's kernel says: a meta kernel may take less than it."""
-        ask: Once = partial(self._of_cpu.ask, after=after)
+        ask: Once = partial(self.of_cpu.ask, after=after)
         if any(type.device.type != "cpu" for type in types_in((args, kwargs))):
             return self._elsewhere(func, args, kwargs, ask)
         return ask(func, args, kwargs)

@@ -147,9 +147,10 @@ class Dynamic:
                 value = now if other == name else other
                 raise Refusal(
                     f"the program fixes the dynamic size {name} to {value}",
-                    kind="dynamic size fixed", at=guard.frame if guard else None,
+                    kind="dynamic size fixed",
+                    at=guard.frame if guard else None,
                     do=(f"make {name} static, or do not ask for its value in Python",),
-                )  # fmt: skip
+                )
 
 
 class OpenDims(Dynamic):
@@ -194,5 +195,6 @@ def _constant_size(name: str, dim: int, size: Size, label: str) -> Refusal:
     return Refusal(
         f"size {dim} of {name} is {size} in the example, which torch treats as a constant, "
         f"but it is to be the dynamic size {label}",
-        kind="dynamic size fixed", do="capture with an example whose size is 2 or more",
-    )  # fmt: skip
+        kind="dynamic size fixed",
+        do="capture with an example whose size is 2 or more",
+    )

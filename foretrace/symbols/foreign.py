@@ -44,5 +44,6 @@ class Foreign(Dynamic):
         if unknown:
             raise Refusal(
                 f"{name} has the size {unknown[0]}, which depends on data",
-                kind="data-dependent", do="leave what makes it outside of the compiled function",
-            )  # fmt: skip
+                kind="data-dependent",
+                do="leave what makes it outside of the compiled function",
+            )

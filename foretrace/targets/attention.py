@@ -93,13 +93,15 @@ def _each(call: AttentionCall, fact: str) -> str:
 def _wrong(what: str) -> Refusal:
     return Refusal(
         f"scaled_dot_product_attention: {what}",
-        kind="wrong call", do="mend the call: eager raises here too",
-    )  # fmt: skip
+        kind="wrong call",
+        do="mend the call: eager raises here too",
+    )
 
 
 def _none_left(target: Target, rejected: list[tuple[str, str]]) -> Refusal:
     reasons = "; ".join(f"{kernel}: {reason}" for kernel, reason in rejected)
     return Refusal(
         f"scaled_dot_product_attention: no kernel of {target} takes the call ({reasons})",
-        kind="no attention kernel", do="switch math on: torch.backends.cuda.enable_math_sdp(True)",
-    )  # fmt: skip
+        kind="no attention kernel",
+        do="switch math on: torch.backends.cuda.enable_math_sdp(True)",
+    )

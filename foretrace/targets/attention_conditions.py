@@ -81,8 +81,9 @@ def mask_broadcasts(ask: Question) -> str | None:
     if len(mask.shape) < 2:  # noqa: PLR2004 - eager indexes its last two dimensions
         raise Refusal(
             f"attn_mask of shape {list(mask.shape)} has no rows",
-            kind="wrong call", do="give it as many dimensions as it has in eager: 2 or 4",
-        )  # fmt: skip
+            kind="wrong call",
+            do="give it as many dimensions as it has in eager: 2 or 4",
+        )
     wanted = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     if len(mask.shape) not in (2, 4):
         return f"attn_mask is {len(mask.shape)}-D, not 2-D or 4-D"

@@ -10,7 +10,6 @@ from foretrace import torch_api
 from foretrace.ir.op import Choice, Tree, Value, values_in
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.infer import Inference
-from foretrace.rules.kernel import CpuKernels
 from foretrace.rules.raising import Raising
 from foretrace.rules.schemas import schema_of
 from foretrace.rules.semantics import OperatorSemantics
@@ -46,7 +45,7 @@ class TargetSemantics(OperatorSemantics):
         self.learnt = table.learnt((target, torch_api.switches()))
         self.inference = Inference(types, types.symbols, self.learnt, mode)
         self.derivatives = Derivatives(types, self.inference, table)
-        self.may_raise = Raising(CpuKernels(types, types.symbols)).may_raise
+        self.may_raise = Raising(self.inference.of_cpu).may_raise
         self.symbols = types.symbols
         self._composite: dict[Any, bool] = {}
 

@@ -104,5 +104,6 @@ def makes_subclass(name: str) -> Refusal:
     """The refusal of a program that makes a tensor of a class of its own."""
     return Refusal(
         f"the program makes a {name}, a tensor class of its own",
-        kind="unsupported tensor", do="compute with torch.Tensor inside of the captured program",
-    )  # fmt: skip
+        kind="unsupported tensor",
+        do="compute with torch.Tensor inside of the captured program",
+    )

@@ -133,8 +133,9 @@ class Constants:
         if any(isinstance(n, int) and n > MAX_ELEMENTS for n in (o.type.numel for o in op.outs)):
             raise Refusal(
                 "the constant asked for is too large to be computed while recording",
-                kind="data-dependent", do="ask a smaller one, or pass the answer as an argument",
-            )  # fmt: skip
+                kind="data-dependent",
+                do="ask a smaller one, or pass the answer as an argument",
+            )
         return op
 
     def _run(self, op: Op) -> None:
@@ -207,8 +208,9 @@ def _depends_on_inputs(asker: Any, *, guarded: bool) -> Refusal:
     guards = [Way(guard, ("capture",))] if yes_or_no and not guarded else []
     return Refusal(
         f"{asker} asks for a number that depends on the inputs",
-        kind="data-dependent", do=(instead, outside, *guards),
-    )  # fmt: skip
+        kind="data-dependent",
+        do=(instead, outside, *guards),
+    )
 
 
 def _needs(op: Op) -> list[Value]:

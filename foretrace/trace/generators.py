@@ -32,8 +32,9 @@ def refusing(recorder: Recorder) -> dict[str, Callable[..., Any]]:
 def _no_seed(*args: object, **kwargs: object) -> NoReturn:
     raise Refusal(
         "the program sets the state of the random number generator",
-        kind="side effect", do="seed before the captured program is called",
-    )  # fmt: skip
+        kind="side effect",
+        do="seed before the captured program is called",
+    )
 
 
 class _Default:
@@ -171,9 +172,10 @@ def _drawn(before: list[tuple[Source, Any]], lines: Callable[[], Lines]) -> Refu
         who = "the program" if at is not None else "the program, or another thread,"
         refusal = Refusal(
             f"{who} seeds {source.name}'s random number generator, or draws outside of torch's ops",
-            kind="side effect", at=at,
+            kind="side effect",
+            at=at,
             do="seed and draw before the captured program is called, and pass the number",
-        )  # fmt: skip
+        )
     return refusal
 
 

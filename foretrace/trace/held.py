@@ -107,8 +107,9 @@ class Reading:
     def follow(self, name: str, item: Any, depth: int = DEEPEST) -> None:
         """What an object leads to; that it is the same object is known already."""
         kind = type(item)  # its class as it says itself is Python of the user's
-        code = _code_of_user(item)
-        if id(item) in self._seen or issubclass(kind, NO_INSIDE) or (plain(item) and not code):
+        if id(item) in self._seen or issubclass(kind, NO_INSIDE):
+            return
+        if plain(item) and not _users_function(item):
             return
         self._seen[id(item)] = item
         if issubclass(kind, nn.Module):
@@ -124,7 +125,7 @@ class Reading:
         self.found.append(Held(name, how, holder, key, snapshot(item) if data else item))
         if issubclass(type(item), type):
             self._classes(item, 0)
-        elif depth and (not data or _code_of_user(item)):
+        elif depth and (not data or _users_function(item)):
             self.follow(name, item, depth - 1)
 
     # ---- objects -----------------------------------------------------------------------------
@@ -210,10 +211,9 @@ def _parts(item: Any) -> tuple[str, ...]:
     return PARTS[3:] if isinstance(item, types.MethodType) else ()
 
 
-def _code_of_user(item: Any) -> types.CodeType | None:
-    """The code of a function that is none of a library's, which leaves its own as they are."""
-    code = item.__code__ if isinstance(item, types.FunctionType) else None
-    return code if code is not None and origin_of(code.co_filename) == "user" else None
+def _users_function(item: Any) -> bool:
+    """Whether it is a function that is none of a library's, which leaves its own as they are."""
+    return isinstance(item, types.FunctionType) and origin_of(item.__code__.co_filename) == "user"
 
 
 def _of_a_library(item: Any) -> bool:

@@ -70,8 +70,9 @@ def _count_in_graph(recorder: Records, func: Any, tensor: Abstract, named: dict[
     if here.dtype.itemsize != owner.type.dtype.itemsize or not within(recorder, seen, owner.type):
         raise Refusal(
             f"{func} sees memory beside that of the tensor, which the program has written to",
-            kind="overlapping memory", do=("take the view before the write", "or of a clone"),
-        )  # fmt: skip
+            kind="overlapping memory",
+            do=("take the view before the write", "or of a clone"),
+        )
     if offset is not None:
         if not recorder.inside:
             tensor.note_asked()

@@ -125,10 +125,11 @@ class Borrowed:
                     raise Refusal(
                         f"the program stores a tensor in the attribute `{name}`"
                         f" of {loan.path or type(loan.module).__name__}",
-                        kind="side effect", at=lines.binding(name, type(loan.module)),
+                        kind="side effect",
+                        at=lines.binding(name, type(loan.module)),
                         module=loan.named(),
                         do=("return the tensor, or register it as a buffer", FIRST_CALL),
-                    )  # fmt: skip
+                    )
 
     def restore(self) -> list[str]:
         """Leave every module as it was; gives what could not be, in words."""
@@ -144,8 +145,9 @@ def scripted() -> NoReturn:
     """Refuse a module of TorchScript, whose tensors are out of Python's reach."""
     raise Refusal(
         "the program contains a TorchScript module, whose Python is gone",
-        kind="unsupported module", do="capture the module that it was made from",
-    )  # fmt: skip
+        kind="unsupported module",
+        do="capture the module that it was made from",
+    )
 
 
 TABLES = frozenset({"_parameters", "_buffers", "_modules"})

@@ -71,8 +71,9 @@ def put_back(step: Callable[[], list[str]], *, always: bool) -> Iterator[None]:
     if failed:
         raise Refusal(
             "something that the program changed could not be put back",
-            kind="side effect", do=left_broken(failed),
-        )  # fmt: skip
+            kind="side effect",
+            do=left_broken(failed),
+        )
 
 
 def left_broken(failed: list[str]) -> str:

@@ -23,9 +23,10 @@ def check_shared_memory(
         if other != index and {other, index} & written:
             raise Refusal(
                 "the program writes to an input whose memory another input shares",
-                kind="aliased inputs", at=at(other if other in written else index),
+                kind="aliased inputs",
+                at=at(other if other in written else index),
                 do="pass a clone, or only one of the two and take the view inside",
-            )  # fmt: skip
+            )
 
 
 def _has_memory(given: Any) -> bool:

@@ -116,8 +116,9 @@ def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
 def _no_gradient(*args: object, **kwargs: object) -> NoReturn:
     raise Refusal(
         "the program computes a gradient itself",
-        kind="autograd inside", do=(Way('let cut("joint") compute it', ("capture",)), *BACKWARD),
-    )  # fmt: skip
+        kind="autograd inside",
+        do=(Way('let cut("joint") compute it', ("capture",)), *BACKWARD),
+    )
 
 
 @contextmanager

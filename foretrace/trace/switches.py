@@ -105,9 +105,10 @@ def unswitched(lines: Callable[[], Lines]) -> Iterator[None]:
             if read() != before[name]:
                 raise Refusal(
                     f"the program leaves torch in another state: {name}",
-                    kind="side effect", at=lines().calling(*(mentions or (name,))),
+                    kind="side effect",
+                    at=lines().calling(*(mentions or (name,))),
                     do="switch it before the captured program is called, or put it back inside",
-                )  # fmt: skip
+                )
 
 
 def _put_back(name: str, before: Any) -> None:
