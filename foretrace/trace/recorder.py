@@ -106,6 +106,8 @@ class Recorder(torch_api.TorchDispatchMode):
             return self._numbers(args[0], func is STRIDE)
         if self.rebased and not self._depth:
             self.view_rebased()
+        if func is CAST and self.casts.devices and not isinstance(args[0], Abstract):
+            args = (self.lift(args[0]), *args[1:])
         if func is CAST and self.casts.remembers(*args):
             with self.before_bodies():
                 return self.casts.once(args[0], args[1], self.again)

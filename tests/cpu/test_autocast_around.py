@@ -48,3 +48,19 @@ def test_a_leaf_that_is_used_more_than_once(fn: Callable[[Tensor], Tensor], view
     expected = by_autograd(fn, x)
     for place, found in enumerate(routes(fn, x)):
         assert all(map(torch.equal, expected, found)), place
+
+
+def test_a_leaf_from_outside_that_is_both_operands_of_one_call() -> None:
+    """It is cast once: its gradients meet in low precision, whoever cast it."""
+    torch.manual_seed(0)
+    w = torch.randn(4, 4, requires_grad=True)
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.matmul(w, w) * x
+
+    x, tangent = torch.ones((), dtype=torch.bfloat16), torch.randn(4, 4).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        eager = fn(x)
+        out, gradients = foretrace.capture(fn, (x,)).cut("joint")(x, tangents=[tangent])
+    assert torch.equal(out, eager.detach())
+    assert torch.equal(*gradients.values(), *torch.autograd.grad(eager, w, tangent))
