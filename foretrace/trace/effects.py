@@ -193,7 +193,7 @@ def _new_contents(
         (new,) = filter(None, contents(recorder, func, (args, kwargs), stands))
         return [in_layout(recorder, alias_of(targets[0]), new)]
     if schema.draws_over and not draws_as_value(func, args[0].type):
-        return [drawn(recorder, func, args, kwargs)]
+        return [in_layout(recorder, alias_of(targets[0]), drawn(recorder, func, args, kwargs))]
     op = recorder.call(schema.functional.call, *schema.functional.arguments(args, kwargs))
     made = values_in(op.result)
     news = made[len(made) - len(targets) :]
