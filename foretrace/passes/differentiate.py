@@ -34,7 +34,6 @@ from foretrace.passes.spell import (
     made,
     returned,
     spelled,
-    unseen_writes,
     used_by,
     written_positions,
 )
@@ -245,11 +244,8 @@ class Differentiation:
             self.add(base, self.gradients[out], op)
 
     def _unfollowed_in(self, op: Op) -> None:
-        """The writes below an op that is not followed itself."""
-        for write in reversed(list(unseen_writes(op))):
-            if write.outs[0] in self.gradients:
-                self._unfollowed(write)
-            self._without_gradient(write)
+        """What autograd sees below an op that it does not follow: writes, and views of them."""
+        self.walk(op.region or ())
 
     def _through_view(self, op: Op, write: Write) -> None:
         """A write to a view, as torch's CopySlices node differentiates it.

@@ -1,10 +1,10 @@
 """Ops in the words of one call; what ops make and use."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, RuleName, Value, Write, substitute, values_in
+from foretrace.ir.op import Op, RuleName, Value, substitute, values_in
 from foretrace.ir.text import neighbourhood
 from foretrace.rules.schemas import schema_of
 
@@ -49,15 +49,6 @@ def made(ops: Iterable[Op]) -> set[Value]:
 def used_by(ops: Iterable[Op]) -> list[Value]:
     """The values that ops use, each once, in order."""
     return list(dict.fromkeys(v for op in ops for v in values_in((op.args, op.kwargs))))
-
-
-def unseen_writes(op: Op) -> Iterator[Op]:
-    """The writes below an op that autograd does not see, in order."""
-    for inner in op.region or ():
-        if isinstance(inner.target, Write) and not inner.target.followed:
-            yield inner
-        else:
-            yield from unseen_writes(inner)
 
 
 def located(refusal: Refusal, op: Op) -> Refusal:

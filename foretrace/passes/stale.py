@@ -40,6 +40,8 @@ class Stale:
         self._views: dict[Value, tuple[Op, Value]] = {}
         self._parts: dict[Value, Value] = {}
         """what autograd does not take for a view, and the other that shares its memory"""
+        self._shared: dict[Value, Value] = {}
+        """the same, where it has left a composite, too"""
         self._made: dict[Value, Checkpoint] = {}
         """what was made in a checkpoint, which makes it again in the backward"""
         self._read: dict[Checkpoint, list[Op]] = {}
@@ -62,7 +64,9 @@ class Stale:
             for out, base, share in view_positions_of(op):
                 if share is not Share.MEMORY:
                     self._views[op.outs[out]] = op, base
-                elif inside:
+                    continue
+                self._shared[op.outs[out]] = base
+                if inside:
                     self._parts[op.outs[out]] = base
             region = op.origin.checkpoint
             if region is not None:
@@ -99,6 +103,11 @@ class Stale:
         while value in self._views:
             value = self._views[value][1]
         return value
+
+    def memory(self, value: Value) -> Value:
+        """What owns the value's memory, whether or not autograd takes it for a view."""
+        owner = self.base(value)
+        return self.memory(self._shared[owner]) if owner in self._shared else owner
 
     def read(self, value: Value, op: Op, replay: Replay) -> Value:
         """What the backward of `op` reads where it saved `value`.
@@ -304,7 +313,7 @@ def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) 
     memories = given.union(map(stale.base, left))
     copies = {
         op: old for op in writes
-        if (old := stale.written_by(op)) is not None and stale.base(old) in memories
+        if (old := stale.written_by(op)) is not None and stale.memory(old) in memories
         and any(old in _saved(inner, derivatives) for inner in op.body or () if inner.leaf)
     }  # fmt: skip
     return SavedOver(left, copies, reshaped, unseen, stale.base)

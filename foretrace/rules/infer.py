@@ -203,7 +203,7 @@ class Inference:
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
             with self.mode, self._python_kernels(), torch_api.quiet_fake_tensor():
-                result = torch_api.checked_view(func, args, func(*args, **kwargs))
+                result = torch_api.checked_call(func, args, kwargs)
                 return as_iterated(func, args, result)
         except (
             torch_api.DynamicOutputShapeException,

@@ -59,7 +59,7 @@ from foretrace.torch_api.fake import (
     FakeTensor as FakeTensor,
     FakeTensorMode as FakeTensorMode,
     UnsupportedOperatorException as UnsupportedOperatorException,
-    checked_view as checked_view,
+    checked_call as checked_call,
     enable_python_dispatcher as enable_python_dispatcher,
     fake_mode as fake_mode,
     fake_tensor as fake_tensor,

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import CodeType
@@ -107,7 +108,38 @@ def _asks_for_device(code: CodeType) -> bool:
     return any("device" in name for name in code.co_names) or any(map(_asks_for_device, inner))
 
 
-def checked_view(func: Any, args: Any, result: Any) -> Any:
+def checked_call(func: Any, args: Any, kwargs: Any) -> Any:
+    """What FakeTensor returns of a call, where eager takes such a one.
+
+    Raises:
+        RuntimeError: FakeTensor gives the operand of an in-place operator another shape, as some of
+            its kernels are those of `out=` forms. Source: torch/_prims_common/wrappers.py, 2.13.
+        ValueError: eager has no such view (`_checked_view`).
+    """
+    alias = func._schema.arguments[0].alias_info if args else None
+    over = alias and alias.is_write and torch.Tag.inplace_view not in func.tags
+    if not over or not isinstance(args[0], FakeTensor):
+        return _checked_view(func, args, func(*args, **kwargs))
+    shape = args[0].shape
+    with _uncached(args[0].fake_mode), warnings.catch_warnings(action="ignore"):
+        result = func(*args, **kwargs)
+    if args[0].shape != shape:
+        wide = list(args[0].shape)
+        raise RuntimeError(f"output with shape {[*shape]} doesn't match the broadcast shape {wide}")
+    return result
+
+
+@contextmanager
+def _uncached(mode: FakeTensorMode) -> Iterator[None]:
+    """A call that is answered from the cache resizes nothing."""
+    enabled, mode.cache_enabled = mode.cache_enabled, False
+    try:
+        yield
+    finally:
+        mode.cache_enabled = enabled
+
+
+def _checked_view(func: Any, args: Any, result: Any) -> Any:
     """What FakeTensor returned, where eager has such a view; else a ValueError.
 
     It holds the strides of neighbours against each other and takes any beside a size of one, so

@@ -17,7 +17,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Tree, Value, Write, values_in
+from foretrace.ir.op import Op, Tree, Value, Write, map_values, values_in
 from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract, become_like, follow
 from foretrace.trace.alias import (
@@ -29,10 +29,19 @@ from foretrace.trace.alias import (
     rewritten,
 )
 from foretrace.trace.in_place import check_leaves, reshaped
-from foretrace.trace.layout import as_the_op, copied, drawn, draws_as_value, in_layout, laid_out
+from foretrace.trace.layout import (
+    as_the_op,
+    copied,
+    drawn,
+    draws_as_value,
+    in_layout,
+    laid_out,
+    same_sizes,
+)
 from foretrace.trace.lists import one_after_the_other
+from foretrace.trace.offsets import FROM_START
 from foretrace.trace.outs import RESIZES, contents, resize
-from foretrace.trace.overlap import check_apart, meet, overlapping, place
+from foretrace.trace.overlap import check_apart, meet, overlapping, place, within
 
 aten = torch.ops.aten
 
@@ -151,6 +160,7 @@ def _renew(recorder: Records, owner: Alias, value: Value, part: TensorType | Non
     if owner.last in recorder.leaves:
         value = recorder.leaf(value, owner.last)
     for member in list(_reached(recorder, owner, part)):
+        _check_seen(recorder, member)
         note_overwritten(member, recorder)
         member.become(value if member is owner else None)
         tensor = member.tensor()
@@ -158,6 +168,23 @@ def _renew(recorder: Records, owner: Alias, value: Value, part: TensorType | Non
             become_like(tensor, recorder.abstract(value))
         if tensor is not None and value.type.requires_grad:
             _be_followed(tensor, member, owner)
+
+
+def _check_seen(recorder: Records, member: Alias) -> None:
+    """Refuse new content of memory that a view sees more of than what owns it does.
+
+    Raises:
+        Refusal: an `as_strided` that is still held sees elements between the owner's, or behind.
+    """
+    func = None if member.step is None else member.step.func
+    if func not in FROM_START or not any(each.tensor() is not None for each in member.members()):
+        return
+    root = member.root
+    if not within(recorder, place(member, member.last), place(root, root.initial)):
+        raise Refusal(
+            f"{func} sees memory beside that of the tensor, which the program writes to",
+            kind="overlapping memory", do=("take the view of a clone", "or write to a clone"),
+        )  # fmt: skip
 
 
 def _reached(recorder: Records, owner: Alias, part: TensorType | None) -> Iterator[Alias]:
@@ -192,17 +219,31 @@ def _new_contents(
         stands.update(zip(schema.written_now(args, kwargs), targets, strict=True))
         (new,) = filter(None, contents(recorder, func, (args, kwargs), stands))
         return [in_layout(recorder, alias_of(targets[0]), new)]
+    for chance in values_in(args[1:]) if schema.draws_over else ():  # torch's meta kernels ask not
+        recorder.semantics.infer(aten.expand.default, (chance.type, [*args[0].type.shape]), {})
     if schema.draws_over and not draws_as_value(func, args[0].type):
         return [in_layout(recorder, alias_of(targets[0]), drawn(recorder, func, args, kwargs))]
     op = recorder.call(schema.functional.call, *schema.functional.arguments(args, kwargs))
     made = values_in(op.result)
     news = made[len(made) - len(targets) :]
+    _check_sizes(recorder, func, (args, kwargs), targets, news)
     kept = [recorder.call(aten.clone.default, (v,)).outs[0] if v in op.operands else v
             for v in news]  # fmt: skip
     return [
         in_layout(recorder, alias_of(target), new)
         for target, new in zip(targets, kept, strict=True)
     ]
+
+
+def _check_sizes(
+    recorder: Records, func: Any, call: Tree, targets: list[Abstract], news: list[Value]
+) -> None:
+    """Raise what eager does where new content is larger than what it is written over."""
+    for target, new in zip(targets, news, strict=True):
+        old = current(alias_of(target), recorder).type.shape
+        if not same_sizes(recorder, old, new.type.shape):
+            recorder.semantics.infer(func, *map_values(call, lambda v: v.type))
+            raise RuntimeError(f"{func} makes {[*new.type.shape]} of what is {[*old]}")
 
 
 def _write_each(

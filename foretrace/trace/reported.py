@@ -103,6 +103,8 @@ def _refusal(error: Exception, symbols: Symbols) -> Refusal:
     if str(error).startswith(MAKES_SUBCLASS):
         return makes_subclass(str(error).removeprefix(MAKES_SUBCLASS).partition(" ")[0])
     what = f"{type(error).__name__}: {str(error).partition(STACK)[0]}"
+    if _ran(torch.autograd.grad, error.__traceback__):
+        return _inner_gradient(what)
     call = _failed_call(error.__traceback__)
     answer = _Question(symbols).ask(*call) if call is not None else _is_ours(error.__traceback__)
     if answer:
@@ -128,6 +130,15 @@ def _traces(tracer: str, error: Exception) -> Refusal:
     )
 
 
+def _inner_gradient(what: str) -> Refusal:
+    return Refusal(
+        f"a backward of the program's own runs autograd over what it holds, for which a capture has"
+        f" other tensors ({what})",
+        kind="autograd inside",
+        do="compute the gradient by a formula from what ctx has saved, without torch.autograd",
+    )
+
+
 def _holds_programs(name: str) -> Refusal:
     return Refusal(
         f"{name} holds programs of its own, for which a graph has no place",
@@ -144,6 +155,13 @@ def _tracer(trace: TracebackType | None) -> str:
             return code.co_qualname
         trace = trace.tb_next
     return ""
+
+
+def _ran(function: Any, trace: TracebackType | None) -> bool:
+    """Whether an error came out of a call of a Python function."""
+    while trace is not None and trace.tb_frame.f_code is not function.__code__:
+        trace = trace.tb_next
+    return trace is not None
 
 
 def _failed_call(trace: TracebackType | None) -> tuple[Any, Any, Any] | None:
@@ -196,7 +214,7 @@ class _Question:
         with torch_api.plain_torch(), torch_api.quiet_fake_tensor(), mode:
             args, kwargs = torch_api.tree_unflatten(list(map(self._like, leaves)), form)
             try:
-                torch_api.checked_view(func, args, func(*args, **kwargs))
+                torch_api.checked_call(func, args, kwargs)
             except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
                 return error
         return None

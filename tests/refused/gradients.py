@@ -771,3 +771,46 @@ def makes_a_leaf_of_its_clone(w: Tensor) -> Tensor:
 refuses("unsupported", "trace/made_leaves.py:made_leaf",
         captures(makes_a_leaf_of_a_view_without_history, W),
         makes_a_leaf_of_a_view_without_history, captured(makes_a_leaf_of_its_clone, W))  # fmt: skip
+
+
+class Integral(torch.autograd.Function):
+    """Differentiates, in its backward, a function that it was given."""
+
+    @staticmethod
+    def forward(ctx: Any, fn: Any, w: Tensor) -> Tensor:
+        ctx.fn = fn
+        ctx.save_for_backward(w)
+        return fn()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        with torch.enable_grad():
+            area = ctx.fn()
+        return None, *torch.autograd.grad(area, ctx.saved_tensors, gradient)  # here
+
+
+class Cube(torch.autograd.Function):
+    """Knows its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        ctx.save_for_backward(w)
+        return w * w * w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (w,) = ctx.saved_tensors
+        return 3 * w * w * gradient
+
+
+def integrates(w: Tensor) -> Tensor:
+    v = w * 1
+    return Integral.apply(lambda: v * v * v, v).sum()
+
+
+def cubes_alone(w: Tensor) -> Tensor:
+    return Cube.apply(w).sum()
+
+
+refuses("autograd inside", "trace/reported.py:_inner_gradient", cuts(integrates, W, loss=0),
+        Integral.backward, trained(cubes_alone, W))  # fmt: skip

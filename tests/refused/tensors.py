@@ -451,3 +451,16 @@ refuses("overlapping memory", "trace/offsets.py:_count_in_graph",
         sees_what_lies_between,
         lambda: same_as_eager(saw_it_before, (GAPS,), cuts=("export",)),
         lambda: same_as_eager(sees_a_clone, (GAPS,), cuts=("export",)))  # fmt: skip
+
+
+def is_written_beside_a_view(x: Tensor) -> Tensor:
+    between = x.as_strided((4,), (1,))
+    x.mul_(2)  # here
+    return between
+
+
+refuses("overlapping memory", "trace/effects.py:_check_seen",
+        captures(is_written_beside_a_view, GAPS),
+        is_written_beside_a_view,
+        lambda: same_as_eager(saw_it_before, (GAPS,), cuts=("export",)),
+        lambda: same_as_eager(sees_a_clone, (GAPS,), cuts=("export",)))  # fmt: skip
