@@ -317,7 +317,9 @@ class Differentiation:
 
     def _function(self, op: Op) -> None:
         """A user's Function: its own backward, run wherever the engine arrives at a result."""
-        self._unfollowed_in(op)
+        linked = (not isinstance(o.target, Write) and not set(op.outs).isdisjoint(o.outs)
+                  for o in op.region or ())  # fmt: skip
+        self.walk([o for o, link in zip(op.region or (), linked, strict=True) if not link])
         results = op.result if isinstance(op.result, tuple) else (op.result,)
         tangents = [self.gradients.get(v) if isinstance(v, Value) else None for v in results]
         if not op.target.followed or self.reached.union(self.gradients).isdisjoint(op.outs):

@@ -124,6 +124,8 @@ def with_history(ops: Iterable[Op], history: History) -> Iterator[Op]:
         elif _escapes(op, history):
             refused = op.leaf and history.refused(op, ())
             yield from _of_detached(op) if refused else _detached(op, history.visible)
+        elif _is_no_number(op) and history.refused(op, ()):
+            yield from _of_detached(op)
         else:
             yield op
 
@@ -219,6 +221,15 @@ def _escapes(op: Op, history: History) -> bool:
     return any(v.type.requires_grad for v in op.operands) and any(
         out.type.differentiable for out in op.outs
     )
+
+
+def _is_no_number(op: Op) -> bool:
+    """Whether an op under no_grad gives what has no gradient, of what does.
+
+    torch's autograd may refuse such a call: a sum of numbers as a bool.
+    """
+    unseen = op.leaf and not op.origin.grad_mode and any(v.type.requires_grad for v in op.operands)
+    return unseen and not any(out.type.differentiable for out in op.outs)
 
 
 def _detached(op: Op, visible: Collection[Value]) -> Iterator[Op]:

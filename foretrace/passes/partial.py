@@ -43,10 +43,10 @@ def partial_backward(
     part = opened(differentiated(recorded, semantics, Level(False), None, given))
     halves = Halves(part, recorded, semantics)
     meant = _counterparts(part.ops, joint.ops)
-    saved = {_original(item): item.value for item in pair.saved}
-    kept = {v: saved[meant[v]] for op in part.ops for v in op.outs if meant.get(v) in saved}
+    saved = set(map(_original, pair.saved))
+    kept = {v: meant[v] for op in part.ops for v in op.outs if meant.get(v) in saved}
     ops, handed = second(halves, dict.fromkeys(kept, WHY))
-    known: dict[Value, Any] = {v: kept.get(v, saved.get(v)) for v in handed}
+    known: dict[Value, Any] = {v: kept.get(v, v if v in saved else None) for v in handed}
     drawn = [op.outs[0] for op in ops if op not in halves.late and halves.once(op)]
     for value in (*drawn, *(v for v in handed if known[v] is None)):
         raise _not_saved(value, recorded)
@@ -59,7 +59,7 @@ def partial_backward(
 
 
 def _original(saved: Saved) -> Any:
-    """The value itself, where a copy of it is handed over."""
+    """The value itself, by which the backward has it, where a copy of it is handed over."""
     op = saved.op
     copied = op is not None and op.choice is not None and op.choice.what == SAVED_COPY
     return op.args[-1] if op is not None and copied else saved.value

@@ -21,6 +21,8 @@ IN_ORDER = frozenset({
 """Results on the CPU are contiguous (Activation.cpp, DistributionTemplates.h, layer_norm.cpp)."""
 LOSSES = ("aten::mse_loss_backward", "aten::huber_loss_backward", "aten::smooth_l1_loss_backward")
 """So are these, where nothing is broadcast (BinaryOps.cpp, Loss.cpp)."""
+CHANNELS_LAST: dict[int, tuple[int, ...]] = {4: (4, 1, 3, 2), 5: (5, 1, 4, 3, 2)}
+"""By the number of dimensions, strides in whose order a tensor lies that has its channels last"""
 PADS = ("reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replication_pad3d")
 SUGGESTED: dict[Any, int] = {aten.channel_shuffle.default: 0} | {
     getattr(aten, pad + end).default: place
@@ -74,9 +76,14 @@ def _in_order(leaf: Any) -> Any:
 
 def _suggested(made: TensorType, given: TensorType) -> TensorType:
     """The type in the memory format that the layout of an operand suggests, on the CPU."""
-    if made.symbols or given.symbols or given.device.type != "cpu":
+    if given.device.type != "cpu":
         return made
-    return made.but(stride=torch_api.suggested_strides(given.shape, given.stride, made.shape))
+    if not (made.symbols or given.symbols):
+        return made.but(stride=torch_api.suggested_strides(given.shape, given.stride, made.shape))
+    last = CHANNELS_LAST.get(len(given.shape))
+    if last is not None and given.stride == given.ordered(last).stride:
+        return made.but(stride=made.ordered(last).stride)
+    return made.but(stride=made.contiguous().stride) if last is None or given.dense else made
 
 
 def as_iterated(func: Any, args: Any, result: Any) -> Any:

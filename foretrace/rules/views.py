@@ -62,8 +62,13 @@ def _put_by_place(
     if any(step.func is aten.as_strided.default for step in steps):
         _check_contiguous(whole.type)
     for step, seen in zip(steps, types[1:], strict=True):
-        if step.base.type.dtype == seen.dtype:  # else the same elements, read otherwise
+        plain = step.func in (aten._conj.default, aten.conj.default, aten._neg_view.default)
+        if step.base.type.dtype == seen.dtype and not plain:  # else the same elements
             places = append(step.func, *step.of(places)).outs[step.position]
+    put_off = [PUT_OFF[step.func] for step in steps if step.func in PUT_OFF]
+    for undo in (each for each in dict.fromkeys(put_off) if put_off.count(each) % 2):
+        if new.type.dtype.is_complex or undo is aten.neg.default:
+            new = append(undo, (new,)).outs[0]
     return append(aten.put.default, (whole, places, new)).outs[0]
 
 
@@ -142,6 +147,12 @@ def _conjugate(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
 def _adjoint(step: ViewStep, base: Value, new: Value, call: Call) -> Value:
     return _conjugate(step, base, call(aten.transpose.int, new, -2, -1), call)
 
+
+PUT_OFF: dict[Any, Any] = dict.fromkeys(
+    (aten._conj.default, aten.conj.default, aten.mH.default, aten.adjoint.default,
+     aten.matrix_H.default), aten.conj_physical.default,
+) | {aten._neg_view.default: aten.neg.default}  # fmt: skip
+"""Views that put off an operator, which is its own inverse"""
 
 VIEW_INVERSES: dict[Any, Inverse] = {
     aten.select.int: _scatter_of(aten.select_scatter.default),

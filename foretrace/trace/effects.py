@@ -9,7 +9,7 @@ to a view rebases the history of its base (CopySlices); a write under no_grad, o
 changes the content and leaves the history.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,10 @@ def written(
     schema = recorder.semantics.schema(func)
     if func is aten.detach_.default:
         return _leave_history(recorder, tensors[0])
+    if func is aten.copy_.default and isinstance(args[1], complex):
+        args = [args[0], args[1] if tensors[0].is_complex() else args[1].real]
+    if func is aten.copy_.default and not isinstance(args[1], Value):
+        func = aten.fill_.Scalar
     if func in RESIZES:
         return resize(recorder, func, args, kwargs, tensors[0])
     if schema.reshapes_in_place and schema.functional is not None:
@@ -85,6 +89,10 @@ def _leave_history(recorder: Records, tensor: Abstract) -> Abstract:
     if recorder.origin().inference:
         return tensor
     alias = alias_of(tensor)
+    if alias.is_view:
+        raise Refusal(
+            "detach_() of a view, as eager refuses too", kind="in-place on view", do="use detach()"
+        )
     op = recorder.call(aten.detach.default, (current(alias, recorder),))
     alias.become(op.outs[0])
     follow(tensor, requires_grad=False)
@@ -226,7 +234,7 @@ def _new_contents(
     op = recorder.call(schema.functional.call, *schema.functional.arguments(args, kwargs))
     made = values_in(op.result)
     news = made[len(made) - len(targets) :]
-    _check_sizes(recorder, func, (args, kwargs), targets, news)
+    _check_fits(recorder, func, (args, kwargs), targets, news)
     kept = [recorder.call(aten.clone.default, (v,)).outs[0] if v in op.operands else v
             for v in news]  # fmt: skip
     return [
@@ -235,15 +243,25 @@ def _new_contents(
     ]
 
 
-def _check_sizes(
-    recorder: Records, func: Any, call: Tree, targets: list[Abstract], news: list[Value]
+def _check_fits(
+    recorder: Records, func: Any, call: Tree, targets: list[Abstract], news: Sequence[Value | None]
 ) -> None:
-    """Raise what eager does where new content is larger than what it is written over."""
+    """Raise what eager does where new content is larger than what it is written over, or wider.
+
+    It is what the operator's own kernel says of its operands; some of torch's meta kernels do not.
+    """
     for target, new in zip(targets, news, strict=True):
-        old = current(alias_of(target), recorder).type.shape
-        if not same_sizes(recorder, old, new.type.shape):
-            recorder.semantics.infer(func, *map_values(call, lambda v: v.type))
-            raise RuntimeError(f"{func} makes {[*new.type.shape]} of what is {[*old]}")
+        if new is None:
+            continue
+        old, made = current(alias_of(target), recorder).type, new.type
+        sized = same_sizes(recorder, old.shape, made.shape)
+        if sized and old.dtype == made.dtype:
+            continue
+        recorder.semantics.infer(func, *map_values(call, lambda v: v.type))
+        if not sized:
+            raise RuntimeError(f"{func} makes {[*made.shape]} of what is {[*old.shape]}")
+        if not torch.can_cast(made.dtype, old.dtype):
+            raise RuntimeError(f"{func} gives {made.dtype}, which can't be cast to {old.dtype}")
 
 
 def _write_each(
@@ -265,6 +283,8 @@ def _write_each(
                 if isinstance(t, Abstract)]  # fmt: skip
         recorder.value_form = recorder.scope[-1]
     targets = [tensors[value] for value in values]
+    if not schema.outs:
+        _check_fits(recorder, func, (args, kwargs), targets, news)
     for target, new in zip(targets, news, strict=True):
         if new is not None:  # a gradient that its mask leaves out
             over = (current(alias_of(target), recorder), new)

@@ -70,15 +70,20 @@ def _check_derivative(func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
 def _shared(
     recorder: Records, targets: list[Abstract], tensors: list[Abstract]
 ) -> tuple[bool, bool]:
-    """Whether others see memory that is written, and whether any see the very same elements."""
-    places = [
-        (alias.root, place(alias, current(alias, recorder))) for alias in map(alias_of, tensors)
-    ]
+    """Whether others see memory that is written, and whether any see the very same elements.
+
+    The same tensor does, also where it has none: eager counts its writes.
+    """
+    aliases = list(map(alias_of, tensors))
+    places = [place(alias, current(alias, recorder)) for alias in aliases]
     written = {id(alias_of(target)) for target in targets}
     pairs = [
-        (one, two)
-        for index, (root, one) in enumerate(places)
-        for at, (other, two) in enumerate(places)
-        if index != at and root is other and id(alias_of(tensors[index])) in written
+        (index, at)
+        for index, alias in enumerate(aliases)
+        for at, other in enumerate(aliases)
+        if index != at and alias.root is other.root and id(alias) in written
     ]
-    return bool(pairs), any(meet(recorder, one, two) for one, two in pairs)
+    return bool(pairs), any(
+        aliases[one] is aliases[two] or meet(recorder, places[one], places[two])
+        for one, two in pairs
+    )

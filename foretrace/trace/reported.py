@@ -187,8 +187,9 @@ def _is_ours(trace: TracebackType | None) -> bool:
 class _Question:
     """Whether eager takes an operator with such operands, but for their values.
 
-    torch's own FakeTensors of fixed sizes are asked. Only where they say that they have no data
-    does the operator run, on small values: a kernel that is called wrongly may not notice.
+    torch's own FakeTensors of fixed sizes are asked. Only where they say that they have no data,
+    or that they take a write, does the operator run, on small values: a kernel that is called
+    wrongly may not notice, and meta kernels of writes do not ask what the real ones ask.
     """
 
     def __init__(self, symbols: Symbols) -> None:
@@ -203,10 +204,13 @@ class _Question:
         if func.namespace not in PURE or not here:
             return None
         error = self._run(torch_api.fake_mode(None), func, leaves, form)
-        if error is None or isinstance(error, ANSWERED):
+        if isinstance(error, ANSWERED) or (
+            error is None and not torch_api.schema_of(func).is_mutable
+        ):
             return True
-        if size > MAX_ELEMENTS or not any(words in str(error) for words in NO_DATA):
-            return False
+        unsure = error is None or any(words in str(error) for words in NO_DATA)
+        if size > MAX_ELEMENTS or not unsure:
+            return error is None
         with draws_undone():
             return self._run(nullcontext(), func, leaves, form) is None
 
