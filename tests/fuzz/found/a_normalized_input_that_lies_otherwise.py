@@ -1,4 +1,4 @@
-"""Batch norm of a transposed input lies in order, with open sizes too: a reshape of it is a view."""
+"""Batch norm of a transposed input lies in order, with open sizes too: its reshape is a view."""
 
 import torch
 import torch.nn.functional as F
