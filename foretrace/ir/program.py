@@ -269,15 +269,16 @@ def _bare_in(ops: Iterable[Op]) -> Iterator[tuple[Value, Bare]]:
         if op.target is torch.ops.aten.requires_grad_.default:
             yield op.outs[0], "leaf"
         elif not op.origin.grad_mode:
-            written = set(_written_in(op))  # the history of what was there goes on
-            yield from ((v, "loose") for v in op.outs if v.type.requires_grad and v not in written)
+            kept = set(_with_history_in(op))
+            yield from ((v, "loose") for v in op.outs if v.type.requires_grad and v not in kept)
 
 
-def _written_in(op: Op) -> Iterator[Value]:
-    if op.writes:
+def _with_history_in(op: Op) -> Iterator[Value]:
+    """What keeps the history that was there: what is written, and views of it, viewed again."""
+    if op.writes or op.origin.grad_mode:
         yield from op.outs
     for inner in op.region or ():
-        yield from _written_in(inner)
+        yield from _with_history_in(inner)
 
 
 def maker_of(ops: Iterable[Op], value: Any) -> Op | None:

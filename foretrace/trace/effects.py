@@ -54,7 +54,8 @@ def written(
     if func is aten.detach_.default:
         return _leave_history(recorder, tensors[0])
     if func is aten.copy_.default and isinstance(args[1], complex):
-        args = [args[0], args[1] if tensors[0].is_complex() else args[1].real]
+        kept = tensors[0].is_complex() or tensors[0].dtype is torch.bool
+        args = [args[0], args[1] if kept else args[1].real]
     if func is aten.copy_.default and not isinstance(args[1], Value):
         func = aten.fill_.Scalar
     if func in RESIZES:
