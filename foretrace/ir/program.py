@@ -1,12 +1,13 @@
 """A recorded program, and the roles of what goes in and what comes out."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
 
 from foretrace.errors import Frame
+from foretrace.ir.bare import Bare, bare_in, called_in
 from foretrace.ir.op import Checkpoint, ModuleCall, Op, Tree, Value
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Size, Symbols
@@ -19,9 +20,6 @@ Kind: TypeAlias = Literal[
 
 NUMBER = TensorType((), (), torch.int64, torch.device("cpu"))
 """The type of the value of an input that is a size."""
-
-Bare: TypeAlias = Literal["leaf", "loose"]
-"""How a value requires grad without a history: made so, or taken under no_grad"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +204,7 @@ class Recorded:
         are taken of are among them, without a place.
         """
         if self._order is None:
-            made = {out: n for n, op in enumerate(_called_in(self.ops)) for out in op.outs}
+            made = {out: n for n, op in enumerate(called_in(self.ops)) for out in op.outs}
             known = {o.value: o for o in self.outputs if isinstance(o.value, Value)}
             above = list[Output]()
             for each in self.outputs:
@@ -248,37 +246,13 @@ class Recorded:
 
     def _without_history(self) -> dict[Value, Bare]:
         if self._bare is None:
-            self._bare = dict(_bare_in(self.ops))
+            self._bare = dict(bare_in(self.ops))
         return self._bare
 
     @property
     def guards(self) -> tuple[Any, ...]:
         """Conditions on the sizes of a later run; a cut may add some."""
         return (*self.symbols.guards(), *self.answered)
-
-
-def _called_in(ops: Iterable[Op]) -> Iterator[Op]:
-    """The ops as written, those in module calls among them."""
-    for op in ops:
-        yield from _called_in(op.region or ()) if isinstance(op.target, ModuleCall) else (op,)
-
-
-def _bare_in(ops: Iterable[Op]) -> Iterator[tuple[Value, Bare]]:
-    """The values that require grad without a history that a gradient takes."""
-    for op in _called_in(ops):
-        if op.target is torch.ops.aten.requires_grad_.default:
-            yield op.outs[0], "leaf"
-        elif not op.origin.grad_mode:
-            kept = set(_with_history_in(op))
-            yield from ((v, "loose") for v in op.outs if v.type.requires_grad and v not in kept)
-
-
-def _with_history_in(op: Op) -> Iterator[Value]:
-    """What keeps the history that was there: what is written, and views of it, viewed again."""
-    if op.writes or op.origin.grad_mode:
-        yield from op.outs
-    for inner in op.region or ():
-        yield from _with_history_in(inner)
 
 
 def maker_of(ops: Iterable[Op], value: Any) -> Op | None:
