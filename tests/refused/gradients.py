@@ -814,3 +814,17 @@ def cubes_alone(w: Tensor) -> Tensor:
 
 refuses("autograd inside", "trace/reported.py:_inner_gradient", cuts(integrates, W, loss=0),
         Integral.backward, trained(cubes_alone, W))  # fmt: skip
+
+
+def detaches_a_view(w: Tensor) -> Tensor:
+    row = (w * 2)[0]
+    row.detach_()  # here
+    return (w * row).sum()
+
+
+def detaches(w: Tensor) -> Tensor:
+    return (w * (w * 2)[0].detach()).sum()
+
+
+refuses("in-place on view", "trace/effects.py:_leave_history", captures(detaches_a_view, W),
+        detaches_a_view, trained(detaches, W))  # fmt: skip
