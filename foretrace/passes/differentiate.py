@@ -317,9 +317,8 @@ class Differentiation:
 
     def _function(self, op: Op) -> None:
         """A user's Function: its own backward, run wherever the engine arrives at a result."""
-        linked = (not isinstance(o.target, Write) and not set(op.outs).isdisjoint(o.outs)
-                  for o in op.region or ())  # fmt: skip
-        self.walk([o for o, link in zip(op.region or (), linked, strict=True) if not link])
+        own, body = set(op.outs), op.region or ()  # what links those to the call has no gradient
+        self.walk([o for o in body if isinstance(o.target, Write) or own.isdisjoint(o.outs)])
         results = op.result if isinstance(op.result, tuple) else (op.result,)
         tangents = [self.gradients.get(v) if isinstance(v, Value) else None for v in results]
         if not op.target.followed or self.reached.union(self.gradients).isdisjoint(op.outs):

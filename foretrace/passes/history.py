@@ -124,7 +124,7 @@ def with_history(ops: Iterable[Op], history: History) -> Iterator[Op]:
         elif _escapes(op, history):
             refused = op.leaf and history.refused(op, ())
             yield from _of_detached(op) if refused else _detached(op, history.visible)
-        elif _is_no_number(op) and history.refused(op, ()):
+        elif _without_gradient(op) and history.refused(op, ()):
             yield from _of_detached(op)
         else:
             yield op
@@ -223,7 +223,7 @@ def _escapes(op: Op, history: History) -> bool:
     )
 
 
-def _is_no_number(op: Op) -> bool:
+def _without_gradient(op: Op) -> bool:
     """Whether an op under no_grad gives what has no gradient, of what does.
 
     torch's autograd may refuse such a call: a sum of numbers as a bool.

@@ -121,7 +121,7 @@ def checked_call(func: Any, args: Any, kwargs: Any) -> Any:
     if not over or not isinstance(args[0], FakeTensor):
         return _checked_view(func, args, func(*args, **kwargs))
     shape = args[0].shape
-    with _uncached(args[0].fake_mode), warnings.catch_warnings(action="ignore"):
+    with _uncached(args[0].fake_mode), warnings.catch_warnings(action="ignore"):  # of resizing
         result = func(*args, **kwargs)
     if args[0].shape != shape:
         wide = list(args[0].shape)

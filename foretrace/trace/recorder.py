@@ -107,7 +107,7 @@ class Recorder(torch_api.TorchDispatchMode):
         if self.rebased and not self._depth:
             self.view_rebased()
         if func is CAST and self.casts.devices and not isinstance(args[0], Abstract):
-            args = (self.lift(args[0]), *args[1:])
+            args = (self.lift(args[0]), *args[1:])  # a leaf from outside is cast once, too
         if func is CAST and self.casts.remembers(*args):
             with self.before_bodies():
                 return self.casts.once(args[0], args[1], self.again)

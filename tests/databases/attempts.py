@@ -19,7 +19,7 @@ from tests.unchanged import state_of
 from tests.whole import facts_of
 
 MESSAGE: Final = 300  # characters kept of what was said
-TRIES: Final = 9  # some kernels of LAPACK's round by where their memory is
+TRIES: Final = 3  # some kernels of LAPACK's round by where their memory is
 NOTHING: Final = "nothing"  # the sample has nothing to compare by this route
 RANDOM: Final = "random state of torch"  # what is drawn is compared with eager's
 
