@@ -173,6 +173,8 @@ class Definition:
     params: tuple[Value, ...]
     ops: tuple["Op", ...]
     outs: tuple[Value, ...]
+    seen: tuple[ViewStep, ...] = ()
+    """the views by which its one out sees memory that the ops make"""
 
 
 FACTS = (

@@ -8,7 +8,7 @@ import torch
 
 from foretrace.errors import Frame
 from foretrace.ir.bare import Bare, bare_in, called_in
-from foretrace.ir.op import Checkpoint, ModuleCall, Op, Tree, Value
+from foretrace.ir.op import Checkpoint, ModuleCall, Op, Tree, Value, ViewStep
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Size, Symbols
 
@@ -91,6 +91,8 @@ class Output:
     """autograd does not follow it to that input, but as what the graph gives for it"""
     through: "Output | None" = None
     """the view of that memory that it is a view of, returned or not"""
+    step: ViewStep | None = None
+    """the call that autograd has it by; None for one that is seen by its strides"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,8 @@ class Overwritten:
     before: Op | None = None
     """the op that changes its shape in place, if it is written in no other way: what is saved
     afterwards is as it was"""
+    detached: bool = False
+    """it was only detached in place: what saved it as an operand does not find its node"""
 
 
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds

@@ -19,7 +19,7 @@ from foretrace.ir.op import (
     substitute,
     target_name,
     values_in,
-)  # fmt: skip
+)
 from foretrace.ir.program import Overwritten, Recorded
 from foretrace.passes.history_ops import copied, renamed
 from foretrace.passes.spell import located, returned, written_positions
@@ -68,8 +68,7 @@ class Stale:
                 self._shared[op.outs[out]] = base
                 if inside:
                     self._parts[op.outs[out]] = base
-            region = op.origin.checkpoint
-            if region is not None:
+            if (region := op.origin.checkpoint) is not None:
                 self._made.update(dict.fromkeys(op.outs, region))
                 self._read.setdefault(region, []).append(op)
 
@@ -78,8 +77,10 @@ class Stale:
         found = self.overwritten.get(value)
         if found is not None:
             late = found.before is not None and self._order.get(op, 0) > self._order[found.before]
-            return None if late else found
-        return self.of(self._views[value][1], op) if value in self._views else None
+            own = found.detached and (value in op.outs or op.origin.checkpoint is not None)
+            return None if late or own else found
+        seen = self.of(self._views[value][1], op) if value in self._views else None
+        return None if seen is None or seen.detached else seen
 
     def of_part(self, value: Value, op: Op) -> Overwritten | None:
         """What became of its memory without its version counter, inside a composite.
@@ -141,8 +142,7 @@ class Stale:
         """Whether the checkpoint that `op` is in makes the value again before it reads it."""
         region, found = op.origin.checkpoint, self.of(value, op)
         here = region is not None and self._made.get(self.base(value)) is region
-        same = found is not None and (found.inside is not region or found.before is not None)
-        return here and same
+        return here and found is not None and (found.inside is not region or bool(found.before))
 
     def check_kept(self, found: Overwritten, op: Op) -> None:
         """Refuse what a checkpoint would compute again, from what memory holds by then."""
@@ -158,8 +158,8 @@ class Stale:
         if not self.overwritten:
             return set()
         region = op.origin.checkpoint
-        held = [self.of(value, op) for value in (region.inputs if region else ())]
-        lost = next((found for found in held if found is not None and found.now is None), None)
+        held = (self.of(value, op) for value in (region.inputs if region else ()))
+        lost = next((found for found in held if found and found.now is None), None)
         touched = {v for v in (*op.operands, *op.outs) if self.of(v, op) or self.of_part(v, op)}
         saved = _saved(op, derivatives) if touched or region is not None else set()
         if saved and lost is not None:

@@ -133,8 +133,10 @@ class _Spelling:
             live = self.views[output.through.value]
         before = self.recorded.inputs[output.view_of].value.type.offset
         offset = None if seen.offset == before else seen.offset
-        args = (live, list(seen.shape), list(seen.stride), offset)
-        out = self._call(aten.as_strided.default, args, seen.with_grad(live.type.requires_grad))
+        func, args = aten.as_strided.default, (live, list(seen.shape), list(seen.stride), offset)
+        if output.step is not None and followed and not output.apart:
+            func, args = output.step.func, (live, *output.step.args[1:])
+        out = self._call(func, args, seen.with_grad(live.type.requires_grad))
         if self.recorded.made_leaf(output.value):
             out = self._call(aten.requires_grad_.default, (out,), seen.with_grad(True))
         elif output.apart and followed:

@@ -11,8 +11,9 @@ from torch import fx
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Value
+from foretrace.ir.op import Value, ViewStep
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
+from foretrace.ir.tree import map_tree
 from foretrace.ir.types import Arrived, Size
 from foretrace.runtime.guards import CallGuards, number
 from foretrace.runtime.untrained import Untrained, marked, spent
@@ -216,6 +217,13 @@ class _InMemory(torch.autograd.Function):
 in_memory: Any = _InMemory.apply
 
 
+def _taken(of: torch.Tensor, step: ViewStep, sizes: Numbers) -> torch.Tensor:
+    """The view that a call takes."""
+    where = map_tree(step.args[1:], lambda n: number(n, sizes) if isinstance(n, sympy.Basic) else n)
+    view: torch.Tensor = step.func(of, *where)
+    return view
+
+
 def loose(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as a view that is taken under no_grad: it requires grad, without a history."""
     leaf = tensor.detach().requires_grad_()
@@ -242,6 +250,8 @@ def _view(
     if followed and output.through is not None:
         live = views[output.through.value]
     own = output.apart or not followed
+    if output.step is not None and not own:
+        return _taken(live, output.step, sizes)
     view = (live.detach() if own else live).as_strided(shape, stride, offset)
     if followed and output.apart:
         return in_memory(view, made)

@@ -13,7 +13,7 @@ import sympy
 from foretrace import torch_api
 from foretrace.errors import Frame
 from foretrace.ir.names import wish
-from foretrace.ir.op import Op, Tree, Value, values_in
+from foretrace.ir.op import Op, Tree, Value, ViewStep, values_in
 from foretrace.ir.program import Graph
 from foretrace.runtime.bindings import quickest
 from foretrace.runtime.size_text import size_text
@@ -90,6 +90,11 @@ class Straight:
             self._once[value] = name = self.source.names.new("view")
             self.source.add(f"{name} = {text}")
         return self._once[value]
+
+    def taken(self, step: ViewStep, of: str) -> str:
+        """The view that a call takes of what the expression gives."""
+        call = self.source.bind(step.func, str(step.func).replace(".", "_"))
+        return f"{call}({', '.join([of, *map(self.tree, step.args[1:])])})"
 
     def tree(self, tree: Tree) -> str:
         """An argument."""

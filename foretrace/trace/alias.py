@@ -24,6 +24,8 @@ class Records(Protocol):
     semantics: Semantics
     casts: Casts
     scope: list[Op]
+    log: list[Op]
+    seeing: dict[Value, Op]  # what composites gave as views of memory made inside
     value_form: Op | None
     overwritten: "dict[Value, Held]"
     rebased: "list[Alias]"
@@ -203,11 +205,12 @@ class Held:
     form: Op | None
     """the value form of the op that wrote: of what it writes to, autograd saves a copy"""
     before: Op | None = None
+    detached: bool = False
 
     @property
     def seen(self) -> bool:
         """Whether autograd finds at the backward that the memory was written to."""
-        return self.alias.version.count != self.since
+        return self.detached or self.alias.version.count != self.since
 
 
 def alias_of(tensor: Abstract) -> Alias:
@@ -341,10 +344,3 @@ def not_tracked(alias: Alias, what: str) -> Refusal:
         kind="in-place on view",
         do="write to a clone, or to the tensor that it is a view of; select or slice, not unbind",
     )
-
-
-def note_overwritten(alias: Alias, recorder: Records) -> None:
-    """A tensor's memory is written to: its value is no longer what the memory holds."""
-    if alias.value is not None:
-        held = Held(alias, alias.since, recorder.origin(), recorder.value_form)
-        recorder.overwritten.setdefault(alias.value, held)

@@ -40,7 +40,7 @@ from foretrace.trace.left import (
     line_of,
     mutations_of,
     overwritten_in,
-    taken_of,
+    taken,
 )
 from foretrace.trace.lines import Lines
 from foretrace.trace.made_leaves import given_back
@@ -341,8 +341,7 @@ def _output(name: str, leaf: Any, capture: Capture, written: Iterable[int]) -> O
             do="return a clone of the view, or take the view outside of the captured program",
         )
     apart = followed and alias.apart
-    above = taken_of(alias, value, base, capture.recorder) if followed and not apart else []
-    through: Output | None = None
-    for parent, type in above:
-        through = Output(parent, Role("output", ""), None, view_of, type, through=through)
-    return Output(value, role, None, view_of, seen, apart, through)
+    through, step = None, None
+    if followed and not apart:
+        through, step = taken(alias, value, view_of, base, capture.recorder)
+    return Output(value, role, None, view_of, seen, apart, through, step)

@@ -25,10 +25,9 @@ from foretrace.trace.alias import (
     Records,
     alias_of,
     current,
-    note_overwritten,
     rewritten,
 )
-from foretrace.trace.in_place import check_leaves, reshaped
+from foretrace.trace.in_place import check_leaves, detached, note_overwritten, reshaped
 from foretrace.trace.layout import (
     as_the_op,
     copied,
@@ -42,6 +41,7 @@ from foretrace.trace.lists import one_after_the_other
 from foretrace.trace.offsets import FROM_START
 from foretrace.trace.outs import RESIZES, contents, resize
 from foretrace.trace.overlap import check_apart, meet, overlapping, place, within
+from foretrace.trace.unfold import note_written, unfold
 
 aten = torch.ops.aten
 
@@ -52,7 +52,7 @@ def written(
     """Record an op that writes to operands, and answer it as eager would."""
     schema = recorder.semantics.schema(func)
     if func is aten.detach_.default:
-        return _leave_history(recorder, tensors[0])
+        return detached(recorder, tensors[0])
     if func is aten.copy_.default and isinstance(args[1], complex):
         kept = tensors[0].is_complex() or tensors[0].dtype is torch.bool
         args = [args[0], args[1] if kept else args[1].real]
@@ -85,27 +85,13 @@ def written(
     return _write_many(recorder, func, args, kwargs, targets)
 
 
-def _leave_history(recorder: Records, tensor: Abstract) -> Abstract:
-    """`detach_`: the same memory, which autograd follows no further; nothing in inference mode."""
-    if recorder.origin().inference:
-        return tensor
-    alias = alias_of(tensor)
-    if alias.is_view:
-        raise Refusal(
-            "detach_() of a view, as eager refuses too", kind="in-place on view", do="use detach()"
-        )
-    op = recorder.call(aten.detach.default, (current(alias, recorder),))
-    alias.become(op.outs[0])
-    follow(tensor, requires_grad=False)
-    return tensor
-
-
 def _write_one(
     recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], target: Abstract,
     followed: bool,
 ) -> None:  # fmt: skip
     followed = followed and (target.dtype.is_floating_point or target.dtype.is_complex)
     alias = alias_of(target)
+    unfold(recorder, alias)
     history, path = holder(recorder, alias, followed=followed)
     old = current(history, recorder)
     origin = recorder.origin()
@@ -122,6 +108,7 @@ def _write_one(
     else:
         op = Op(func, args, kwargs, new, (new,), origin=origin, region=body, writes=True)
     recorder.append(op)
+    note_written(recorder, old, op)
     alias.version.count += 1
     _spread(recorder, history, new)
     if followed and alias.is_view and alias.up_to_history()[0].based and not recorder.inside:
@@ -298,10 +285,8 @@ def _write_each(
 
 def _check_not_resized(func: Any, args: Tree, targets: list[Abstract]) -> None:
     """Statistics of nothing: a kernel that has more to write gives them another size first."""
-    read = values_in(args)
-    if any(0 in target.shape for target in targets) and not any(
-        0 in v.type.shape for v in read[:1]
-    ):
+    empty = any(0 in target.shape for target in targets)
+    if empty and not any(0 in v.type.shape for v in values_in(args)[:1]):
         raise Refusal(
             f"{func} writes to an empty tensor, and gives it a size when it first runs",
             kind="side effect", do="call the module once eagerly before the capture",
@@ -343,8 +328,5 @@ def _scatter(recorder: Records, owner: Alias, path: list[Alias], new: Value) -> 
     bases = [current(parent, recorder) for parent in (owner, *path[:-1])]
     steps = [member.step for member in path if member.step is not None]
 
-    def call(func: Any, args: Tree, kwargs: dict[str, Tree] | None = None) -> Op:
-        return recorder.call(func, args, kwargs)
-
-    new, like = recorder.semantics.put_back(steps, bases, new, call), bases[0].type
+    new, like = recorder.semantics.put_back(steps, bases, new, recorder.call), bases[0].type
     return new if new.type.same_layout(like) else laid_out(recorder, like, new)

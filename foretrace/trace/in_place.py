@@ -2,11 +2,15 @@
 
 from typing import Any
 
+import torch
+
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Tree, ViewStep
-from foretrace.trace.abstract import Abstract, become_like
-from foretrace.trace.alias import Alias, Held, Records, alias_of, not_tracked
+from foretrace.trace.abstract import Abstract, become_like, follow
+from foretrace.trace.alias import Alias, Held, Records, alias_of, current, not_tracked
+
+DETACH = torch.ops.aten.detach.default
 
 
 def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
@@ -91,3 +95,33 @@ def _note(alias: Alias, op: Op, recorder: Records) -> None:
 
 def _gone() -> None:
     """The tensor of a member that no Python object stands for any more."""
+
+
+def detached(recorder: Records, tensor: Abstract) -> Abstract:
+    """`detach_`: the same memory, which autograd follows no further; nothing in inference mode."""
+    if recorder.origin().inference:
+        return tensor
+    alias = alias_of(tensor)
+    if alias.is_view:
+        raise Refusal(
+            "detach_() of a view, as eager refuses too", kind="in-place on view", do="use detach()"
+        )
+    old, origin = current(alias, recorder), recorder.origin()
+    op = recorder.call(DETACH, (old,))
+    alias.become(op.outs[0])
+    if old.type.requires_grad and not tensor.ft_leaf:
+        step = ViewStep(op.target, op.outs, {}, op.outs[0], 0, origin.grad_mode, followed=False)
+        saved = Alias(recorder.abstract(old), alias, step)  # what sees the writes that follow, too
+        alias.children.append(saved)
+        recorder.overwritten.setdefault(old, Held(saved, alias.since, origin, None, detached=True))
+    follow(tensor, requires_grad=False)
+    return tensor
+
+
+def note_overwritten(alias: Alias, recorder: Records) -> None:
+    """A tensor's memory is written to: its value is no longer what the memory holds."""
+    if alias.value is not None:
+        before = recorder.overwritten.get(alias.value)
+        if before is None or before.detached:
+            held = Held(alias, alias.since, recorder.origin(), recorder.value_form)
+            recorder.overwritten[alias.value] = held

@@ -21,6 +21,7 @@ from foretrace.trace.casts import INSIDE
 from foretrace.trace.effects import written
 from foretrace.trace.made_leaves import REQUIRES_GRAD, required
 from foretrace.trace.meaning import Given, Meaning, Share, leaves
+from foretrace.trace.unfold import seen_inside
 
 ITEM = torch.ops.aten.item.default
 """Its body refuses the label "meta", although a constant has a value on any device."""
@@ -242,7 +243,8 @@ def _definition_meaning(
             return leaf
         return value.type if value in made else Given(places[params.index(value)])
 
-    body = Definition(tuple(params), tuple(ops), tuple(outs))
+    seen = seen_inside(handed[0], made) if len(handed) == len(outs) == 1 else ()
+    body = Definition(tuple(params), tuple(ops), tuple(outs), seen)
     used = {operand for op in ops for operand in op.operands}
     closed = used <= made.union(params)  # a constant made inside is an input of this capture
     return Meaning(map_tree(result, describe), body, choice, views, lasting=closed)

@@ -6,8 +6,8 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.op import Value, Write
-from foretrace.ir.program import Input, Mutation, Overwritten
+from foretrace.ir.op import Value, ViewStep, Write, values_in
+from foretrace.ir.program import Input, Mutation, Output, Overwritten, Role
 from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.alias import Alias, alias_of, check_based, current
@@ -88,20 +88,34 @@ def _keeps_history(recorder: Recorder, before: Value, new: Value) -> bool:
     return new is before
 
 
-def taken_of(
-    alias: Alias, value: Value, base: TensorType, recorder: Recorder
-) -> list[tuple[Value, TensorType]]:
-    """The views that a view of an input was taken of, from the first, as its history has them."""
+def taken(
+    alias: Alias, value: Value, view_of: int, base: TensorType, recorder: Recorder
+) -> tuple[Output | None, ViewStep | None]:
+    """How autograd has a view of a written input: the view that it was taken of, and the call.
+
+    Without the former it was taken of the input itself; without the latter it is by strides, as
+    after a write.
+    """
     above = alias.parent
     if above is None or above.parent is None:
-        return []
+        return None, _taken_by(alias)
     seen = place(above, above.last)
     if (seen.dtype, seen.lazy) != (base.dtype, base.lazy):
-        return []
+        return None, None
     if not any(value in op.outs and above.last in op.operands for op in recorder.log):
-        return []  # of the input itself, after a write
-    further = taken_of(above, above.last, base, recorder)
-    return [*further, (above.last, seen.but(offset=seen.offset + base.offset))]
+        return None, None  # of the input itself, after a write
+    type, role = seen.but(offset=seen.offset + base.offset), Role("output", "")
+    through, step = taken(above, above.last, view_of, base, recorder)
+    output = Output(above.last, role, None, view_of, type, through=through, step=step)
+    return output, _taken_by(alias)
+
+
+def _taken_by(alias: Alias) -> ViewStep | None:
+    """The call that made a view, if that is what autograd has still, and it asks for no more."""
+    step = alias.step
+    if step is None or step.several or step.kwargs or alias.last is not alias.initial:
+        return None
+    return step if values_in(step.args) == [step.base] == [*step.args[:1]] else None
 
 
 def begins_read(
@@ -164,7 +178,7 @@ def overwritten_in(recorder: Recorder) -> dict[Value, Overwritten]:
     return {
         value: Overwritten(
             None if held.seen else current(held.alias, recorder), held.origin.frame, held.form,
-            held.origin.checkpoint, held.before,
+            held.origin.checkpoint, held.before, held.detached,
         )
         for value, held in recorder.overwritten.items()
     }  # fmt: skip

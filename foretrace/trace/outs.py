@@ -9,7 +9,8 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Choice, Op, Tree, Value, map_values, substitute, values_in
 from foretrace.ir.types import Size, TensorType
 from foretrace.trace.abstract import Abstract, become_like
-from foretrace.trace.alias import Records, alias_of, current, note_overwritten
+from foretrace.trace.alias import Records, alias_of, current
+from foretrace.trace.in_place import note_overwritten
 from foretrace.trace.layout import laid_out, same_sizes
 from foretrace.trace.meaning import Schema, leaves
 from foretrace.trace.overlap import overlapping

@@ -69,8 +69,7 @@ class Recorder(torch_api.TorchDispatchMode):
         self.types, self.semantics, self.sources = types, semantics, sources
         self.lift, self.lift_constant, self.answer = lift, lift_constant, answer
         self.casts = Casts()
-        self.scope: list[Op] = []
-        self._around = self.scope
+        self.scope = self._around = list[Op]()
         self.log: list[Op] = []
         self.fresh: set[Value] = set()
         """what factories have made"""
@@ -84,6 +83,7 @@ class Recorder(torch_api.TorchDispatchMode):
         """the op whose results are being written over what it was computed from"""
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
+        self.seeing: dict[Value, Op] = {}
         self.rebased: list[Alias] = []
         """views through which the program has just written"""
         self.first_refusal: Refusal | None = None
@@ -159,12 +159,12 @@ class Recorder(torch_api.TorchDispatchMode):
         if len(operands) > 1 and len(set(operands)) < len(operands):
             key.append(tuple(operands.index(operand) for operand in operands))
         whole = tuple(key)
-        found = self.meanings.get(whole)
-        if found is None:
+        if (found := self.meanings.get(whole)) is None:
             try:
-                found = self.meanings.learn(
-                    whole, lambda: learn(self, func, args, kwargs, grad_mode=key[1]), LASTING
-                )
+                with self.unwatched:
+                    found = self.meanings.learn(
+                        whole, lambda: learn(self, func, args, kwargs, grad_mode=key[1]), LASTING
+                    )
             except Refusal as refusal:
                 raise self._located(refusal, func, args, kwargs) from None
         return found
@@ -216,19 +216,19 @@ class Recorder(torch_api.TorchDispatchMode):
     ) -> Op:  # fmt: skip
         """Append the op for a call; `occurrences` are the values among its arguments."""
         result = meaning.result
+        made: list[Value] = []
         if type(result) is TensorType:
-            value = Value(result)
-            outs: tuple[Value, ...] = (value,)
-            result = value
+            made.append(result := Value(result))
         else:
-            made: list[Value] = []
             result = fill(result, occurrences, made)
-            outs = tuple(made)
+        outs = tuple(made)
         op = Op(
             func, args, kwargs, result, outs,
             origin=self.origin(), definition=meaning.definition, choice=meaning.choice,
             operands=tuple(dict.fromkeys(occurrences)),
         )  # fmt: skip
+        if meaning.definition is not None and meaning.definition.seen:
+            self.seeing.update(dict.fromkeys(outs, op))
         self.append(op)
         return op
 
@@ -252,9 +252,9 @@ class Recorder(torch_api.TorchDispatchMode):
         if meaning.inline is None:
             return self.emit(func, args, kwargs or {}, meaning, operands)
         tensors = [self.abstract(value) for value in operands]
-        made = meaning.inline(self, func, args, kwargs or {}, tensors)
         result = map_tree(
-            made, lambda t: current(alias_of(t), self) if isinstance(t, Abstract) else t
+            meaning.inline(self, func, args, kwargs or {}, tensors),
+            lambda t: current(alias_of(t), self) if isinstance(t, Abstract) else t,
         )
         outs = tuple(values_in(result))
         return Op(func, args, kwargs or {}, result, outs, origin=self.origin())
