@@ -24,8 +24,9 @@ from foretrace.ir.types import Arrived, TensorType
 from foretrace.passes.differentiate import Differentiation
 from foretrace.passes.history import History, left_in_memory, unmarked, with_history
 from foretrace.passes.live import live, values_of, with_saved, without_unread
+from foretrace.passes.saved_over import SavedOver, saved_over
 from foretrace.passes.select import Selector, selects
-from foretrace.passes.stale import SavedOver, Stale, applied, saved_over
+from foretrace.passes.stale import Stale, applied
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.schemas import schema_of
 from foretrace.targets.semantics import TargetSemantics

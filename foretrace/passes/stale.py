@@ -5,23 +5,19 @@ write in between, eager refuses the backward; a write by way of `.data` it does 
 what that left.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import (
     Checkpoint,
     Op,
     Value,
-    Write,
     map_values,
     substitute,
     target_name,
     values_in,
 )
-from foretrace.ir.program import Overwritten, Recorded
-from foretrace.passes.history_ops import copied, renamed
+from foretrace.ir.program import Overwritten
 from foretrace.passes.spell import located, returned, written_positions
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.schemas import schema_of
@@ -149,6 +145,11 @@ class Stale:
         if op.origin.checkpoint is not None:
             raise located(written_since(op, found, AGAIN), op)
 
+    def check_made_once(self, value: Value, found: Overwritten, op: Op) -> None:
+        """Refuse what a graph, which has no checkpoint, would leave for what made it, too."""
+        if self._made.get(self.base(value), op.origin.checkpoint) is not op.origin.checkpoint:
+            raise located(written_since(op, found, MADE_AGAIN), op)
+
     def unpacked(self, op: Op, derivatives: Derivatives) -> set[Value]:
         """All that autograd takes out for the backward of an op, read or not, and was written over.
 
@@ -161,7 +162,7 @@ class Stale:
         held = (self.of(value, op) for value in (region.inputs if region else ()))
         lost = next((found for found in held if found and found.now is None), None)
         touched = {v for v in (*op.operands, *op.outs) if self.of(v, op) or self.of_part(v, op)}
-        saved = _saved(op, derivatives) if touched or region is not None else set()
+        saved = saved_by(op, derivatives) if touched or region is not None else set()
         if saved and lost is not None:
             raise located(written_since(op, lost, also=EAGER_TOO), op)
         if saved and region is not None:
@@ -210,10 +211,8 @@ def view_positions_of(op: Op) -> list[tuple[int, Value, Share]]:
 
 
 EAGER_TOO = "eager refuses this backward, too; a forward cut is as eager's forward"
-RESHAPED = (
-    "the shape of this was changed in place, and the backward is to find what was saved before"
-)
 AGAIN = "a checkpoint computes {} again in the backward, from"
+MADE_AGAIN = "a checkpoint makes again in the backward, and {} has saved,"
 ANEW = "the backward of {} reads what memory holds by then, without a version that tells, of"
 
 
@@ -246,79 +245,6 @@ def _written_twice(op: Op) -> Refusal:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SavedOver:
-    """What autograd saves and the program writes over."""
-
-    left: dict[Value, tuple[Value | None, Op]]
-    """values of the program's own memory: what that holds after the run, and what saved them"""
-    copied: dict[Op, Value]
-    """writes, and the operand of which autograd saves a copy, as its memory does not keep it"""
-    reshaped: dict[Op, Value]
-    """changes of a shape in place, which autograd counts, and what owns the memory"""
-    unseen: dict[Value, Op]
-    """inputs that are written without a count, and what saved their old content before"""
-    owner: Callable[[Value], Value]
-
-    def apart(self, ops: Iterable[Op]) -> Iterator[Op]:
-        """The ops; what reads reshaped memory afterwards reads a copy, whose count is another."""
-        since, made, copies = dict[Value, int](), dict[Value, int](), dict[Any, Value]()
-        for at, op in enumerate(ops):
-            if op in self.reshaped:
-                since[self.reshaped[op]] = at
-            stands = {}
-            for value in op.operands if since else ():
-                last = since.get(self.owner(value), -1)
-                if made.get(value, -1) >= last:
-                    continue
-                if (value, last) not in copies:
-                    copies[value, last] = Value(value.type)
-                    yield from copied(op, value, copies[value, last], RESHAPED)
-                stands[value] = copies[value, last]
-            made.update(dict.fromkeys(op.outs, at))
-            yield renamed(op, stands).but(piece_of=op) if stands else op
-
-
-def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) -> SavedOver:
-    """What a trained forward has to leave in memory, and to copy, so that its backward is eager's.
-
-    Args:
-        ops: the leaves of the program, and its writes.
-        recorded: the program. Writing back to its inputs is what a backward meets there.
-        derivatives: tells what an op saves.
-    """
-    stale, writes = Stale(recorded.overwritten), list[Op]()
-    left: dict[Value, tuple[Value | None, Op]] = {}
-    reshaped: dict[Op, Value] = {}
-    unseen: dict[Value, Op] = {}
-    given = {item.value for item in recorded.inputs}
-    stale.meet(recorded.ops)
-    for op in ops:
-        touched = any(stale.of(v, op) or stale.of_part(v, op) for v in (*op.operands, *op.outs))
-        if not (touched or op.origin.checkpoint) or not _follows(op):
-            continue
-        writes += [op] if op.writes and touched else []
-        for value in stale.unpacked(op, derivatives):
-            root, became = stale.root(value), stale.of(value, op)
-            if became is None or became.form is op:
-                continue
-            if became.now is None:
-                stale.check_kept(became, op)
-            if stale.base(root) not in given or became.before is not None:
-                left.setdefault(root, (became.now, op))
-            elif became.now is not None:
-                unseen.setdefault(stale.base(root), op)
-            if became.before is not None:
-                reshaped[became.before] = stale.base(root)
-    memories = given.union(map(stale.base, left))
-    copies = {
-        op: old for op in writes
-        if (old := stale.written_by(op)) is not None and stale.memory(old) in memories
-        and any(old in _saved(inner, derivatives) for inner in op.body or () if inner.leaf)
-    }  # fmt: skip
-    return SavedOver(left, copies, reshaped, unseen, stale.base)
-
-
 def written_operand(op: Op) -> Value | None:
     """The first operand, if that is one that the write takes the old content from."""
     args = op.called[1]
@@ -326,14 +252,7 @@ def written_operand(op: Op) -> Value | None:
     return args[0] if written and written[0] == 0 and isinstance(args[0], Value) else None
 
 
-def _follows(op: Op) -> bool:
-    """Whether autograd follows a result of the op back to its operands."""
-    if isinstance(op.target, Write) and not op.target.followed:
-        return False
-    return op.origin.grad_mode and any(out.type.requires_grad for out in op.outs)
-
-
-def _saved(op: Op, derivatives: Derivatives) -> set[Value]:
+def saved_by(op: Op, derivatives: Derivatives) -> set[Value]:
     """The operands and results that autograd saves for the backward of a leaf or a write."""
     if isinstance(op.target, FunctionCall):
         return op.target.context.saved_values()

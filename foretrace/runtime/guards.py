@@ -1,6 +1,7 @@
 """Check a call of a cut against what the capture relied on, before anything runs."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from foretrace.ir.program import Recorded
 from foretrace.runtime.checks import Check, shown, telling
 from foretrace.runtime.conditions import Broken, Conditions, telling_lines
 from foretrace.runtime.source import Source
-from foretrace.runtime.tensors import TensorFacts
+from foretrace.runtime.tensors import TensorFacts, one_tensor
 from foretrace.symbols.sizes import Numbers, Size
 from foretrace.trace.changes import FIRST_CALL, Change, Entry
 from foretrace.trace.plain import same
@@ -123,6 +124,7 @@ class CutConditions(Conditions):
         if given:
             self.line(f"{''.join(name + ', ' for name in given)} = given")
         self.take(given)
+        self._apart()
         for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
             if item.size is None:
                 facts = TensorFacts.of_type(item.role.name, item.value.type)
@@ -133,6 +135,15 @@ class CutConditions(Conditions):
                 self.add(f"type({local}) is int", telling(words, f"repr({local})[:60]"))
         self.sizes()
         self.answers()
+
+    def _apart(self) -> None:
+        """Parameters and buffers that were several tensors are several still."""
+        pairs = zip(self.recorded.inputs, self.inputs, strict=True)
+        owned = {local: item.role.name for item, local in pairs if item.owner is not None}
+        if len(owned) > 1:
+            all, names = ", ".join(owned), [*owned.values()]
+            tell = self.source.bind(partial(one_tensor, names), "one_tensor")
+            self.add(f"len({{*map(id, ({all}))}}) == {len(owned)}", f"{tell}({all})")
 
 
 def check_repeatable(change: Change) -> None:

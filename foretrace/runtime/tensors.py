@@ -91,12 +91,18 @@ class Telling:
             found = facts.difference(tensor)
             if found:
                 return found
-        for second, tensor in enumerate(tensors):
-            for first in range(second):
-                if tensors[first] is tensor:
-                    names = self.facts[first].name, self.facts[second].name
-                    return f"{names[0]} and {names[1]} are one tensor now"
-        return "torch's own check of the tensors failed (modes, or keys of dispatch)"
+        same = one_tensor([facts.name for facts in self.facts], *tensors)
+        return same or "torch's own check of the tensors failed (modes, or keys of dispatch)"
+
+
+def one_tensor(names: Sequence[str], *tensors: Any) -> str:
+    """Which two of some tensors are one; empty if none are."""
+    seen: dict[int, str] = {}
+    for name, tensor in zip(names, tensors, strict=True):
+        if id(tensor) in seen:
+            return f"{seen[id(tensor)]} and {name} are one tensor now"
+        seen[id(tensor)] = name
+    return ""
 
 
 def apart(written: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:

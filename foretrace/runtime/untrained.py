@@ -36,9 +36,9 @@ def untrained(graph: Graph, recorded: Recorded) -> Untrained:
 
 def _as_written(ops: Iterable[Op]) -> Iterator[Op]:
     for op in ops:
-        if isinstance(op.target, ModuleCall):
+        if isinstance(op.target, (ModuleCall, FunctionCall)):  # which may write to what is outside
             yield from _as_written(op.region or ())
-        else:
+        if not isinstance(op.target, ModuleCall):
             yield op
 
 

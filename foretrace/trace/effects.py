@@ -93,6 +93,8 @@ def _write_one(
     alias = alias_of(target)
     unfold(recorder, alias)
     history, path = holder(recorder, alias, followed=followed)
+    for member in path:
+        _check_seen(recorder, member, history)
     old = current(history, recorder)
     origin = recorder.origin()
     with recorder.inner_scope(origin.frame) as body:
@@ -156,7 +158,7 @@ def _renew(recorder: Records, owner: Alias, value: Value, part: TensorType | Non
     if owner.last in recorder.leaves:
         value = recorder.leaf(value, owner.last)
     for member in list(_reached(recorder, owner, part)):
-        _check_seen(recorder, member)
+        _check_seen(recorder, member, member.root)
         note_overwritten(member, recorder)
         member.become(value if member is owner else None)
         tensor = member.tensor()
@@ -166,8 +168,8 @@ def _renew(recorder: Records, owner: Alias, value: Value, part: TensorType | Non
             _be_followed(tensor, member, owner)
 
 
-def _check_seen(recorder: Records, member: Alias) -> None:
-    """Refuse new content of memory that a view sees more of than what owns it does.
+def _check_seen(recorder: Records, member: Alias, owner: Alias) -> None:
+    """Refuse new content of what a view sees more than: a value of its own, in a program of values.
 
     Raises:
         Refusal: an `as_strided` that is still held sees elements between the owner's, or behind.
@@ -175,8 +177,7 @@ def _check_seen(recorder: Records, member: Alias) -> None:
     func = None if member.step is None else member.step.func
     if func not in FROM_START or not any(each.tensor() is not None for each in member.members()):
         return
-    root = member.root
-    if not within(recorder, place(member, member.last), place(root, root.initial)):
+    if not within(recorder, place(member, member.last), place(owner, owner.initial)):
         raise Refusal(
             f"{func} sees memory beside that of the tensor, which the program writes to",
             kind="overlapping memory", do=("take the view of a clone", "or write to a clone"),

@@ -85,10 +85,10 @@ def _note(alias: Alias, op: Op, recorder: Records) -> None:
     """
     version = alias.version
     for member in alias.root.members():
-        if member.version is version and member.value is not None:
-            held = Held(member, version.count, recorder.origin(), None, op)
+        if member.value is not None:  # one that has a counter of its own is found as it was
+            held = Held(member, member.version.count, recorder.origin(), None, op)
             recorder.overwritten.setdefault(member.value, held)
-            if member is not alias and member.is_view:
+            if member.version is version and member is not alias and member.is_view:
                 member.become(None)
     version.count += 1
 
@@ -122,6 +122,6 @@ def note_overwritten(alias: Alias, recorder: Records) -> None:
     """A tensor's memory is written to: its value is no longer what the memory holds."""
     if alias.value is not None:
         before = recorder.overwritten.get(alias.value)
-        if before is None or before.detached:
+        if before is None or before.detached or before.before is not None:
             held = Held(alias, alias.since, recorder.origin(), recorder.value_form)
             recorder.overwritten[alias.value] = held
