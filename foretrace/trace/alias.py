@@ -8,10 +8,11 @@ from weakref import ref
 
 import torch
 
-from foretrace.errors import Frame, Refusal
+from foretrace.errors import Frame
 from foretrace.ir.op import AS_STRIDED, Op, Origin, Tree, Value, ViewStep, Write
 from foretrace.trace.abstract import Abstract, Types, follow
 from foretrace.trace.casts import Casts
+from foretrace.trace.lost_views import not_tracked, of_another, of_detached
 from foretrace.trace.meaning import Semantics, Share
 
 aten = torch.ops.aten
@@ -253,12 +254,15 @@ def current(alias: Alias, recorder: Records, *, content: bool = False) -> Value:
             check_based(alias)
         lost = bool(anew and alias.untracked)
         if lost and torch.is_grad_enabled() and not content:
-            raise not_tracked(alias, "used after a write to what it is a view of")
+            raise not_tracked(alias.untracked, "used after a write to what it is a view of")
+        if anew and alias.is_view and not (content or lost or base.type.requires_grad):
+            raise of_detached()
         again = _viewed_again(alias, alias.step, base, recorder, content=content)
         if lost or (anew and content):
             alias.last = again
             return again
-        alias.become(again if alias.step.followed else _of_history(alias.last, again, recorder))
+        linked = alias.step.followed and (alias.rewritten or not alias.step.own)
+        alias.become(again if linked else _of_history(alias.last, again, recorder))
     if alias.value is None:
         raise AssertionError("a view that was read again is not stale")
     return alias.value
@@ -271,12 +275,7 @@ def check_based(alias: Alias, at: Frame | None = None) -> None:
         Refusal: autograd takes it from what the input itself is a view of.
     """
     if not alias.up_to_history()[0].based:
-        raise Refusal(
-            "a view is used after a write to its memory, and eager gives it the history of what"
-            " an input is a view of, which does not require grad",
-            kind="in-place on view", at=at,
-            do=("take the view after the write", "or write to a clone"),
-        )  # fmt: skip
+        raise of_another(at)
 
 
 def _viewed_again(
@@ -335,12 +334,3 @@ def rewritten(
     )  # fmt: skip
     recorder.append(op)
     return content
-
-
-def not_tracked(alias: Alias, what: str) -> Refusal:
-    """What eager raises of a view that autograd cannot follow through a write."""
-    return Refusal(
-        f"{alias.untracked} is {what}, which eager refuses too",
-        kind="in-place on view",
-        do="write to a clone, or to the tensor that it is a view of; select or slice, not unbind",
-    )

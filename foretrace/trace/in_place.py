@@ -8,7 +8,8 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Tree, ViewStep
 from foretrace.trace.abstract import Abstract, become_like, follow
-from foretrace.trace.alias import Alias, Held, Records, alias_of, current, not_tracked
+from foretrace.trace.alias import Alias, Held, Records, alias_of, current
+from foretrace.trace.lost_views import not_tracked
 
 DETACH = torch.ops.aten.detach.default
 
@@ -23,7 +24,7 @@ def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
     for target in targets:
         alias = alias_of(target)
         if alias.untracked:
-            raise not_tracked(alias, f"written in place by {func}")
+            raise not_tracked(alias.untracked, f"written in place by {func}")
         owner = alias.up_to_history()[0].tensor()
         if owner is not None and owner.ft_leaf and owner.requires_grad:
             raise Refusal(
