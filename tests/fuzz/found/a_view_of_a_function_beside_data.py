@@ -1,4 +1,4 @@
-"""A Function returns a view of its argument, which is written by way of `.data`: its history stays."""
+"""A Function gives a view of its argument, which is then written by way of `.data`."""
 
 import torch
 
