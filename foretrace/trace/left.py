@@ -98,7 +98,7 @@ def taken(
     """
     above = alias.parent
     if above is None or above.parent is None:
-        return None, _taken_by(alias)
+        return None, _taken_by(alias, recorder)
     seen = place(above, above.last)
     if (seen.dtype, seen.lazy) != (base.dtype, base.lazy):
         return None, None
@@ -107,15 +107,16 @@ def taken(
     type, role = seen.but(offset=seen.offset + base.offset), Role("output", "")
     through, step = taken(above, above.last, view_of, base, recorder)
     output = Output(above.last, role, None, view_of, type, through=through, step=step)
-    return output, _taken_by(alias)
+    return output, _taken_by(alias, recorder)
 
 
-def _taken_by(alias: Alias) -> ViewStep | None:
+def _taken_by(alias: Alias, recorder: Recorder) -> ViewStep | None:
     """The call that made a view, if that is what autograd has still, and it asks for no more."""
     step = alias.step
-    if step is None or step.several or step.kwargs or alias.last is not alias.initial:
+    if step is None or step.several or step.kwargs:
         return None
-    return step if values_in(step.args) == [step.base] == [*step.args[:1]] else None
+    made = any(alias.last in op.outs and op.target is step.func for op in recorder.log)
+    return step if made and values_in(step.args) == [step.base] == [*step.args[:1]] else None
 
 
 def begins_read(

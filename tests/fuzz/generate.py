@@ -469,8 +469,21 @@ def _is_of_use(text: str, rng: random.Random) -> bool:
     for call in range(world.names.get("CALLS", 4)):
         world.inputs(call)  # raises where the arguments of a call cannot be made
     seen = Call(world, FIRST).run(world.fn)
+    if _grows(world):
+        return False
     if seen.raised is not None:
         return seen.raised[0] == "backward" and rng.random() < REFUSED_BY_EAGER
     looks = [item for _, item in seen.outputs if isinstance(item, Look)]
     lost = sum(bool((item.bits == -1).any()) and item.dtype.is_floating_point for item in looks)
     return bool(looks) and (not lost or rng.random() < WITH_NAN)
+
+
+def _grows(world: World) -> bool:
+    """Whether each call leaves more than the one before, as `torch.kron(w, w, out=w)` does."""
+    sizes = list[int]()
+    for _ in range(2):
+        call = Call(world, FIRST)
+        sizes.append(sum(tensor.numel() for _, tensor in call.subject.state()))
+        call.run(world.fn)
+    sizes.append(sum(tensor.numel() for _, tensor in call.subject.state()))
+    return sizes[0] < sizes[1] < sizes[2]
