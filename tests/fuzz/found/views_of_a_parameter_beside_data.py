@@ -1,4 +1,4 @@
-"""Views of a parameter that is written by way of `.data`: their gradients lie as they were taken."""
+"""Views of a parameter written by way of `.data`: their gradients lie as they were taken."""
 
 import torch
 
