@@ -33,10 +33,10 @@ demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
 
 test-all: lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # Stopped, it goes on where it was: the records are kept by commit. The exit code says of faults.
 reliability: $(READY)
