@@ -203,7 +203,8 @@ def resize(
 def _renew(recorder: Records, tensor: Abstract, old: Value, type: TensorType) -> Value:
     """Let a tensor have memory of its own of this type; nothing is in it yet."""
     alias = alias_of(tensor)
-    if tensor.ft_leaf or alias.parent is not None or alias.children:
+    seen = any(each.is_view or each.tensor() is not None for each in alias.children)
+    if tensor.ft_leaf or alias.parent is not None or seen:
         raise Refusal(
             f"a tensor of {list(old.type.shape)} is resized in place to {list(type.shape)}, and it"
             " is an input, or others see its memory",

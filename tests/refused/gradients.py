@@ -97,7 +97,7 @@ def writes_a_selected(w: Tensor) -> Tensor:
     return row.sum()
 
 
-refuses("in-place on view", "trace/alias.py:not_tracked", captures(writes_an_unbound, W),
+refuses("in-place on view", "trace/lost_views.py:not_tracked", captures(writes_an_unbound, W),
         writes_an_unbound, trained(writes_a_selected, W))  # fmt: skip
 
 
@@ -219,7 +219,8 @@ def writes_a_clone_of_a_view(w: Tensor) -> Tensor:
     return row.sum() + w.detach().clone().mul_(2).sum()
 
 
-refuses("in-place on view", "trace/alias.py:check_based", captures(uses_a_view_of_a_view, INNER),
+refuses("in-place on view", "trace/lost_views.py:of_another",
+        captures(uses_a_view_of_a_view, INNER),
         uses_a_view_of_a_view, trained(views_after_the_write, INNER),
         trained(writes_a_clone_of_a_view, INNER))  # fmt: skip
 
@@ -826,5 +827,25 @@ def detaches(w: Tensor) -> Tensor:
     return (w * (w * 2)[0].detach()).sum()
 
 
-refuses("in-place on view", "trace/effects.py:_leave_history", captures(detaches_a_view, W),
+refuses("in-place on view", "trace/in_place.py:detached", captures(detaches_a_view, W),
         detaches_a_view, trained(detaches, W))  # fmt: skip
+
+
+def uses_a_view_of_a_detached(w: Tensor) -> Tensor:
+    made = w * 2
+    row = made[0]
+    made.mul_(2)
+    made.detach_()
+    return (w * row).sum()  # here
+
+
+def views_what_is_detached(w: Tensor) -> Tensor:
+    made = w * 2
+    made.mul_(2)
+    made.detach_()
+    return (w * made[0]).sum()
+
+
+refuses("in-place on view", "trace/lost_views.py:of_detached",
+        captures(uses_a_view_of_a_detached, W), uses_a_view_of_a_detached,
+        trained(views_what_is_detached, W))  # fmt: skip
