@@ -92,7 +92,7 @@ class Output:
     through: "Output | None" = None
     """the view of that memory that it is a view of, returned or not"""
     step: ViewStep | None = None
-    """the call that autograd has it by; None for one that is seen by its strides"""
+    """the call that autograd has it by; None for one that is seen by its strides, or is apart"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ class _Spelling:
         before = self.recorded.inputs[output.view_of].value.type.offset
         offset = None if seen.offset == before else seen.offset
         func, args = aten.as_strided.default, (live, list(seen.shape), list(seen.stride), offset)
-        if output.step is not None and followed and not output.apart:
+        if output.step is not None and followed:
             func, args = output.step.func, (live, *output.step.args[1:])
         out = self._call(func, args, seen.with_grad(live.type.requires_grad))
         if self.recorded.made_leaf(output.value):

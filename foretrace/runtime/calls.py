@@ -250,7 +250,7 @@ def _view(
     if followed and output.through is not None:
         live = views[output.through.value]
     own = output.apart or not followed
-    if output.step is not None and not own:
+    if output.step is not None and followed:
         return _taken(live, output.step, sizes)
     view = (live.detach() if own else live).as_strided(shape, stride, offset)
     if followed and output.apart:

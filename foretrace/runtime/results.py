@@ -106,7 +106,7 @@ def _leaf_text(
     shape, stride = ([size_text(n) for n in part] for part in (seen.shape, seen.stride))
     offset = f"{size_text(seen.offset)} - {size_text(base)} + {live}.storage_offset()"
     view = f"{of}.as_strided([{', '.join(shape)}], [{', '.join(stride)}], {offset})"
-    if output.step is not None and not output.apart and kept:
+    if output.step is not None and kept:
         view = straight.taken(output.step, of)
     if recorded.made_leaf(value):
         view = f"{view}.requires_grad_()"

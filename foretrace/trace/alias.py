@@ -26,7 +26,7 @@ class Records(Protocol):
     casts: Casts
     scope: list[Op]
     log: list[Op]
-    seeing: dict[Value, Op]  # what composites gave as views of memory made inside
+    seeing: dict[Value, Op]
     value_form: Op | None
     overwritten: "dict[Value, Held]"
     rebased: "list[Alias]"
@@ -207,6 +207,7 @@ class Held:
     """the value form of the op that wrote: of what it writes to, autograd saves a copy"""
     before: Op | None = None
     detached: bool = False
+    """it was not written to, but `detach_` took its history"""
 
     @property
     def seen(self) -> bool:

@@ -28,6 +28,7 @@ from foretrace.trace.alias import (
     rewritten,
 )
 from foretrace.trace.in_place import check_leaves, detached, note_overwritten, reshaped
+from foretrace.trace.inner_base import note_written, open_to_base
 from foretrace.trace.layout import (
     as_the_op,
     copied,
@@ -41,7 +42,6 @@ from foretrace.trace.lists import one_after_the_other
 from foretrace.trace.offsets import FROM_START
 from foretrace.trace.outs import RESIZES, contents, resize
 from foretrace.trace.overlap import check_apart, meet, overlapping, place, within
-from foretrace.trace.unfold import note_written, unfold
 
 aten = torch.ops.aten
 
@@ -91,7 +91,7 @@ def _write_one(
 ) -> None:  # fmt: skip
     followed = followed and (target.dtype.is_floating_point or target.dtype.is_complex)
     alias = alias_of(target)
-    unfold(recorder, alias)
+    open_to_base(recorder, alias)
     history, path = holder(recorder, alias, followed=followed)
     for member in path:
         _check_seen(recorder, member, history)

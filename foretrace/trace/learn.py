@@ -19,9 +19,9 @@ from foretrace.trace.admitted import check_dtypes
 from foretrace.trace.alias import Records, current
 from foretrace.trace.casts import INSIDE
 from foretrace.trace.effects import written
+from foretrace.trace.inner_base import seen_inside
 from foretrace.trace.made_leaves import REQUIRES_GRAD, required
 from foretrace.trace.meaning import Given, Meaning, Share, leaves
-from foretrace.trace.unfold import seen_inside
 
 ITEM = torch.ops.aten.item.default
 """Its body refuses the label "meta", although a constant has a value on any device."""

@@ -6,7 +6,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.op import Value, ViewStep, Write, values_in
+from foretrace.ir.op import Op, Value, ViewStep, Write, values_in
 from foretrace.ir.program import Input, Mutation, Output, Overwritten, Role
 from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract
@@ -102,7 +102,8 @@ def taken(
     seen = place(above, above.last)
     if (seen.dtype, seen.lazy) != (base.dtype, base.lazy):
         return None, None
-    if not any(value in op.outs and above.last in op.operands for op in recorder.log):
+    maker = _maker(recorder, value)
+    if maker is None or above.last not in maker.operands:
         return None, None  # of the input itself, after a write
     type, role = seen.but(offset=seen.offset + base.offset), Role("output", "")
     through, step = taken(above, above.last, view_of, base, recorder)
@@ -115,7 +116,8 @@ def _taken_by(alias: Alias, recorder: Recorder) -> ViewStep | None:
     step = alias.step
     if step is None or step.several or step.kwargs:
         return None
-    made = any(alias.last in op.outs and op.target is step.func for op in recorder.log)
+    maker = _maker(recorder, alias.last)
+    made = maker is not None and maker.target is step.func
     return step if made and values_in(step.args) == [step.base] == [*step.args[:1]] else None
 
 
@@ -149,7 +151,12 @@ def _not_written_back(what: str, value: Value, recorder: Recorder, do: str = NEW
 
 def line_of(recorder: Recorder, value: Value) -> Frame | None:
     """The line that made a value."""
-    return next((op.origin.frame for op in recorder.log if value in op.outs), None)
+    maker = _maker(recorder, value)
+    return None if maker is None else maker.origin.frame
+
+
+def _maker(recorder: Recorder, value: Value) -> Op | None:
+    return next((op for op in recorder.log if value in op.outs), None)
 
 
 def lend_attributes(stand: Abstract, tensor: torch.Tensor) -> None:

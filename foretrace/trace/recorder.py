@@ -83,7 +83,7 @@ class Recorder(torch_api.TorchDispatchMode):
         """the op whose results are being written over what it was computed from"""
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
-        self.seeing: dict[Value, Op] = {}
+        self.seeing: dict[Value, Op] = {}  # what composites gave as views of memory made inside
         self.rebased: list[Alias] = []
         """views through which the program has just written"""
         self.first_refusal: Refusal | None = None

@@ -33,7 +33,7 @@ def seen_inside(result: Abstract, made: Collection[Value]) -> tuple[ViewStep, ..
     return steps if [step.base for step in steps] == values[:-1] else ()
 
 
-def unfold(recorder: Records, alias: Alias) -> None:
+def open_to_base(recorder: Records, alias: Alias) -> None:
     """Let what is written to have the base that autograd knows, if that is one made inside."""
     owner = alias.up_to_history()[0]
     seen = owner.value
