@@ -240,7 +240,8 @@ class Emitter:
     def finish(self, results: Iterable[Tree], name: str) -> fx.GraphModule:
         """Close the graph."""
         self.graph.output(tuple(self._arguments(result) for result in results))
-        return module_of(self.root, self.graph, _class_name(name))
+        class_name = "".join(part.capitalize() for part in name.split("_")) or "Graph"
+        return module_of(self.root, self.graph, class_name)
 
 
 def module_of(root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str) -> fx.GraphModule:
@@ -261,10 +262,6 @@ def emit_flat(emitter: Emitter, op: Op) -> None:
 
 def _leaves_of(ops: Iterable[Op]) -> list[Op]:
     return [leaf for op in ops for leaf in ([op] if op.leaf else _leaves_of(op.body or ()))]
-
-
-def _class_name(name: str) -> str:
-    return "".join(part.capitalize() for part in name.split("_")) or "Graph"
 
 
 class Vals:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from foretrace.errors import Refusal
 from foretrace.ir.op import Choice, Op, Value, substitute
 
 aten = torch.ops.aten
@@ -14,7 +15,16 @@ HISTORY = "history"
 
 
 def copied(because: Op, old: Value, out: Value, why: str) -> Iterator[Op]:
-    """A copy in the same strides: kernels may round otherwise where elements lie otherwise."""
+    """A copy in the same strides: kernels may round otherwise where elements lie otherwise.
+
+    Raises:
+        Refusal: several elements are one place, and a copy would have them apart.
+    """
+    if old.type.overlapping:
+        raise Refusal(
+            "a graph that trains needs a copy of what overlaps itself", kind="overlapping memory",
+            at=because.origin.frame, do="change the shape of a clone, or write to one",
+        )  # fmt: skip
     if old.type.dense:
         yield called(because, aten.clone.default, (old,), out, why)
         return

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from foretrace.ir.op import Op, Tree, map_values
+from foretrace.ir.op import AS_STRIDED, Op, Tree, map_values
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.rules.kernel import RAISED, CpuKernels, Make, filled, types_in
@@ -37,8 +37,12 @@ class Raising:
         self._known: dict[Any, bool] = {}
 
     def may_raise(self, op: Op) -> bool:
-        """Whether an operator's call may raise; a view, or what reads no tensor, does not."""
-        if not op.operands or schema_of(op.target).viewed is not None:
+        """Whether an operator's call may raise; what reads no tensor does not, nor does a view.
+
+        But `as_strided` may see more than there is.
+        """
+        part = schema_of(op.target).viewed is not None and op.target is not AS_STRIDED
+        if not op.operands or part:
             return False
         args, kwargs = (map_values(tree, lambda v: v.type) for tree in (op.args, op.kwargs))
         key = frozen((op.target, args, kwargs), followed=False)

@@ -36,12 +36,11 @@ def put_back(
     def call(func: Any, *args: Tree, **kwargs: Tree) -> Value:
         return append(func, args, kwargs).outs[0]
 
+    if any(step.func not in VIEW_INVERSES for step in steps):
+        return _put_by_place(steps, bases, new, append)
     content = new
     for step, base in zip(reversed(steps), reversed(bases), strict=True):
-        inverse = VIEW_INVERSES.get(step.func)
-        if inverse is None:
-            return _put_by_place(steps, bases, new, append)
-        content = inverse(step, base, content, call)
+        content = VIEW_INVERSES[step.func](step, base, content, call)
     return content
 
 

@@ -93,8 +93,8 @@ class Alias:
     """One tensor among those that share its memory."""
 
     __slots__ = (
-        "based", "children", "distance", "initial", "last", "parent", "since", "step", "tensor",
-        "value", "version",
+        "based", "children", "distance", "initial", "last", "moved", "parent", "since", "step",
+        "tensor", "value", "version",
     )  # fmt: skip
 
     def __init__(self, tensor: Abstract, parent: "Alias | None", step: ViewStep | None) -> None:
@@ -108,6 +108,8 @@ class Alias:
         """its last value; its own, or the one that became stale"""
         self.based = True
         """whether what it is a view of outside of the program requires grad, if it is one"""
+        self.moved: Alias | None = None
+        """the member that its tensor is since `t_()` or its like gave that another shape"""
         self.distance: Any = 0
         if step is not None and tensor.ft_value is not None:
             self.distance = tensor.ft_value.type.begins - step.base.type.begins
@@ -149,6 +151,14 @@ class Alias:
             path.append(at)
             at = at.parent
         return at, path[::-1]
+
+    @property
+    def base(self) -> "Alias":
+        """The member of which autograd views this one anew after a write."""
+        at = self.up_to_history()[0]
+        while at.moved is not None and at.moved is not self:
+            at = at.moved
+        return at
 
     def members(self) -> Iterator["Alias"]:
         """This one and all views of it."""
@@ -246,7 +256,7 @@ def current(alias: Alias, recorder: Records, *, content: bool = False) -> Value:
     if alias.value is None:
         if alias.parent is None or alias.step is None:
             raise AssertionError("the owner of memory is never stale")
-        above = alias.up_to_history()[0] if alias.is_view and alias.rewritten else alias.parent
+        above = alias.base if alias.is_view and alias.rewritten else alias.parent
         base = current(above, recorder, content=content or not alias.step.followed)
         tensor = alias.tensor()
         followed = base.type.requires_grad or (tensor is not None and tensor.requires_grad)

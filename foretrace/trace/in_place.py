@@ -62,11 +62,12 @@ def reshaped(
     (new,) = op.outs
     step = ViewStep(op.target, op.args, op.kwargs, args[0], 0, grad, followed=True)
     _note(parent, op, recorder)
-    parent.tensor = _gone
+    parent.tensor = lambda: None  # no Python object stands for it any more
     become_like(tensor, recorder.abstract(new))
     tensor.ft_value = new
     tensor.ft_alias = Alias(tensor, parent, step)
-    parent.children.append(tensor.ft_alias)
+    parent.moved = tensor.ft_alias
+    parent.children.append(parent.moved)
     return tensor
 
 
@@ -92,10 +93,6 @@ def _note(alias: Alias, op: Op, recorder: Records) -> None:
             if member.version is version and member is not alias and member.is_view:
                 member.become(None)
     version.count += 1
-
-
-def _gone() -> None:
-    """The tensor of a member that no Python object stands for any more."""
 
 
 def detached(recorder: Records, tensor: Abstract) -> Abstract:

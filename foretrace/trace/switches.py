@@ -12,6 +12,7 @@ from foretrace.errors import Refusal
 from foretrace.trace.lines import Lines
 
 CUDA = torch.backends.cuda
+ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
 DEVICES = ("cpu", "cuda")
 """Those whose autocast is looked at"""
 
@@ -26,29 +27,17 @@ def _set_autocast(before: list[tuple[str, bool, torch.dtype]]) -> None:
         torch.set_autocast_dtype(device, dtype)
 
 
-def _deterministic() -> tuple[bool, bool]:
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    return torch.are_deterministic_algorithms_enabled(), warn_only
-
-
-def _set_deterministic(before: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
 def _anomaly() -> tuple[bool, bool]:
     return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
 
 
-def _attention() -> tuple[bool, ...]:
-    flash, efficient = CUDA.flash_sdp_enabled(), CUDA.mem_efficient_sdp_enabled()
-    return flash, efficient, CUDA.math_sdp_enabled(), CUDA.cudnn_sdp_enabled()
+def _attention() -> list[bool]:
+    return [getattr(CUDA, f"{name}_sdp_enabled")() for name in ATTENTION]
 
 
-def _set_attention(before: tuple[bool, ...]) -> None:
-    CUDA.enable_flash_sdp(before[0])
-    CUDA.enable_mem_efficient_sdp(before[1])
-    CUDA.enable_math_sdp(before[2])
-    CUDA.enable_cudnn_sdp(before[3])
+def _set_attention(before: list[bool]) -> None:
+    for name, state in zip(ATTENTION, before, strict=True):
+        getattr(CUDA, f"enable_{name}_sdp")(state)
 
 
 LIBRARIES: tuple[tuple[Any, str], ...] = (
@@ -71,7 +60,9 @@ SWITCHES: dict[str, tuple[tuple[str, ...], Callable[[], Any], Callable[[Any], An
     "grad_mode": (("grad_enabled",), torch.is_grad_enabled, torch.set_grad_enabled),
     "default_dtype": ((), torch.get_default_dtype, torch.set_default_dtype),
     "num_threads": ((), torch.get_num_threads, torch.set_num_threads),
-    "deterministic_algorithms": ((), _deterministic, _set_deterministic),
+    "deterministic_algorithms": (
+        (), torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode,
+    ),
     "autocast": ((), _autocast, _set_autocast),
     "anomaly": ((), _anomaly, lambda before: torch.set_anomaly_enabled(*before)),
     "torch function modes": (

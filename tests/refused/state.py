@@ -12,6 +12,7 @@ from tests.refused.registry import (
     captures,
     compiled,
     compiles,
+    cuts,
     exported,
     exports,
     once_before,
@@ -21,6 +22,7 @@ from tests.refused.registry import (
 
 X = torch.randn(6, 8)
 HALF = torch.randn(3, 8, requires_grad=True)
+ROW = torch.randn(1, 4, requires_grad=True)
 
 
 class Remembers(nn.Module):
@@ -411,6 +413,19 @@ refuses(
     "overlapping memory", "trace/overlap.py:overlapping", captures(writes_where_rows_meet, X),
     writes_where_rows_meet,
     captured(lambda x: (x * 1).as_strided((3, 2), (1, 1)).clone().square_(), X),
+)  # fmt: skip
+
+
+def reads_rows_that_are_one(x: Tensor) -> Tensor:
+    y = x.expm1().expand(3, 4)
+    y.unsqueeze_(0)  # here
+    return y * 1
+
+
+refuses(
+    "overlapping memory", "passes/history_ops.py:copied",
+    cuts(reads_rows_that_are_one, ROW, cut="export"), reads_rows_that_are_one,
+    captured(lambda x: x.expm1().expand(3, 4).clone().unsqueeze_(0) * 1, ROW),
 )  # fmt: skip
 
 
