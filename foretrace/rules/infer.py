@@ -237,8 +237,7 @@ class Inference:
         meta = torch.empty_strided(size, stride, dtype=type.dtype, device="meta")
         if type.offset != 0:
             meta = _from(meta, number(type.offset))
-        torch_api.set_lazy(meta, type.lazy)
-        return meta
+        return torch_api.put_off(meta, type.lazy)
 
 
 def _from(meta: torch.Tensor, offset: Any) -> torch.Tensor:

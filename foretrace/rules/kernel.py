@@ -167,8 +167,7 @@ def filled(mask: int, type: TensorType, number: float = 0.0) -> torch.Tensor:
     made = torch.empty_strided(type.shape, type.stride, dtype=type.dtype)
     full = number if type.differentiable else 0
     made.fill_(mask if type.dtype in (torch.bool, torch.uint8) else full)
-    torch_api.set_lazy(made, type.lazy)
-    return made
+    return torch_api.put_off(made, type.lazy)
 
 
 def _restrided(result: Tree, told: Tree) -> Tree:

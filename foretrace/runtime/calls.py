@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import sympy
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
@@ -47,8 +47,8 @@ def run_forward(
 
 
 def run_joint(
-    cut: Half, guards: CallGuards, args: Any, kwargs: Any, tangents: Sequence[torch.Tensor] | None
-) -> tuple[Any, dict[str, torch.Tensor | None]]:
+    cut: Half, guards: CallGuards, args: Any, kwargs: Any, tangents: Sequence[Tensor] | None
+) -> tuple[Any, dict[str, Tensor | None]]:
     """Call a joint cut: the outputs, and the gradient of everything that requires one."""
     flat, sizes = guards.inputs(args, kwargs)
     (cut,), placed = _as_given((cut,), tangents, sizes)
@@ -63,8 +63,8 @@ def run_joint(
 
 def run_pair(
     forward: Half, backward: Half, guards: CallGuards, args: Any, kwargs: Any,
-    tangents: Sequence[torch.Tensor] | None,
-) -> tuple[Any, dict[str, torch.Tensor | None]]:  # fmt: skip
+    tangents: Sequence[Tensor] | None,
+) -> tuple[Any, dict[str, Tensor | None]]:  # fmt: skip
     """Call two halves as a joint cut is called; what the forward writes is written in between."""
     flat, sizes = guards.inputs(args, kwargs)
     (forward, backward), placed = _as_given((forward, backward), tangents, sizes)
@@ -74,8 +74,8 @@ def run_pair(
 
 
 def _as_given(
-    cuts: tuple[Half, ...], tangents: Sequence[torch.Tensor] | None, sizes: Numbers
-) -> tuple[tuple[Half, ...], list[torch.Tensor]]:
+    cuts: tuple[Half, ...], tangents: Sequence[Tensor] | None, sizes: Numbers
+) -> tuple[tuple[Half, ...], list[Tensor]]:
     """The cuts for tangents that lie as these, and these: sums run in the order of memory."""
     wanted = [item for item in cuts[-1].graph.inputs if item.role.kind == "tangent"]
     given = [tangent.detach() for tangent in tangents or ()]
@@ -88,10 +88,10 @@ def _as_given(
     strides = tuple(map(partial(strides_of, sizes=sizes), wanted, given))
     if strides != tuple([item.value.type.stride for item in wanted]):
         cuts = cuts[-1].again(strides)
-    return cuts, list(map(partial(laid_out, sizes=sizes), given, strides))
+    return cuts, list(map(partial(laid_out, sizes=sizes), wanted, given, strides))
 
 
-def _named(graph: Graph, gradients: Sequence[Any]) -> dict[str, torch.Tensor | None]:
+def _named(graph: Graph, gradients: Sequence[Any]) -> dict[str, Tensor | None]:
     names = [o.role.name for o in graph.outputs if o.role.kind == "gradient"]
     return dict(zip(names, gradients, strict=True))
 
@@ -119,10 +119,10 @@ def _uncast() -> Iterator[None]:
 
 def _detached(flat: Sequence[Any]) -> list[Any]:
     """Inputs that nothing follows; a number is as it is."""
-    return [each.detach() if isinstance(each, torch.Tensor) else each for each in flat]
+    return [each.detach() if isinstance(each, Tensor) else each for each in flat]
 
 
-def strides_of(item: Input, tangent: torch.Tensor, sizes: Numbers) -> tuple[Size, ...]:
+def strides_of(item: Input, tangent: Tensor, sizes: Numbers) -> tuple[Size, ...]:
     """The strides that a tangent is to be taken in: its own, or those of its output if equal.
 
     With open sizes they are those of its order in memory.
@@ -140,12 +140,13 @@ def strides_of(item: Input, tangent: torch.Tensor, sizes: Numbers) -> tuple[Size
     return type.ordered(tangent.stride()).stride if type.symbols else tangent.stride()
 
 
-def laid_out(tangent: torch.Tensor, stride: Sequence[Size], sizes: Numbers) -> torch.Tensor:
-    """A tangent with such strides."""
-    steps = tuple([number(n, sizes) for n in stride])
-    if tangent.stride() == steps or not tangent.numel():
+def laid_out(item: Input, tangent: Tensor, stride: Sequence[Size], sizes: Numbers) -> Tensor:
+    """A tangent with such strides, conjugated or negated later where its output is."""
+    steps, lazy = tuple([number(n, sizes) for n in stride]), item.value.type.lazy
+    put_off = (tangent.is_conj(), tangent.is_neg()) == ("conj" in lazy, "neg" in lazy)
+    if put_off and (tangent.stride() == steps or not tangent.numel()):
         return tangent
-    return tangent.new_empty_strided(tangent.shape, steps).copy_(tangent)
+    return torch_api.put_off(tangent.new_empty_strided(tangent.shape, steps), lazy).copy_(tangent)
 
 
 def finish(
@@ -154,7 +155,7 @@ def finish(
     """Write back and build the outputs; also the results that follow them."""
     count = len(recorded.outputs)
     outputs, rest = list(results[:count]), list(results[count:])
-    views: dict[Value, torch.Tensor] = {}
+    views: dict[Value, Tensor] = {}
     for mutation, new in zip(recorded.mutations, rest, strict=False):
         write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
     for position, output in recorded.as_made:
@@ -178,7 +179,7 @@ def finish(
     return built, rest[len(recorded.mutations) :]
 
 
-def write_back(item: Input, live: torch.Tensor, new: torch.Tensor, mutation: Mutation) -> None:
+def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> None:
     """Write as the program did: followed, under no_grad, or without autograd's knowledge.
 
     Raises:
@@ -206,25 +207,25 @@ class _InMemory(torch.autograd.Function):
     """Gives a tensor's memory the history of another that has the same content."""
 
     @staticmethod
-    def forward(ctx: Any, memory: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, memory: Tensor, made: Tensor) -> Tensor:
         return memory.detach()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
         return None, gradients[0]
 
 
 in_memory: Any = _InMemory.apply
 
 
-def _taken(of: torch.Tensor, step: ViewStep, sizes: Numbers) -> torch.Tensor:
+def _taken(of: Tensor, step: ViewStep, sizes: Numbers) -> Tensor:
     """The view that a call takes."""
     where = map_tree(step.args[1:], lambda n: number(n, sizes) if isinstance(n, sympy.Basic) else n)
-    view: torch.Tensor = step.func(of, *where)
+    view: Tensor = step.func(of, *where)
     return view
 
 
-def loose(tensor: torch.Tensor) -> torch.Tensor:
+def loose(tensor: Tensor) -> Tensor:
     """The tensor as a view that is taken under no_grad: it requires grad, without a history."""
     leaf = tensor.detach().requires_grad_()
     with torch.no_grad():
@@ -233,8 +234,8 @@ def loose(tensor: torch.Tensor) -> torch.Tensor:
 
 def _view(
     flat: list[Any], sizes: Numbers, recorded: Recorded, output: Output,
-    made: Any, views: dict[Value, torch.Tensor],
-) -> torch.Tensor:  # fmt: skip
+    made: Any, views: dict[Value, Tensor],
+) -> Tensor:  # fmt: skip
     """An output that is a view: of a live input's memory, or without a history.
 
     `made` is what the graph gives for it, if it is returned; `views` are those made so far.

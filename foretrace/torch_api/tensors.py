@@ -44,12 +44,13 @@ def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
     }
 
 
-def set_lazy(tensor: torch.Tensor, lazy: str) -> None:
-    """Mark a tensor as conjugated or negated but not yet computed, as `torch.conj` does."""
+def put_off(tensor: torch.Tensor, lazy: str) -> torch.Tensor:
+    """The tensor, marked as conjugated or negated but not yet computed, as `torch.conj` does."""
     if "conj" in lazy:
         _C._set_conj(tensor, True)
     if "neg" in lazy:
         _C._set_neg(tensor, True)
+    return tensor
 
 
 def mark_parameter(tensor: torch.Tensor) -> None:

@@ -332,7 +332,7 @@ class Types:
             like = torch_api.attribute_of(prototype, "data") if counted else prototype
             tensor: Any = torch_api.make_subclass(Abstract, like, type.requires_grad)
             if type.lazy:
-                torch_api.set_lazy(tensor, type.lazy)
+                torch_api.put_off(tensor, type.lazy)
         tensor.ft_value, tensor.ft_alias, tensor.ft_gradient = value, None, None
         tensor.ft_leaf = tensor.ft_asked = False
         tensor.ft_told, tensor.ft_indexing = self.told, indexing

@@ -5,6 +5,7 @@ backward has eager's layout.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -127,6 +128,32 @@ def test_tangents_in_any_layout_with_open_sizes(layout: str) -> None:
         args, out = (x, torch.randn(6, requires_grad=True)), fn(x, torch.ones(6)).detach()
         without_gaps = [t for t in tangents(out) if t.stride()[-1] != 2]
         wrong = differing(fn, args, without_gaps, {"x": {0: AUTO, 1: AUTO}, "w": None})
+        assert not wrong, (number, wrong)
+
+
+def spread(fn: Callable[[Tensor, Tensor], Tensor], x: Tensor, w: Tensor) -> Tensor:
+    return fn(x, w.expand(x.shape) * 1)
+
+
+PUT_OFF: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda x, w: torch.complex(x * 2, w).conj(),
+    lambda x, w: torch.complex(x, x * w).mH,
+    lambda x, w: torch.complex(x * w, w).conj().imag,
+    lambda x, w: (torch.complex(x, w) * 1j).conj() * 2,
+]
+
+
+@pytest.mark.parametrize("shapes", [None, {"x": {0: AUTO}, "w": None}])
+def test_tangents_that_are_conjugated_or_negated_later_or_not(shapes: Any) -> None:
+    torch.manual_seed(0)
+    args = torch.randn(4, 6, requires_grad=True), torch.randn(4, 6, requires_grad=True)
+    args = args if shapes is None else (args[0], torch.randn(6, requires_grad=True))
+    for number, fn in enumerate(
+        PUT_OFF if shapes is None else [partial(spread, f) for f in PUT_OFF]
+    ):
+        plain = fn(*args).detach().resolve_conj().resolve_neg()
+        given = [plain, plain.conj(), torch._neg_view(plain), plain.mT.clone().mT]
+        wrong = differing(fn, args, given, shapes)
         assert not wrong, (number, wrong)
 
 
