@@ -7,7 +7,7 @@ from torch import nn
 class Net(nn.Module):
     def forward(self, x, flag=False, number=2):
         half = x.hsplit(2)[0].sigmoid()
-        half.as_strided((3 if flag else 2,), (1,), 1 if flag else 0)
+        half.as_strided((3,), (1,), 1)
         return x * 2
 
 
@@ -16,7 +16,7 @@ def make():
 
 
 def inputs(call):
-    return ((torch.randn((4,)),), {"flag": call == 1})
+    return ((torch.randn((4,)),), {"flag": call != 3})
 
 
 LOSS = None
