@@ -40,12 +40,23 @@ Source: those of derivatives.yaml without a differentiable output.
 
 FUNCTIONAL_NAMES: dict[str, str] = {
     "aten::native_batch_norm": "_native_batch_norm_legit_functional",
+    "aten::cudnn_batch_norm": "_batch_norm_with_update_functional",
+    "aten::miopen_batch_norm": "_batch_norm_with_update_functional",
     "aten::normal_": "normal_functional",
     "aten::bernoulli_.float": "bernoulli.p",
     "aten::rrelu_with_noise_": "rrelu_with_noise",
 }
 """Value forms that do not follow from the operator's name. One may write to the other operands:
 the derivative of `rrelu_with_noise_functional` reads the noise that it was given, not what it drew.
+"""
+
+FUNCTIONAL_ORDER: dict[str, tuple[int, ...]] = dict.fromkeys(
+    ("aten::cudnn_batch_norm", "aten::miopen_batch_norm"), (0, 1, 2, 3, 4, 6, 7)
+)
+"""Positions of the arguments that the value form takes, where it takes fewer.
+
+That of cuDNN's is one that chooses the library by itself, as the composite did.
+Source: _select_batch_norm_backend in aten/src/ATen/native/Normalization.cpp.
 """
 
 SHAPELESS = frozenset({"aten::arange", "aten::range", "aten::linspace", "aten::logspace"})
@@ -114,7 +125,8 @@ def _functional(func: Any, schema: Any) -> Functional | None:
     if special:
         packet, _, overload = special.partition(".")
         call = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        return Functional(call, outs, _defaults(schema, torch_api.schema_of(call)))
+        defaults = _defaults(schema, torch_api.schema_of(call))
+        return Functional(call, outs, defaults, FUNCTIONAL_ORDER.get(func.name(), ()))
     kept = [a for a in schema.arguments if a.name not in outs]
     for candidate in _candidates(schema):
         other = torch_api.schema_of(candidate)

@@ -42,6 +42,7 @@ class TargetSemantics(OperatorSemantics):
         mode: torch_api.FakeTensorMode | None = None,
     ) -> None:
         self.target, self.table = target, table
+        self.here = target.device.type in torch_api.device_types_here()
         self.learnt = table.learnt((target, torch_api.switches()))
         self.inference = Inference(types, types.symbols, self.learnt, mode)
         self.derivatives = Derivatives(types, self.inference, table)
@@ -70,7 +71,8 @@ class TargetSemantics(OperatorSemantics):
         if func.name() in self.target.own_kernels:
             reason = f"{self.target.name} has a kernel of its own for it"
             return None, Choice("kernel", "whole", reason, (("opened", "eager keeps it whole"),))
-        return UNTRACED.get(func) or torch_api.composite_kernel(func), None
+        kernel = UNTRACED.get(func) or torch_api.composite_kernel(func)
+        return kernel if self.here else torch_api.without_cudnn(kernel), None
 
     def list_kernel(self, func: Any) -> Callable[..., Any] | None:
         """The kernel that writes to a list one tensor after the other: that of the CPU."""

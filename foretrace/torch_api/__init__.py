@@ -52,6 +52,7 @@ from foretrace.torch_api.dispatch import (
     sees_calls as sees_calls,
     switches as switches,
     with_autograd as with_autograd,
+    without_cudnn as without_cudnn,
 )
 from foretrace.torch_api.fake import (
     DataDependentOutputException as DataDependentOutputException,
@@ -70,6 +71,7 @@ from foretrace.torch_api.fake import (
 )
 from foretrace.torch_api.functions import (
     applied as applied,
+    applied_as_written as applied_as_written,
     backward_node as backward_node,
     plain_apply as plain_apply,
 )

@@ -104,6 +104,23 @@ def composite_kernel(op: Any, name: str = "CompositeImplicitAutograd") -> Callab
     return kernel
 
 
+def without_cudnn(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel, for a device that is not there: C++ that has chosen cuDNN asks the driver.
+
+    `torch.backends.cudnn.enabled` sets the same switch, but where a test has frozen it.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = _C._get_cudnn_enabled()
+        _C._set_cudnn_enabled(False)
+        try:
+            return kernel(*args, **kwargs)
+        finally:
+            _C._set_cudnn_enabled(before)
+
+    return run
+
+
 def autocast_devices() -> frozenset[str]:
     """The device types for which autocast is on; asked where no mode is answering a call."""
     return frozenset(device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device))

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ import torch
 # Has the C++ method that makes the autograd node of a Function; `Function.apply` ends in it.
 from torch import _C
 
-# What `torch.autograd.Function` derives from, and so looks for `apply` in after its own.
-from torch.autograd.function import _SingleLevelFunction
+# What `torch.autograd.Function` derives from, and so looks for `apply` in after its own; and its
+# metaclass, which looks up all attributes of a Function.
+from torch.autograd.function import FunctionMeta, _SingleLevelFunction
 
 Function = torch.autograd.Function
 Apply = Callable[..., Any]
@@ -23,30 +25,81 @@ def plain_apply(function: type[_SingleLevelFunction]) -> Apply:
     return found
 
 
+def applied_as_written(function: type[Function]) -> Apply:
+    """What `function.apply` is where no override is asked: defaults and transforms come first."""
+    found: Apply = vars(Function)["apply"].__get__(None, function)
+    return found
+
+
+LOOKED_UP = ("_backward_cls", "forward", "setup_context")
+"""What C++ asks a Function for when it is applied"""
+StandIn = Callable[[type[Function], tuple[Any, ...]], Any]
+
+
 @contextmanager
-def applied(stand_in: Callable[[type[Function], tuple[Any, ...]], Any]) -> Iterator[None]:
-    """In this thread, `Function.apply` ends in `stand_in` and not in C++.
+def applied(stand_in: StandIn, sees: Callable[[], bool]) -> Iterator[None]:
+    """In this thread, and where `sees` says so, `Function.apply` calls `stand_in`, not the forward.
 
-    `Function.apply` calls `super().apply` for its C++ method. An attribute of the class between
-    the two is found first, by methods that were bound before and by overrides that call
-    `super().apply` too. It is asked after defaults are filled in, and after all transforms of
-    `torch.func`, whose own Functions are no subclasses of `Function`.
+    It ends in a C++ method, and is that from torch 2.15 on: nothing replaces one that was bound
+    before. What that asks the class for is looked up by a method of the metaclass while this lasts:
+    `_backward_cls`, to make a context, then `forward`, which it calls, and a `setup_context` to
+    call afterwards, if there is one. Defaults are filled in before, and the transforms of
+    `torch.func` are done, whose own Functions are no subclasses of `Function`.
+    Source: THPFunction_apply in torch/csrc/autograd/python_function.cpp.
     """
-    thread, outer = threading.get_ident(), vars(_SingleLevelFunction).get("apply")
-
-    def apply(cls: type[_SingleLevelFunction], *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread and issubclass(cls, Function) and not kwargs:
-            return stand_in(cls, args)
-        return plain_apply(cls)(*args, **kwargs)
-
-    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
+    outer = vars(FunctionMeta).get("__getattribute__")
+    FunctionMeta.__getattribute__ = _looking_up(stand_in, sees)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        if outer is None:
-            del _SingleLevelFunction.apply  # type: ignore[attr-defined]
+        if outer is not None:
+            FunctionMeta.__getattribute__ = outer  # type: ignore[method-assign]
         else:
-            _SingleLevelFunction.apply = outer  # type: ignore[attr-defined]
+            del FunctionMeta.__getattribute__
+
+
+def _looking_up(stand_in: StandIn, sees: Callable[[], bool]) -> Callable[[Any, str], Any]:
+    thread = threading.get_ident()
+    begun: dict[type, bool] = {}  # those asked for a context, and the grad mode of the call
+    ended: dict[type, Apply] = {}
+
+    def lookup(cls: Any, name: str) -> Any:
+        found = type.__getattribute__(cls, name)
+        if name not in LOOKED_UP or threading.get_ident() != thread:
+            return found
+        if name == "_backward_cls" and issubclass(cls, Function) and sees():
+            begun[cls] = torch.is_grad_enabled()
+        elif name == "forward" and cls in begun:
+            return partial(forward, cls, begun.pop(cls))
+        elif name == "setup_context" and cls in ended:
+            return ended.pop(cls)
+        return found
+
+    def forward(cls: type[Function], grad_mode: bool, *args: Any) -> Any:
+        with_context = bool(args) and isinstance(args[0], vars(cls)["_backward_cls"])
+        given = args[1:] if with_context else args
+        with torch.set_grad_enabled(grad_mode):
+            result = stand_in(cls, given)
+        if with_context:
+            _leave(args[0], given, result)
+        else:
+            ended[cls] = _leave
+        return result
+
+    return lookup
+
+
+def _leave(ctx: Any, given: tuple[Any, ...], result: Any) -> None:
+    """Have C++ give a result to the caller as it is: without a node, and no view of an argument.
+
+    What it takes for followed it would detach, or give a node.
+    """
+    results = result if isinstance(result, tuple) else (result,)
+    tensors = [item for item in results if isinstance(item, torch.Tensor)]
+    ctx.mark_non_differentiable(*tensors)
+    ctx.mark_dirty(*[item for item in tensors if any(item is each for each in given)])
+    for item in tensors:
+        vars(_C._TensorBase)["requires_grad"].__set__(item, False)
 
 
 def backward_node(
@@ -70,7 +123,7 @@ def backward_node(
         loose: the tensors of it that are not differentiable.
         zeros: whether a gradient that does not arrive is one of zeros, and not None.
     """
-    made_by: Any = function._backward_cls
+    made_by: Any = vars(function)["_backward_cls"]  # `applied` takes a look-up for a call
     backward = made_by._get_user_fn(made_by)
 
     def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:

@@ -124,6 +124,9 @@ PLACES: dict[str, tuple[Any, str]] = {
     # `torch.inference_mode` enters what this makes
     "inference mode": (_C, "_InferenceMode"),
     "in inference mode": (torch, "is_inference_mode_enabled"),
+    # `nn.LSTM` asks it of its weights before it gives them new memory; `torch.backends.cudnn` is a
+    # module that looks its functions up in another
+    "cudnn": (vars(torch.backends.cudnn)["m"], "is_acceptable"),
     # `torch.utils.checkpoint.checkpoint` runs it up to its one yield, then the function, then on
     "checkpoint": (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator"),
 }

@@ -168,8 +168,9 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     data = property(_data, _set_data)
 
     def _requires_grad(self) -> bool:
+        """As recorded, too: what an autograd.Function gives has lost the flag."""
         self._tell()
-        return bool(FLAG(self))
+        return bool(FLAG(self)) or (self.ft_value is not None and self.ft_value.type.requires_grad)
 
     def _set_requires_grad(self, new: bool) -> None:
         self._tell()
@@ -180,7 +181,8 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     def _tell(self) -> None:
         """Note what the program is told that the grad mode around it may decide."""
         if (self.is_floating_point() or self.is_complex()) and not self.ft_leaf and asked(3):
-            self.ft_told.append(FLAG(self))
+            followed = self.ft_value is not None and self.ft_value.type.requires_grad
+            self.ft_told.append(followed or FLAG(self))
 
     requires_grad = property(_requires_grad, _set_requires_grad)
     grad = property(_gradient, _set_gradient)

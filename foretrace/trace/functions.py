@@ -26,7 +26,6 @@ from foretrace.trace.made_leaves import value_of
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.reported import Reported
 
-APPLY: Callable[..., Any] = vars(Function)["apply"].__func__
 ALIAS = torch.ops.aten.alias.default
 DIRTY = "a tensor that it marks as written in place"
 
@@ -88,7 +87,7 @@ class FunctionCall:
 
     def apply(self, *args: Any) -> Any:
         """Apply the function to what `Function.apply` was given: an override has done its part."""
-        return APPLY(self.function, *args)
+        return torch_api.applied_as_written(self.function)(*args)
 
     def as_module(self) -> nn.Module:
         """The call as a module, for a graph that trains eagerly."""
@@ -104,7 +103,7 @@ class Applied(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         """What `Function.apply` returns."""
-        return APPLY(self.function, *args)
+        return torch_api.applied_as_written(self.function)(*args)
 
 
 @contextmanager
@@ -115,11 +114,9 @@ def function_calls(recorder: Recorder) -> Iterator[None]:
     """
 
     def called(cls: type[Function], args: tuple[Any, ...]) -> Any:
-        if not torch_api.sees_calls(recorder):
-            return torch_api.plain_apply(cls)(*args)
         return _Call(recorder, cls, args).recorded()
 
-    with torch_api.applied(called):
+    with torch_api.applied(called, lambda: torch_api.sees_calls(recorder)):
         yield
 
 

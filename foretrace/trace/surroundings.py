@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import FunctionType
 from typing import Any, NoReturn
 
@@ -140,6 +141,11 @@ def followed_autocast(recorder: Recorder) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
+def _by_cudnn(original: Callable[..., Any], tensor: torch.Tensor) -> bool:
+    """Whether cuDNN takes a tensor; an abstract one has no memory to be laid out for it."""
+    return not isinstance(tensor, Abstract) and original(tensor)
+
+
 @contextmanager
 def running(recorder: Recorder, paths: dict[int, str], absent: bool) -> Iterator[None]:
     """The recorder sees every call inside."""
@@ -148,7 +154,13 @@ def running(recorder: Recorder, paths: dict[int, str], absent: bool) -> Iterator
         torch_api.below_autograd(),
         torch_api.uncompiled(),
         torch_api.unoptimized(scripted),
-        torch_api.replaced({**refusing(recorder, absent), "checkpoint": checkpoints.around}),
+        torch_api.replaced(
+            {
+                **refusing(recorder, absent),
+                "checkpoint": checkpoints.around,
+                "cudnn": partial(_by_cudnn, torch.backends.cudnn.is_acceptable),
+            }
+        ),
         followed_autocast(recorder),
         function_calls(recorder),
         module_calls(recorder, paths),
