@@ -1,0 +1,99 @@
+"""The kernels that a run calls, as torch's profiler sees them: no mode is in the way of C++."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch.autograd import profiler_legacy
+
+Kernels = Counter[tuple[str, str]]
+
+COMPOSITE: Final = "CompositeImplicitAutograd"
+MOVED: Final = frozenset({
+    "_local_scalar_dense", "as_strided_scatter", "broadcast_to", "cartesian_prod", "clone", "copy",
+    "diagonal_scatter", "empty", "empty_like", "empty_strided", "fill", "full", "lift_fresh",
+    "lift_fresh_copy", "new_ones", "ones", "ones_like", "repeat_interleave", "resize", "resize_as",
+    "resolve_conj", "resolve_neg", "result_type", "select_scatter", "set", "slice_scatter", "to",
+    "zero", "zeros", "zeros_like",
+})  # fmt: skip
+"""Where elements lie, and how a write is spelled: a cut writes to nothing that is read again."""
+ASKED: Final = {
+    "quantile": "looks whether q is between 0 and 1",
+    "nanquantile": "looks whether q is between 0 and 1",
+    "nn.functional.max_pool1d": "a kernel without indices, of the same values",
+}
+SAME: Final = {"native_batch_norm": "_native_batch_norm_legit"}
+"""One kernel with two names: with its statistics written, and with them returned."""
+
+
+def kernels(fn: Callable[[], object], key: str = "") -> Kernels:
+    """The kernels that compute something, and the shapes of what they get.
+
+    `key` is the device's dispatch key: what has a kernel of the device's own counts as one, though
+    it has a composite one, too.
+    """
+    found: Kernels = Counter()
+    for event in events(fn):
+        name, first = kernel(event.name), event.input_shapes[:1]
+        inside = {kernel(child.name) for child in event.cpu_children}
+        if name not in inside and computes(name, key) and not any(0 in shape for shape in first):
+            found[name, str(first)] += 1
+    return found
+
+
+def events(fn: Callable[[], object]) -> list[Any]:
+    """What the profiler saw, each event with those inside it."""
+    with profiler_legacy.profile(record_shapes=True) as profile:  # type: ignore[no-untyped-call]
+        fn()
+    return list(profile.function_events)
+
+
+def outermost(fn: Callable[[], object], key: str) -> Counter[str]:
+    """The operators that eager calls on a device, by dispatch key, without what is inside them.
+
+    One that has a composite kernel, and none of the device's own, is what it is made of.
+    """
+    found: Counter[str] = Counter()
+    for event in events(fn):
+        if event.cpu_parent is None:
+            found.update(_opened(event, key))
+    return Counter({name: count for name, count in found.items() if computes(name, key)})
+
+
+def _opened(event: Any, key: str) -> Iterator[str]:
+    name = kernel(event.name)
+    if event.name.startswith("aten::") and not is_opened(event.name, key):
+        yield name
+        return
+    for child in event.cpu_children:
+        yield from _opened(child, key)
+
+
+def is_opened(name: str, key: str) -> bool:
+    """Whether eager runs the pieces of an operator on the device of a dispatch key."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    known = dispatched(name.removeprefix("aten::"))
+    return any(has(o.name(), COMPOSITE) and not (key and has(o.name(), key)) for o in known)
+
+
+def dispatched(name: str) -> list[Any]:
+    """The overloads of an aten operator that the dispatcher knows."""
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [getattr(packet, overload) for overload in packet.overloads()] if packet else []
+    return [each for each in overloads if torch._C._dispatch_has_kernel(each.name())]
+
+
+def kernel(name: str) -> str:
+    """The operator, in place or not: its value form calls it."""
+    name = name.removeprefix("aten::").removesuffix("_functional")
+    name = name if name.endswith("__") else name.rstrip("_")
+    return SAME.get(name, name)
+
+
+def computes(name: str, key: str = "") -> bool:
+    """Whether the operator has a kernel of its own, which gives new values."""
+    packet = getattr(torch.ops.aten, name, None)
+    if name in MOVED or packet is None or is_opened(name, key):
+        return False
+    return not any(getattr(packet, overload).is_view for overload in packet.overloads())
