@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -33,8 +34,13 @@ def kernels(fn: Callable[[], object], key: str = "") -> Kernels:
     `key` is the device's dispatch key: what has a kernel of the device's own counts as one, though
     it has a composite one, too.
     """
+    return counted(events(fn), key)
+
+
+def counted(seen: list[Any], key: str) -> Kernels:
+    """The same of what the profiler saw."""
     found: Kernels = Counter()
-    for event in events(fn):
+    for event in seen:
         name, first = kernel(event.name), event.input_shapes[:1]
         inside = {kernel(child.name) for child in event.cpu_children}
         if name not in inside and computes(name, key) and not any(0 in shape for shape in first):
@@ -49,25 +55,41 @@ def events(fn: Callable[[], object]) -> list[Any]:
     return list(profile.function_events)
 
 
-def outermost(fn: Callable[[], object], key: str) -> Counter[str]:
-    """The operators that eager calls on a device, by dispatch key, without what is inside them.
+@dataclass(frozen=True)
+class Call:
+    """One operator that eager calls on the device, and the kernels that are called for it."""
+
+    name: str
+    shape: str
+    inside: Kernels
+
+
+def calls(fn: Callable[[], object], key: str) -> list[Call]:
+    """The outermost operators that are no more than one on the device of a dispatch key.
 
     One that has a composite kernel, and none of the device's own, is what it is made of.
     """
-    found: Counter[str] = Counter()
-    for event in events(fn):
-        if event.cpu_parent is None:
-            found.update(_opened(event, key))
-    return Counter({name: count for name, count in found.items() if computes(name, key)})
+    roots = [event for event in events(fn) if event.cpu_parent is None]
+    return [call for event in roots for call in _opened(event, key)]
 
 
-def _opened(event: Any, key: str) -> Iterator[str]:
-    name = kernel(event.name)
+def _opened(event: Any, key: str) -> Iterator[Call]:
     if event.name.startswith("aten::") and not is_opened(event.name, key):
-        yield name
+        whole = counted(_below(event), key)
+        yield Call(kernel(event.name), str(event.input_shapes[:1]), whole)
         return
     for child in event.cpu_children:
         yield from _opened(child, key)
+
+
+def _below(event: Any) -> list[Any]:
+    return [event, *(each for child in event.cpu_children for each in _below(child))]
+
+
+def outermost(fn: Callable[[], object], key: str) -> Counter[str]:
+    """The names of those that compute something."""
+    found = Counter(call.name for call in calls(fn, key))
+    return Counter({name: count for name, count in found.items() if computes(name, key)})
 
 
 def is_opened(name: str, key: str) -> bool:

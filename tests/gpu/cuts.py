@@ -34,7 +34,8 @@ class Bench:
     @cached_property
     def captured(self) -> foretrace.Program:
         """The capture, for all cuts."""
-        return foretrace.capture(self.live.fn, self.live.args, self.live.kwargs)
+        live = self.live
+        return foretrace.capture(live.fn, live.args, live.kwargs, guard_values=True)
 
     def again(self) -> Run:
         """Another run of eager."""

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import foretrace
+from foretrace.compat.program import Cut
+from foretrace.passes.cut import Level, flatten
 from tests.gpu.child import Circumstances, Finding
 from tests.gpu.listing import eagers_leaves, leaves_of
 from tests.gpu.programs import program
-from tests.kernels import Kernels, kernels
+from tests.kernels import Call, Kernels, calls, kernel
 from tests.subject import Subject
 
 KEYS: Final = {"cpu": "CPU", "cuda": "CUDA"}
@@ -25,16 +27,19 @@ def run(given: Circumstances) -> Iterator[Finding]:
 def compared(subject: Subject, key: str, *, planted: bool = False) -> tuple[str, Any]:
     """Status and detail."""
     live = subject.fresh()
-    cut = foretrace.capture(live.fn, live.args, live.kwargs).cut("aten")
+    program = foretrace.capture(live.fn, live.args, live.kwargs, guard_values=True)
+    cut = program.cut("aten")
     eager, ours = subject.fresh(), subject.fresh()
     cut(*ours.args, **ours.kwargs)  # what is built at the first call
     ours = subject.fresh()
-    expected = kernels(lambda: eager.fn(*eager.args, **eager.kwargs), key)
-    found = kernels(lambda: cut(*ours.args, **ours.kwargs), key)
+    theirs = calls(lambda: eager.fn(*eager.args, **eager.kwargs), key)
+    mine = calls(lambda: cut(*ours.args, **ours.kwargs), key)
+    unread, theirs = without_unread(theirs, mine, dropped(program, cut))
+    expected, found = total(theirs), total(mine)
     if planted:
         found = Counter({name: count + 1 for name, count in found.items()})
     if expected == found:
-        return "same", ""
+        return "same", {"said": f"and {len(unread)} of eager's that nothing reads"}
     said = f"eager's alone: {told(expected - found)}; the cut's alone: {told(found - expected)}"
     lists = {
         "kernels": {"eager": told(expected, LISTED), "ours": told(found, LISTED)},
@@ -42,6 +47,39 @@ def compared(subject: Subject, key: str, *, planted: bool = False) -> tuple[str,
         "ours": leaves_of(cut.graph_module)[:LISTED],
     }
     return "DIFFERS", {"said": said, **lists}
+
+
+def without_unread(
+    eager: list[Call], ours: list[Call], unread: Counter[str]
+) -> tuple[list[Call], list[Call]]:
+    """Eager's calls that the cut lacks as nothing reads what they give, and all others."""
+    more = Counter((c.name, c.shape) for c in eager) - Counter((c.name, c.shape) for c in ours)
+    left_out, others = list[Call](), list[Call]()
+    for call in eager:
+        if more[call.name, call.shape] and unread[call.name]:
+            more[call.name, call.shape] -= 1
+            unread[call.name] -= 1
+            left_out.append(call)
+        else:
+            others.append(call)
+    return left_out, others
+
+
+def total(made: list[Call]) -> Kernels:
+    """All kernels of several calls."""
+    return sum((call.inside for call in made), Counter())
+
+
+def dropped(program: foretrace.Program, cut: Cut) -> Counter[str]:
+    """The operators that the capture saw and the cut has not: nothing reads what they give."""
+    recorded = [str(op.target) for op in flatten(program.recorded.ops, Level(written=False))]
+    whole = [str(node.target) for node in cut.graph_module.graph.nodes]
+    return Counter(map(named, recorded)) - Counter(map(named, whole))
+
+
+def named(target: str) -> str:
+    """An operator as the profiler names it."""
+    return kernel(target.removeprefix("aten.").partition(".")[0])
 
 
 def told(found: Kernels, most: int = SHOWN) -> str:

@@ -32,7 +32,8 @@ def run(given: Circumstances) -> Iterator[Finding]:
 
 def captured(subject: Subject, target: object) -> foretrace.Program:
     """The program for a target; None: that of its inputs."""
-    return foretrace.capture(subject.fn, subject.args, subject.kwargs, target=target)
+    given = (subject.fn, subject.args, subject.kwargs)
+    return foretrace.capture(*given, target=target, guard_values=True)
 
 
 def graphs_of(made: foretrace.Program) -> Iterator[tuple[str, Callable[[], list[str]]]]:

@@ -50,6 +50,8 @@ def program(name: str, dtype: str, device: str = "cpu", kind: str | None = None)
 def of_models(name: str) -> Subject:
     """A transformers model in training mode; the module is looked up here, as it needs them."""
     model, inputs = importlib.import_module("tests.models").make(name)
+    with torch.no_grad():
+        model(**inputs)  # some write Python state at their first call
     return Subject(model.train(), (), inputs)
 
 
