@@ -1,5 +1,6 @@
 """The kernels that a run calls, as torch's profiler sees them: no mode is in the way of C++."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ ASKED: Final = {
     "nanquantile": "looks whether q is between 0 and 1",
     "nn.functional.max_pool1d": "a kernel without indices, of the same values",
 }
+BY_NAME: Final = re.compile(r"\.\w*(dimname|names)", re.IGNORECASE)
 SAME: Final = {"native_batch_norm": "_native_batch_norm_legit"}
 """One kernel with two names: with its statistics written, and with them returned."""
 
@@ -100,10 +102,14 @@ def is_opened(name: str, key: str) -> bool:
 
 
 def dispatched(name: str) -> list[Any]:
-    """The overloads of an aten operator that the dispatcher knows."""
+    """The overloads of an aten operator that the dispatcher knows.
+
+    Those by the names of dimensions, which torch had up to 2.12, are composite for every operator.
+    """
     packet = getattr(torch.ops.aten, name, None)
     overloads = [getattr(packet, overload) for overload in packet.overloads()] if packet else []
-    return [each for each in overloads if torch._C._dispatch_has_kernel(each.name())]
+    known = [each for each in overloads if torch._C._dispatch_has_kernel(each.name())]
+    return [each for each in known if not BY_NAME.search(each.name())]
 
 
 def kernel(name: str) -> str:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
+import torch._dynamo  # before the first capture: profile.py has a capture in a process without it
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
