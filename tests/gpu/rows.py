@@ -46,10 +46,10 @@ Counts = dict[tuple[str, str], Counter[str]]
 
 
 def counted(rows: Iterable[Row]) -> Counts:
-    """How many rows of each status, by part and what was compared."""
+    """How many rows of each status, by part and kind of comparison."""
     counts: Counts = defaultdict(Counter)
     for row in rows:
-        counts[row.part, row.what][row.group] += 1
+        counts[row.part, row.what.partition(": ")[0]][row.group] += 1
     return counts
 
 
