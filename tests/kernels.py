@@ -13,11 +13,11 @@ Kernels = Counter[tuple[str, str]]
 
 COMPOSITE: Final = "CompositeImplicitAutograd"
 MOVED: Final = frozenset({
-    "_local_scalar_dense", "as_strided_scatter", "broadcast_to", "cartesian_prod", "clone", "copy",
-    "diagonal_scatter", "empty", "empty_like", "empty_strided", "fill", "full", "lift_fresh",
-    "lift_fresh_copy", "new_ones", "ones", "ones_like", "repeat_interleave", "resize", "resize_as",
-    "resolve_conj", "resolve_neg", "result_type", "select_scatter", "set", "slice_scatter", "to",
-    "zero", "zeros", "zeros_like",
+    "_local_scalar_dense", "_to_copy", "as_strided_scatter", "broadcast_to", "cartesian_prod",
+    "clone", "copy", "diagonal_scatter", "empty", "empty_like", "empty_strided", "fill", "full",
+    "lift_fresh", "lift_fresh_copy", "new_empty_strided", "new_ones", "ones", "ones_like",
+    "repeat_interleave", "resize", "resize_as", "resolve_conj", "resolve_neg", "result_type",
+    "select_scatter", "set", "slice_scatter", "to", "zero", "zeros", "zeros_like",
 })  # fmt: skip
 """Where elements lie, and how a write is spelled: a cut writes to nothing that is read again."""
 ASKED: Final = {
@@ -36,18 +36,23 @@ def kernels(fn: Callable[[], object], key: str = "") -> Kernels:
     `key` is the device's dispatch key: what has a kernel of the device's own counts as one, though
     it has a composite one, too.
     """
-    return counted(events(fn), key)
+    return counted(events(fn), key, lambda event: str(event.input_shapes[:1]))
 
 
-def counted(seen: list[Any], key: str) -> Kernels:
-    """The same of what the profiler saw."""
+def counted(seen: list[Any], key: str, sizes: Callable[[Any], str]) -> Kernels:
+    """The same of what the profiler saw, with what `sizes` says of each event."""
     found: Kernels = Counter()
     for event in seen:
         name, first = kernel(event.name), event.input_shapes[:1]
         inside = {kernel(child.name) for child in event.cpu_children}
         if name not in inside and computes(name, key) and not any(0 in shape for shape in first):
-            found[name, str(first)] += 1
+            found[name, sizes(event)] += 1
     return found
+
+
+def unordered(event: Any) -> str:
+    """The sizes that operands have: which is first or written, and how it lies, may differ."""
+    return str(sorted({tuple(sorted(shape)) for shape in event.input_shapes if shape}))
 
 
 def events(fn: Callable[[], object]) -> list[Any]:
@@ -62,7 +67,7 @@ class Call:
     """One operator that eager calls on the device, and the kernels that are called for it."""
 
     name: str
-    shape: str
+    sizes: str
     inside: Kernels
 
 
@@ -77,8 +82,8 @@ def calls(fn: Callable[[], object], key: str) -> list[Call]:
 
 def _opened(event: Any, key: str) -> Iterator[Call]:
     if event.name.startswith("aten::") and not is_opened(event.name, key):
-        whole = counted(_below(event), key)
-        yield Call(kernel(event.name), str(event.input_shapes[:1]), whole)
+        inside = counted(_below(event), key, unordered)
+        yield Call(kernel(event.name), unordered(event), inside)
         return
     for child in event.cpu_children:
         yield from _opened(child, key)

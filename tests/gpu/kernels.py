@@ -19,7 +19,7 @@ LISTED: Final = 400
 
 
 def run(given: Circumstances) -> Iterator[Finding]:
-    """One row: all kernels of a forward, with the shape of the first that each gets."""
+    """One row: all kernels of a forward, with the sizes of what each gets."""
     with program(given.program, given.dtype, given.device) as subject:
         yield "eager's", *compared(subject, KEYS[given.device], planted=given.plant == "kernels")
 
@@ -53,11 +53,11 @@ def without_unread(
     eager: list[Call], ours: list[Call], unread: Counter[str]
 ) -> tuple[list[Call], list[Call]]:
     """Eager's calls that the cut lacks as nothing reads what they give, and all others."""
-    more = Counter((c.name, c.shape) for c in eager) - Counter((c.name, c.shape) for c in ours)
+    more = Counter((c.name, c.sizes) for c in eager) - Counter((c.name, c.sizes) for c in ours)
     left_out, others = list[Call](), list[Call]()
     for call in eager:
-        if more[call.name, call.shape] and unread[call.name]:
-            more[call.name, call.shape] -= 1
+        if more[call.name, call.sizes] and unread[call.name]:
+            more[call.name, call.sizes] -= 1
             unread[call.name] -= 1
             left_out.append(call)
         else:
@@ -83,5 +83,5 @@ def named(target: str) -> str:
 
 
 def told(found: Kernels, most: int = SHOWN) -> str:
-    """The kernels by name, first shape and count."""
+    """The kernels by name, sizes and count."""
     return ", ".join(f"{name}{shape} x{n}" for (name, shape), n in list(found.items())[:most])

@@ -1,6 +1,7 @@
 """The graph captured on the device, and the graph captured for its target without touching it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -12,34 +13,43 @@ from tests.gpu.programs import program
 from tests.subject import Subject
 
 LEVELS: Final = ("export", "aten", "joint", "forward", "backward")
-NONE: Final = "no output requires grad"
 
 
 def run(given: Circumstances) -> Iterator[Finding]:
     """A row for each graph, and one that says whether the device was touched."""
-    device = given.device
-    with program(given.program, given.dtype, "cpu", device) as subject:
+    with program(given.program, given.dtype, "cpu", given.device) as subject:
         before = torch.cuda.is_initialized()
-        named = captured(subject, "meta" if given.plant == "named" else given.target)
-        graphs = dict(graphs_of(named))
+        named = by_name(subject, given)
         touched = torch.cuda.is_initialized() and not before
     yield "untouched", *_untouched(given, before=before, touched=touched)
-    with program(given.program, given.dtype, device) as subject:
-        here = captured(subject, None)
-        for level, ours in graphs_of(here):
-            yield level, *_compared(level, here, named, ours(), graphs[level]())
+    with program(given.program, given.dtype, given.device) as subject:
+        yield from compared(named, captured(subject, None))
+
+
+@dataclass(frozen=True)
+class Named:
+    """A program captured for a target by name, and its cuts."""
+
+    program: foretrace.Program
+    graphs: dict[str, list[str]]
+
+
+def by_name(subject: Subject, given: Circumstances) -> Named:
+    """The program on the CPU, captured and cut for the device's target."""
+    made = captured(subject, "meta" if given.plant == "named" else given.target)
+    return Named(made, {level: listed(made, level) for level in LEVELS})
+
+
+def compared(named: Named, here: foretrace.Program) -> Iterator[Finding]:
+    """Each cut, node by node."""
+    for level, others in named.graphs.items():
+        yield level, *_compared(level, here, named.program, listed(here, level), others)
 
 
 def captured(subject: Subject, target: object) -> foretrace.Program:
     """The program for a target; None: that of its inputs."""
     given = (subject.fn, subject.args, subject.kwargs)
     return foretrace.capture(*given, target=target, guard_values=True)
-
-
-def graphs_of(made: foretrace.Program) -> Iterator[tuple[str, Callable[[], list[str]]]]:
-    """Every cut, to be listed."""
-    for level in LEVELS:
-        yield level, lambda level=level: listed(made, level)
 
 
 def listed(made: foretrace.Program, level: str) -> list[str]:
@@ -61,18 +71,22 @@ def _untouched(given: Circumstances, *, before: bool, touched: bool) -> tuple[st
 
 
 def _compared(
-    level: str, here: foretrace.Program, named: foretrace.Program, ours: list[str], by_name: list[str]
+    level: str,
+    here: foretrace.Program,
+    named: foretrace.Program,
+    ours: list[str],
+    others: list[str],
 ) -> tuple[str, Any]:
-    if ours == by_name:
+    if ours == others:
         if len(ours) == 1 and ours[0].startswith("refused"):
             return ours[0], "both are refused"
         return "same", ""
-    found = apart(ours, by_name)
+    found = apart(ours, others)
     place = found["apart_at"]
     detail = {"on_the_device": found["eager"], "by_name": found["ours"], "apart_at": place}
     targets = f"{here.recorded.target} on the device, {named.recorded.target} by name"
-    said = f"node {place} of {len(ours)}, {len(by_name)} ({targets})"
-    why = [_why(each, level, lines, place) for each, lines in ((here, ours), (named, by_name))]
+    said = f"node {place} of {len(ours)}, {len(others)} ({targets})"
+    why = [_why(each, level, lines, place) for each, lines in ((here, ours), (named, others))]
     return "DIFFERS", {"said": said, "why": why, **detail}
 
 
