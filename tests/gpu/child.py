@@ -10,21 +10,12 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tests.gpu.rows import Row
 
 OURS: Final = ("foretrace", "tests")
 CARRIED: Final = 400  # characters of a message
-
-
-class Given(Protocol):
-    """What a part is told: program, dtype, device, and the name of the device's target."""
-
-    program: str
-    dtype: str
-    device: str
-    target: str
 
 
 class Circumstances:
@@ -38,6 +29,8 @@ class Circumstances:
         self.limit: float = job["limit"]
         self.device: str = given["device"]
         self.target: str = given["target"]
+        self.options: dict[str, Any] = given.get("options", {})
+        """what one part alone is told"""
         self.plant: str = given.get("plant", "")
         """a part that must find a difference: one is put in its way"""
 

@@ -73,9 +73,11 @@ def _aligned(lines: list[list[str]]) -> Iterator[str]:
 
 def _reasons(rows: list[Row]) -> Iterator[str]:
     """Failures one by one; what was skipped, refused or measured once for each reason."""
-    for row in rows:
-        if row.failed:
-            yield f"{row.status}: {row.part} {row.program} {row.dtype} {row.what}: {row.said:.400}"
+    failed = Counter((row.status, row.part, row.program, row.dtype, row.what, row.said)
+                     for row in rows if row.failed)  # fmt: skip
+    for (status, *place, said), count in failed.items():
+        times = f" ({count} times)" if count > 1 else ""
+        yield f"{status}: {' '.join(place)}: {said:.400}{times}"
     told: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         if row.group in ("skipped", "refused", "near"):
