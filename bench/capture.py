@@ -217,7 +217,9 @@ def run(
     """Measure every case of the chosen groups on every model; one list per model and group."""
     depth = () if options.layers is None else (options.layers,)
     table = {(m, g): [Row(m, g, who) for who in GROUPS[g]] for m in names for g in chosen}
-    turns = [(key, row) for _ in range(options.repeat) for key, rows in table.items() for row in rows]
+    turns = [
+        (key, row) for _ in range(options.repeat) for key, rows in table.items() for row in rows
+    ]
     refused = set()
     for key, row in track(turns, "capturing", console=console, transient=True):
         if row.error is None and (row.who != BROKEN or (key, WHOLE) in refused):

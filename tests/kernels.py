@@ -11,6 +11,9 @@ from torch.autograd import profiler_legacy
 
 Kernels = Counter[tuple[str, str]]
 
+Has = Callable[[str, str], bool]
+
+HAS: Final[Has] = torch._C._dispatch_has_kernel_for_dispatch_key
 COMPOSITE: Final = "CompositeImplicitAutograd"
 MOVED: Final = frozenset({
     "_local_scalar_dense", "_to_copy", "as_strided_scatter", "broadcast_to", "cartesian_prod",
@@ -57,7 +60,7 @@ def unordered(event: Any) -> str:
 
 def events(fn: Callable[[], object]) -> list[Any]:
     """What the profiler saw, each event with those inside it."""
-    with profiler_legacy.profile(record_shapes=True) as profile:  # type: ignore[no-untyped-call]
+    with profiler_legacy.profile(record_shapes=True) as profile:
         fn()
     return list(profile.function_events)
 
@@ -99,11 +102,10 @@ def outermost(fn: Callable[[], object], key: str) -> Counter[str]:
     return Counter({name: count for name, count in found.items() if computes(name, key)})
 
 
-def is_opened(name: str, key: str) -> bool:
+def is_opened(name: str, key: str, has: Has = HAS) -> bool:
     """Whether eager runs the pieces of an operator on the device of a dispatch key."""
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    known = dispatched(name.removeprefix("aten::"))
-    return any(has(o.name(), COMPOSITE) and not (key and has(o.name(), key)) for o in known)
+    known = [overload.name() for overload in dispatched(name.removeprefix("aten::"))]
+    return any(has(each, COMPOSITE) and not (key and has(each, key)) for each in known)
 
 
 def dispatched(name: str) -> list[Any]:
@@ -124,9 +126,12 @@ def kernel(name: str) -> str:
     return SAME.get(name, name)
 
 
-def computes(name: str, key: str = "") -> bool:
-    """Whether the operator has a kernel of its own, which gives new values."""
+def computes(name: str, key: str = "", has: Has = HAS) -> bool:
+    """Whether the operator has a kernel of its own, which gives new values.
+
+    `has` says whether there is a kernel under a dispatch key: here, or where a record was made.
+    """
     packet = getattr(torch.ops.aten, name, None)
-    if name in MOVED or packet is None or is_opened(name, key):
+    if name in MOVED or packet is None or is_opened(name, key, has):
         return False
     return not any(getattr(packet, overload).is_view for overload in packet.overloads())

@@ -21,6 +21,7 @@ from rich.progress import track
 from tests.gpu.__main__ import probed
 from tests.gpu.children import ROOT, environment, run
 from tests.gpu.jobs import ALL, Job
+from tests.gpu.probe import RANGE
 from tests.gpu.recorded import FOLDER, Recorded
 from tests.gpu.rows import Row
 
@@ -36,7 +37,9 @@ print(json.dumps(indices(re.compile(sys.argv[1]).search)))
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.record_target", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--samples", default="all", help="at most so many of each operator and dtype")
+    parser.add_argument(
+        "--samples", default="all", help="at most so many of each operator and dtype"
+    )
     parser.add_argument("--only", default="", help="a regular expression on an operator's name")
     parser.add_argument("--limit", type=float, default=10, help="seconds for one operator")
     parser.add_argument("--minutes", type=float, default=8, help="the rest is left out by name")
@@ -49,10 +52,10 @@ def main(argv: list[str] | None = None) -> int:
     """Record and write; 0 also where there is no such device, which is said."""
     given, console = _arguments(argv), Console()
     facts = probed(given.device)
-    if reason := facts.pop("missing"):
-        if not reason.startswith("foretrace is for"):  # which a record does not ask
-            console.print(f"skipped: {reason}", markup=False)
-            return 0
+    reason = facts.pop("missing")
+    if reason and not reason.startswith(RANGE):  # of torch, which a record does not ask of
+        console.print(f"skipped: {reason}", markup=False)
+        return 0
     made = Recorded({**facts, "samples": given.samples, "only": given.only})
     for row in _rows(given, made, console):
         _add(made, row)

@@ -27,7 +27,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--minutes", type=float, default=7.5, help="the rest is skipped by name")
     parser.add_argument("--out", type=Path, default=Path("out/gpu"), help="results and table")
-    parser.add_argument("--plant", default="", help="a part that is to report a difference")
+    parser.add_argument("--plant", action="append", default=[], choices=PARTS,
+                        help="a part that is to report a difference, put in its way")  # fmt: skip
     return parser.parse_args(argv)
 
 

@@ -128,7 +128,8 @@ def seen(row: Row, device: str) -> tuple[str, str]:
     options = {"dropout_p": row["dropout"], "is_causal": row["causal"], "scale": row["scale"],
                "enable_gqa": row["gqa"]}  # fmt: skip
     with switched(row):
-        choice = attempt(lambda: CHOICE[torch._fused_sdp_choice(*made, **options)])
+        choose: Any = torch._fused_sdp_choice
+        choice = attempt(lambda: CHOICE[choose(*made, **options)])
         kernel = attempt(lambda: _kernel(made, options))
     return choice, kernel
 

@@ -31,8 +31,8 @@ class Circumstances:
         self.target: str = given["target"]
         self.options: dict[str, Any] = given.get("options", {})
         """what one part alone is told"""
-        self.plant: str = given.get("plant", "")
-        """a part that must find a difference: one is put in its way"""
+        self.plant: list[str] = given.get("plant", [])
+        """parts that must find a difference: one is put in their way"""
 
 
 Finding = tuple[str, str, Any]

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -48,10 +49,8 @@ class Child:
 
     def kill(self) -> None:
         """End it, and what it has started."""
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
 
     def rows(self, end: str) -> Iterator[Row]:

@@ -19,8 +19,8 @@ RAISES: Final = ("wrong call", "no attention kernel")
 def run(given: Circumstances) -> Iterator[Finding]:
     """A row for each part of the grid, and one for each call that differs."""
     place = torch.device(given.device, 0) if given.device == "cuda" else torch.device(given.device)
-    target = target_of("meta" if given.plant == "choices" else None, place)
-    if given.plant == "choices":
+    target = target_of("meta" if "choices" in given.plant else None, place)
+    if "choices" in given.plant:
         place = torch.device("meta")
     for name, rows in grid().items():
         wrong = [found for row in rows if (found := compared(row, target, place, given.device))]
@@ -29,9 +29,7 @@ def run(given: Circumstances) -> Iterator[Finding]:
             yield f"SDPA: {name}", "same", {"said": f"{len(rows)} calls"}
 
 
-def compared(
-    row: Row, target: Target, place: torch.device, device: str
-) -> dict[str, Any] | None:
+def compared(row: Row, target: Target, place: torch.device, device: str) -> dict[str, Any] | None:
     """What differs, with the call as data."""
     choice, kernel = seen(row, device)
     ours, why = expected(row, target, place)
@@ -54,4 +52,4 @@ def agree(ours: str, choice: str, kernel: str) -> bool:
     """Whether it is the kernel that runs; where none runs to its end, the one that is chosen."""
     if not kernel.startswith("error"):
         return ours == kernel
-    return ours == choice or ours == "error"
+    return ours in {choice, "error"}

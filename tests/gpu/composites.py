@@ -62,7 +62,9 @@ RMS_NORM: Final[dict[str, Make]] = {
 # ------------------------------------------------------------------------------------ batch_norm
 
 
-def batch(shape: tuple[int, ...], *, train: bool = True, kind: Any = None, **options: Any) -> Subject:
+def batch(
+    shape: tuple[int, ...], *, train: bool = True, kind: Any = None, **options: Any
+) -> Subject:
     """A batch norm of the rank of the input."""
     kind = kind or {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
     layer = kind[len(shape)](shape[1], **options).train(train)
@@ -174,11 +176,11 @@ def _call(make: Make, given: Circumstances) -> Iterator[Finding]:
     except RuntimeError as error:
         yield "the call", "skipped", f"eager raises: {error!s:.100}"
         return
-    planted = given.plant == "composites"
+    planted = "composites" in given.plant
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
-        "kernels": lambda: iter([
-            ("kernels", *kernels.compared(there, kernels.KEYS[given.device], planted=planted))
-        ]),
+        "kernels": lambda: iter(
+            [("kernels", *kernels.compared(there, kernels.KEYS[given.device], planted=planted))]
+        ),
         "cuts": lambda: cuts.compared(cuts.Bench(there, given.device), planted=planted),
         "named": lambda: named.compared(
             named.by_name(made("cpu"), given), named.captured(made(given.device), None)

@@ -30,20 +30,21 @@ def run(given: Circumstances) -> Iterator[Finding]:
     with program(given.program, given.dtype, given.device) as subject:
         for module in modules_of(subject.fn):
             shortened(module)
+        bench = Bench(subject, given.device)
         with config.patch(fallback_random=True):
-            yield "compile inductor", *compared(Bench(subject, given.device), given.plant)
+            yield "compile inductor", *compared(bench, planted="inductor" in given.plant)
 
 
-def compared(bench: Bench, plant: str = "") -> tuple[str, Any]:
+def compared(bench: Bench, *, planted: bool = False) -> tuple[str, Any]:
     """Status and detail, with how far both are from eager."""
     expected, found = bench.expected, by_inductor(foretrace.compile, bench)
     wanted, ours = named(expected), named(found)
-    if plant == "inductor":
+    if planted:
         ours = {name: t if t is None else t + torch.ones_like(t) for name, t in ours.items()}
     wrong = [name for name, each in wanted.items() if facts(each) != facts(ours.get(name))]
     if wrong or wanted.keys() != ours.keys():
         return "DIFFERS", {"said": f"dtype, sizes or presence: {wrong or sorted(ours)}"}
-    if not plant and not differing(expected, found, flags=False):
+    if not planted and not differing(expected, found, flags=False):
         return "same", ""
     far = [name for name, each in wanted.items() if not same(each, ours[name])]
     torchs = named(by_inductor(torch.compile, bench)) if far else {}
@@ -61,11 +62,15 @@ def by_inductor(compiler: Callable[..., Any], bench: Bench) -> Run:
     return bench.over(forward(compiler(bench.live.fn, backend="inductor")))
 
 
-def named(found: Run) -> Named:
+def named(ran: Run) -> Named:
     """Outputs, gradients and what was written."""
-    seen = found.seen
-    lists = {"gradient": seen.gradients, "input": seen.inputs, "state": seen.state}
-    flat = {f"{kind} {i}": t for kind, all_ in lists.items() for i, t in enumerate(all_)}
+    seen = ran.seen
+    lists: dict[str, list[Any]] = {
+        "gradient": seen.gradients,
+        "input": seen.inputs,
+        "state": seen.state,
+    }
+    flat = {f"{kind} {i}": t for kind, found in lists.items() for i, t in enumerate(found)}
     return {**{name: t.detach() for name, t in tensors(seen.outputs, "output")}, **flat}
 
 
@@ -79,5 +84,3 @@ def distance(one: Tensor | None, other: Tensor | None) -> float:
     if one is None or other is None:
         return 0.0 if one is other else float("inf")
     return float((one.double() - other.double()).abs().max())
-
-

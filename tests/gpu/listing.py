@@ -23,12 +23,10 @@ class Leaves(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.lines: list[str] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
         self.lines.append(line(str(func), (args, kwargs or {}), results))
         return results

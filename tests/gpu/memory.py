@@ -1,6 +1,7 @@
 """The peak of memory in one step: eager's, and that of the cuts and compiled callables."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -8,6 +9,7 @@ from tests.gpu.child import Circumstances, Finding, failure
 from tests.gpu.cuts import Bench, routes
 from tests.gpu.programs import program
 from tests.gpu.runs import Runner, eager
+from tests.subject import Subject
 
 MEGA = 1e6
 
@@ -45,8 +47,8 @@ def peak(
     for _ in range(2):
         fresh = bench.subject.fresh()
         fn = bench.live.fn if captured else fresh.fn
-        given = type(fresh)(fn, fresh.args, fresh.kwargs)
-        found = peak_of(lambda given=given: runner(given))
+        given = Subject(fn, fresh.args, fresh.kwargs)
+        found = peak_of(partial(runner, given))
     return found
 
 

@@ -36,7 +36,7 @@ class Named:
 
 def by_name(subject: Subject, given: Circumstances) -> Named:
     """The program on the CPU, captured and cut for the device's target."""
-    made = captured(subject, "meta" if given.plant == "named" else given.target)
+    made = captured(subject, "meta" if "named" in given.plant else given.target)
     return Named(made, {level: listed(made, level) for level in LEVELS})
 
 
@@ -46,7 +46,7 @@ def compared(named: Named, here: foretrace.Program) -> Iterator[Finding]:
         yield level, *_compared(level, here, named.program, listed(here, level), others)
 
 
-def captured(subject: Subject, target: object) -> foretrace.Program:
+def captured(subject: Subject, target: str | None) -> foretrace.Program:
     """The program for a target; None: that of its inputs."""
     given = (subject.fn, subject.args, subject.kwargs)
     return foretrace.capture(*given, target=target, guard_values=True)

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 PROJECT: Final = Path(__file__).parents[2] / "pyproject.toml"
+RANGE: Final = "foretrace is for"
 PACKAGES: Final = ("transformers", "rich", "networkx", "hypothesis", "expecttest", "triton")
 
 
@@ -56,7 +57,7 @@ def lacking(device: str) -> str:
     needs = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
     wanted = next(need for need in needs if need.startswith("torch>"))
     if not fits(torch.__version__, wanted.removeprefix("torch")):
-        return f"foretrace is for {wanted}, and this is torch {torch.__version__}"
+        return f"{RANGE} {wanted}, and this is torch {torch.__version__}"
     return ""
 
 
@@ -73,4 +74,4 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(facts(sys.argv[1])))
+    sys.stdout.write(json.dumps(facts(sys.argv[1])) + "\n")

@@ -30,7 +30,9 @@ class Autocast(nn.Module):
 
 
 @contextmanager
-def program(name: str, dtype: str, device: str = "cpu", kind: str | None = None) -> Iterator[Subject]:
+def program(
+    name: str, dtype: str, device: str = "cpu", kind: str | None = None
+) -> Iterator[Subject]:
     """The program and its inputs; an example's file can be imported from while inside.
 
     Args:

@@ -47,8 +47,8 @@ class Recorded:
     @cached_property
     def keys_of(self) -> dict[str, frozenset[str]]:
         """The dispatch keys that have a kernel, by operator: "aten::add.Tensor"."""
-        names = {keys: found for keys, found in self.kernels.items()}
-        return {name: frozenset(keys.split()) for keys, found in names.items() for name in found}
+        pairs = ((name, keys) for keys, names in self.kernels.items() for name in names)
+        return {name: frozenset(keys.split()) for name, keys in pairs}
 
     def has(self, name: str, key: str) -> bool:
         """What torch._C._dispatch_has_kernel_for_dispatch_key says there."""

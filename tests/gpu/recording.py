@@ -56,9 +56,7 @@ def samples(op: Any, dtype: str, device: str) -> list[Any]:
     return list(op.sample_inputs(device, kind, requires_grad=trains))
 
 
-def observed(
-    op: Any, dtype: str, device: str, most: int | None, deadline: float
-) -> Iterator[Seen]:
+def observed(op: Any, dtype: str, device: str, most: int | None, deadline: float) -> Iterator[Seen]:
     """Samples spread evenly over all, until the time is over."""
     made = samples(op, dtype, device)
     for index in spread(len(made), most):
