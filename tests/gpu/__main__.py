@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,6 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.gpu.children import ROOT, environment, run, skipped
 from tests.gpu.jobs import DTYPES, PARTS, Job, jobs
 from tests.gpu.rows import Row, table
+
+MOST: Final = 12 << 20  # bytes of results.jsonl, above which lists are left out
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -44,11 +47,18 @@ def main(argv: list[str] | None = None) -> int:
         for _, rows in _watched(_ran(chosen, facts, given), len(chosen), console):
             found += rows
             for row in rows:
-                print(json.dumps(vars(row)), file=out)
+                print(written(row, full=out.tell() > MOST), file=out)
     text = f"{header(facts)}\n{table(found)}{len(found)} rows, {time.monotonic() - begin:.0f} s\n"
     (given.out / "table.txt").write_text(text)
     console.print(text, markup=False, highlight=False, soft_wrap=True)
     return int(any(row.failed for row in found))
+
+
+def written(row: Row, *, full: bool) -> str:
+    """A row as a line; where the file is full, without the lists of a difference."""
+    if full and isinstance(row.detail, dict):
+        row = replace(row, detail={"said": row.said, "left out": "the file has become too large"})
+    return json.dumps(vars(row))
 
 
 def probed(device: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import torch
 
 import foretrace
 from tests.gpu.child import Circumstances, Finding, failure
-from tests.gpu.listing import apart, eagers_leaves, leaves_of
+from tests.gpu.leaves import eagers_leaves
+from tests.gpu.listing import apart, leaves_of
 from tests.gpu.programs import program
 from tests.gpu.runs import Run, Runner, eager, forward, joint, judged, once
 from tests.pairs import PairCut

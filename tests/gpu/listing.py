@@ -1,4 +1,4 @@
-"""What eager runs and what a graph has, leaf by leaf, as lines that a record keeps."""
+"""Operators and graphs as lines of text that a record keeps, and where two lists part."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -6,37 +6,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from tests.databases.seen import forward_run
-from tests.subject import Subject
 
 BEFORE, AFTER = 5, 150  # lines kept around the first that differs
 SHORT: Final = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
-
-
-class Leaves(TorchDispatchMode):
-    """One line for each operator below autograd: its name, what it gets, what it gives.
-
-    C++ that asks whether it is traced may take another way under a mode than without one:
-    foretrace/targets/untraced.py has the operators that do.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.lines: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
-        self.lines.append(line(str(func), (args, kwargs or {}), results))
-        return results
-
-
-def eagers_leaves(subject: Subject) -> list[str]:
-    """Of one forward and backward."""
-    with Leaves() as leaves:
-        forward_run(subject.fn, subject)
-    return leaves.lines
 
 
 def leaves_of(module: fx.GraphModule) -> list[str]:
