@@ -20,14 +20,15 @@ from rich.progress import track
 
 from tests.gpu.__main__ import probed
 from tests.gpu.children import ROOT, environment, run
-from tests.gpu.jobs import ALL, Job
+from tests.gpu.jobs import ALL, CALLS, Job
 from tests.gpu.probe import RANGE
-from tests.gpu.recorded import FOLDER, Recorded
+from tests.gpu.recorded import FOLDER, KERNELS, Recorded
 from tests.gpu.rows import Row
 
 CHUNK: Final = 16  # operators in one process
 HARMLESS: Final = ("skipped", "ModuleNotFoundError")
 """Reasons that are the machine's: the time was over, or a package is not there."""
+ATTENTION: Final = "record_attention"
 SLACK: Final = 60  # seconds a process may take beside its operators
 NUMBERS: Final = """\
 import json, re, sys
@@ -73,15 +74,15 @@ def _rows(given: argparse.Namespace, made: Recorded, console: Console) -> Iterat
     """Attention and the operators, in chunks; those of a chunk that ended badly, one by one."""
     deadline = time.monotonic() + 60 * given.minutes
     numbers = _numbers(given.only, made)
-    first = [Job(("record_attention",), "attention", ALL, 300)]
+    first = [Job((ATTENTION,), part, ALL, 300) for part in (KERNELS, *CALLS)]
     first += [_job(numbers[i::len(numbers) // CHUNK + 1], given.limit)
               for i in range(len(numbers) // CHUNK + 1) if numbers]  # fmt: skip
     done, again = 0, list[Job]()
     for job, rows in track(_run(first, given, deadline), "recording", len(first), console=console):
         yield from (row for row in rows if row.status == "measured")
         bad = [row for row in rows if row.status != "measured"]
-        if bad and job.program == "attention":
-            made.lost["attention"] = bad[0].said
+        if bad and job.parts == (ATTENTION,):
+            made.lost[f"attention, {job.program}"] = f"{bad[0].status}: {bad[0].said}"
         elif bad:
             done = sum(row.status == "measured" for row in rows)
             again += [_job([int(n)], given.limit) for n in job.program.split(",")[done:]]
@@ -126,7 +127,7 @@ def _add(made: Recorded, row: Row) -> None:
         made.lost[row.what] = f"{row.status}: {detail}"
     elif row.part == "recording":
         made.ops[row.what] = {dtype: [tuple(s) for s in found] for dtype, found in detail.items()}
-    elif row.what == "kernels":
+    elif row.what == KERNELS:
         made.kernels = detail
     else:
         made.attention[row.what] = detail

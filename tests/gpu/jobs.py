@@ -12,7 +12,7 @@ EXAMPLES: Final = (
     *("gpt2:program", "bert:program", "vit:program", "llama:program"),
 )
 MODELS: Final = (
-    *("llama", "qwen3", "mixtral", "gpt2", "bert", "t5", "bart", "swin", "convnext", "whisper"),
+    *("llama", "qwen3", "mixtral", "gpt2", "bert", "distilbert", "t5", "swin", "convnext", "clip"),
 )
 """Of tests/models.py."""
 PROGRAMS: Final = (*EXAMPLES, *MODELS)
@@ -20,6 +20,8 @@ FAMILIES: Final = ("rms_norm", "batch_norm", "lstm", "dropout")
 """Composites with a grid of calls of their own: composites.py."""
 STEPS: Final = ("llama:program", "gpt2:program", "resnet:program", "unet:program", "t5")
 """Programs whose peak of memory is measured."""
+CALLS: Final = ("drawn", "float16", "bfloat16", "float32", "float64")
+"""Calls of attention: attention.py. cuDNN takes its time for each shape that is new to it."""
 ALL: Final = "all"
 
 
@@ -46,9 +48,10 @@ class Job:
 
 def every_job() -> Iterator[Job]:
     """Times first, as nothing else runs then; what takes longest last."""
-    yield Job(("bench",), "call", ALL, 60, alone=True)
-    yield Job(("bench",), "capture", ALL, 100, alone=True)
-    yield Job(("profile", "choices"), "attention", ALL, 150)
+    yield Job(("bench",), "call", ALL, 90, alone=True)
+    yield Job(("bench",), "capture", ALL, 150, alone=True)
+    yield Job(("profile",), "the device", ALL, 100)
+    yield from (Job(("choices",), f"attention, {calls}", ALL, 240) for calls in CALLS)
     yield from (Job(("composites",), name, dtype, 150) for name in FAMILIES for dtype in DTYPES)
     for dtype in DTYPES:
         for program in PROGRAMS:

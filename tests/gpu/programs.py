@@ -53,13 +53,16 @@ def program(
 def of_models(name: str) -> Subject:
     """A transformers model in training mode; the module is looked up here, as it needs them."""
     model, inputs = importlib.import_module("tests.models").make(name)
-    with torch.no_grad():
-        model(**inputs)  # some write Python state at their first call
     return Subject(model.train(), (), inputs)
 
 
 def on(made: Subject, dtype: str, device: str, kind: str) -> Subject:
-    """The same on a device, with its floating numbers in the dtype."""
+    """The same on a device, with its floating numbers in the dtype.
+
+    It has run once before, on the CPU: some write Python state at their first call.
+    """
+    with torch.no_grad():
+        made.fn(*made.args, **made.kwargs)
     memory: dict[int, Tensor] = {}
     args, kwargs = pytree.tree_map_only(
         Tensor, lambda t: moved(t, device, CAST[dtype], memory), (made.args, made.kwargs)

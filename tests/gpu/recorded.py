@@ -23,6 +23,7 @@ KEYS: Final = (
     *("CPU", "CUDA", "Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd"),
     *("CompositeExplicitAutogradNonFunctional", "Autograd"),
 )
+KERNELS: Final = "kernels"
 Samples = dict[str, list[tuple[str, str, str]]]
 """Of one operator, by dtype: inputs, operators called, outputs."""
 

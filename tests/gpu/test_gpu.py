@@ -9,7 +9,8 @@ import torch
 
 from tests.gpu import children, cuts, memory, probe
 from tests.gpu.__main__ import main
-from tests.gpu.jobs import ALL, EXAMPLES, MODELS, Job, jobs
+from tests.gpu.attention import grid
+from tests.gpu.jobs import ALL, CALLS, EXAMPLES, MODELS, Job, jobs
 from tests.gpu.programs import program
 from tests.gpu.rows import Row, table
 from tests.models import MODELS as ARCHITECTURES
@@ -64,8 +65,8 @@ def test_what_is_planted_is_a_difference(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["profile", "choices", "composites", "inductor"])
 def test_a_difference_is_found_by_every_part(tmp_path, part):
-    program = {"composites": "rms_norm", "inductor": "rms_norm:total"}.get(part, "attention")
-    chosen = ["--program", program, "--part", part]
+    names = {"composites": "rms_norm", "inductor": "rms_norm:total", "profile": "the device"}
+    chosen = ["--program", names.get(part, "attention, float16"), "--part", part]
     assert ran(tmp_path, *chosen)[0] == 0
     code, rows = ran(tmp_path, *chosen, "--plant", part)
     assert code == 1
@@ -134,3 +135,7 @@ def test_a_failure_is_told_in_the_table():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_the_device(tmp_path):
     assert main(["--out", str(tmp_path)]) == 0, (tmp_path / "table.txt").read_text()
+
+
+def test_every_call_of_attention_has_a_job():
+    assert tuple(grid()) == CALLS
