@@ -26,7 +26,6 @@ BESIDE       = --route dynamo --beside-torch $(addprefix --database ,opinfo.floa
 # On a machine with a GPU: its own Python, if torch finds the GPU there, and packages carried along.
 OUT         ?= out/gpu
 HAS_GPU     := import sys, torch; sys.exit(not torch.cuda.is_available())
-WITH_GPU    ?= $(shell python3 -c '$(HAS_GPU)' 2>/dev/null && echo python3)
 # The index of CPU builds, asked for torch alone. Out of reach, pip says so and uses its own.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 NEW_ENOUGH  := import sys; sys.exit(sys.version_info < (3, 11))
@@ -44,8 +43,10 @@ test-all: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # Without a GPU, each part is skipped by name. See tests/gpu/README.md.
-test-gpu: $(if $(WITH_GPU),,$(READY))
-	PYTHONPATH=.:out/site:$$PYTHONPATH $(or $(WITH_GPU),$(BIN)/python) -m tests.gpu --out $(OUT)
+test-gpu:
+	@if python3 -c '$(HAS_GPU)' 2>/dev/null; then python=python3; \
+	  else $(MAKE) --no-print-directory $(READY) && python=$(BIN)/python || exit 1; fi; \
+	  PYTHONPATH=".:out/site:$$PYTHONPATH" $$python -m tests.gpu --out $(OUT)
 
 # Stopped, it goes on where it was: the records are kept by commit. The exit code says of faults.
 reliability: $(READY)
