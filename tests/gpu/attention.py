@@ -145,4 +145,6 @@ def attempt(ask: Callable[[], str]) -> str:
     try:
         return ask()
     except (RuntimeError, IndexError, ValueError) as error:
+        if "CUDA error" in str(error):  # a fault on the device: what comes after says nothing
+            raise
         return f"error: {' '.join(str(error).split())[:100]}"

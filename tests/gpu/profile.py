@@ -7,12 +7,12 @@ import torch
 
 import foretrace
 from foretrace.targets.profile import Target, target_of
-from tests.gpu.child import Circumstances, Finding
+from tests.gpu.child import Circumstances, Finding, failure
 
 
 def run(given: Circumstances) -> Iterator[Finding]:
     """A first capture in a process that has imported nothing else; then each fact."""
-    yield "a first capture", *_first(given.device)
+    yield _first(given.device)
     named = target_of(given.target, torch.device("cpu"))
     here = target_of(None, torch.empty(0, device=given.device).device)
     facts, others = told(named), told(here)
@@ -25,13 +25,16 @@ def run(given: Circumstances) -> Iterator[Finding]:
                       ("same" if same else "DIFFERS", said))  # fmt: skip
 
 
-def _first(device: str) -> tuple[str, Any]:
+def _first(device: str) -> Finding:
     """What torch imports on the way is imported by a capture, as in a user's process."""
     x = torch.randn(4, 8, requires_grad=True)
     norm = torch.nn.RMSNorm(8)
     x, norm = x.to(device), norm.to(device)
-    foretrace.capture(lambda x: norm(x).sum(), (x,)).cut("joint", loss=0)
-    return "same", ""
+    try:
+        foretrace.capture(lambda x: norm(x).sum(), (x,)).cut("joint", loss=0)
+    except Exception as error:  # noqa: BLE001 - whatever it raises, it is what is found
+        return failure(error, "a first capture")
+    return "a first capture", "same", ""
 
 
 def told(target: Target) -> dict[str, Any]:

@@ -79,6 +79,8 @@ def seen(op: Any, sample: Any, device: str) -> Seen:
             KEYS[device],
         )
     except Exception as error:  # noqa: BLE001 - whatever eager raises, there is nothing to record
+        if device == "cuda":
+            torch.cuda.synchronize()  # after a fault on the device nothing here is eager's: it ends
         return about, "raises", type(error).__name__
     return about, " ".join(call.name for call in made), outputs(results[0])
 
