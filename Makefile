@@ -4,6 +4,7 @@
 #   make demo         the main job on a 16-layer Llama
 #   make test         lint, types and all tests but the slow ones
 #   make test-all     the slow ones too
+#   make test-gpu     what only a GPU can show, in under 8 minutes; OUT= says where it is written
 #   make reliability  torch's test databases by every route; writes RELIABILITY.md
 #   make bench        capture times and saved bytes, side by side with torch's own tools
 #
@@ -22,12 +23,15 @@ DATABASES    = OMP_NUM_THREADS=1 $(BIN)/python -m tests.databases --samples $(SA
 # Through Dynamo and by torch's own entry points, which take ten times as long.
 BESIDE       = --route dynamo --beside-torch $(addprefix --database ,opinfo.float32 module.train \
   autograd_function custom_op export_db)
+# On a machine with a GPU: its own Python, if torch finds the GPU there, and packages carried along.
+OUT         ?= out/gpu
+HAS_GPU     := import sys, torch; sys.exit(not torch.cuda.is_available())
 # The index of CPU builds, asked for torch alone. Out of reach, pip says so and uses its own.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 NEW_ENOUGH  := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON      ?= $(shell for p in python3.11 python3; do $$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test test-all reliability bench lint types clean
+.PHONY: demo test test-all test-gpu reliability bench lint types clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -37,6 +41,12 @@ test: lint types
 
 test-all: lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# Without a GPU, each part is skipped by name. See tests/gpu/README.md.
+test-gpu:
+	@if python3 -c '$(HAS_GPU)' 2>/dev/null; then python=python3; \
+	  else $(MAKE) --no-print-directory $(READY) && python=$(BIN)/python || exit 1; fi; \
+	  PYTHONPATH=".:out/site:$$PYTHONPATH" $$python -m tests.gpu --out $(OUT)
 
 # Stopped, it goes on where it was: the records are kept by commit. The exit code says of faults.
 reliability: $(READY)

@@ -1,6 +1,6 @@
 """Per-call overhead: ours against torch.compile's eager and aot_eager, warm, in one run.
 
-    python bench/call.py [--calls N] [--steps N]
+    python bench/call.py [--calls N] [--steps N] [--device D]
 
 A function of two ops and a small Llama; a forward without grad, a forward with grad, and forward
 and backward. Every row is the median of many calls. The callables take turns, call by call, so
@@ -43,6 +43,12 @@ def callables(fn: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
     return {**made, "foretrace": foretrace.compile(fn)}
 
 
+def finished() -> None:
+    """Wait for what a device has been given to do; the CPU has done it by then."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def measured(calls: dict[str, Call], count: int) -> dict[str, float]:
     """Seconds of the median call of each; they take turns, in any order."""
     turns, order = list(calls.items()), random.Random(0)  # noqa: S311 - no secret
@@ -56,6 +62,7 @@ def measured(calls: dict[str, Call], count: int) -> dict[str, float]:
         for name, call in turns:
             start = clock()
             call()
+            finished()
             seen[name].append(clock() - start)
     return {name: statistics.median(times) for name, times in seen.items()}
 
@@ -107,11 +114,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=2000, help="calls of the small function")
     parser.add_argument("--steps", type=int, default=20, help="calls of the model")
+    parser.add_argument("--device", default="cpu", help="where the tensors are: cpu or cuda")
     options = parser.parse_args()
     torch.manual_seed(0)
-    x, w = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
+    x, w = (torch.randn(4, 4, device=options.device, requires_grad=True) for _ in range(2))
     show("two ops, 4x4", rows(two_ops, (x, w), {}, options.calls))
     model, inputs, kwargs = llama.program()
+    model, kwargs = model.to(options.device), {n: t.to(options.device) for n, t in kwargs.items()}
     show("Llama, 16 layers", rows(model, inputs, kwargs, options.steps))
 
 

@@ -80,9 +80,9 @@ def gpt2(layers: int = 12) -> nn.Module:
 MODELS: dict[str, Callable[..., nn.Module]] = {"llama16": llama, "gpt2": gpt2}
 
 
-def batch() -> Kwargs:
+def batch(device: str = "cpu") -> Kwargs:
     """Tokens, and the same tokens as labels: output 0 is then the loss."""
-    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH))
+    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH)).to(device)
     return {"input_ids": tokens, "labels": tokens.clone()}
 
 
@@ -184,19 +184,27 @@ class Row:
         }
 
 
+def finish(device: str) -> None:
+    """Wait for what the device has been given to do."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
 def first_line(error: BaseException) -> str:
     """The type of an error and the first line of what it says."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-def measure(row: Row, case: Case, model: nn.Module) -> None:
+def measure(row: Row, case: Case, model: nn.Module, device: str) -> None:
     """Run a case once more and note its time, or its refusal."""
-    kwargs = batch()
+    kwargs = batch(device)
     gc.collect()
+    finish(device)
     start = perf_counter()
     try:
         case(model, kwargs)
+        finish(device)
     except Exception as error:  # noqa: BLE001  (whatever a tool raises is its result)
         row.error = first_line(error)
     else:
@@ -204,16 +212,19 @@ def measure(row: Row, case: Case, model: nn.Module) -> None:
 
 
 def run(
-    names: list[str], chosen: list[str], repeat: int, layers: int | None, console: Console
+    names: list[str], chosen: list[str], options: argparse.Namespace, console: Console
 ) -> list[list[Row]]:
     """Measure every case of the chosen groups on every model; one list per model and group."""
-    depth = () if layers is None else (layers,)
+    depth = () if options.layers is None else (options.layers,)
     table = {(m, g): [Row(m, g, who) for who in GROUPS[g]] for m in names for g in chosen}
-    turns = [(key, row) for _ in range(repeat) for key, rows in table.items() for row in rows]
+    turns = [
+        (key, row) for _ in range(options.repeat) for key, rows in table.items() for row in rows
+    ]
     refused = set()
     for key, row in track(turns, "capturing", console=console, transient=True):
         if row.error is None and (row.who != BROKEN or (key, WHOLE) in refused):
-            measure(row, GROUPS[row.group][row.who], MODELS[row.model](*depth))
+            model = MODELS[row.model](*depth).to(options.device)
+            measure(row, GROUPS[row.group][row.who], model, options.device)
         if row.error is not None:
             refused.add((key, row.who))
     return [[row for row in rows if row.seconds or row.error] for rows in table.values()]
@@ -267,6 +278,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--groups", default=";".join(GROUPS), help=f"some of {'; '.join(GROUPS)}")
     parser.add_argument("--repeat", type=int, default=3, help="how often each case is run")
     parser.add_argument("--layers", type=int, help="another depth, for a quick look")
+    parser.add_argument("--device", default="cpu", help="where models and tokens are: cpu or cuda")
     parser.add_argument("--json", action="store_true", help="print every time, for programs")
     options = parser.parse_args(argv)
     options.models = options.models.split(",")
@@ -285,8 +297,7 @@ def main(argv: list[str] | None = None) -> int:
     options = arguments(argv)
     warnings.filterwarnings("ignore", module=r"torch|transformers")
     torch.manual_seed(0)
-    asked = (options.models, options.groups, options.repeat, options.layers)
-    groups = run(*asked, Console(stderr=True))
+    groups = run(options.models, options.groups, options, Console(stderr=True))
     if options.json:
         rows = [row.to_dict(rows) for rows in groups for row in rows]
         print(json.dumps({"environment": environment(), "rows": rows}, indent=2))

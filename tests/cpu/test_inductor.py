@@ -24,6 +24,7 @@ from foretrace.cli.load import loaded
 from tests import exporting
 from tests.cpu.test_compile_models import EXAMPLES, step
 from tests.models import MODELS, make
+from tests.shortened import shortened
 
 KINDS = tuple(name for name in MODELS if name not in EXAMPLES)
 """Architectures that no example has."""
@@ -36,19 +37,6 @@ def _compiled_here() -> Iterator[None]:
     """Nothing that was compiled earlier is used, and random numbers are eager's."""
     with fresh_cache(), config.patch(fallback_random=True):
         yield
-
-
-def shortened(model: nn.Module) -> nn.Module:
-    """The model with one layer of each stack of equal layers: all take the same kernels."""
-    for name, child in list(model.named_children()):
-        shortened(child)
-        if isinstance(child, nn.ModuleList) and len({shapes(layer) for layer in child}) == 1:
-            setattr(model, name, child[:1])
-    return model
-
-
-def shapes(layer: nn.Module) -> tuple[Any, ...]:
-    return (type(layer), *(weight.shape for weight in layer.parameters()))
 
 
 Step = dict[str, Any]

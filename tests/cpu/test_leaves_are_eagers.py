@@ -4,71 +4,20 @@ C++ that is traced may take another way than it takes in eager. Small samples of
 bits by both, so the kernels are compared, with the shapes that they get.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.autograd import profiler_legacy
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 import foretrace
+from tests.kernels import ASKED, kernels
 
-Kernels = Counter[tuple[str, str]]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-COMPOSITE = "CompositeImplicitAutograd"
-MOVED = frozenset({
-    "_local_scalar_dense", "as_strided_scatter", "broadcast_to", "cartesian_prod", "clone", "copy",
-    "diagonal_scatter", "empty", "empty_like", "empty_strided", "fill", "full", "lift_fresh",
-    "lift_fresh_copy", "new_ones", "ones", "ones_like", "repeat_interleave", "resize", "resize_as",
-    "resolve_conj", "resolve_neg", "result_type", "select_scatter", "set", "slice_scatter", "to",
-    "zero", "zeros", "zeros_like",
-})  # fmt: skip
-"""Where elements lie, and how a write is spelled: a cut writes to nothing that is read again."""
-ASKED = {
-    "quantile": "looks whether q is between 0 and 1",
-    "nanquantile": "looks whether q is between 0 and 1",
-    "nn.functional.max_pool1d": "a kernel without indices, of the same values",
-}
-SAME = {"native_batch_norm": "_native_batch_norm_legit"}
-"""One kernel with two names: with its statistics written, and with them returned."""
 MATTERS = ("matmul", "__rmatmul__", "linalg.eigvals", "linalg.eigvalsh", "linalg.svdvals")
-
-
-def kernels(fn: Callable[[], object]) -> Kernels:
-    """The kernels that compute something, and the shapes of what they get."""
-    with profiler_legacy.profile(record_shapes=True) as profile:  # type: ignore[no-untyped-call]
-        fn()
-    found: Kernels = Counter()
-    for event in profile.function_events:
-        name, first = kernel(event.name), event.input_shapes[:1]
-        inside = {kernel(child.name) for child in event.cpu_children}
-        if name not in inside and computes(name) and not any(0 in shape for shape in first):
-            found[name, str(first)] += 1
-    return found
-
-
-def kernel(name: str) -> str:
-    """The operator, in place or not: its value form calls it."""
-    name = name.removeprefix("aten::").removesuffix("_functional")
-    name = name if name.endswith("__") else name.rstrip("_")
-    return SAME.get(name, name)
-
-
-def computes(name: str) -> bool:
-    """Whether the operator has a kernel of its own, which gives new values."""
-    packet = getattr(torch.ops.aten, name, None)
-    if name in MOVED or packet is None:
-        return False
-    overloads = [getattr(packet, overload) for overload in packet.overloads()]
-    dispatched = [o for o in overloads if torch._C._dispatch_has_kernel(o.name())]
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    if any(has(o.name(), COMPOSITE) for o in dispatched):
-        return False
-    return not any(o.is_view for o in overloads)
 
 
 def samples(op: Any, count: int, followed: str) -> Iterator[tuple[Callable[..., Any], list[Any]]]:
