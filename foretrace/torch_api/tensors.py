@@ -100,6 +100,7 @@ def attributes_replaced(
     They are inherited from the class in C, so that Python's own class has none to put back.
     """
     thread, kind = threading.get_ident(), vars(torch)["Tensor"]
+    torch.overrides.get_default_nowrap_functions()  # it keeps the getters that it finds at first
 
     def replaced(name: str) -> Any:
         def get(tensor: torch.Tensor) -> Any:

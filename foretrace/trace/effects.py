@@ -41,7 +41,7 @@ from foretrace.trace.layout import (
 from foretrace.trace.lists import one_after_the_other
 from foretrace.trace.offsets import FROM_START
 from foretrace.trace.outs import RESIZES, contents, resize
-from foretrace.trace.overlap import check_apart, meet, overlapping, place, within
+from foretrace.trace.overlap import check_apart, meet, overlapping, overlaps, place, within
 
 aten = torch.ops.aten
 
@@ -129,10 +129,10 @@ def holder(recorder: Records, alias: Alias, *, followed: bool = False) -> tuple[
     owner, path = alias.up_to_history()
     while owner.parent is not None:
         type = current(owner, recorder).type
-        if followed and type.overlapping:
+        if followed and overlaps(recorder, type):
             raise overlapping("autograd is to follow a write to part of what overlaps itself")
         leaf = owner.last in recorder.leaves
-        if followed or (type.requires_grad and not (leaf or type.overlapping)):
+        if followed or (type.requires_grad and not (leaf or overlaps(recorder, type))):
             break
         above, way = owner.parent.up_to_history()
         owner, path = above, [*way, owner, *path]

@@ -40,7 +40,7 @@ def check_apart(
     """
     for target in targets:
         alias = alias_of(target)
-        if any(current(each, recorder).type.overlapping for each in (alias, alias.root)):
+        if any(overlaps(recorder, current(each, recorder).type) for each in (alias, alias.root)):
             raise overlapping(f"{func} writes to memory of which several elements are one place")
     for target in () if recorder.semantics.schema(func).writes_lists else targets:
         _check_operands(recorder, func, target, tensors)
@@ -108,6 +108,25 @@ def within(recorder: Records, one: TensorType, two: TensorType) -> bool:
     if not (begins and _holds(symbols, inner.offset + inner.reach, outer.offset + two.numel)):
         _fix(symbols, one, two)
     return True
+
+
+def overlaps(recorder: Records, type: TensorType) -> bool:
+    """Whether several elements of a tensor are one place in memory.
+
+    That none are is a guard where open sizes decide it.
+    """
+    symbols, reach = recorder.types.symbols, 0
+    if type.dense or not type.symbols:
+        return type.overlapping
+    steps = zip(type.shape, type.stride, strict=True)
+    for size, stride in sorted(steps, key=lambda step: symbols.hint(step[1])):
+        if symbols.hint(size) < 2:  # noqa: PLR2004 - one element, or none
+            symbols.fixed(size)
+        elif not _holds(symbols, reach, stride):
+            return bool(symbols.hint(type.numel))
+        else:
+            reach = reach + (size - 1) * stride
+    return False
 
 
 def _fix(symbols: Symbols, *types: TensorType) -> None:

@@ -2,6 +2,8 @@
 
 import gc
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -278,3 +280,23 @@ def test_a_module_is_moved_to_where_it_is() -> None:
         torch.equal(each.grad, 2 * grad)
         for each, grad in zip(module.parameters(), expected, strict=True)
     )
+
+
+IMPORTS_DYNAMO = """
+import torch, foretrace
+
+def program(x):
+    import torch._dynamo
+    return x * 2
+
+foretrace.capture(program, (torch.ones(3),))
+found = torch.overrides.get_default_nowrap_functions()
+print(torch.Tensor.grad.__get__ in found)
+"""
+
+
+def test_what_torch_first_looks_up_in_a_capture_is_its_own() -> None:
+    """Dynamo, imported by a program, keeps the getters of `Tensor` that it finds."""
+    command = [sys.executable, "-c", IMPORTS_DYNAMO]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["True"], done.stderr
