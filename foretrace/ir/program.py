@@ -238,6 +238,11 @@ class Recorded:
         """Whether a gradient can go through it."""
         return value.type.requires_grad and value not in self._without_history()
 
+    @property
+    def gives_followed(self) -> bool:
+        """Whether a gradient can go through something that it returns."""
+        return any(isinstance(o.value, Value) and self.followed(o.value) for o in self.outputs)
+
     def differentiable(self, value: Any) -> bool:
         """Whether a backward can begin there, so that it takes a tangent."""
         return isinstance(value, Value) and value.type.requires_grad and not self.loose(value)

@@ -185,10 +185,10 @@ class Stale:
     def check_unpacked(self, op: Op, derivatives: Derivatives) -> None:
         """Refuse as `read` does, also where the derivative asks for a saved tensor's sizes alone.
 
-        An autograd.Function takes out what its backward reads.
+        An autograd.Function takes it all out, or nothing.
         """
-        applied = isinstance(op.target, FunctionCall)
-        for value in () if applied else self.unpacked(op, derivatives):
+        left = isinstance(op.target, FunctionCall) and not op.target.context.was_unpacked()
+        for value in () if left else self.unpacked(op, derivatives):
             found = self.of(value, op)
             if found is not None and found.now is None and found.form is not op:
                 self.check_kept(found, op)

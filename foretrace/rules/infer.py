@@ -149,8 +149,7 @@ class Inference:
                 ask = partial(self._of_kernel, after=after)
         if not _symbolic((args, kwargs)):
             return ask(func, args, kwargs)
-        numbers = self.symbols.numbers()
-        return probe(lambda call: ask(func, *call), (args, kwargs), numbers, str(func))
+        return probe(lambda call: ask(func, *call), (args, kwargs), self.symbols, str(func))
 
     def _elsewhere(self, func: Any, args: Tree, kwargs: dict[str, Tree], once: Once) -> Tree:
         """As on cpu: for a device that the build lacks, where a meta kernel takes a guard of it."""

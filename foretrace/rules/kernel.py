@@ -99,8 +99,7 @@ class CpuKernels:
         if not (small and cpu and self.may_run(func, call)):
             return result
         try:
-            numbers = self.symbols.numbers()
-            told = probe(lambda numbers: self.ask(func, *numbers), call, numbers, str(func))
+            told = probe(lambda each: self.ask(func, *each), call, self.symbols, str(func))
         except RAISED:
             return result
         return _restrided(result, told)

@@ -16,17 +16,18 @@ from foretrace.errors import Refusal, Way
 from foretrace.ir.op import Tree
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import Size, TensorType
+from foretrace.symbols.sizes import Symbols
 
 Numbers = dict[sympy.Symbol, int]
 
 
-def probe(infer: Callable[[Tree], Tree], call: Tree, numbers: Numbers, name: str) -> Tree:
+def probe(infer: Callable[[Tree], Tree], call: Tree, symbols: Symbols, name: str) -> Tree:
     """The types of a call's results, found by two runs with numbers for the symbols.
 
     Raises:
         Refusal: a size of the result is no size of an operand.
     """
-    other = other_numbers(numbers)
+    numbers, other = symbols.numbers(), symbols.other_numbers()
     one = infer(at_numbers(call, numbers))
     try:
         two = infer(at_numbers(call, other))
@@ -98,11 +99,6 @@ def _sizes(tree: Tree) -> Iterator[Size]:
             yield from (*leaf.shape, *leaf.stride, leaf.offset)
         elif isinstance(leaf, sympy.Basic):
             yield leaf
-
-
-def other_numbers(numbers: Numbers) -> Numbers:
-    """Numbers unlike these, and unlike each other."""
-    return {symbol: number + 6 + 2 * i for i, (symbol, number) in enumerate(numbers.items())}
 
 
 def at_numbers(tree: Tree, numbers: Numbers) -> Tree:

@@ -16,7 +16,7 @@ from foretrace.ir.op import AS_STRIDED, Op, Tree, map_values
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.rules.kernel import RAISED, CpuKernels, Make, filled, types_in
-from foretrace.rules.probe import at_numbers, other_numbers
+from foretrace.rules.probe import at_numbers
 from foretrace.rules.schemas import schema_of
 from foretrace.trace.memory import frozen
 
@@ -56,8 +56,7 @@ class Raising:
             return True
         if not any(type.symbols for type in types_in(call)):
             return self._raises(func, call)
-        numbers = self.kernels.symbols.numbers()
-        sizes = numbers, other_numbers(numbers)
+        sizes = self.kernels.symbols.numbers(), self.kernels.symbols.other_numbers()
         return any(self._raises(func, at_numbers(call, each)) for each in sizes)
 
     def _raises(self, func: Any, call: Call) -> bool:

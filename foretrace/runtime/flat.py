@@ -105,4 +105,5 @@ def flat_compiled(
     inside = written.source.inner()
     leaves = called(inside, recorded, written.inputs, inside.bind(call, "graphs"))
     result = result_text(inside, recorded.requires.out_structure, leaves)
-    return written.finish(result, inside, grad_on=isinstance(call, Trained))
+    grad_on = isinstance(call, Trained) or recorded.gives_followed
+    return written.finish(result, inside, grad_on=grad_on)

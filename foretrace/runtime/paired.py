@@ -47,8 +47,9 @@ def paired(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
         leaves = called(inside, recorded, guards.inputs, source.bind(call, "graphs"))
         result = result_text(source, recorded.requires.out_structure, leaves)
         inside.add(*changes, f"return {result}")
-        follows = isinstance(call, Trained) and not recorded.requires.grad_mode
-        surrounded(source, inside.lines, grad_on=follows)
+        follows = isinstance(call, Trained) or recorded.gives_followed
+        grad_on = follows and not recorded.requires.grad_mode
+        surrounded(source, inside.lines, grad_on=grad_on)
         return Entry(source.function("foretraced", "args, kwargs"), guards.checks, source.space)
 
     return build

@@ -140,6 +140,15 @@ class Symbols:
         values = torch_api.symbol_values(self.env) if self.env else {}
         return {symbol: int(value) for symbol, value in values.items()}
 
+    def other_numbers(self) -> dict[sympy.Symbol, int]:
+        """Numbers unlike those, and unlike each other but where the guards say that they agree.
+
+        A kernel that is run with them need not look whether they do.
+        """
+        numbers = self.numbers()
+        apart = {symbol: n + 6 + 2 * i for i, (symbol, n) in enumerate(numbers.items())}
+        return {symbol: int(self.simplify(symbol).xreplace(apart)) for symbol in numbers}
+
     def hint(self, size: Size) -> int:
         """The number that the size had in the captured run."""
         if isinstance(size, int) or self.env is None:

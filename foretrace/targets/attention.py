@@ -42,6 +42,7 @@ def choose_attention(target: Target, call: AttentionCall) -> Choice:
         reasons = (condition(ask) for condition in TABLES[target.device.type][kernel])
         refused = next((reason for reason in reasons if reason), None)
         if refused is None:
+            ask.same(call.key.shape[-2], call.value.shape[-2])  # which a kernel takes for granted
             later = tuple((other, f"{kernel} comes before it") for other in order[place + 1 :])
             reason = f"the first of {', '.join(order)} ({why}) that takes the call"
             return Choice(WHAT, kernel, _noting(reason, ask), (*rejected, *later))

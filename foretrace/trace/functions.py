@@ -45,6 +45,7 @@ class Context(FunctionCtx):
         self.dirty_tensors: tuple[torch.Tensor, ...] = ()
         self._recorder = recorder
         self._kept: tuple[Any, ...] = ()
+        self._unpacked = False
         self._noted: list[tuple[Abstract, Value | None]] = []
 
     def keep(self) -> None:
@@ -67,12 +68,22 @@ class Context(FunctionCtx):
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
         """What forward gave to `save_for_backward`."""
+        self._unpacked = True
         return self._kept
 
     def saved_values(self) -> set[Value]:
         """What those are values of."""
         kept = (tensor for tensor in self._kept if isinstance(tensor, Abstract))
         return {tensor.ft_value for tensor in kept if tensor.ft_value is not None}
+
+    def unpacked_by(self, backward: Callable[..., Any], gradients: tuple[Any, ...]) -> Any:
+        """What the backward gives; it takes out all that was saved, or nothing."""
+        self._unpacked = False
+        return backward(self, *gradients)
+
+    def was_unpacked(self) -> bool:
+        """Whether the backward, as it ran last, asked for what was saved."""
+        return self._unpacked
 
 
 class FunctionCall:
@@ -272,7 +283,7 @@ def backward_of(
 
     def run(backward: Callable[..., Any], *gradients: Any) -> Any:
         with Reported(recorder):
-            return backward(call.context, *gradients)
+            return call.context.unpacked_by(backward, gradients)
 
     zeros = call.context.materialize_grads
     return torch_api.backward_node(call.function, run, results, loose, zeros=zeros)

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import foretrace
+from foretrace.rules.kernel import CpuKernels
 from tests.pairs import PairCut
 
 LAYOUTS: dict[str, Callable[[int], Tensor]] = {
@@ -110,3 +112,26 @@ def test_size_zero(program: Callable[..., Tensor], sizes: tuple[int, int], cut: 
             called(*map(torch.randn, given))
         assert caught.value.kind == "guard broken"
         assert "a dynamic size is 0" in str(caught.value)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    made: Tensor = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)
+    return made.sum()
+
+
+def test_a_kernel_is_run_with_sizes_that_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes for granted that they do reads and writes behind the end of memory."""
+    seen, run = [], CpuKernels.run
+
+    def noted(self: CpuKernels, func: Any, args: Any, kwargs: Any, make: Any) -> Any:
+        if "flash_attention" in str(func):
+            backward = str(func).endswith("backward.default")
+            seen.append([each.shape for each in args[backward : 3 + backward]])
+        return run(self, func, args, kwargs, make)
+
+    monkeypatch.setattr(CpuKernels, "run", noted)
+    args = (torch.randn(4, 4).expand(2, 4, 4).requires_grad_(), *torch.randn(2, 2, 4, 4))
+    foretrace.capture(attention, args, dynamic_shapes=True).cut("joint", loss=0)
+    assert len({tuple(map(tuple, shapes)) for shapes in seen}) > 1, "no other sizes were tried"
+    for q, k, v in seen:
+        assert (q[:2], q[3], k) == (k[:2], v[3], v), (q, k, v)
