@@ -88,7 +88,7 @@ def _as_given(
     strides = tuple(map(partial(strides_of, sizes=sizes), wanted, given))
     if strides != tuple([item.value.type.stride for item in wanted]):
         cuts = cuts[-1].again(strides)
-    return cuts, list(map(partial(laid_out, sizes=sizes), wanted, given, strides))
+    return cuts, list(map(partial(laid_out, sizes=sizes), given, strides))
 
 
 def _named(graph: Graph, gradients: Sequence[Any]) -> dict[str, Tensor | None]:
@@ -140,13 +140,15 @@ def strides_of(item: Input, tangent: Tensor, sizes: Numbers) -> tuple[Size, ...]
     return type.ordered(tangent.stride()).stride if type.symbols else tangent.stride()
 
 
-def laid_out(item: Input, tangent: Tensor, stride: Sequence[Size], sizes: Numbers) -> Tensor:
-    """A tangent with such strides, conjugated or negated later where its output is."""
-    steps, lazy = tuple([number(n, sizes) for n in stride]), item.value.type.lazy
-    put_off = (tangent.is_conj(), tangent.is_neg()) == ("conj" in lazy, "neg" in lazy)
-    if put_off and (tangent.stride() == steps or not tangent.numel()):
+def laid_out(tangent: Tensor, stride: Sequence[Size], sizes: Numbers) -> Tensor:
+    """A tangent with such strides, conjugated or negated if it was to be later."""
+    steps, put_off = (
+        tuple([number(n, sizes) for n in stride]),
+        tangent.is_conj() or tangent.is_neg(),
+    )
+    if not put_off and (tangent.stride() == steps or not tangent.numel()):
         return tangent
-    return torch_api.put_off(tangent.new_empty_strided(tangent.shape, steps), lazy).copy_(tangent)
+    return tangent.new_empty_strided(tangent.shape, steps).copy_(tangent)
 
 
 def finish(

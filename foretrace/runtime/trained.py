@@ -156,7 +156,7 @@ def _gradients(
     tensors, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
     saved = [next(numbers) if number else next(tensors) for number in trained.numbers]
     placed = [
-        _absent(item, ctx.sizes) if t is None or s is None else laid_out(item, t, s, ctx.sizes)
+        _absent(item, ctx.sizes) if t is None or s is None else laid_out(t, s, ctx.sizes)
         for (item, t), s in zip(both, given, strict=True)
     ]
     return trained.for_tangents(given)(*saved, *placed)
