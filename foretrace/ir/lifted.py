@@ -62,7 +62,10 @@ def separated(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         if not isinstance(leaf, torch.Tensor) or id(leaf) not in seen:
             seen.add(id(leaf))
             return leaf
-        return leaf.detach().requires_grad_(leaf.requires_grad)
+        with torch.no_grad():  # what it is a view of may decide whether views of it require grad
+            below = torch_api.is_view(leaf) and not torch_api.base_of(leaf).requires_grad
+            other = leaf.view_as(leaf) if below else leaf.detach()
+        return other.requires_grad_(leaf.requires_grad)
 
     leaves, structure = torch_api.tree_flatten((args, kwargs))
     found: tuple[Any, Any] = torch_api.tree_unflatten([own(leaf) for leaf in leaves], structure)
