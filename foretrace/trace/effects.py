@@ -19,7 +19,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Tree, Value, Write, map_values, values_in
 from foretrace.ir.types import TensorType
-from foretrace.trace.abstract import Abstract, become_like, follow
+from foretrace.trace.abstract import FLAG, Abstract, become_like, follow
 from foretrace.trace.alias import (
     Alias,
     Records,
@@ -197,7 +197,7 @@ def _be_followed(tensor: Abstract, member: Alias, owner: Alias) -> None:
     """A tensor that autograd did not follow is one that it does, if its history is the owner's."""
     same = member.up_to_history()[0] is owner.up_to_history()[0]
     if same and tensor.dtype.is_floating_point | tensor.dtype.is_complex:
-        tensor.ft_leaf = tensor.ft_leaf and tensor.requires_grad
+        tensor.ft_leaf = tensor.ft_leaf and bool(FLAG(tensor))  # as it was before the write
         follow(tensor, requires_grad=True)
 
 

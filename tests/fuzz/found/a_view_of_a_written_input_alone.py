@@ -10,7 +10,7 @@ def make():
         with torch.enable_grad():
             y = w0.reshape(-1, 4)
         y.detach()[0].add_(1)
-        return y, x * 2
+        return y
 
     return program
 
