@@ -850,3 +850,22 @@ def test_the_switches_of_attention() -> None:
             assert torch.equal(straight(q), attends(q))
     assert "attention switches" in str(graphs.recaptures[0])
     assert not straight.recaptures
+
+
+def test_a_view_of_a_written_tensor_alone_has_its_history_through_a_backend() -> None:
+    """Under no_grad, where the program turns grad on: nothing that the graph gives has one."""
+    w = torch.randn(4, requires_grad=True)
+
+    def program() -> Tensor:
+        with torch.enable_grad():
+            y = w.reshape(-1, 4)
+        y.detach()[0].add_(1)
+        return y
+
+    compiled = foretrace.compile(program, backend=lambda graph, inputs: graph)
+    with torch.no_grad():
+        expected, found = program(), compiled()
+    for y in (expected, found):
+        (gradient,) = torch.autograd.grad(y, w, torch.ones(1, 4))
+        assert torch.equal(gradient, torch.ones(4))
+    assert type(found.grad_fn) is type(expected.grad_fn)
