@@ -4,7 +4,7 @@
 #   make demo         the main job on a 16-layer Llama
 #   make test         lint, types and all tests but the slow ones
 #   make test-all     the slow ones too
-#   make test-gpu     what only a GPU can show, in under 8 minutes; OUT= says where it is written
+#   make test-gpu     what only a GPU can show; OUT= says where it is written
 #   make reliability  torch's test databases by every route; writes RELIABILITY.md
 #   make bench        capture times and saved bytes, side by side with torch's own tools
 #

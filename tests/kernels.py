@@ -16,13 +16,15 @@ Has = Callable[[str, str], bool]
 HAS: Final[Has] = torch._C._dispatch_has_kernel_for_dispatch_key
 COMPOSITE: Final = "CompositeImplicitAutograd"
 MOVED: Final = frozenset({
-    "_local_scalar_dense", "_to_copy", "as_strided_scatter", "broadcast_to", "cartesian_prod",
-    "clone", "copy", "diagonal_scatter", "empty", "empty_like", "empty_strided", "fill", "full",
-    "lift_fresh", "lift_fresh_copy", "new_empty_strided", "new_ones", "ones", "ones_like",
-    "repeat_interleave", "resize", "resize_as", "resolve_conj", "resolve_neg", "result_type",
-    "select_scatter", "set", "slice_scatter", "to", "zero", "zeros", "zeros_like",
+    "_local_scalar_dense", "as_strided_scatter", "broadcast_to", "cartesian_prod", "clone", "copy",
+    "diagonal_scatter", "empty", "empty_like", "empty_strided", "fill", "full", "lift_fresh",
+    "lift_fresh_copy", "new_ones", "ones", "ones_like", "repeat_interleave", "resize", "resize_as",
+    "resolve_conj", "resolve_neg", "result_type", "select_scatter", "set", "slice_scatter", "to",
+    "zero", "zeros", "zeros_like",
 })  # fmt: skip
 """Where elements lie, and how a write is spelled: a cut writes to nothing that is read again."""
+MOVED_THERE: Final = frozenset({"_to_copy", "new_empty_strided"})
+"""The same, where a device's kernels are compared: what is put on it, and casts."""
 ASKED: Final = {
     "quantile": "looks whether q is between 0 and 1",
     "nanquantile": "looks whether q is between 0 and 1",
@@ -132,6 +134,7 @@ def computes(name: str, key: str = "", has: Has = HAS) -> bool:
     `has` says whether there is a kernel under a dispatch key: here, or where a record was made.
     """
     packet = getattr(torch.ops.aten, name, None)
-    if name in MOVED or packet is None or is_opened(name, key, has):
+    moved = name in MOVED or (key and name in MOVED_THERE)
+    if moved or packet is None or is_opened(name, key, has):
         return False
     return not any(getattr(packet, overload).is_view for overload in packet.overloads())

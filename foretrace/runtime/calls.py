@@ -142,10 +142,8 @@ def strides_of(item: Input, tangent: Tensor, sizes: Numbers) -> tuple[Size, ...]
 
 def laid_out(tangent: Tensor, stride: Sequence[Size], sizes: Numbers) -> Tensor:
     """A tangent with such strides, conjugated or negated if it was to be later."""
-    steps, put_off = (
-        tuple([number(n, sizes) for n in stride]),
-        tangent.is_conj() or tangent.is_neg(),
-    )
+    steps = tuple([number(n, sizes) for n in stride])
+    put_off = tangent.is_conj() or tangent.is_neg()
     if not put_off and (tangent.stride() == steps or not tangent.numel()):
         return tangent
     return tangent.new_empty_strided(tangent.shape, steps).copy_(tangent)

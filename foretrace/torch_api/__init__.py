@@ -73,7 +73,6 @@ from foretrace.torch_api.functions import (
     applied as applied,
     applied_as_written as applied_as_written,
     backward_node as backward_node,
-    plain_apply as plain_apply,
 )
 from foretrace.torch_api.inductor import (
     KERNELS_OF_EAGER as KERNELS_OF_EAGER,

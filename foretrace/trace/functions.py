@@ -1,6 +1,6 @@
 """User-written autograd.Functions: recorded with their forward as the body, and their own backward.
 
-What `Function.apply` ends in is replaced while a program is recorded, because torch's own would
+The forward that `Function.apply` calls is replaced while a program is recorded, as torch would then
 build an autograd node; below autograd there is nothing else that tells that a Function was called.
 
 What a forward returns is made a result as torch does it. Source: `_process_backward_mode_ad` in
