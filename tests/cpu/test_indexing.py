@@ -183,6 +183,7 @@ def cuda(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 SUBJECT, PLACES, NUMBER = cuda(4, 5, 6), cuda(2, dtype=torch.int64), cuda()
+ONE_PLACE, MASK = cuda(dtype=torch.int64), cuda(5, dtype=torch.bool)
 
 READS = [  # what a CUDA build of torch 2.13.0 calls
     (-1, ["select.int(4x5x6, 0, -1)"]),
@@ -203,15 +204,27 @@ READS = [  # what a CUDA build of torch 2.13.0 calls
         ],
     ),
 ]
-WRITES = [
+FILLS = torch.__version__ >= "2.15"
+NUMBERS_MADE_TENSORS = [
     (0, 1, ["lift_fresh(())", "select.int(4x5x6, 0, 0)", "fill_.Tensor(5x6, ())"]),
+    (PLACES, 1.5, ["lift_fresh(())", "index_put_(4x5x6, [2], ())"]),
+]
+NUMBERS_FILLED = [  # what `TensorIndexing.h` of torch 2.15.0 calls
+    (0, 1, ["select.int(4x5x6, 0, 0)", "fill_.Scalar(5x6, 1)"]),
+    (PLACES, 1.5, ["index_fill_.int_Scalar(4x5x6, 0, 2, 1.5)"]),
+    ((slice(None), MASK), 0.0, ["unsqueeze(5, -1)", "masked_fill_.Scalar(4x5x6, 5x1, 0.0)"]),
+    ((PLACES, PLACES), 1.5, ["lift_fresh(())", "index_put_(4x5x6, [2, 2], ())"]),
+    (ONE_PLACE, 1.5, ["index_fill_.int_Scalar(4x5x6, 0, (), 1.5)"]),
+    ((0, ONE_PLACE), NUMBER, ["select.int(4x5x6, 0, 0)", "index_put_(5x6, [()], ())"]),
+]
+WRITES = [
+    *(NUMBERS_FILLED if FILLS else NUMBERS_MADE_TENSORS),
     (
         0,
         NUMBER,
         ["select.int(4x5x6, 0, 0)", "view((), [])", "expand((), [5, 6])", "copy_(5x6, 5x6)"],
     ),
     (0, cuda(5, 6), ["select.int(4x5x6, 0, 0)", "copy_(5x6, 5x6)"]),
-    (PLACES, 1.5, ["lift_fresh(())", "index_put_(4x5x6, [2], ())"]),
     (PLACES, cuda(1, 1, 6), ["view(1x1x6, [6])", "index_put_(4x5x6, [2], 6)"]),
 ]
 
