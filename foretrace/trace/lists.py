@@ -22,7 +22,7 @@ def one_after_the_other(
 
     They are that where all of the memory is apart and nothing is followed: a value form has a
     derivative for all of its tensors or for none. Eager's own saves results when all is written,
-    so parts of one memory that are followed are written at once, too.
+    so parts of one memory that are followed are written at once, too, if that has a derivative.
 
     Raises:
         Refusal: what is written a second time, or read elsewhere, is followed.
@@ -30,23 +30,29 @@ def one_after_the_other(
     schema = recorder.semantics.schema(func)
     if not schema.writes_lists or schema.outs:
         return False
-    if followed:
-        _check_derivative(func, args, kwargs)
+    if followed and not _derivable(func, args, kwargs):
+        raise Refusal(
+            f"no derivative: {func} has none, and is followed by autograd",
+            kind="no derivative",
+            do=("call it under torch.no_grad()", "or the operator for each of the tensors"),
+        )
     kernel = recorder.semantics.list_kernel(func)
     env = dict(zip(values_in((args, kwargs)), tensors, strict=True))
     targets = [env[value] for value in schema.written_now(args, kwargs)]
     shared, met = _shared(recorder, targets, tensors)
     if met and (followed or kernel is None):
         raise overlapping(f"{func} writes to a list whose tensors overlap")
-    if kernel is None or (not met and (shared or not followed)):
+    form = schema.functional
+    at_once = form is not None and shared and _derivable(form.call, *form.arguments(args, kwargs))
+    if kernel is None or (not met and (at_once or not followed)):
         return False
     with recorder.listening():
         kernel(*recorder.concrete(args, env), **recorder.concrete(kwargs, env))
     return True
 
 
-def _check_derivative(func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
-    """Refuse what eager's backward refuses: some have no derivative that have one for each tensor.
+def _derivable(func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
+    """Whether torch has a derivative: some have none that have one for each tensor.
 
     It is asked of torch, with single numbers.
     """
@@ -58,13 +64,8 @@ def _check_derivative(func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
 
     with torch_api.no_dispatch_modes(), torch_api.with_autograd():
         args, kwargs = map_tree((args, kwargs), small)
-        func(*args, **kwargs)
-    if any(torch_api.node_name(t).endswith("NotImplemented") for t in args[0]):
-        raise Refusal(
-            f"no derivative: {func} has none, and is followed by autograd",
-            kind="no derivative",
-            do=("call it under torch.no_grad()", "or the operator for each of the tensors"),
-        )
+        results = func(*args, **kwargs) or args[0]
+    return not any(torch_api.node_name(t).endswith("NotImplemented") for t in results)
 
 
 def _shared(

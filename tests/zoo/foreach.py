@@ -34,6 +34,14 @@ def inputs_written_at_once(x: Tensor, y: Tensor) -> Tensor:
 
 
 @program(t(3, 4))
+def views_whose_list_form_has_no_derivative(x: Tensor) -> tuple[Tensor, ...]:
+    y, empty = x * 1, x[:0].sin()
+    torch._foreach_zero_([y[0], y[2]])
+    torch._foreach_zero_([empty, empty[:, 1]])
+    return y, y.exp(), empty
+
+
+@program(t(3, 4))
 def views_written_at_once(x: Tensor) -> tuple[Tensor, ...]:
     y = x * 1
     top, rest = y[0], y[1:]
