@@ -2,10 +2,10 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.zoo.registry import N, c, ints, laid_out, program, t
+from tests.zoo.registry import N, built, c, ints, laid_out, program, t
 
 with_gaps = laid_out(t(6, 10), lambda x: x[:, :4])
 """Rows that are apart, as a slice of a larger tensor has them"""
@@ -482,3 +482,29 @@ def shape_changed_in_a_checkpoint(x: Tensor) -> Tensor:
 def integers_filled_by_what_is_trained(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     x[0, 0] = w.sum()
     return x, w * 2
+
+
+@program(t(5, 5))
+def returned_itself_after_writes_unseen(x: Tensor) -> tuple[Tensor, ...]:
+    """The gradient of the output comes first, then that of each use, the last one first."""
+    before = x.exp()
+    x.data.t().mul_(1.5)
+    first, second = x * x, x.cos() * x
+    x.data[0].add_(1)
+    third = x.t() @ x + before
+    return first, second, x, third, torch.stack([x, x]), x[1:] * 3.7
+
+
+@built(t(3, 4))
+def parameter_returned_after_a_write_unseen() -> nn.Module:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            with torch.no_grad():
+                self.w.clamp_(-1, 1)
+            return x @ self.w, self.w, self.w.sin(), F.linear(x, self.w, self.w[0])
+
+    return Scaled()
