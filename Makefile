@@ -9,10 +9,12 @@
 #   make bench        capture times and saved bytes, side by side with torch's own tools
 #
 # Of use now and then: PYTHON=python3.12, JOBS=8 (workers), SAMPLES=4 (of each operator, for
-# reliability), TORCH_INDEX= (only pip's own indexes)
+# reliability), TORCH=2.15.0 (another torch, in an environment of its own; types are checked with
+# the torch of requirements.txt alone), TORCH_INDEX= (only pip's own indexes)
 
 SHELL       := /bin/bash
-VENV        := .venv
+TORCH       ?=
+VENV        := .venv$(addprefix -,$(TORCH))
 READY       := $(VENV)/.ready
 BIN         := $(VENV)/bin
 PIP         := $(BIN)/python -m pip --disable-pip-version-check
@@ -36,10 +38,10 @@ PYTHON      ?= $(shell for p in python3.11 python3; do $$p -c '$(NEW_ENOUGH)' 2>
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
-test: lint types
+test: lint $(if $(TORCH),,types)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
 
-test-all: lint types
+test-all: lint $(if $(TORCH),,types)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # Without a GPU, each part is skipped by name. See tests/gpu/README.md.
@@ -67,7 +69,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): requirements.txt pyproject.toml
@@ -76,8 +78,9 @@ $(READY): requirements.txt pyproject.toml
 	  echo "Install one, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo "First use: setting up $(VENV), which takes some minutes, once."
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet --no-deps $(if $(TORCH_INDEX),--retries 2 --extra-index-url $(TORCH_INDEX)) \
-	  $$(grep '^torch==' requirements.txt)
-	$(PIP) install --quiet -r requirements.txt
+	$(PIP) install --quiet $(if $(TORCH),,--no-deps) \
+	  $(if $(TORCH_INDEX),--retries 2 --extra-index-url $(TORCH_INDEX)) \
+	  $(if $(TORCH),torch==$(TORCH),$$(grep '^torch==' requirements.txt))
+	$(PIP) install --quiet -r <(grep -v '^torch==' requirements.txt)
 	$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	touch $@

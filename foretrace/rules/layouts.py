@@ -38,6 +38,7 @@ ITERATED: dict[Any, tuple[int, ...]] = dict.fromkeys((
     aten.native_dropout_backward.default, aten.softplus_backward.default,
 ), (0, 1)) | {
     aten.clamp.Tensor: (0, 1, 2), aten.elu_backward.default: (0, 5),
+    aten.index_fill.int_Scalar: (0,), aten.index_fill.int_Tensor: (0,),
     aten.leaky_relu_backward.default: (1, 0), aten.threshold_backward.default: (1, 0),
     aten.rrelu_with_noise_backward.default: (2, 0),
 }  # fmt: skip

@@ -12,12 +12,14 @@ import foretrace
 from foretrace.rules import layouts
 
 aten = torch.ops.aten
+PLACE = torch.tensor([0])
 SHAPE, IMAGES, VOLUMES = (2, 3, 4), (2, 4, 5, 6), (2, 4, 5, 6, 3)
 LIES: dict[str, Callable[[Tensor], Tensor]] = {
     "in order": lambda t: t,
     "turned": lambda t: t.permute(2, 1, 0).contiguous().permute(2, 1, 0),
     "swapped": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
     "with gaps": lambda t: t.repeat(1, 1, 2)[..., ::2],
+    "turned, with gaps": lambda t: t.permute(2, 1, 0).repeat(1, 1, 2)[..., ::2].permute(2, 1, 0),
     "expanded": lambda t: t[:1].expand(t.shape),
 }
 SMALLER: dict[str, Callable[[Tensor], Tensor]] = {
@@ -42,6 +44,8 @@ CALLS: dict[Any, tuple[int, Callable[..., Any]]] = {
                          for on in (True, False)]),
     aten.pow.Scalar: (1, lambda a: aten.pow.Scalar(2, a)),
     aten.log_sigmoid_forward.default: (1, aten.log_sigmoid_forward),
+    aten.index_fill.int_Scalar: (1, lambda a: aten.index_fill(a, 1, PLACE, 2)),
+    aten.index_fill.int_Tensor: (1, lambda a: aten.index_fill(a, -1, PLACE, torch.ones(()))),
     aten._log_softmax_backward_data.default: (
         2, lambda a, b: aten._log_softmax_backward_data(a, b, 1, torch.float32)),
     aten.div.Tensor_mode: (2, lambda a, b: aten.div.Tensor_mode(a, b, rounding_mode="floor")),
