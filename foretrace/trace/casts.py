@@ -22,7 +22,7 @@ INSIDE = Choice(
 CASTS_BELOW = frozenset({
     "aten::_trilinear", "aten::convolution", "aten::linalg_matrix_exp", "aten::linalg_polar",
 })  # fmt: skip
-"""Operators whose kernels call operators that autocast casts to lower precision, on torch 2.13 to 2.15.
+"""Operators whose kernels call operators that autocast casts to lower precision, up to torch 2.15.
 
 Seen by the profiler over OpInfo: tests/cpu/test_autocast_below.py.
 """
