@@ -2,6 +2,7 @@
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Choice
 from foretrace.targets.attention_call import AttentionCall, Condition, Enabled, Question
@@ -32,8 +33,11 @@ def choose_attention(target: Target, call: AttentionCall) -> Choice:
         Refusal: eager would raise, too: a wrong call, or every kernel that fits is switched off.
     """
     _check(call)
+    if torch_api.UNBATCHED_IS_BATCH_OF_ONE:
+        call = call.batched()
     ask = Question(target, call)
-    if any(ask.same(size, 0) for size in (call.query.shape[-2], *call.value.shape)):
+    sizes = (call.query.shape[-2], *call.value.shape)
+    if torch_api.NO_ROWS_IS_ZEROS and any(ask.same(size, 0) for size in sizes):
         reason = "query has no rows or value no elements, so the result is zeros"
         return Choice(WHAT, ZEROS, _noting(reason, ask))
     order, why = _order(target, call.enabled)
@@ -85,6 +89,8 @@ def _check(call: AttentionCall) -> None:
         raise _wrong("query, key and value need two dimensions at least: " + _each(call, "shape"))
     if call.mask is not None and call.mask.dtype not in (torch.bool, torch.float32, *dtypes):
         raise _wrong(f"attn_mask of {call.mask.dtype} is neither bool, float32 nor query's dtype")
+    if torch_api.MASK_EXCLUDES_CAUSAL and call.mask is not None and call.causal:
+        raise _wrong("attn_mask and is_causal exclude each other")
 
 
 def _each(call: AttentionCall, fact: str) -> str:

@@ -1,7 +1,7 @@
 """A call of scaled_dot_product_attention, as the choice of its kernel sees it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import sympy
@@ -9,6 +9,9 @@ import torch
 
 from foretrace.ir.types import Size, TensorType
 from foretrace.targets.profile import Target
+
+BATCHED = 4
+"""Dimensions with those of batch and heads"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,16 @@ class AttentionCall:
         """Query, key and value."""
         return self.query, self.key, self.value
 
+    def batched(self) -> "AttentionCall":
+        """The call with a batch of one, if query, key and value have three dimensions."""
+        if any(len(operand.shape) != BATCHED - 1 for operand in self.operands):
+            return self
+        mask = self.mask
+        while mask is not None and len(mask.shape) < BATCHED:
+            mask = _unsqueezed(mask)
+        query, key, value = map(_unsqueezed, self.operands)
+        return replace(self, query=query, key=key, value=value, mask=mask)
+
     @property
     def trains(self) -> bool:
         """Whether a gradient will be asked of it."""
@@ -115,6 +128,13 @@ class Question:
 
 Condition: TypeAlias = Callable[[Question], str | None]
 """Why the kernel cannot take the call; None where it can."""
+
+
+def _unsqueezed(operand: TensorType) -> TensorType:
+    """The type of `tensor.unsqueeze(0)`."""
+    shape, stride = operand.shape, operand.stride
+    outer = shape[0] * stride[0] if shape else 1
+    return operand.but(shape=(1, *shape), stride=(outer, *stride))
 
 
 def _equal(left: Size, right: Size) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.targets.attention_call import Condition, Question
 
@@ -49,7 +50,7 @@ def equal_or_grouped_heads(ask: Question) -> str | None:
     """With enable_gqa, groups of query heads share a head of key and value."""
     query, key, value = (operand.shape[-3] for operand in ask.call.operands)
     if not ask.call.gqa:
-        return equal_heads(ask)
+        return equal_or_one_head(ask)
     if not ask.same(key, value):
         return f"key has {key} heads, value {value}"
     return None if ask.divides(key, query) else f"{key} key heads do not divide {query}"
@@ -59,10 +60,18 @@ def equal_or_dividing_heads(ask: Question) -> str | None:
     """As above, but key and value may have different numbers of heads."""
     query, key, value = (operand.shape[-3] for operand in ask.call.operands)
     if not ask.call.gqa:
-        return equal_heads(ask)
+        return equal_or_one_head(ask)
     if ask.divides(key, query) and ask.divides(value, query):
         return None
     return f"{key} key heads and {value} value heads do not both divide {query}"
+
+
+def equal_or_one_head(ask: Question) -> str | None:
+    """Heads are not broadcast but for one head of key and value, from torch 2.14 on."""
+    _, key, value = (operand.shape[-3] for operand in ask.call.operands)
+    differ = equal_heads(ask)
+    shared = differ and torch_api.ONE_HEAD_IS_SHARED and ask.same(key, 1) and ask.same(value, 1)
+    return None if shared else differ
 
 
 def equal_heads(ask: Question) -> str | None:

@@ -1,7 +1,8 @@
 """Every private torch name that foretrace touches, each with its reason.
 
-Checked on torch 2.13.0 (CPU wheel). Nothing else in the package uses `torch._C` or any other
-private name, so a new torch version is checked by reading this file.
+Checked on torch 2.13.0 (CPU wheel), 2.14.0 and 2.15.0 (CUDA wheels without a device). Nothing else
+in the package uses `torch._C` or any other private name, so a new torch version is checked by
+reading this room.
 """
 
 from foretrace.torch_api.compilers import (
@@ -139,4 +140,10 @@ from foretrace.torch_api.tensors import (
     submodule_table as submodule_table,
     suggested_strides as suggested_strides,
     tensor_tables as tensor_tables,
+)
+from foretrace.torch_api.versions import (
+    MASK_EXCLUDES_CAUSAL as MASK_EXCLUDES_CAUSAL,
+    NO_ROWS_IS_ZEROS as NO_ROWS_IS_ZEROS,
+    ONE_HEAD_IS_SHARED as ONE_HEAD_IS_SHARED,
+    UNBATCHED_IS_BATCH_OF_ONE as UNBATCHED_IS_BATCH_OF_ONE,
 )
