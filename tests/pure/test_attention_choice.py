@@ -87,31 +87,42 @@ def test_switches_are_read():
 
 # ------------------------------------------------------------------------------------------ cuda
 
-RECORDED = Path(__file__).with_name("attention_on_cuda.jsonl")
-"""What the C++ of the CUDA 13.0 build of torch 2.13.0 picked, for made-up calls."""
+RECORDS = ("attention_on_cuda.jsonl", "attention_on_cuda_since_2.14.jsonl")
+"""What the C++ of CUDA builds picked for made-up calls: 13.0 of 2.13.0 and 2.14.0, 13.2 of 2.15.0.
+
+A row has a call and, by torch's version, a letter for each of DEVICES, as LETTERS has them.
+"""
+VERSION = next((v for v in ("2.15", "2.14") if torch.__version__ >= v), "2.13")
+LETTERS = {"f": "flash", "e": "efficient", "c": "cudnn", "m": "math", "0": "zeros", "!": "error"}
+DEVICES = [
+    ((7, 5), (9, 20, 0)),
+    ((8, 0), (9, 20, 0)),
+    ((8, 6), (9, 20, 0)),
+    ((9, 0), (9, 20, 0)),
+    ((9, 0), (9, 12, 0)),
+    ((10, 0), (9, 20, 0)),
+    # not recorded for 2.13
+    ((9, 0), (9, 24, 0)),
+    ((9, 0), (9, 26, 0)),
+    ((10, 0), (9, 24, 0)),
+    ((10, 0), (9, 26, 0)),
+    ((10, 7), (9, 25, 0)),
+    ((12, 0), (9, 26, 0)),
+]
 
 
 def recorded():
-    with RECORDED.open() as lines:
-        return [json.loads(line) for line in lines]
+    for name in RECORDS:
+        rows = map(json.loads, Path(__file__).with_name(name).read_text().splitlines())
+        yield from (row for row in rows if VERSION in row)
 
 
-@pytest.mark.parametrize(
-    ("place", "capability", "cudnn"),
-    [
-        (0, (7, 5), (9, 20, 0)),
-        (1, (8, 0), (9, 20, 0)),
-        (2, (8, 6), (9, 20, 0)),
-        (3, (9, 0), (9, 20, 0)),
-        (4, (9, 0), (9, 12, 0)),
-        (5, (10, 0), (9, 20, 0)),
-    ],
-)
-def test_cuda_agrees_with_recorded_choices(place, capability, cudnn):
-    target = Target("cuda", torch.device("cuda", 0), capability, cudnn)
+@pytest.mark.parametrize("place", range(6 if VERSION == "2.13" else len(DEVICES)))
+def test_cuda_agrees_with_recorded_choices(place):
+    target = Target("cuda", torch.device("cuda", 0), *DEVICES[place])
     for row in recorded():
         call = Call.read(row["call"])
-        assert our_kernel(call, target) == row["kernels"][place], row
+        assert our_kernel(call, target) == LETTERS[row[VERSION][place]], row
 
 
 half = partial(dense, dtype=torch.float16)
