@@ -41,7 +41,7 @@ def cudnn_is_on(ask: Question) -> str | None:
 
 def efficient_heads(ask: Question) -> str | None:
     """Heads are not broadcast before torch 2.14."""
-    return (equal_or_grouped_heads if torch_api.EFFICIENT_SHARES_HEADS else equal_heads)(ask)
+    return (equal_or_grouped_heads if torch_api.ONE_HEAD_IS_SHARED else equal_heads)(ask)
 
 
 def low_precision_dtype(ask: Question) -> str | None:

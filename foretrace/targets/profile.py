@@ -22,7 +22,7 @@ Where a device has its own, eager keeps the operator whole; elsewhere it takes i
 """
 
 CUDA_KERNELS = frozenset({"aten::_fused_rms_norm", "aten::mish_backward", "aten::silu_backward"})
-"""Those with a CUDA kernel, read off the dispatcher of the CUDA 13.0 build of torch 2.13.0."""
+"""Those with a CUDA kernel, read off the dispatchers of CUDA builds of 2.13.0 to 2.15.0."""
 
 KEYS: dict[str, str] = {"cpu": "CPU", "meta": "Meta"}
 """Dispatch keys of the devices that every build has."""

@@ -15,11 +15,9 @@ NO_ROWS_IS_ZEROS = torch.__version__ >= "2.12"
 # `normalize_unbatched_input`: three dimensions get a batch of one before a kernel is chosen.
 UNBATCHED_IS_BATCH_OF_ONE = torch.__version__ >= "2.14"
 
-# `check_batch_size_and_num_heads_dense`: one head of key and value is every query head's.
+# `check_batch_size_and_num_heads_dense`: one head of key and value is every query head's, and the
+# memory-efficient kernel takes enable_gqa.
 ONE_HEAD_IS_SHARED = torch.__version__ >= "2.14"
-
-# `can_use_mem_efficient_attention`: the kernel takes fewer heads of key and value than of query.
-EFFICIENT_SHARES_HEADS = torch.__version__ >= "2.14"
 
 # `kCuDNNFrontendSupportsD256`: which large heads cuDNN takes, forward and backward.
 CUDNN_FRONTEND_HAS_256 = torch.__version__ >= "2.14"

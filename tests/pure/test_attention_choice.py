@@ -134,13 +134,22 @@ def three(make, *shape, **options) -> Call:
     return Call(make(*shape), make(*shape), make(*shape), **options)
 
 
+SINCE_2_14 = torch.__version__ >= "2.14"
 TABLE = [
     # call, kernel on sm80, kernel on sm90, why not flash on sm80
     (three(half, *QKV), "flash", "cudnn", None),
     (three(bf16, *QKV), "flash", "cudnn", None),
     (three(dense, *QKV), "efficient", "efficient", "dtype float32"),
     (three(partial(dense, dtype=torch.float64), *QKV), "math", "math", "dtype float64"),
-    (three(half, 4, 16, 64), "math", "math", "not all of query, key, value are 4-D: 3, 3, 3"),
+    (
+        three(half, 4, 16, 64),
+        *(
+            ("flash", "cudnn", None)
+            if SINCE_2_14
+            else ("math", "math", "not all of query, key, value are 4-D: 3, 3, 3")
+        ),
+    ),
+    (three(half, 16, 64), "math", "math", "not all of query, key, value are 4-D: 2, 2, 2"),
     (three(half, *QKV, mask=half(16, 16)), "efficient", "cudnn", "it takes no attn_mask"),
     (three(half, *QKV, dropout=0.1), "flash", "flash", None),
     (three(half, *QKV, dropout=0.125), "flash", "cudnn", None),
@@ -157,7 +166,16 @@ TABLE = [
     (Call(half(*QKV), half(2, 2, 16, 64), half(2, 2, 16, 64), gqa=True), "flash", "cudnn", None),
     (
         Call(dense(*QKV), dense(2, 2, 16, 64), dense(2, 2, 16, 64), gqa=True),
-        *("math", "math", "dtype float32"),
+        *(["efficient" if SINCE_2_14 else "math"] * 2),
+        "dtype float32",
+    ),
+    (
+        Call(half(*QKV), half(2, 1, 16, 64), half(2, 1, 16, 64)),
+        *(
+            ("flash", "cudnn", None)
+            if SINCE_2_14
+            else ("math", "math", "numbers of heads differ: 4, 1, 1")
+        ),
     ),
     (
         Call(half(*QKV), half(*QKV), half(2, 4, 16, 32)),
@@ -283,7 +301,9 @@ def test_an_unknown_target_is_refused():
 
 
 def test_targets_by_name():
-    assert str(target_of("cuda", CPU)) == "cuda:sm80 (compute capability 8.0, cuDNN 9.20.0)"
+    pins = {"2.15": "9.26.0", "2.14": "9.24.0", "2.12": "9.20.0", "2.11": "9.19.0"}
+    cudnn = next(pin for since, pin in pins.items() if torch.__version__ >= since)
+    assert str(target_of("cuda", CPU)) == f"cuda:sm80 (compute capability 8.0, cuDNN {cudnn})"
     assert target_of("cuda:sm120", CPU).capability == (12, 0)
     assert target_of(None, META).name == "meta"
     mine = Target("mine", CPU)
