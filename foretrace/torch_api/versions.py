@@ -29,5 +29,5 @@ CUDNN_MAY_NOT_DECODE = torch.__version__ >= "2.14"
 CUDNN_GRADIENT_MAY_OVERFLOW = torch.__version__ >= "2.15"
 
 # What the CUDA build pins: nvidia-cudnn-cu13 9.19.0.56 (2.11), 9.20.0.48, 9.24.0.43, 9.26.0.51.
-_PINS = {"2.15": (9, 26, 0), "2.14": (9, 24, 0), "2.12": (9, 20, 0), "0": (9, 19, 0)}
-PINNED_CUDNN = next(pin for since, pin in _PINS.items() if torch.__version__ >= since)
+_PINS = (("2.15", (9, 26, 0)), ("2.14", (9, 24, 0)), ("2.12", (9, 20, 0)), ("0", (9, 19, 0)))
+PINNED_CUDNN = next(pin for since, pin in _PINS if torch.__version__ >= since)
