@@ -1,9 +1,10 @@
 """Tensors labelled cuda, where there is none, and lines that tell what is called on them."""
 
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from foretrace import torch_api
 
@@ -56,13 +57,24 @@ class Lines(torch_api.TorchDispatchMode):
             return tuple(labelled(args[0]) if kind == "Tensor" else 0 for kind in kinds)
         if "device" in kwargs:
             kwargs = {**kwargs, "device": "meta"}
+        trains = torch.is_grad_enabled() and any(arg.requires_grad for arg in tensors_in(args))
         args, kwargs = tree_map_only(torch.Tensor, to_meta, (args, kwargs))
         args = ["meta" if isinstance(arg, torch.device) else arg for arg in args]
-        return tree_map_only(torch.Tensor, labelled, func(*args, **kwargs))
+        followed = partial(labelled, requires_grad=trains)
+        return tree_map_only(torch.Tensor, followed, func(*args, **kwargs))
+
+
+def tensors_in(args: Any) -> list[torch.Tensor]:
+    return [arg for arg in tree_leaves(args) if isinstance(arg, torch.Tensor)]
 
 
 def to_meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    memory = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    storage = torch.empty(
+        tensor.storage_offset() + memory.untyped_storage().size() // memory.element_size(),
+        dtype=tensor.dtype, device="meta",
+    )  # fmt: skip
+    return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def described(arg: Any) -> str:

@@ -75,9 +75,16 @@ class AttentionCall:
             return self
         mask = self.mask
         while mask is not None and len(mask.shape) < BATCHED:
-            mask = _unsqueezed(mask)
-        query, key, value = map(_unsqueezed, self.operands)
+            mask = self._unsqueezed(mask)
+        query, key, value = map(self._unsqueezed, self.operands)
         return replace(self, query=query, key=key, value=value, mask=mask)
+
+    def _unsqueezed(self, operand: TensorType) -> TensorType:
+        """The type of `tensor.unsqueeze(0)`, which needs no gradient where none is recorded."""
+        shape, stride = operand.shape, operand.stride
+        outer = shape[0] * stride[0] if shape else 1
+        followed = self.grad_mode and operand.requires_grad
+        return operand.but(shape=(1, *shape), stride=(outer, *stride), requires_grad=followed)
 
     @property
     def trains(self) -> bool:
@@ -128,13 +135,6 @@ class Question:
 
 Condition: TypeAlias = Callable[[Question], str | None]
 """Why the kernel cannot take the call; None where it can."""
-
-
-def _unsqueezed(operand: TensorType) -> TensorType:
-    """The type of `tensor.unsqueeze(0)`."""
-    shape, stride = operand.shape, operand.stride
-    outer = shape[0] * stride[0] if shape else 1
-    return operand.but(shape=(1, *shape), stride=(outer, *stride))
 
 
 def _equal(left: Size, right: Size) -> Any:

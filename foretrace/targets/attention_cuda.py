@@ -1,11 +1,13 @@
 """What attention kernels ask of a call on CUDA.
 
 Read in `cuda/sdp_utils.cpp`, and compared with what the C++ of the CUDA 13.0 build of torch 2.13.0
-answers for devices from 7.0 to 12.1 and cuDNN from 9.0 to 9.23.
+answers for devices from 7.0 to 12.1 and cuDNN from 9.0 to 9.23; so do 2.14.0 and 2.15.0, in their
+builds for CUDA 13.0 and 13.2.
 """
 
 import torch
 
+from foretrace import torch_api
 from foretrace.targets.attention_call import Condition, Question
 from foretrace.targets.attention_conditions import (
     dense_last_dimension,
@@ -35,6 +37,11 @@ def efficient_is_on(ask: Question) -> str | None:
 def cudnn_is_on(ask: Question) -> str | None:
     """The user has not switched the kernel off."""
     return None if ask.call.enabled.cudnn else "cudnn is switched off"
+
+
+def efficient_heads(ask: Question) -> str | None:
+    """Heads are not broadcast before torch 2.14."""
+    return (equal_or_grouped_heads if torch_api.ONE_HEAD_IS_SHARED else equal_heads)(ask)
 
 
 def low_precision_dtype(ask: Question) -> str | None:
@@ -146,15 +153,57 @@ def cudnn_head_dims(ask: Question) -> str | None:
     """Head dims are multiples of 8 and within what the version has for the device."""
     query, value = ask.call.query.shape[-1], ask.call.value.shape[-1]
     limit = 128
-    if ask.capability == (9, 0) and ask.cudnn >= (9, 10):
+    if _cudnn_takes_256(ask):
         limit = 256
-    elif ask.capability[0] == 10 and ask.cudnn >= (9, 11):  # noqa: PLR2004 - Blackwell
+    elif _sm90_or_sm10x(ask) and ask.cudnn >= (9, 11):
         limit = 192 if ask.same(query, 192) and ask.same(value, 128) else 128
     if not (ask.at_most(query, limit) and ask.at_most(value, limit)):
         return f"head dims {query}, {value} are above {limit}"
     if ask.divides(8, query) and ask.divides(8, value):
         return None
     return f"head dims {query}, {value} are not multiples of 8"
+
+
+def cudnn_backward_head_dims(ask: Question) -> str | None:
+    """The backward has few of the large heads, from torch 2.14 on."""
+    query, value = ask.call.query.shape[-1], ask.call.value.shape[-1]
+    asked = torch_api.CUDNN_FRONTEND_HAS_256 and ask.call.trains and _cudnn_takes_256(ask)
+    if not asked or (ask.at_most(query, 128) and ask.at_most(value, 128)):
+        return None
+    if any(ask.same(query, q) and ask.same(value, v) for q, v in ((192, 128), (256, 256))):
+        return None
+    return f"no backward for head dims {query}, {value}"
+
+
+def _cudnn_takes_256(ask: Question) -> bool:
+    """Whether cuDNN, and the frontend that torch was built with, have heads up to 256."""
+    if not torch_api.CUDNN_FRONTEND_HAS_256:
+        return ask.capability == (9, 0) and ask.cudnn >= (9, 10)
+    first = (9, 25, 1) if ask.capability == (10, 7) else (9, 22, 1)
+    return _sm90_or_sm10x(ask) and ask.cudnn >= first
+
+
+def _sm90_or_sm10x(ask: Question) -> bool:
+    return ask.capability == (9, 0) or ask.capability[0] == 10  # noqa: PLR2004 - Blackwell
+
+
+def cudnn_decodes(ask: Question) -> str | None:
+    """The version is right for a query of length 1 on the device, from torch 2.14 on."""
+    wrong = (9, 19) <= ask.cudnn <= (9, 25, 0) and not (9, 24, 1) <= ask.cudnn < (9, 25)
+    asked = torch_api.CUDNN_MAY_NOT_DECODE and wrong and ask.capability[0] in (10, 11)
+    if not asked or not ask.same(ask.call.query.shape[-2], 1):
+        return None
+    return f"cuDNN {version(ask.cudnn)} is wrong for a query of length 1"
+
+
+def cudnn_gradient(ask: Question) -> str | None:
+    """The version is right for query's gradient on the device, from torch 2.15 on."""
+    call, length = ask.call, ask.call.key.shape[-2]
+    wrong = ask.capability == (9, 0) and ask.cudnn < (9, 26)
+    asked = torch_api.CUDNN_GRADIENT_MAY_OVERFLOW and call.query.requires_grad and not call.causal
+    if not (wrong and asked and ask.same(length % 128, 64)):
+        return None
+    return f"cuDNN {version(ask.cudnn)} may overflow in the gradient for {length} keys"
 
 
 def cudnn_sizes(ask: Question) -> str | None:
@@ -177,13 +226,13 @@ CUDA: dict[str, tuple[Condition, ...]] = {
     ),
     "efficient": (
         *(efficient_is_on, sm50_to_sm121, four_dimensions, efficient_head_dims, aligned_offsets),
-        *(some_positions, dense_last_dimension, equal_batch, equal_heads, efficient_dtype),
+        *(some_positions, dense_last_dimension, equal_batch, efficient_heads, efficient_dtype),
     ),
     "cudnn": (
         *(cudnn_is_there, cudnn_is_on, four_dimensions, cudnn_may_vary, low_precision_dtype),
         *(mask_broadcasts, sm80_to_sm121, cudnn_dropout, some_positions),
         *(dense_or_single_last_dimension, equal_batch, equal_or_dividing_heads),
-        *(cudnn_sizes, cudnn_head_dims),
+        *(cudnn_sizes, cudnn_head_dims, cudnn_backward_head_dims, cudnn_decodes, cudnn_gradient),
     ),
     "math": (math_is_on,),
 }

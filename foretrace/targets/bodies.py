@@ -10,8 +10,10 @@ from typing import Any, TypeAlias
 
 import torch
 
+from foretrace import torch_api
 from foretrace.ir.op import Choice
 from foretrace.targets.attention import ZEROS
+from foretrace.targets.attention_call import BATCHED
 
 aten = torch.ops.aten
 
@@ -36,11 +38,25 @@ def attention_body(choice: Choice) -> Kernel:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        mask = attn_mask if choice.value == ZEROS else _additive(attn_mask, query.dtype)
+        qkv, mask = (query, key, value), attn_mask
+        unbatched = torch_api.UNBATCHED_IS_BATCH_OF_ONE and all(t.ndim == BATCHED - 1 for t in qkv)
+        if unbatched:
+            qkv, mask = _batched(qkv, mask)
+        if choice.value != ZEROS:
+            mask = _additive(mask, query.dtype)
         options = {"dropout": dropout_p, "causal": is_causal, "scale": scale, "gqa": enable_gqa}
-        return kernel((query, key, value), mask=mask, **options)
+        out = kernel(qkv, mask=mask, **options)
+        return aten.squeeze.dim(out, 0) if unbatched else out
 
     return body
+
+
+def _batched(qkv: Operands, mask: torch.Tensor | None) -> tuple[Operands, torch.Tensor | None]:
+    """The operands with a batch of one; the mask with four dimensions."""
+    query, key, value = (aten.unsqueeze.default(tensor, 0) for tensor in qkv)
+    while mask is not None and mask.ndim < BATCHED:
+        mask = aten.unsqueeze.default(mask, 0)
+    return (query, key, value), mask
 
 
 def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:

@@ -22,10 +22,7 @@ Where a device has its own, eager keeps the operator whole; elsewhere it takes i
 """
 
 CUDA_KERNELS = frozenset({"aten::_fused_rms_norm", "aten::mish_backward", "aten::silu_backward"})
-"""Those with a CUDA kernel, read off the dispatcher of the CUDA 13.0 build of torch 2.13.0."""
-
-CUDNN = (9, 20, 0)
-"""The version that the CUDA 13.0 build of torch 2.13.0 pins: nvidia-cudnn-cu13==9.20.0.48."""
+"""Those with a CUDA kernel, read off the dispatchers of CUDA builds of 2.13.0 to 2.15.0."""
 
 KEYS: dict[str, str] = {"cpu": "CPU", "meta": "Meta"}
 """Dispatch keys of the devices that every build has."""
@@ -75,7 +72,8 @@ def target_of(spec: str | Target | None, inputs_device: torch.device) -> Target:
         raise _unknown(name)
     major, minor = int(found[1]), int(found[2])
     device = inputs_device if inputs_device.type == "cuda" else torch.device("cuda", 0)
-    return Target(f"cuda:sm{major}{minor}", device, (major, minor), CUDNN, CUDA_KERNELS)
+    name, cudnn = f"cuda:sm{major}{minor}", torch_api.PINNED_CUDNN
+    return Target(name, device, (major, minor), cudnn, CUDA_KERNELS)
 
 
 def _kernels_here(key: str) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """Bodies call the operators that the C++ of a CUDA build calls; expected lines come from such one.
 
-Recorded on the CUDA 13.0 build of torch 2.13.0, over tensors labelled cuda.
+Recorded on the CUDA 13.0 builds of torch 2.13.0 and 2.14.0 and the 13.2 build of 2.15.0, over
+tensors labelled cuda.
 """
 
 from functools import partial
@@ -36,6 +37,7 @@ def three(operand, **options) -> Call:
     return Call(operand, operand, operand, **options)
 
 
+SINCE_2_14 = torch.__version__ >= "2.14"
 ROWS = [
     (
         "cuda:sm80",
@@ -83,7 +85,11 @@ ROWS = [
     (
         "cuda:sm90",
         Call(dense(2, 4, 8, 8), dense(2, 2, 8, 8), dense(2, 2, 8, 8), gqa=True),
-        ["sdp_attention_math(2x4x8x8, 2x2x8x8, 2x2x8x8, enable_gqa=True)"],
+        [
+            "sdp_efficient_attention(2x4x8x8, 2x2x8x8, 2x2x8x8, None, False)"
+            if SINCE_2_14
+            else "sdp_attention_math(2x4x8x8, 2x2x8x8, 2x2x8x8, enable_gqa=True)"
+        ],
     ),
     (
         "cuda:sm80",
@@ -101,8 +107,87 @@ ROWS = [
     ),
 ]
 
+UNSQUEEZED = ["unsqueeze(3x4x8, 0)"] * 3
+ROWS_SINCE_2_14 = [
+    (
+        "cuda:sm80",
+        three(half(3, 4, 7)),
+        [
+            *["unsqueeze(3x4x7, 0)"] * 3,
+            *["pad(1x3x4x7, [0, 1])"] * 3,
+            "sdp_flash_attention(1x3x4x8, 1x3x4x8, 1x3x4x8, scale=0.3779644730092272)",
+            "slice.Tensor(1x3x4x8, -1, 0, 7)",
+            "squeeze.dim(1x3x4x7, 0)",
+        ],
+    ),
+    (
+        "cuda:sm80",
+        three(dense(3, 4, 8, requires_grad=True), mask=bools(4, 4)),
+        [
+            *UNSQUEEZED,
+            "unsqueeze(4x4, 0)",
+            "unsqueeze(1x4x4, 0)",
+            "scalar_tensor(-inf, dtype=float32)",
+            "where.ScalarSelf(1x1x4x4, 0.0, ())",
+            "pad(1x1x4x4, [0, 4])",
+            "slice.Tensor(1x1x4x8, -1, 0, 4)",
+            "expand(1x1x4x4, [1, 3, 4, 4])",
+            "sdp_efficient_attention(1x3x4x8, 1x3x4x8, 1x3x4x8, 1x3x4x4, True)",
+            "squeeze.dim(1x3x4x8, 0)",
+        ],
+    ),
+    (
+        "cuda:sm80",
+        three(dense(3, 8, 8, offset=2), mask=dense(3, 8, 8)),
+        [
+            *["unsqueeze(3x8x8, 0)"] * 4,
+            "sdp_attention_math(1x3x8x8, 1x3x8x8, 1x3x8x8, 1x3x8x8)",
+            "squeeze.dim(1x3x8x8, 0)",
+        ],
+    ),
+    (
+        "cuda:sm80",
+        Call(half(3, 0, 8), half(3, 4, 8), half(3, 4, 8), mask=bools(4)),
+        [
+            "unsqueeze(3x0x8, 0)",
+            *["unsqueeze(3x4x8, 0)"] * 2,
+            *["unsqueeze(4, 0)", "unsqueeze(1x4, 0)", "unsqueeze(1x1x4, 0)"],
+            "zeros([1, 3, 0, 8], dtype=float16, layout=strided)",
+            *["sum(1x3x4x8)", "sum(1x3x4x8)", "sum(1x3x0x8)"],
+            *["add.Tensor((), ())"] * 2,
+            "mul.Scalar((), 0)",
+            "add.Tensor(1x3x0x8, ())",
+            "squeeze.dim(1x3x0x8, 0)",
+        ],
+    ),
+    (
+        "cuda:sm90",
+        Call(half(4, 16, 8), half(1, 16, 8), half(1, 16, 8)),
+        [
+            *["unsqueeze(4x16x8, 0)", "unsqueeze(1x16x8, 0)", "unsqueeze(1x16x8, 0)"],
+            "sdp_cudnn_attention(1x4x16x8, 1x1x16x8, 1x1x16x8, None, False)",
+            "squeeze.dim(1x4x16x8, 0)",
+        ],
+    ),
+    (
+        "cuda:sm80",
+        Call(dense(2, 4, 16, 8), dense(2, 1, 16, 8), dense(2, 1, 16, 8), mask=bools(16, 16)),
+        [
+            "scalar_tensor(-inf, dtype=float32)",
+            "where.ScalarSelf(16x16, 0.0, ())",
+            "expand(16x16, [2, 4, 16, 16])",
+            "sdp_efficient_attention(2x4x16x8, 2x1x16x8, 2x1x16x8, 2x4x16x16, False)",
+        ],
+    ),
+    (
+        "cuda:sm80",
+        Call(dense(2, 4, 8, 8, requires_grad=True), *[dense(2, 2, 8, 8)] * 2, gqa=True),
+        ["sdp_efficient_attention(2x4x8x8, 2x2x8x8, 2x2x8x8, None, True)"],
+    ),
+]
 
-@pytest.mark.parametrize(("spec", "call", "lines"), ROWS)
+
+@pytest.mark.parametrize(("spec", "call", "lines"), ROWS + ROWS_SINCE_2_14 * SINCE_2_14)
 def test_body_calls_what_cuda_calls(spec, call, lines):
     assert lines_of(call, spec) == lines
 

@@ -87,31 +87,42 @@ def test_switches_are_read():
 
 # ------------------------------------------------------------------------------------------ cuda
 
-RECORDED = Path(__file__).with_name("attention_on_cuda.jsonl")
-"""What the C++ of the CUDA 13.0 build of torch 2.13.0 picked, for made-up calls."""
+RECORDS = ("attention_on_cuda.jsonl", "attention_on_cuda_since_2.14.jsonl")
+"""What the C++ of CUDA builds picked for made-up calls: 13.0 of 2.13.0 and 2.14.0, 13.2 of 2.15.0.
+
+A row has a call and, by torch's version, a letter for each of DEVICES, as LETTERS has them.
+"""
+VERSION = next((v for v in ("2.15", "2.14") if torch.__version__ >= v), "2.13")
+LETTERS = {"f": "flash", "e": "efficient", "c": "cudnn", "m": "math", "0": "zeros", "!": "error"}
+DEVICES = [
+    ((7, 5), (9, 20, 0)),
+    ((8, 0), (9, 20, 0)),
+    ((8, 6), (9, 20, 0)),
+    ((9, 0), (9, 20, 0)),
+    ((9, 0), (9, 12, 0)),
+    ((10, 0), (9, 20, 0)),
+    # not recorded for 2.13
+    ((9, 0), (9, 24, 0)),
+    ((9, 0), (9, 26, 0)),
+    ((10, 0), (9, 24, 0)),
+    ((10, 0), (9, 26, 0)),
+    ((10, 7), (9, 25, 0)),
+    ((12, 0), (9, 26, 0)),
+]
 
 
 def recorded():
-    with RECORDED.open() as lines:
-        return [json.loads(line) for line in lines]
+    for name in RECORDS:
+        rows = map(json.loads, Path(__file__).with_name(name).read_text().splitlines())
+        yield from (row for row in rows if VERSION in row)
 
 
-@pytest.mark.parametrize(
-    ("place", "capability", "cudnn"),
-    [
-        (0, (7, 5), (9, 20, 0)),
-        (1, (8, 0), (9, 20, 0)),
-        (2, (8, 6), (9, 20, 0)),
-        (3, (9, 0), (9, 20, 0)),
-        (4, (9, 0), (9, 12, 0)),
-        (5, (10, 0), (9, 20, 0)),
-    ],
-)
-def test_cuda_agrees_with_recorded_choices(place, capability, cudnn):
-    target = Target("cuda", torch.device("cuda", 0), capability, cudnn)
+@pytest.mark.parametrize("place", range(6 if VERSION == "2.13" else len(DEVICES)))
+def test_cuda_agrees_with_recorded_choices(place):
+    target = Target("cuda", torch.device("cuda", 0), *DEVICES[place])
     for row in recorded():
         call = Call.read(row["call"])
-        assert our_kernel(call, target) == row["kernels"][place], row
+        assert our_kernel(call, target) == LETTERS[row[VERSION][place]], row
 
 
 half = partial(dense, dtype=torch.float16)
@@ -123,13 +134,22 @@ def three(make, *shape, **options) -> Call:
     return Call(make(*shape), make(*shape), make(*shape), **options)
 
 
+SINCE_2_14 = torch.__version__ >= "2.14"
 TABLE = [
     # call, kernel on sm80, kernel on sm90, why not flash on sm80
     (three(half, *QKV), "flash", "cudnn", None),
     (three(bf16, *QKV), "flash", "cudnn", None),
     (three(dense, *QKV), "efficient", "efficient", "dtype float32"),
     (three(partial(dense, dtype=torch.float64), *QKV), "math", "math", "dtype float64"),
-    (three(half, 4, 16, 64), "math", "math", "not all of query, key, value are 4-D: 3, 3, 3"),
+    (
+        three(half, 4, 16, 64),
+        *(
+            ("flash", "cudnn", None)
+            if SINCE_2_14
+            else ("math", "math", "not all of query, key, value are 4-D: 3, 3, 3")
+        ),
+    ),
+    (three(half, 16, 64), "math", "math", "not all of query, key, value are 4-D: 2, 2, 2"),
     (three(half, *QKV, mask=half(16, 16)), "efficient", "cudnn", "it takes no attn_mask"),
     (three(half, *QKV, dropout=0.1), "flash", "flash", None),
     (three(half, *QKV, dropout=0.125), "flash", "cudnn", None),
@@ -146,7 +166,16 @@ TABLE = [
     (Call(half(*QKV), half(2, 2, 16, 64), half(2, 2, 16, 64), gqa=True), "flash", "cudnn", None),
     (
         Call(dense(*QKV), dense(2, 2, 16, 64), dense(2, 2, 16, 64), gqa=True),
-        *("math", "math", "dtype float32"),
+        *(["efficient" if SINCE_2_14 else "math"] * 2),
+        "dtype float32",
+    ),
+    (
+        Call(half(*QKV), half(2, 1, 16, 64), half(2, 1, 16, 64)),
+        *(
+            ("flash", "cudnn", None)
+            if SINCE_2_14
+            else ("math", "math", "numbers of heads differ: 4, 1, 1")
+        ),
     ),
     (
         Call(half(*QKV), half(*QKV), half(2, 4, 16, 32)),
@@ -272,7 +301,9 @@ def test_an_unknown_target_is_refused():
 
 
 def test_targets_by_name():
-    assert str(target_of("cuda", CPU)) == "cuda:sm80 (compute capability 8.0, cuDNN 9.20.0)"
+    pins = {"2.15": "9.26.0", "2.14": "9.24.0", "2.12": "9.20.0", "2.11": "9.19.0"}
+    cudnn = next(pin for since, pin in pins.items() if torch.__version__ >= since)
+    assert str(target_of("cuda", CPU)) == f"cuda:sm80 (compute capability 8.0, cuDNN {cudnn})"
     assert target_of("cuda:sm120", CPU).capability == (12, 0)
     assert target_of(None, META).name == "meta"
     mine = Target("mine", CPU)
