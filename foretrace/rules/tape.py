@@ -5,6 +5,7 @@ value, as in a program.
 """
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -24,6 +25,10 @@ from foretrace.trace.memory import Memory
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.sources import Sources
 
+aten = torch.ops.aten
+
+MOST_RUNS = 64
+"""Equal numbers in a row are one op of a rule; a tensor of more runs than this is refused."""
 LABEL = torch.device("cpu")
 """Stand-ins carry this label, whatever the target: autograd cannot run on a device that is absent,
 and a leaf's formula does not depend on the device."""
@@ -68,12 +73,23 @@ class Tape(Recorder):
         return _no_lift(tensor) if known is None else self.abstract(known)
 
     def _constant(self, tensor: torch.Tensor) -> Abstract:
-        """A number that a user's backward writes or computes with, as an op of the rule."""
-        if tensor.dim() or tensor.is_complex():
-            return _no_lift(tensor)
+        """Numbers that a user's backward writes or computes with, as ops of the rule."""
         options = {"dtype": tensor.dtype, "device": self.device}
-        op = self.call(torch.ops.aten.full.default, ([], tensor.item()), options)
-        return self.abstract(op.outs[0])
+
+        def full(size: list[int], number: Any) -> Value:
+            return self.call(aten.full.default, (size, number), options).outs[0]
+
+        if not (tensor.dim() or tensor.is_complex()):
+            return self.abstract(full([], tensor.item()))
+        runs = [(number, len(list(run))) for number, run in groupby(tensor.flatten().tolist())]
+        if tensor.is_complex() or len(runs) > MOST_RUNS:
+            raise Refusal(
+                f"a backward makes a tensor{list(tensor.shape)} of numbers", kind="no derivative",
+                do=("make it in forward, and save it there", "or make it by torch.arange or full"),
+            )  # fmt: skip
+        parts = [full([length], number) for number, length in runs] or [full([0], 0)]
+        (flat,) = parts if len(parts) == 1 else self.call(aten.cat.default, (parts,)).outs
+        return self.abstract(self.call(aten.view.default, (flat, list(tensor.shape))).outs[0])
 
     def grad_mode(self) -> bool:
         """The rule itself is not differentiated."""

@@ -140,6 +140,7 @@ from foretrace.torch_api.tensors import (
     submodule_table as submodule_table,
     suggested_strides as suggested_strides,
     tensor_tables as tensor_tables,
+    unreadable as unreadable,
 )
 from foretrace.torch_api.versions import (
     CUDNN_FRONTEND_HAS_256 as CUDNN_FRONTEND_HAS_256,

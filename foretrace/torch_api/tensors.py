@@ -27,6 +27,15 @@ iterated_strides: Callable[..., tuple[Any, ...]] = compute_elementwise_output_st
 make_wrapper: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass
 
 
+def unreadable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, of which C++ that asks where its memory is gets an error, and not nowhere.
+
+    TorchScript's `torch.tensor([...])` writes there.
+    """
+    _C._set_throw_on_mutable_data_ptr(tensor)
+    return tensor
+
+
 def tensor_tables(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """A module's own parameters and buffers by name: `_parameters` and `_buffers`, to write to.
 

@@ -343,8 +343,8 @@ class Types:
 
     def _prototype(self, type: TensorType) -> torch.Tensor:
         number = self.symbols.number
-        return torch_api.make_wrapper(
+        return torch_api.unreadable(torch_api.make_wrapper(
             Abstract, tuple(map(number, type.shape)), strides=tuple(map(number, type.stride)),
             storage_offset=number(type.offset), dtype=type.dtype, device=type.device,
             storage_size=0,  # nothing lies in it; to find how much would, sympy takes 0.3 ms
-        )  # fmt: skip
+        ))  # fmt: skip

@@ -307,7 +307,10 @@ def _viewed_again(
         base = current(alias.parent, recorder, content=content or not step.followed)
     with torch.inference_mode(mode=False), torch.set_grad_enabled(grad):
         if not anew:
-            return recorder.call(step.func, *step.of(base), grad=grad).outs[step.position]
+            again = recorder.call(step.func, *step.of(base), grad=grad).outs[step.position]
+            if step.followed and not (grad or history.based):
+                again.type = again.type.with_grad(False)
+            return again
         offset = base.type.offset + sum(m.distance for m in path) // base.type.dtype.itemsize
         layout = (list(like.shape), list(like.stride), offset)
         return recorder.call(AS_STRIDED, (base, *layout), grad=grad).outs[0]

@@ -1,5 +1,6 @@
 """Where eager's backward refuses what it reads, or its forward what is written: so do we."""
 
+import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -288,6 +289,23 @@ def test_a_backward_that_begins_at_a_view_without_a_history() -> None:
         program.cut("joint", loss=0)
     with pytest.raises(foretrace.Refusal, match="taken under no_grad"):
         foretrace.export(as_module(loose), (leaf,))
+
+
+def test_a_view_under_no_grad_has_it_of_the_base_of_all_after_a_write_unseen() -> None:
+    def program(x: Tensor) -> tuple[Any, ...]:
+        view = x[0]
+        x.data.add_(1)
+        x.unsafe_chunk(2)[0].mul_(2)
+        return view, view.requires_grad, view * 2, x.data[1]
+
+    for backend, of_itself in itertools.product(("eager", passing), (True, False)):
+        compiled = foretrace.compile(program, backend=backend)
+        for ways in (program, compiled):
+            x = torch.randn(3, 4).requires_grad_() if of_itself else torch.randn(4, 3).t()
+            with torch.no_grad():
+                view, told, *others = ways(x.requires_grad_())
+            assert (view.requires_grad, told) == (of_itself, of_itself)
+            assert not any(each.requires_grad for each in others)
 
 
 def behind_a_leaf(x: Tensor) -> Tensor:
