@@ -251,6 +251,21 @@ def module_of(root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str
     return fx.GraphModule(root, graph, class_name=name)
 
 
+def interpretable(module: fx.GraphModule) -> fx.GraphModule:
+    """The module with numbers in its graph that operators take: of complex ones, no subclass.
+
+    Its code, which stays as it is, reads them to the last bit.
+    """
+    for node in module.graph.nodes:
+        if any(type(leaf) is Complex for leaf in torch_api.tree_leaves((node.args, node.kwargs))):
+            node.args, node.kwargs = map_tree((node.args, node.kwargs), _plain)
+    return module
+
+
+def _plain(leaf: Any) -> Any:
+    return complex(leaf) if type(leaf) is Complex else leaf
+
+
 def emit_flat(emitter: Emitter, op: Op) -> None:
     """Emit an op of a kept op's body, opened to its leaves."""
     if op.region is None and op.definition is None:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from foretrace.errors import Refusal
-from foretrace.ir.fx import to_fx
+from foretrace.ir.fx import interpretable, to_fx
 from foretrace.ir.program import Graph, Input, Recorded
 from foretrace.ir.types import Arrived
 from foretrace.passes.cut import Level, differentiated, forward_graph
@@ -129,7 +129,7 @@ class ByBackend:
         return pair, forward, partial(pair.strides) if pair.open else None, partial
 
     def _compiled(self, graph: Graph, recorded: Recorded, semantics: TargetSemantics) -> Flat:
-        module = to_fx(graph, recorded.symbols, semantics.inference.mode, needs)
+        module = interpretable(to_fx(graph, recorded.symbols, semantics.inference.mode, needs))
         examples = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
         found = self.compile(module, examples)
         if not callable(found):

@@ -17,7 +17,7 @@ from torch import fx
 
 from foretrace import torch_api
 from foretrace.ir.arrange import Slot, arranged, as_attributes
-from foretrace.ir.fx import to_fx
+from foretrace.ir.fx import interpretable, to_fx
 from foretrace.ir.program import Graph, Input, Output, Role, size_input
 from foretrace.passes.live import needs
 from foretrace.passes.partition import Pair, Saved
@@ -82,7 +82,7 @@ class TorchHalves:
         order = sorted(range(len(graph.outputs)), key=lambda i: _rank(graph.outputs[i]))
         places = _given(graph)
         slots = [Slot(name(n), i) for n, i in enumerate(places)]
-        module = arranged(self._fx(graph), slots, order, held_inputs(graph))
+        module = interpretable(arranged(self._fx(graph), slots, order, held_inputs(graph)))
         module.meta[RESULTS] = sum(output.role.kind != "saved" for output in graph.outputs)
         return Half(module, tuple(places), _inverse(order))
 
@@ -104,7 +104,8 @@ class TorchHalves:
         order += [i for i, yes in enumerate(there, start=count) if yes]
         names += [f"tangents_{n}" for n in range(1, total - count + 1)]
         outputs, places = _gradients(pair, graph)
-        module = arranged(self._fx(graph), [Slot(names[i], i) for i in order], outputs, {})
+        slots = [Slot(names[i], i) for i in order]
+        module = interpretable(arranged(self._fx(graph), slots, outputs, {}))
         return Half(module, tuple(order), places)
 
     def _fx(self, graph: Graph) -> fx.GraphModule:

@@ -246,3 +246,23 @@ def test_a_backward_for_some_outputs_spells_sizes_as_they_are_known() -> None:
         expected[0] = weights[0]
         assert x.grad is not None
         assert torch.equal(x.grad, expected)
+
+
+def interpreting(module: torch.fx.GraphModule, inputs: object) -> Any:
+    return lambda *args: torch.fx.Interpreter(module).run(*args)
+
+
+@pytest.mark.parametrize("backend", [interpreting, "aot_eager", lambda module, inputs: module])
+def test_complex_numbers_are_the_same_for_what_interprets_and_for_what_runs_code(backend: Any):
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.full([3], -1j) + complex(-0.0, 2.0) * x - 1j * x.exp()
+
+    x, tangent = torch.tensor([-0.0, 1.5, -2.0]), torch.tensor([1j, -1j, 2.0])
+    compiled = foretrace.compile(program, backend=backend)
+    for left, right in zip(*(
+        (out := fn(leaf := x.clone().requires_grad_()), *torch.autograd.grad(out, leaf, tangent))
+        for fn in (program, compiled)
+    ), strict=True):  # fmt: skip
+        assert left.dtype == right.dtype
+        one, other = (t.detach().resolve_conj().view(torch.int32) for t in (left, right))
+        assert torch.equal(one, other)
