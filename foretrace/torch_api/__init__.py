@@ -83,6 +83,7 @@ from foretrace.torch_api.inductor import (
 from foretrace.torch_api.patches import (
     PLACES as PLACES,
     as_written as as_written,
+    checkpoint_call as checkpoint_call,
     engine as engine,
     exporting as exporting,
     replaced as replaced,

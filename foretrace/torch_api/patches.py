@@ -1,5 +1,6 @@
 """Functions of torch that are replaced while a program is captured."""
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -103,6 +104,12 @@ def engine() -> Callable[..., Any]:
     return found
 
 
+# `torch.utils.checkpoint.checkpoint` runs it up to its one yield, then the function, then on.
+CHECKPOINT = "_checkpoint_without_reentrant_generator"
+if hasattr(torch.utils.checkpoint, CHECKPOINT + "_impl"):  # from torch 2.14 on
+    CHECKPOINT += "_impl"
+SIGNATURE = inspect.signature(getattr(torch.utils.checkpoint, CHECKPOINT))
+
 PLACES: dict[str, tuple[Any, str]] = {
     # `torch.autograd.grad` and `backward` look their way into the engine up here
     "engine": (torch.autograd, "_engine_run_backward"),
@@ -127,10 +134,20 @@ PLACES: dict[str, tuple[Any, str]] = {
     # `nn.LSTM` asks it of its weights before it gives them new memory; `torch.backends.cudnn` is a
     # module that looks its functions up in another
     "cudnn": (vars(torch.backends.cudnn)["m"], "is_acceptable"),
-    # `torch.utils.checkpoint.checkpoint` runs it up to its one yield, then the function, then on
-    "checkpoint": (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator"),
+    "checkpoint": (torch.utils.checkpoint, CHECKPOINT),
 }
 """Functions of torch that are replaced while a program is captured, and where they stand."""
+
+
+def checkpoint_call(args: Any, kwargs: Any) -> tuple[Any, Callable[[], Any], tuple[Any, ...]]:
+    """What a checkpoint is given: a function, what makes its contexts, and its arguments.
+
+    They are arguments of their own until torch 2.13, and one tuple from 2.14 on.
+    """
+    given = SIGNATURE.bind(*args, **kwargs)
+    given.apply_defaults()
+    function, *_ = given.arguments.values()
+    return function, given.arguments["context_fn"], given.arguments["args"]
 
 
 def selective_policy(context: Any) -> Callable[..., Any] | None:

@@ -52,11 +52,9 @@ class Checkpoints:
         self.recorder = recorder
         self.read: list[tuple[Checkpoint, Frame | None, list[Place]]] = []
 
-    def around(
-        self, fn: Any, preserve_rng_state: bool, context_fn: Callable[[], Any], determinism: str,
-        debug: bool, early_stop: bool, *args: Any, **_: Any,
-    ) -> Iterator[None]:  # fmt: skip
+    def around(self, *given_args: Any, **given_kwargs: Any) -> Iterator[None]:
         """What is run around a function; the outermost of nested regions makes all inside again."""
+        fn, context_fn, args = torch_api.checkpoint_call(given_args, given_kwargs)
         recorder = self.recorder
         outer, (context, _again) = recorder.checkpoint, context_fn()
         saves = torch_api.selective_policy(context)
