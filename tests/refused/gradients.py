@@ -849,3 +849,40 @@ def views_what_is_detached(w: Tensor) -> Tensor:
 refuses("in-place on view", "trace/lost_views.py:of_detached",
         captures(uses_a_view_of_a_detached, W), uses_a_view_of_a_detached,
         trained(views_what_is_detached, W))  # fmt: skip
+
+
+class Turns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        return w * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return (grad * torch.tensor([2j])).imag  # here
+
+
+class TurnsBack(Turns):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return (grad * torch.full((1,), 2j)).imag
+
+
+class KeepsTurn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.tensor([2j]))
+        return w * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (turn,) = ctx.saved_tensors
+        return (grad * turn).imag
+
+
+def turns(w: Tensor) -> Tensor:
+    return Turns.apply(w).sum()
+
+
+refuses("no derivative", "rules/tape.py:_constant", cuts(turns, W, loss=0), Turns.backward,
+        trained(lambda w: TurnsBack.apply(w).sum(), W),
+        trained(lambda w: KeepsTurn.apply(w).sum(), W))  # fmt: skip

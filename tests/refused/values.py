@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
 from tests.refused.registry import (
+    EXCUSED,
     captured,
     captures,
     compiled,
@@ -133,10 +134,14 @@ def divides_by_numbers(x: Tensor) -> list[Tensor]:
     return [y]
 
 
-refuses(
-    "data-dependent", "rules/infer.py:_reads_numbers", captures(divides_by_a_tensor_of_numbers, X),
-    divides_by_a_tensor_of_numbers, captured(divides_by_numbers, X),
-)  # fmt: skip
+if torch.__version__ < "2.15":  # whose kernel reads them as it runs
+    refuses(
+        "data-dependent", "rules/infer.py:_reads_numbers",
+        captures(divides_by_a_tensor_of_numbers, X),
+        divides_by_a_tensor_of_numbers, captured(divides_by_numbers, X),
+    )  # fmt: skip
+else:
+    EXCUSED["rules/infer.py:_reads_numbers"] = "no operator of torch 2.15 is known to come there"
 
 
 def leaves_for_numpy(x: Tensor) -> Tensor:
