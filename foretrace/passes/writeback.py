@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.ir.bare import called_in
 from foretrace.ir.op import Op, Origin, Tree, Value, values_in
 from foretrace.ir.program import Mutation, Output, Recorded
 from foretrace.ir.types import TensorType
@@ -47,6 +48,7 @@ def with_writes(recorded: Recorded, ops: Iterable[Op], unseen: Container[Value])
     _check_bound(recorded)
     _check_data(recorded, unseen)
     _check_loose(recorded)
+    _check_history(recorded)
     check_begins(recorded)
     kept = spelling.of_old(list(spelling.apart(ops)))
     inside = [m for m in recorded.mutations if spelling.inside(m)]
@@ -196,6 +198,30 @@ def _check_loose(recorded: Recorded) -> None:
             )  # fmt: skip
 
 
+def _check_history(recorded: Recorded) -> None:
+    """Refuse to read under no_grad a buffer that a call before has given a history.
+
+    What is unfollowed in the run would be followed then, as nothing checks the file's buffers.
+    """
+    given = {
+        recorded.inputs[m.index].value
+        for m in recorded.mutations
+        if recorded.writes_followed(m) and recorded.inputs[m.index].role.kind == "buffer"
+    }
+    read = {value for value in given if not value.type.requires_grad}
+    for op in called_in(recorded.ops) if read else ():
+        if read.isdisjoint(op.operands):
+            continue
+        read.update(op.outs)
+        if not op.origin.grad_mode and any(out.type.differentiable for out in op.outs):
+            raise Refusal(
+                "the program reads under no_grad a buffer to which it writes what autograd follows:"
+                " from the second call on it would have a history, and no file tells",
+                kind="followed write", at=op.origin.frame,
+                do=("write a detached value", "foretrace.capture(...).cut('export') checks it"),
+            )  # fmt: skip
+
+
 def check_begins(recorded: Recorded) -> None:
     """Refuse a graph that relies on where an argument begins in memory.
 
@@ -221,7 +247,11 @@ def _check_bound(recorded: Recorded) -> None:
         if mutation.rebound and not item.value.type.same_layout(mutation.value.type):
             raise Refusal(
                 f"the program binds the {item.role} to a tensor of another type:"
-                f" {mutation.value.type!r}, it was {item.value.type!r}",
+                f" {_laid_out(mutation.value.type)}, it was {_laid_out(item.value.type)}",
                 kind="side effect", at=recorded.made_at(mutation.value),
                 do="keep its type, or return the tensor and assign it outside",
             )  # fmt: skip
+
+
+def _laid_out(type: TensorType) -> str:
+    return f"{type!r} with strides {list(type.stride)}"

@@ -237,6 +237,38 @@ refuses(
 )  # fmt: skip
 
 
+class ReadsWhatHasAHistory(nn.Module):
+    """From the second call on, the buffer requires grad, and so would what reads it in a file."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(8))
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            noise = self.scale.sigmoid()  # here
+        self.scale.mul_(self.w)
+        return x * noise
+
+
+class ReadsWhatHasNone(ReadsWhatHasAHistory):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            noise = self.scale.sigmoid()
+        self.scale.mul_(self.w.detach())
+        return x * noise
+
+
+refuses(
+    "followed write", "passes/writeback.py:_check_history", exports(ReadsWhatHasAHistory(), X),
+    ReadsWhatHasAHistory.forward, exported(ReadsWhatHasNone(), X),
+    captured(ReadsWhatHasAHistory(), X),
+)  # fmt: skip
+
+
 def reshapes(x: Tensor) -> Tensor:
     return x.t_() * 2  # here
 
