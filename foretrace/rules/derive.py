@@ -23,6 +23,7 @@ from foretrace.rules.schemas import schema_of
 from foretrace.rules.sparse import no_derivative, reads_sparse
 from foretrace.rules.table import BackwardCall, Registered, RuleTable, fitted
 from foretrace.rules.tape import (
+    RULE,
     FormulaSemantics,
     Tape,
     current_value,
@@ -231,7 +232,10 @@ class Derivatives:
             tape.main = func
             result = func(*real[0], **real[1])
         if tape.results is None:
-            raise Refusal(f"no derivative: {func} is taken apart on this build", kind="opened")
+            raise Refusal(
+                f"no derivative: the kernel that {func} has for autograd calls other operators",
+                kind="no derivative", do=(RULE[0], "or call what it calls"),
+            )  # fmt: skip
         return _Forward(tape, operands, edges, tensors_in(result))
 
     def _history(self, tensor: Abstract, value: Value) -> Abstract:

@@ -11,6 +11,7 @@ import foretrace
 from tests.refused.registry import (
     Calls,
     captured,
+    captures,
     compiled,
     cuts,
     exported,
@@ -491,3 +492,22 @@ def doubles(x: Tensor) -> Tensor:  # here
 refuses("wrong backend", "runtime/paired.py:_compiled",
         lambda: foretrace.compile(doubles, backend=lambda graph, inputs: 3)(X), doubles,
         compiled(doubles, X, backend=lambda graph, inputs: graph))  # fmt: skip
+
+
+LIBRARY.define("apart(Tensor x) -> Tensor")
+LIBRARY.define("apart_with_a_rule(Tensor x) -> Tensor")
+for name in ("apart", "apart_with_a_rule"):
+    for key in ("CPU", "AutogradCPU"):
+        LIBRARY.impl(name, lambda x: x * 2, key)
+    torch.library.register_fake(f"foretrace_refused_rules::{name}", torch.empty_like, lib=LIBRARY)
+foretrace.rule(ours.apart_with_a_rule.default, backward=lambda call: call.gradient * 2)
+
+
+def is_taken_apart_by_autograd(w: Tensor) -> Tensor:
+    out: Tensor = ours.apart(w)  # here
+    return out.sum()
+
+
+refuses("no derivative", "rules/derive.py:_forward", captures(is_taken_apart_by_autograd, W),
+        is_taken_apart_by_autograd, trained(lambda w: ours.apart_with_a_rule(w).sum(), W),
+        trained(lambda w: (w * 2).sum(), W))  # fmt: skip

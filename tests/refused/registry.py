@@ -54,7 +54,6 @@ EXCUSED: dict[str, str] = {
     "symbols/shapes.py:wrong_shapes": "a wrong call",
     "targets/profile.py:_unknown": "a wrong call",
     "trace/calls.py:submodule_calls": "a wrong call",
-    "rules/derive.py:_forward": "caught where the operator is opened",
     "runtime/flat.py:_broken": "only a caller that is not torch.compile comes there",
     "runtime/compiled.py:_check": "behind Dynamo, in a backward",
     "symbols/foreign.py:_check_backed": "behind Dynamo: tests/cpu/test_dynamo.py",
