@@ -82,10 +82,12 @@ def _refusal(tensor: Abstract, recorded: Recorded, lines: Lines) -> Refusal:
     kind = tensor.ft_value.type if tensor.ft_value is not None else "stale"
     where = f"in {name}, " if name else ""
     stored = lines.binding(name, content=True) if name else None
+    calls = any(isinstance(op.target, FunctionCall) for op in _every(recorded.ops))
+    in_ctx = ("or, in an autograd.Function: in ctx itself, and in no object there",) * calls
     return Refusal(
         f"the program stores a tensor, {kind}, {where}where it outlives the call",
         kind="side effect", at=stored or (maker.origin.frame if maker is not None else None),
-        do=("return the tensor, or register it as a buffer", FIRST_CALL),
+        do=("return the tensor, or register it as a buffer", FIRST_CALL, *in_ctx),
     )  # fmt: skip
 
 

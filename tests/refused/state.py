@@ -18,6 +18,7 @@ from tests.refused.registry import (
     once_before,
     refuses,
     same,
+    trained,
 )
 
 X = torch.randn(6, 8)
@@ -126,6 +127,42 @@ def looks_up(x: Tensor) -> Tensor:
 
 refuses("side effect", ESCAPED, captures(keeps, X), keeps, captured(returns, X),
         once_before(looks_up, X))  # fmt: skip
+
+
+class Notes:
+    """What a Function may put into ctx."""
+
+
+class KeepsInAnObject(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.notes = Notes()
+        ctx.notes.sine = x.sin()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.notes.sine
+
+
+class KeepsInCtx(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.sine = x.sin()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.sine
+
+
+def keeps_in_an_object(x: Tensor) -> Tensor:
+    return KeepsInAnObject.apply(x).sum()  # here
+
+
+refuses("side effect", ESCAPED, captures(keeps_in_an_object, HALF), keeps_in_an_object,
+        captured(returns, X), once_before(looks_up, X),
+        trained(lambda x: KeepsInCtx.apply(x).sum(), HALF))  # fmt: skip
 
 
 @functools.cache
