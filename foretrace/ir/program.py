@@ -313,6 +313,8 @@ class Requirements:
     """inputs whose `.grad` the program set to None"""
     changed: list[Any] = field(default_factory=list)
     """what the run did to Python state (`trace.outside.Change`), if it was watched"""
+    stored: list[Any] = field(default_factory=list)
+    """weak references to tensors of the run that it has put there, until that is refused"""
 
 
 @dataclass(slots=True, eq=False)

@@ -24,6 +24,9 @@ from foretrace.trace.kept import attributes_of
 from foretrace.trace.lines import Lines
 from foretrace.trace.sources import function_of
 
+METHODS = (staticmethod, classmethod, types.FunctionType)
+"""What a Function made inside may close over a tensor with; one from outside keeps no tensor"""
+
 
 class Stranded:
     """In the place of the alias of a tensor whose capture has ended."""
@@ -71,6 +74,7 @@ def _stored(types: Types, recorded: Recorded) -> list[Abstract]:
     """The living tensors that the record itself does not hold."""
     living = types.living()
     ours = {id(each) for each in _needed(recorded)} if living else set()
+    ours -= {id(tensor()) for tensor in recorded.requires.stored}
     return [tensor for tensor in living if id(tensor) not in ours]
 
 
@@ -136,8 +140,10 @@ def held_before(function: type[Function], args: Any) -> bool:
 
 
 def _inside(item: Any) -> Iterable[Any]:
-    if isinstance(item, Context) or (isinstance(item, type) and issubclass(item, Function)):
+    if isinstance(item, Context):
         return list(vars(item).values())
+    if isinstance(item, type) and issubclass(item, Function):
+        return [each for each in vars(item).values() if isinstance(each, METHODS)]
     if isinstance(item, (staticmethod, classmethod)):
         return (item.__func__,)
     if isinstance(item, types.FunctionType):

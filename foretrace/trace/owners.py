@@ -283,7 +283,9 @@ def watched(
     finally:
         changes = outside.changes() if outside is not None else []
         # one that keeps an abstract tensor stays as it is, for `escaped` to find
-        changes = [each for each in changes if not [*abstract_in([each.place.now])]]
+        keeps = [[*abstract_in([each.place.now])] for each in changes]
+        requires.stored = [weakref.ref(tensor) for found in keeps for tensor in found]
+        changes = [each for each, found in zip(changes, keeps, strict=True) if not found]
         every = [*changes, *loan.changes(), *_arguments_changed(given, form, call)]
         requires.changed = [located(change, lines) for change in every]
         for change in changes:  # the modules' own are undone with the loan

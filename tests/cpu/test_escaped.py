@@ -171,3 +171,50 @@ def test_a_function_may_close_over_a_tensor() -> None:
         return result.sum()
 
     same_as_eager(program, (torch.rand(4, requires_grad=True),), cuts=("joint",))
+
+
+LEFT: list[Tensor] = []
+
+
+class Leaves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.all = LEFT
+        LEFT.append(x.sin())
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.all[0]
+
+
+class LeavesOneOfItsOwn(Leaves):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        sine = x.sin()
+        LEFT.append(sine)
+        ctx.all = [sine]
+        return x * 2
+
+
+class LeavesInTheClass(Leaves):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        LeavesInTheClass.sine = x.sin()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * LeavesInTheClass.sine
+
+
+@pytest.mark.parametrize("kind", [Leaves, LeavesOneOfItsOwn, LeavesInTheClass])
+def test_what_a_function_leaves_outside_is_found_though_it_has_it_too(kind: Any) -> None:
+    x = torch.rand(3, requires_grad=True)
+    try:
+        refusal = refusal_of(foretrace.capture, lambda x: kind.apply(x).sum(), (x,))
+        assert refusal.kind == "side effect"
+    finally:
+        LEFT.clear()
+        if "sine" in vars(kind):
+            del kind.sine
