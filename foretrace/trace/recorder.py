@@ -33,7 +33,7 @@ from foretrace.trace.alias import Alias, Held, alias_of, current, link
 from foretrace.trace.casts import Casts
 from foretrace.trace.learn import casting_inside, learn
 from foretrace.trace.made_leaves import LEAF, REQUIRES_GRAD
-from foretrace.trace.meaning import Given, Meaning, Semantics, fill
+from foretrace.trace.meaning import Given, Meaning, Semantics, Share, fill
 from foretrace.trace.memory import Memory
 from foretrace.trace.offsets import FROM_START, in_graph, placed
 from foretrace.trace.reading import Call, key_of
@@ -311,8 +311,10 @@ class Recorder(torch_api.TorchDispatchMode):
     def _abstract(self, op: Op, meaning: Meaning, tensors: list[Abstract]) -> Any:
         """What the caller gets: an abstract tensor for each new value."""
         new = [self.abstract(out) for out in op.outs]
+        alone = self.inference and op.target is torch.ops.aten.view.dtype  # no view of autograd's
         for position, operand, share in meaning.views:
-            link(new[position], tensors[operand], op, position, self.grad_mode(), share)
+            seen = Share.MEMORY if alone else share
+            link(new[position], tensors[operand], op, position, self.grad_mode(), seen)
             if self.overwritten:
                 placed(self, new[position])
         if type(meaning.result) is TensorType:

@@ -508,3 +508,13 @@ def parameter_returned_after_a_write_unseen() -> nn.Module:
             return x @ self.w, self.w, self.w.sin(), F.linear(x, self.w, self.w[0])
 
     return Scaled()
+
+
+@program(t(3, 3))
+def another_dtype_written_in_inference_mode(x: Tensor) -> Tensor:
+    """What the mode gives then is no view: the write is not counted, and a backward reads it."""
+    y = x * 1
+    z = y @ y
+    with torch.inference_mode():
+        y.view(torch.int32).add_(1)
+    return z
