@@ -106,8 +106,7 @@ def engine() -> Callable[..., Any]:
 
 # `torch.utils.checkpoint.checkpoint` runs it up to its one yield, then the function, then on.
 CHECKPOINT = "_checkpoint_without_reentrant_generator"
-if hasattr(torch.utils.checkpoint, CHECKPOINT + "_impl"):  # from torch 2.14 on
-    CHECKPOINT += "_impl"
+CHECKPOINT += "_impl" * hasattr(torch.utils.checkpoint, CHECKPOINT + "_impl")  # from torch 2.14 on
 SIGNATURE = inspect.signature(getattr(torch.utils.checkpoint, CHECKPOINT))
 
 PLACES: dict[str, tuple[Any, str]] = {
