@@ -22,7 +22,7 @@ from foretrace.ir.op import (
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
 from foretrace.ir.types import Arrived, TensorType
 from foretrace.passes.differentiate import Differentiation
-from foretrace.passes.history import UNSEEN, History, left_in_memory, unmarked, with_history
+from foretrace.passes.history import History, left_in_memory, unmarked, with_history
 from foretrace.passes.live import live, values_of, with_saved, without_unread
 from foretrace.passes.saved_over import SavedOver, saved_over
 from foretrace.passes.select import Selector, selects
@@ -156,7 +156,7 @@ def _trainable(
     history = replace(history, visible=_visible(flat, results))
     ops = list(flatten(with_history(flat, history), level))
     ops = list(over.apart(ops)) if over.reshaped else ops
-    ops, copies = uses_apart(ops, returned(recorded), UNSEEN)
+    ops, copies = uses_apart(ops, returned(recorded))
     for value in (*over.left, *copies):
         if (found := over.left.get(copies.get(value, value))) is not None:
             ops += left_in_memory(value, *found)

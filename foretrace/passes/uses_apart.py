@@ -11,6 +11,7 @@ import torch
 
 from foretrace.ir.op import Op, Value, map_values, values_in
 from foretrace.ir.program import Recorded
+from foretrace.passes.history import UNSEEN
 from foretrace.passes.history_ops import called, copied, renamed
 
 aten = torch.ops.aten
@@ -25,22 +26,19 @@ def returned(recorded: Recorded) -> set[Value]:
     return {value for value in values if value.type.requires_grad}
 
 
-def uses_apart(
-    ops: Iterable[Op], given: Collection[Value], unseen: str
-) -> tuple[list[Op], dict[Value, Value]]:
+def uses_apart(ops: Iterable[Op], given: Collection[Value]) -> tuple[list[Op], dict[Value, Value]]:
     """The ops, where each use of a copy of `given` but the first is of another copy; these copies.
 
     Args:
         ops: those of a forward cut with its history.
         given: see `returned`.
-        unseen: why a copy is there that stands for new content.
     """
     stands, used = dict[Value, Value](), set[Value]()
     apart, copies = list[Op](), dict[Value, Value]()
     if not given:
         return list(ops), copies
     for op in ops:
-        old = _overwritten(op, unseen)
+        old = _overwritten(op)
         if old is not None and (root := stands.get(old, old)) in given:
             stands[op.outs[0]] = root
             apart.append(renamed(op, {old: root}))
@@ -63,9 +61,9 @@ def uses_apart(
     return apart, copies
 
 
-def _overwritten(op: Op, unseen: str) -> Value | None:
+def _overwritten(op: Op) -> Value | None:
     """What a copy is of that stands for it with new content, and has its history."""
-    made = op.choice is not None and op.choice.reason == unseen and op.outs[0].type.requires_grad
+    made = op.choice is not None and op.choice.reason == UNSEEN and op.outs[0].type.requires_grad
     return op.operands[-1] if made else None
 
 

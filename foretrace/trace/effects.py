@@ -196,8 +196,8 @@ def _reached(recorder: Records, owner: Alias, part: TensorType | None) -> Iterat
 def _be_followed(tensor: Abstract, member: Alias, owner: Alias) -> None:
     """A tensor that autograd did not follow is one that it does, if its history is the owner's."""
     history, path = member.up_to_history()
-    same = history is owner.up_to_history()[0]
-    same = same and (history.based or not any(each.loose for each in path))
+    unbased = not history.based and any(each.loose for each in path)
+    same = history is owner.up_to_history()[0] and not unbased
     if same and tensor.dtype.is_floating_point | tensor.dtype.is_complex:
         tensor.ft_leaf = tensor.ft_leaf and bool(FLAG(tensor))  # as it was before the write
         follow(tensor, requires_grad=True)

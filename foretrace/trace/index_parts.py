@@ -23,6 +23,7 @@ LONG_SEQUENCE = 32
 """A sequence from this length on is one index, as NumPy once had it."""
 ON_HOST = (torch.device("cpu"), torch.device("cuda"))
 """Devices, without a number, for which the binding fills the index of a bool itself."""
+MASKS = (torch.bool, torch.uint8)
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -66,7 +67,7 @@ class Walk:
         kept = self.on_device and _stays(index, self.tensor)
         if kept or index.dim() > 0 or index.dtype.is_floating_point or index.dtype.is_complex:
             self.collect(index)
-        elif index.dtype in (torch.bool, torch.uint8):
+        elif index.dtype in MASKS:
             self.result = aten.unsqueeze.default(self.result, self.dim)
             self.collect(_bool_index(bool(aten.item.default(index)), self.tensor.device))
         else:
@@ -82,7 +83,7 @@ class Walk:
         """Let a tensor index the dimension; a mask takes as many as it has."""
         self.indices = self.indices or [None] * self.dim
         self.indices.append(index)
-        self.dim += index.dim() if index.dtype in (torch.bool, torch.uint8) else 1
+        self.dim += index.dim() if index.dtype in MASKS else 1
 
 
 def _stays(index: torch.Tensor, tensor: torch.Tensor) -> bool:
@@ -159,7 +160,7 @@ def within(number: int) -> int:
 def _dims_taken(part: Any) -> int:
     """Dimensions of the tensor that a part of the index speaks of."""
     if isinstance(part, torch.Tensor):
-        return part.dim() if part.dtype in (torch.bool, torch.uint8) else 1
+        return part.dim() if part.dtype in MASKS else 1
     return 0 if part is None or part is Ellipsis or isinstance(part, bool) else 1
 
 
@@ -250,7 +251,7 @@ def _index_tensor(sequence: Any, device: torch.device) -> torch.Tensor:
 
 
 def _index_dtype(dtype: torch.dtype) -> torch.dtype:
-    return dtype if dtype in (torch.bool, torch.uint8) else torch.int64
+    return dtype if dtype in MASKS else torch.int64
 
 
 def _known(item: Any) -> Any:

@@ -14,6 +14,7 @@ import torch
 from foretrace import torch_api
 from foretrace.trace.index_binding import fills
 from foretrace.trace.index_parts import (
+    MASKS,
     Walk,
     integer,
     is_integer,
@@ -28,7 +29,6 @@ from foretrace.trace.index_parts import (
 aten = torch.ops.aten
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-MASKS = (torch.bool, torch.uint8)
 
 
 class Indexing:
