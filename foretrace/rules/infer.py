@@ -124,7 +124,13 @@ class Inference:
         plain = lasts(key) and not symbols_of(key) and not reads_sparse((args, kwargs))
         found = self._kernels.ask(func, args, kwargs) if plain else None
         found = as_eager(func, args, found or self._run(func, args, kwargs))
-        return self.of_cpu.laid_out(func, (args, kwargs), found)
+        call, found = map_tree(((args, kwargs), found), self._settled)
+        return self.of_cpu.laid_out(func, call, found)
+
+    def _settled(self, leaf: Any) -> Any:
+        if not isinstance(leaf, TensorType) or not leaf.symbols:
+            return leaf
+        return leaf.but(shape=tuple(map(self.symbols.settled, leaf.shape)))
 
     def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False) -> Tree:
         ask: Once = partial(self._once, after=after)

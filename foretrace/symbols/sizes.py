@@ -168,6 +168,12 @@ class Symbols:
         """Every condition so far, whoever checks it."""
         return [guard.expr for guard in self.env.guards] if self.env else []
 
+    def settled(self, size: Size) -> Size:
+        """None or one as a number where the guards say so: strides of such sizes tell nothing."""
+        if isinstance(size, (int, sympy.Symbol)) or (hint := self.hint(size)) > 1:
+            return size
+        return hint if sympy.Eq(size, hint) in self.asked() else plain(self.simplify(size))
+
     def equal(self, one: Size, other: Size) -> bool:
         """Whether two sizes are the same, by what the guards say."""
         both = (self.simplify(sympy.sympify(size)) for size in (one, other))

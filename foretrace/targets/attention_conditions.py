@@ -14,14 +14,10 @@ from foretrace.errors import Refusal
 from foretrace.targets.attention_call import Condition, Question
 
 
-def flash_is_on(ask: Question) -> str | None:
+def is_on(kernel: str) -> Condition:
     """The user has not switched the kernel off."""
-    return None if ask.call.enabled.flash else "flash is switched off"
-
-
-def math_is_on(ask: Question) -> str | None:
-    """The user has not switched the kernel off."""
-    return None if ask.call.enabled.math else "math is switched off"
+    off = f"{kernel} is switched off"
+    return lambda ask: None if getattr(ask.call.enabled, kernel) else off
 
 
 def four_dimensions(ask: Question) -> str | None:
@@ -150,10 +146,10 @@ def cpu_dtype(ask: Question) -> str | None:
 
 CPU: dict[str, tuple[Condition, ...]] = {
     "flash": (
-        *(flash_is_on, no_dropout, four_dimensions, equal_batch, equal_or_grouped_heads),
+        *(is_on("flash"), no_dropout, four_dimensions, equal_batch, equal_or_grouped_heads),
         *(mask_broadcasts, equal_head_dims, some_positions, dense_last_dimension, cpu_dtype),
     ),
-    "math": (math_is_on,),
+    "math": (is_on("math"),),
 }
 META: dict[str, tuple[Condition, ...]] = {"math": ()}
 

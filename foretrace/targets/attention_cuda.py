@@ -18,25 +18,14 @@ from foretrace.targets.attention_conditions import (
     equal_heads,
     equal_or_dividing_heads,
     equal_or_grouped_heads,
-    flash_is_on,
     four_dimensions,
+    is_on,
     listed,
     mask_broadcasts,
-    math_is_on,
     no_mask,
     some_positions,
     version,
 )
-
-
-def efficient_is_on(ask: Question) -> str | None:
-    """The user has not switched the kernel off."""
-    return None if ask.call.enabled.efficient else "efficient is switched off"
-
-
-def cudnn_is_on(ask: Question) -> str | None:
-    """The user has not switched the kernel off."""
-    return None if ask.call.enabled.cudnn else "cudnn is switched off"
 
 
 def efficient_heads(ask: Question) -> str | None:
@@ -220,19 +209,19 @@ def cudnn_sizes(ask: Question) -> str | None:
 
 CUDA: dict[str, tuple[Condition, ...]] = {
     "flash": (
-        *(flash_is_on, four_dimensions, no_mask, flash_head_dim, sm80_to_sm121),
+        *(is_on("flash"), four_dimensions, no_mask, flash_head_dim, sm80_to_sm121),
         *(flash_backward_head_dim, square_if_causal, low_precision_dtype, equal_batch),
         *(equal_or_grouped_heads, some_positions, dense_or_single_last_dimension),
     ),
     "efficient": (
-        *(efficient_is_on, sm50_to_sm121, four_dimensions, efficient_head_dims, aligned_offsets),
+        *(is_on("efficient"), sm50_to_sm121, four_dimensions, efficient_head_dims, aligned_offsets),
         *(some_positions, dense_last_dimension, equal_batch, efficient_heads, efficient_dtype),
     ),
     "cudnn": (
-        *(cudnn_is_there, cudnn_is_on, four_dimensions, cudnn_may_vary, low_precision_dtype),
+        *(cudnn_is_there, is_on("cudnn"), four_dimensions, cudnn_may_vary, low_precision_dtype),
         *(mask_broadcasts, sm80_to_sm121, cudnn_dropout, some_positions),
         *(dense_or_single_last_dimension, equal_batch, equal_or_dividing_heads),
         *(cudnn_sizes, cudnn_head_dims, cudnn_backward_head_dims, cudnn_decodes, cudnn_gradient),
     ),
-    "math": (math_is_on,),
+    "math": (is_on("math"),),
 }

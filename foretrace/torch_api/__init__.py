@@ -88,6 +88,7 @@ from foretrace.torch_api.patches import (
     exporting as exporting,
     replaced as replaced,
     selective_policy as selective_policy,
+    switched as switched,
     uncompiled as uncompiled,
     unoptimized as unoptimized,
 )

@@ -3,8 +3,8 @@
 import inspect
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from types import CodeType
 from typing import Any
 
@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
 from foretrace.torch_api.dispatch import kernel_for, no_dispatch, no_dispatch_modes
+from foretrace.torch_api.patches import switched
 from foretrace.torch_api.tensors import make_wrapper
 
 
@@ -73,15 +74,9 @@ def fake_tensor(mode: FakeTensorMode, meta: torch.Tensor, device: torch.device) 
         return FakeTensor(mode, meta, device)
 
 
-@contextmanager
-def quiet_fake_tensor() -> Iterator[None]:
+def quiet_fake_tensor() -> AbstractContextManager[None]:
     """FakeTensor logs an error before it raises one; ours says the same in its own form."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
+    return switched(vars(logging.getLogger("torch._subclasses.fake_tensor")), disabled=True)
 
 
 def plain_meta_kernel(op: Any) -> bool:
@@ -121,22 +116,13 @@ def checked_call(func: Any, args: Any, kwargs: Any) -> Any:
     if not over or not isinstance(args[0], FakeTensor):
         return _checked_view(func, args, func(*args, **kwargs))
     shape = args[0].shape
-    with _uncached(args[0].fake_mode), warnings.catch_warnings(action="ignore"):  # of resizing
+    answers = switched(vars(args[0].fake_mode), cache_enabled=False)  # the cache resizes nothing
+    with answers, warnings.catch_warnings(action="ignore"):  # of resizing
         result = func(*args, **kwargs)
     if args[0].shape != shape:
         wide = list(args[0].shape)
         raise RuntimeError(f"output with shape {[*shape]} doesn't match the broadcast shape {wide}")
     return result
-
-
-@contextmanager
-def _uncached(mode: FakeTensorMode) -> Iterator[None]:
-    """A call that is answered from the cache resizes nothing."""
-    enabled, mode.cache_enabled = mode.cache_enabled, False
-    try:
-        yield
-    finally:
-        mode.cache_enabled = enabled
 
 
 def _checked_view(func: Any, args: Any, result: Any) -> Any:

@@ -4,7 +4,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, NoReturn
 
@@ -21,19 +21,22 @@ from torch.jit._fuser import optimized_execution
 
 
 @contextmanager
-def exporting() -> Iterator[None]:
+def switched(space: dict[str, Any], **now: Any) -> Iterator[None]:
+    """Entries of a namespace are others inside, and what they were behind."""
+    before = {name: space[name] for name in now}
+    space.update(now)
+    try:
+        yield
+    finally:
+        space.update(before)
+
+
+def exporting() -> AbstractContextManager[None]:
     """`torch.compiler.is_exporting()` and `is_compiling()` are true inside, as torch.export has it.
 
     There is no public way to say so; torch.export sets the same two flags.
     """
-    flags = vars(torch.compiler)
-    names = ("_is_compiling_flag", "_is_exporting_flag")
-    before = {name: flags[name] for name in names}
-    flags.update(dict.fromkeys(names, True))
-    try:
-        yield
-    finally:
-        flags.update(before)
+    return switched(vars(torch.compiler), _is_compiling_flag=True, _is_exporting_flag=True)
 
 
 def as_written(model: Any = None, **_: Any) -> Any:
@@ -41,8 +44,7 @@ def as_written(model: Any = None, **_: Any) -> Any:
     return model if model is not None else as_written
 
 
-@contextmanager
-def uncompiled() -> Iterator[None]:
+def uncompiled() -> AbstractContextManager[None]:
     """What `torch.compile` made runs as it was written: Dynamo would read the recorder's code too.
 
     This is `torch.compiler.set_stance("force_eager")`, which refuses to be called where a backend
@@ -50,14 +52,8 @@ def uncompiled() -> Iterator[None]:
     """
     space = vars(sys.modules.get("torch._dynamo.eval_frame", object))
     if "_stance" not in space:
-        yield
-        return
-    before = space["_stance"]
-    space["_stance"] = space["DynamoStance"]("force_eager")
-    try:
-        yield
-    finally:
-        space["_stance"] = before
+        return nullcontext()
+    return switched(space, _stance=space["DynamoStance"]("force_eager"))
 
 
 @contextmanager

@@ -133,10 +133,7 @@ class Casts:
         if not self.devices:
             yield
             return
-        before, seen = self._shielded, self.acts_inside(func)
-        self._shielded = not seen
-        try:
-            with torch_api.autocast_seen(self.devices if seen else frozenset()):
-                yield
-        finally:
-            self._shielded = before
+        seen = self.acts_inside(func)
+        shielded = torch_api.switched(vars(self), _shielded=not seen)
+        with shielded, torch_api.autocast_seen(self.devices if seen else frozenset()):
+            yield

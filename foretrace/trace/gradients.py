@@ -7,8 +7,8 @@ an optimizer, is asked by Python for its `.grad` before the recorder knows of it
 changes a tensor without a call of an operator.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +62,7 @@ class Gradients:
 
     def get(self, index: int) -> Abstract | None:
         """The gradient of an input."""
-        with self._answering():
+        with torch_api.switched(vars(self), _busy=True):
             return self._get(index)
 
     def _get(self, index: int) -> Abstract | None:
@@ -105,7 +105,7 @@ class Gradients:
     def _read(self, tensor: torch.Tensor, name: str) -> Any:
         if self._not_the_program(tensor):
             return torch_api.attribute_of(tensor, name)
-        with self._answering():
+        with torch_api.switched(vars(self), _busy=True):
             if name == "grad":
                 return self.get(self._index(tensor))
             return getattr(self.lift(tensor), name)
@@ -115,7 +115,7 @@ class Gradients:
         if self._not_the_program(tensor) and not of_the_run:  # it would have no memory any more
             torch_api.set_attribute(tensor, name, new)
             return
-        with self._answering():
+        with torch_api.switched(vars(self), _busy=True):
             if name == "grad":
                 self.set(self._index(tensor), new)
             else:
@@ -124,14 +124,6 @@ class Gradients:
     def _not_the_program(self, tensor: torch.Tensor) -> bool:
         answering = self._busy or self.ours() or torch_api.functorch_active()
         return answering or not plain_class(type(tensor))
-
-    @contextmanager
-    def _answering(self) -> Iterator[None]:
-        before, self._busy = self._busy, True
-        try:
-            yield
-        finally:
-            self._busy = before
 
     def _index(self, tensor: torch.Tensor) -> int:
         stand = self.lift(tensor)

@@ -50,6 +50,8 @@ MAX_ELEMENTS: Final = 1 << 22
 
 NO_DATA: Final = ("data is not allocated", "data pointer", "storage")
 """What torch says where a kernel reads memory that is not there"""
+READ: Final = (NO_DATA[0], "len() of a 0-d tensor")
+"""What C++ comes to that reads a tensor; `torch.tensor([x])` takes an abstract one for a list"""
 ANSWERED: Final = (
     torch_api.DynamicOutputShapeException,
     torch_api.DataDependentOutputException,
@@ -106,6 +108,8 @@ def _refusal(error: Exception, symbols: Symbols) -> Refusal:
     if _ran(torch.autograd.grad, error.__traceback__):
         return _inner_gradient(what)
     call = _failed_call(error.__traceback__)
+    if call is None and any(said in what for said in READ):
+        return _reads_memory()
     answer = _Question(symbols).ask(*call) if call is not None else _is_ours(error.__traceback__)
     if answer:
         name = call[0] if call is not None else "what the program does here"
@@ -127,6 +131,18 @@ def _traces(tracer: str, error: Exception) -> Refusal:
         f" ({type(error).__name__}: {first})",
         kind="unsupported",
         do="do that before, or call the plain function: its ops are recorded as they run",
+    )
+
+
+def _reads_memory() -> Refusal:
+    return Refusal(
+        "torch.tensor, or other C++ code, reads a number that is not there before the program runs",
+        kind="data-dependent",
+        do=(
+            "make one tensor of tensors by torch.stack, which reads no numbers",
+            f"or {OUTSIDE[0]}",
+            "or, where it is len(x) of a number: mend it, eager raises too",
+        ),
     )
 
 

@@ -79,6 +79,29 @@ for ask, follow in (
     )  # fmt: skip
 
 
+def gathers_numbers(x: Tensor) -> Tensor:
+    return x.mul(torch.tensor([x.sum(), x.max()])[0])  # here
+
+
+def gathers_tensors(x: Tensor) -> Tensor:
+    return x.mul(torch.stack([x.sum(), x.max()])[0])
+
+
+def is_given_them(x: Tensor, both: Tensor) -> Tensor:
+    return x.mul(both[0])
+
+
+for ask, follow in (
+    (captures(gathers_numbers, X), captured), (compiles(gathers_numbers, X), compiled),
+    (exports(gathers_numbers, X), exported),
+):  # fmt: skip
+    refuses(
+        "data-dependent", "trace/reported.py:_reads_memory", ask, gathers_numbers,
+        follow(gathers_tensors, X), follow(is_given_them, X, torch.stack([X.sum(), X.max()])),
+        "a program that raises in eager",
+    )  # fmt: skip
+
+
 def branches_on_chance(x: Tensor) -> Tensor:
     return x if torch.rand(()) > 0.5 else -x  # here
 
