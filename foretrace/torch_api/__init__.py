@@ -121,6 +121,7 @@ from foretrace.torch_api.shape_env import (
     symbolic_sizes as symbolic_sizes,
 )
 from foretrace.torch_api.tensors import (
+    CASTS as CASTS,
     attribute_of as attribute_of,
     attributes_replaced as attributes_replaced,
     base_of as base_of,

@@ -98,13 +98,15 @@ def set_attribute(tensor: torch.Tensor, name: str, new: Any) -> None:
 
 REPLACED = ("grad", "data", "requires_grad")
 """Attributes by which Python reads and changes a tensor without a call of an operator"""
+CASTS = ("to", "type", "bfloat16", "half")
+"""Methods that cast, as autocast does, too: in C++ both are one call"""
 
 
 @contextmanager
 def attributes_replaced(
     read: Callable[[torch.Tensor, str], Any], write: Callable[[torch.Tensor, str, Any], None]
 ) -> Iterator[None]:
-    """Attributes of `torch.Tensor` are these two inside, for this thread; so is `requires_grad_`.
+    """Attributes and methods of `torch.Tensor` are these two inside, for this thread.
 
     They are inherited from the class in C, so that Python's own class has none to put back.
     """
@@ -120,17 +122,20 @@ def attributes_replaced(
 
         return property(get, put, lambda tensor: put(tensor, None))
 
-    def requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
-        found = read if threading.get_ident() == thread else attribute_of
-        return found(tensor, "requires_grad_")(requires_grad)
+    def called(name: str) -> Any:
+        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            found = read if threading.get_ident() == thread else attribute_of
+            return found(tensor, name)(*args, **kwargs)
 
-    for name in REPLACED:
-        setattr(kind, name, replaced(name))
-    kind.requires_grad_ = requires_grad_
+        return call
+
+    for names, form in ((REPLACED, replaced), (("requires_grad_", *CASTS), called)):
+        for name in names:
+            setattr(kind, name, form(name))
     try:
         yield
     finally:
-        for name in (*REPLACED, "requires_grad_"):
+        for name in (*REPLACED, "requires_grad_", *CASTS):
             delattr(kind, name)
 
 

@@ -268,7 +268,7 @@ def _cast(name: str) -> Any:
     return method
 
 
-for _name in ("to", "type", "bfloat16", "half"):
+for _name in torch_api.CASTS:
     setattr(Abstract, _name, _cast(_name))
 for _name in ("backward", "register_hook", "register_post_accumulate_grad_hook"):
     setattr(Abstract, _name, _refused(

@@ -4,7 +4,7 @@ An eager backward beside the program makes another gradient each time, so it is 
 and whether there is one is a guard. A real tensor that the program reached, such as a parameter in
 an optimizer, is asked by Python for its `.grad` before the recorder knows of it: for the run,
 `torch.Tensor.grad` is a property that tells. So are `data` and `requires_grad`, by which Python
-changes a tensor without a call of an operator.
+changes a tensor without a call of an operator, and casts, which autocast makes as well.
 """
 
 from collections.abc import Callable
@@ -103,6 +103,8 @@ class Gradients:
     # ---- real tensors ------------------------------------------------------------------------
 
     def _read(self, tensor: torch.Tensor, name: str) -> Any:
+        if name in torch_api.CASTS and isinstance(tensor, Abstract):  # torch.Tensor.to(x, dtype)
+            return getattr(tensor, name)
         if self._not_the_program(tensor):
             return torch_api.attribute_of(tensor, name)
         with torch_api.switched(vars(self), _busy=True):

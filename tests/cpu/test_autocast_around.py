@@ -64,3 +64,36 @@ def test_a_leaf_from_outside_that_is_both_operands_of_one_call() -> None:
         out, gradients = foretrace.capture(fn, (x,)).cut("joint")(x, tangents=[tangent])
     assert torch.equal(out, eager.detach())
     assert torch.equal(*gradients.values(), *torch.autograd.grad(eager, w, tangent))
+
+
+CASTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "to": lambda w: w.to(torch.bfloat16),
+    "bfloat16": lambda w: w.bfloat16(),
+    "type": lambda w: w.type(torch.bfloat16),
+    "to of the class": lambda w: torch.Tensor.to(w, torch.bfloat16),
+    "type of the class": lambda w: torch.Tensor.type(w, torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("cast", CASTS.values(), ids=CASTS)
+def test_a_cast_of_the_program_is_none_of_autocast(
+    cast: Callable[[Tensor], Tensor], given: bool, grad: bool
+) -> None:
+    """It is made anew each time, as the grad mode has it; autocast's is made once, and followed."""
+    outside = torch.randn(3, requires_grad=True)
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        w = x if given else outside
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return cast(w), cast(w)
+
+    x = torch.randn(3, requires_grad=True)
+    with torch.set_grad_enabled(grad):
+        one, other = foretrace.compile(fn)(x)
+        program = foretrace.capture(fn, (x,))
+    assert one is not other
+    assert one.requires_grad == other.requires_grad == grad
+    assert [op.outs[0].type.requires_grad for op in program.recorded.ops] == [grad, grad]
+    assert torch.equal(one, fn(x)[0])
