@@ -149,7 +149,8 @@ def _trainable(
     """The ops of a cut that autograd follows, and refuses, as it does eager's."""
     below, over = semantics.derivatives.below_autograd, written_over(recorded, semantics)
     asked = (partial(_raises, semantics.derivatives), partial(_own_formula, semantics.derivatives))
-    history = History(lambda op: op.target in below, *asked, around, over.copied)
+    view = partial(semantics.inference.infer, kwargs={})
+    history = History(lambda op: op.target in below, *asked, around, over.copied, view=view)
     flat = list(flatten(recorded.ops, level, history.stops, history.trained_body))
     left = [v for value, (now, _) in over.left.items() for v in (value, now) if v is not None]
     flat = without_unread(flat, [*results, *also, *left], semantics)

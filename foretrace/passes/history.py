@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from foretrace.ir.op import Choice, Op, Value, Write, substitute
+from foretrace.ir.types import TensorType
 from foretrace.passes.history_ops import HISTORY, called, copied, renamed
 from foretrace.passes.stale import written_operand
 from foretrace.passes.through_views import through_views, writes_through_views
@@ -62,6 +63,8 @@ class History:
     """writes, and the operand of which autograd saves a copy"""
     visible: Collection[Value] = ()
     """values whose `requires_grad` can be told: outputs, operands of what autograd follows"""
+    view: Callable[[Any, Any], TensorType] = field(kw_only=True)
+    """the type of a view: the operator, and types in the place of tensors"""
 
     def stops(self, op: Op) -> bool:
         """Whether a write is to be left whole for `with_history`."""
@@ -79,13 +82,15 @@ class History:
             yield from through_views(op)
             return
         followed = _followed_in(op) if op.writes else set[Value]()
-        for inner in op.body or ():
+        laid = dict[Value, Value]()
+        for each in op.body or ():
+            inner = renamed(each, laid)
             scatters = op.writes and inner.target in SCATTERED
             seen = not is_unseen_write(op) and not followed.isdisjoint(inner.operands)
             if scatters and (seen or self.refused(inner, followed)):
-                yield from _scattered(inner)
+                yield from _scattered(inner, self.view)
             elif _is_in_place(op) and (_draws(op, inner) or self._differs(op, inner)):
-                yield from _in_place(op, inner)
+                yield from _in_place(op, inner, laid)
             elif op.writes and _leaves_history(op, inner):
                 yield from _copied_over(op, inner)
             elif op.writes and inner.target is aten.copy.default:
@@ -151,9 +156,14 @@ def _draws(op: Op, inner: Op) -> bool:
     return drawn and bool(inner.args[0].type.requires_grad)
 
 
-def _in_place(op: Op, inner: Op) -> Iterator[Op]:
-    """The write itself, on a copy."""
-    (out,) = inner.outs
+def _in_place(op: Op, inner: Op, laid: dict[Value, Value]) -> Iterator[Op]:
+    """The write itself, on a copy; `laid` learns what lies as the copy, and not as the value form.
+
+    What the write gives on is what it wrote to, which has the layout already.
+    """
+    (out,), old = inner.outs, inner.args[0].type
+    if out not in op.outs and out.type.stride != old.stride:
+        laid[out] = out = Value(out.type.but(stride=old.stride))
     done, args = Value(out.type), (out, *inner.args[1:])
     yield from copied(op, inner.args[0], out, NO_FORMULA)
     yield called(op, op.called[0], args, done, NO_FORMULA, inner.kwargs)
@@ -254,13 +264,13 @@ def _of_detached(op: Op) -> Iterator[Op]:
     yield _with_args(op, args, kwargs, NO_GRAD)
 
 
-def _scattered(op: Op) -> Iterator[Op]:
+def _scattered(op: Op, view: Callable[[Any, Any], TensorType]) -> Iterator[Op]:
     """A scatter by a copy into a view, which has a derivative for every dtype and layout."""
     base, source, *where = op.args
     if op.target is aten.as_strided_scatter.default:
         where = [*where[:2], where[2] - base.type.offset]
     (out,) = op.outs
-    type = source.type.with_grad(out.type.requires_grad)
+    type = view(SCATTERED[op.target], (out.type, *where)).with_grad(out.type.requires_grad)
     part, done = Value(type), Value(type)
     yield from copied(op, base, out, WRONG)
     yield called(op, SCATTERED[op.target], (out, *where), part, WRONG)

@@ -76,14 +76,19 @@ class _Spelling:
         """copies of what such buffers held"""
 
     def apart(self, ops: Iterable[Op]) -> Iterator[Op]:
-        """The ops; one that reads what is written without autograd's knowledge reads a copy.
+        """The ops; one that reads what eager does not see written, or leaves, reads a copy.
 
-        It may save it for its backward, which would find it written. The copy is made where it is
-        read: torch.export.unflatten gives it to the same module.
+        That is what is written without autograd's knowledge, and the old tensor of a bound buffer
+        that a call before has given a history. The op may save it for its backward, which would
+        find it written. The copy is made where it is read: torch.export.unflatten gives it to the
+        same module.
         """
-        unseen = {self.recorded.inputs[m.index].value for m in self.recorded.mutations if m.unseen}
+        recorded = self.recorded
+        bound = (m for m in recorded.mutations if m.rebound and recorded.writes_followed(m))
+        unseen = (m for m in recorded.mutations if m.unseen)
+        old = {recorded.inputs[m.index].value for m in (*bound, *unseen)}
         for op in ops:
-            copies = {value: Value(value.type) for value in op.operands if value in unseen}
+            copies = {value: Value(value.type) for value in op.operands if value in old}
             for value, copy in copies.items():
                 yield _op(aten.clone.default, (value,), copy, op.origin)
             yield renamed(op, copies)
@@ -250,6 +255,14 @@ def _check_bound(recorded: Recorded) -> None:
                 f" {_laid_out(mutation.value.type)}, it was {_laid_out(item.value.type)}",
                 kind="side effect", at=recorded.made_at(mutation.value),
                 do="keep its type, or return the tensor and assign it outside",
+            )  # fmt: skip
+        if mutation.rebound and recorded.made_leaf(mutation.value):
+            raise Refusal(
+                f"the program binds the {item.role} to a leaf that it makes: a file copies into the"
+                " buffer, which would be no leaf from the second call on",
+                kind="followed write", at=recorded.made_at(mutation.value),
+                do=("leave requires_grad_() out, or assign it outside",
+                    "foretrace.capture(...).cut('export') takes it as it is"),
             )  # fmt: skip
 
 

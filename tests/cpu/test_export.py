@@ -239,3 +239,27 @@ def test_what_neither_run_can_do(kind: str) -> None:
     assert (caught.value.kind, runs) == (kind, expected)
     assert (module.calls, module.count) == (0, 0)
     assert not torch.compiler.is_exporting()
+
+
+class Recurs(nn.Module):
+    """Binds its buffer to what autograd follows, after it has used the old tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(0.1, 0.4, 4))
+        self.register_buffer("state", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.state * x * self.state.exp()
+        self.state = torch.tanh(self.state * self.w + x)
+        return y
+
+
+def test_a_gradient_goes_through_the_state_of_several_calls() -> None:
+    """What a call has saved of the old state is as it was, though a file copies into the buffer."""
+    x = torch.randn(4)
+    eager, module = Recurs(), foretrace.export(Recurs(), (x,)).module()
+    for each in (eager, module):
+        sum(each(x).sum() for _ in range(3)).backward()
+    assert torch.equal(module.get_parameter("w").grad, eager.w.grad)
+    assert torch.equal(module.get_buffer("state"), eager.state)

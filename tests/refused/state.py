@@ -274,6 +274,35 @@ refuses(
 )  # fmt: skip
 
 
+class BindsALeaf(nn.Module):
+    """From the second call on, eager's buffer is a leaf of autograd."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        old = self.scale
+        self.scale = self.scale.mul(2).detach().requires_grad_()  # here
+        return x * old
+
+
+class BindsNone(BindsALeaf):
+    def forward(self, x: Tensor) -> Tensor:
+        old = self.scale
+        self.scale = self.scale.mul(2).clamp(max=1)
+        return x * old
+
+
+refuses(
+    "followed write", "passes/writeback.py:_check_bound", exports(BindsALeaf(), X),
+    BindsALeaf.forward, exported(BindsNone(), X),
+    lambda: same(foretrace.capture(BindsALeaf(), (X,)).cut("export")(X), BindsALeaf()(X)),
+)  # fmt: skip
+
+
 class ReadsWhatHasAHistory(nn.Module):
     """From the second call on, the buffer requires grad, and so would what reads it in a file."""
 
