@@ -1,6 +1,7 @@
 """`foretrace check`: every cut, the pair and the compiled callable against eager."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from rich.text import Text
@@ -14,6 +15,7 @@ from foretrace.errors import Refusal
 from foretrace.runtime.check import Item, Report, check, has_modes
 
 SHOWN = 12
+VERIFIED = partial(capture, verify=True)
 KINDS: dict[str, str] = {
     "gradient": "gradient",
     "output": "output",
@@ -68,7 +70,7 @@ def _reports(spec: str, modes: Sequence[str], screen: Screen) -> list[Report]:
         for mode in modes if has_modes(user.fn) else (None,):
             after = f" after {mode}()" if mode else ""
             now(f"checking {spec}{after}")
-            reports.append(check(capture, user.fn, user.args, user.kwargs, mode=mode))
+            reports.append(check(VERIFIED, user.fn, user.args, user.kwargs, mode=mode))
         return reports
 
 

@@ -11,8 +11,9 @@ from torch.export import AdditionalInputs, ExportedProgram
 
 from foretrace import torch_api
 from foretrace.compat.module_calls import module_calls
-from foretrace.compat.program import Program, prepared
+from foretrace.compat.program import Program
 from foretrace.compat.settled import check_settled
+from foretrace.compat.setup import prepared
 from foretrace.errors import Refusal
 from foretrace.ir.exported import Exported, emitter_for, spelled, to_export
 from foretrace.ir.fx import SPELLED

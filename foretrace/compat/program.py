@@ -1,19 +1,20 @@
 """foretrace's own entry points: capture a program, cut it, run and explain the cuts."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
 
-from foretrace.compat.setup import RULES, device_of, set_up
+from foretrace.compat.setup import RULES, prepared
 from foretrace.errors import Refusal
 from foretrace.explain.explanation import Explanation
 from foretrace.explain.why import explain
 from foretrace.ir.fx import to_fx
 from foretrace.ir.program import Graph, Recorded, Signature
 from foretrace.ir.types import Arrived
+from foretrace.ir.verify import verify_graph, verify_module, verify_pair, verify_record
 from foretrace.passes.cut import Level, forward_graph, joint_graph
 from foretrace.passes.decompose import decompose
 from foretrace.passes.entries import Table
@@ -28,10 +29,9 @@ from foretrace.runtime.calls import run_forward, run_half, run_joint
 from foretrace.runtime.guards import CallGuards
 from foretrace.runtime.one_program import OneProgram
 from foretrace.runtime.untrained import Untrained, untrained
-from foretrace.symbols.dynamic import dynamic_of
-from foretrace.targets.profile import Target, target_of
+from foretrace.targets.profile import Target
 from foretrace.targets.semantics import TargetSemantics
-from foretrace.trace.capture import Capture, record
+from foretrace.trace.capture import record
 from foretrace.trace.sources import Asked
 
 HALVES = ("forward", "backward")
@@ -40,9 +40,13 @@ HALVES = ("forward", "backward")
 class Program:
     """One recorded run; every graph is a cut through its tree."""
 
-    def __init__(self, recorded: Recorded, semantics: TargetSemantics) -> None:
-        self.recorded, self.semantics = recorded, semantics
+    def __init__(
+        self, recorded: Recorded, semantics: TargetSemantics, *, verify: bool = False
+    ) -> None:
+        self.recorded, self.semantics, self.verify = recorded, semantics, verify
         self.guards = CallGuards(recorded)
+        if verify:
+            verify_record(recorded, semantics.inference.infer)
 
     @property
     def target(self) -> Target:
@@ -101,7 +105,12 @@ class Program:
             graph = self._graph(kind, level, loss, given)
             if table is not None:
                 graph = decompose(graph, table, self.semantics, level.kept)
+        self._verify(graph)
         return Cut(self, graph, loss, None, lambda s: (self._cut(kind, level, loss, table, s),))
+
+    def _verify(self, *graphs: Graph) -> None:
+        for graph in graphs if self.verify else ():
+            verify_graph(graph, self.recorded, self.semantics.inference.infer)
 
     def _asked(self) -> Asked:
         return Asked("capture", self.recorded.requires.defined)
@@ -163,6 +172,9 @@ class Program:
             with self._asked():
                 pair = partition(of.graph, self.recorded, self.semantics, policy)
             both = pair.forward, pair.backward
+            if self.verify:
+                verify_pair(of.graph, *both)
+                self._verify(*both)
             first, second = (Cut(self, g, loss, pair, lambda s: halves(*of.again(s))) for g in both)
             return first, second
 
@@ -203,6 +215,8 @@ class Cut:
             recorded = self.program.recorded
             mode = self.program.semantics.inference.mode
             self._module = to_fx(self.graph, recorded.symbols, mode, needs)
+            if self.program.verify:
+                verify_module(self.graph, self._module, recorded.symbols)
         return self._module
 
     @property
@@ -266,6 +280,7 @@ def capture(
     target: str | Target | None = None,
     dynamic_shapes: Any = None,
     guard_values: bool = False,
+    verify: bool = False,
 ) -> Program:
     """Run a program once over abstract tensors and keep what it did.
 
@@ -277,6 +292,7 @@ def capture(
         dynamic_shapes: which input sizes are symbols, in torch.export's form; True: every one.
         guard_values: let the program ask yes or no of the example inputs' values (a Python `if`);
             each answer is a guard, asked again at each call of a cut.
+        verify: hold the record, and each graph that is made of it, against docs/stages.md.
 
     Raises:
         Refusal: the program has no exact graph; the message has the user's line and a way out.
@@ -285,44 +301,7 @@ def capture(
     with Asked("capture", fn):
         run, semantics = prepared(*given, guard_values=guard_values, watch=True)
         recorded = record(fn, tuple(args), kwargs or {}, run, semantics.target)
-    return Program(recorded, semantics)
-
-
-def prepared(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    target: str | Target | None,
-    shapes: Any,
-    *,
-    guard_values: bool = False,
-    watch: bool = False,
-) -> tuple[Capture, TargetSemantics]:
-    """What a capture of a call needs; `shapes` is its dynamic_shapes.
-
-    Raises:
-        Refusal: this is no call, or the target or the shapes are not known.
-    """
-    _check_call(fn, args, kwargs)
-    chosen = target_of(target, device_of(fn, args, kwargs))
-    label = chosen.device if target is not None else None
-    sizes = partial(dynamic_of, shapes, fn, tuple(args), kwargs)
-    return set_up(chosen, sizes, label=label, guard_values=guard_values, watch=watch)
-
-
-def _check_call(fn: Any, args: Any, kwargs: Any) -> None:
-    if not callable(fn):
-        wrong = f"{fn!r:.60} is not callable"
-    elif not isinstance(args, (tuple, list)):
-        wrong = f"args is a {type(args).__name__}, not a tuple"
-    elif not isinstance(kwargs, dict):
-        wrong = f"kwargs is a {type(kwargs).__name__}"
-    else:
-        return
-    raise Refusal(
-        wrong, kind="wrong call",
-        do="call it as foretrace.capture(function_or_module, (arg, ...), {name: arg})",
-    )  # fmt: skip
+    return Program(recorded, semantics, verify=verify)
 
 
 def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:

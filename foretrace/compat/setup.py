@@ -1,18 +1,20 @@
 """What every capture begins with: a run of the program, and what operators mean in it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
+from foretrace.errors import Refusal
 from foretrace.rules.norms import NORM_RULES
 from foretrace.rules.reductions import REDUCTION_RULES
 from foretrace.rules.table import RuleTable
-from foretrace.symbols.dynamic import Dynamic
+from foretrace.symbols.dynamic import Dynamic, dynamic_of
 from foretrace.symbols.sizes import Symbols
-from foretrace.targets.profile import Target
+from foretrace.targets.profile import Target, target_of
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.abstract import Types
 from foretrace.trace.capture import Capture
@@ -60,3 +62,40 @@ def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> to
     parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()
     tensors = (leaf for leaf in chain(leaves, parameters) if isinstance(leaf, torch.Tensor))
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+def prepared(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    target: str | Target | None,
+    shapes: Any,
+    *,
+    guard_values: bool = False,
+    watch: bool = False,
+) -> tuple[Capture, TargetSemantics]:
+    """What a capture of a call needs; `shapes` is its dynamic_shapes.
+
+    Raises:
+        Refusal: this is no call, or the target or the shapes are not known.
+    """
+    _check_call(fn, args, kwargs)
+    chosen = target_of(target, device_of(fn, args, kwargs))
+    label = chosen.device if target is not None else None
+    sizes = partial(dynamic_of, shapes, fn, tuple(args), kwargs)
+    return set_up(chosen, sizes, label=label, guard_values=guard_values, watch=watch)
+
+
+def _check_call(fn: Any, args: Any, kwargs: Any) -> None:
+    if not callable(fn):
+        wrong = f"{fn!r:.60} is not callable"
+    elif not isinstance(args, (tuple, list)):
+        wrong = f"args is a {type(args).__name__}, not a tuple"
+    elif not isinstance(kwargs, dict):
+        wrong = f"kwargs is a {type(kwargs).__name__}"
+    else:
+        return
+    raise Refusal(
+        wrong, kind="wrong call",
+        do="call it as foretrace.capture(function_or_module, (arg, ...), {name: arg})",
+    )  # fmt: skip

@@ -5,16 +5,11 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from foretrace.ir.op import ModuleCall, Op, Value
+from foretrace.ir.op import Op, Value
+from foretrace.ir.walk import called_in
 
 Bare: TypeAlias = Literal["leaf", "loose"]
 """How a value does: it was made so, or is a view that was taken under no_grad"""
-
-
-def called_in(ops: Iterable[Op]) -> Iterator[Op]:
-    """The ops as written, those in module calls among them."""
-    for op in ops:
-        yield from called_in(op.region or ()) if isinstance(op.target, ModuleCall) else (op,)
 
 
 def bare_in(ops: Iterable[Op]) -> Iterator[tuple[Value, Bare]]:

@@ -16,6 +16,7 @@ from foretrace.ir.program import Graph, Input, Output
 from foretrace.ir.size_nodes import write_size
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
+from foretrace.ir.walk import leaf_ops
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Size, Symbols, solved
 
@@ -102,7 +103,7 @@ class Emitter:
 
     def _symbols_below(self, op: Op) -> list[sympy.Symbol]:
         found = {
-            s for each in _leaves_of(op.body or ()) for s in free_symbols((each.args, each.kwargs))
+            s for each in leaf_ops(op.body or ()) for s in free_symbols((each.args, each.kwargs))
         }
         return sorted(found, key=str)
 
@@ -273,10 +274,6 @@ def emit_flat(emitter: Emitter, op: Op) -> None:
     else:
         for inner in op.body or ():
             emit_flat(emitter, inner)
-
-
-def _leaves_of(ops: Iterable[Op]) -> list[Op]:
-    return [leaf for op in ops for leaf in ([op] if op.leaf else _leaves_of(op.body or ()))]
 
 
 class Vals:

@@ -7,9 +7,10 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from foretrace.errors import Frame
-from foretrace.ir.bare import Bare, bare_in, called_in
+from foretrace.ir.bare import Bare, bare_in
 from foretrace.ir.op import Checkpoint, ModuleCall, Op, Tree, Value, ViewStep
 from foretrace.ir.types import TensorType
+from foretrace.ir.walk import called_in
 from foretrace.symbols.sizes import Size, Symbols
 
 Kind: TypeAlias = Literal[

@@ -21,6 +21,7 @@ from foretrace.ir.names import calls_target
 from foretrace.ir.op import Choice, Op, Tree, Value, copy_ops, values_in
 from foretrace.ir.program import Graph
 from foretrace.ir.types import Size, TensorType
+from foretrace.ir.walk import leaf_ops
 from foretrace.passes.entries import GIVEN, Entries, EntryRecorder, Table
 from foretrace.passes.live import live, needs, values_of
 from foretrace.passes.spell import located
@@ -150,7 +151,7 @@ class _Decomposition:
                     for new, out in zip(values_in(made.result), op.outs, strict=True)]  # fmt: skip
         for each in copy_ops(ops, dict(zip(news, op.outs, strict=True)), op):
             each.choice, each.piece_of = each.choice or GIVEN, op
-            yield from [each] if each.leaf else _leaves(each)
+            yield from leaf_ops((each,))
 
     def _fitted(self, new: Value, like: TensorType) -> Value:
         if new.type.shape != like.shape:
@@ -170,7 +171,7 @@ class _Decomposition:
 
     def _kept(self, op: Op) -> Op:
         """An op that is whole, with the table's entries opened in its body."""
-        body = list(self.opened(list(_leaves(op))))
+        body = list(self.opened(list(leaf_ops(op.body or ()))))
         return op.but(region=[*body, *self.restored(op.outs)], definition=None)
 
     def _writes(self, op: Op) -> bool:
@@ -272,11 +273,3 @@ def _pairs(result: Tree, answer: Any) -> Iterator[tuple[Value, Any]]:
     elif isinstance(result, (tuple, list)):
         for mine, theirs in zip(result, answer, strict=True):
             yield from _pairs(mine, theirs)
-
-
-def _leaves(op: Op) -> Iterator[Op]:
-    for inner in op.body or ():
-        if inner.leaf:
-            yield inner
-        else:
-            yield from _leaves(inner)

@@ -29,9 +29,9 @@ from foretrace.ir.op import (
     values_in,
 )
 from foretrace.ir.types import TensorType
+from foretrace.ir.walk import made_in
 from foretrace.passes.spell import (
     located,
-    made,
     returned,
     spelled,
     used_by,
@@ -336,7 +336,7 @@ class Differentiation:
     def _whole(self, op: Op) -> None:
         """One backward op whose body is the derivative of the op's body."""
         body = op.body or []
-        outer, inside = self.scope, made(body)
+        outer, inside = self.scope, made_in(body)
         self.scope = Scope(inside=inside)
         self.walk(body)
         inner, self.scope = self.scope, outer

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 from foretrace.ir.fx import Vals
 from foretrace.ir.op import Op, Tree, Value, map_values, target_name
 from foretrace.ir.program import Graph, Recorded
+from foretrace.ir.walk import leaf_ops
 from foretrace.passes.live import needs
 from foretrace.targets.costs import COSTS
 from foretrace.targets.semantics import TargetSemantics
@@ -116,7 +117,7 @@ class Halves:
 
     def once(self, op: Op) -> str:
         """Why the op never runs a second time; empty if it may."""
-        for leaf in leaves(op):
+        for leaf in leaf_ops((op,)):
             reason = self._facts(leaf).once or self._call_once(leaf)
             if reason:
                 return reason
@@ -136,7 +137,7 @@ class Halves:
 
     def costs(self, op: Op) -> str:
         """Why running the op again is not worth what it saves; empty if it is."""
-        for leaf in leaves(op):
+        for leaf in leaf_ops((op,)):
             facts = self._facts(leaf)
             if not facts.cheap:
                 return f"{target_name(leaf.target)} costs too much to run again"
@@ -152,7 +153,7 @@ class Halves:
 
     def view(self, op: Op) -> bool:
         """Whether its results are views of an operand: they take no memory of their own."""
-        return all(self._facts(leaf).view for leaf in leaves(op))
+        return all(self._facts(leaf).view for leaf in leaf_ops((op,)))
 
     def _facts(self, op: Op) -> "Facts":
         found = self._known.get(op.target)
@@ -185,18 +186,10 @@ class Halves:
         if not found:
             return found
         for op in self.joint.ops:
-            for leaf in leaves(op):
+            for leaf in leaf_ops((op,)):
                 if self._facts(leaf).view and any(v in found for v in leaf.operands):
                     found.update(leaf.outs)
         return found
-
-
-def leaves(op: Op) -> Iterator[Op]:
-    """The op itself, or the leaves that it is made of where it is kept whole."""
-    if op.leaf:
-        yield op
-    for inner in op.body or ():
-        yield from leaves(inner)
 
 
 def _selective(op: Op) -> bool:

@@ -84,7 +84,7 @@ class History:
         followed = _followed_in(op) if op.writes else set[Value]()
         laid = dict[Value, Value]()
         for each in op.body or ():
-            inner = renamed(each, laid)
+            inner = _over(each, laid)
             scatters = op.writes and inner.target in SCATTERED
             seen = not is_unseen_write(op) and not followed.isdisjoint(inner.operands)
             if scatters and (seen or self.refused(inner, followed)):
@@ -167,6 +167,12 @@ def _in_place(op: Op, inner: Op, laid: dict[Value, Value]) -> Iterator[Op]:
     done, args = Value(out.type), (out, *inner.args[1:])
     yield from copied(op, inner.args[0], out, NO_FORMULA)
     yield called(op, op.called[0], args, done, NO_FORMULA, inner.kwargs)
+
+
+def _over(op: Op, laid: dict[Value, Value]) -> Op:
+    """The op, of what lies otherwise, and with a link to itself in the tree."""
+    other = renamed(op, laid)
+    return op if other is op else other.but(piece_of=op)
 
 
 def _leaves_history(op: Op, last: Op) -> bool:
@@ -280,11 +286,20 @@ def _scattered(op: Op, view: Callable[[Any, Any], TensorType]) -> Iterator[Op]:
 def _noisy(op: Op) -> Iterator[Op]:
     """`rrelu_with_noise_functional` by a write: torch's own derivative of it reads the wrong noise.
 
-    Seen on torch 2.13: it reads the noise that was given, and not what was drawn.
+    Seen on torch 2.13: it reads the noise that was given, and not what was drawn. What the write
+    gives lies in order.
     """
     out, drawn = op.outs
+    made = Value(out.type.contiguous().with_grad(out.type.requires_grad))
+    laid = made.type.stride == out.type.stride
+    args = (op.args[0], drawn, *op.args[2:])
     yield from copied(op, op.args[1], drawn, WRONG)
-    yield called(op, aten.rrelu_with_noise.default, (op.args[0], drawn, *op.args[2:]), out, WRONG)
+    yield called(op, aten.rrelu_with_noise.default, args, out if laid else made, WRONG)
+    if not laid:
+        empty = Value(out.type.with_grad(False))
+        sizes = list(out.type.shape), list(out.type.stride)
+        yield called(op, aten.new_empty_strided.default, (made, *sizes), empty, WRONG)
+        yield called(op, aten.copy_.default, (empty, made), out, WRONG)
 
 
 def _overwritten(op: Op, history: History) -> Iterator[Op]:

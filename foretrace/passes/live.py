@@ -5,6 +5,7 @@ from functools import cache
 
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.program import Output
+from foretrace.ir.walk import every_op
 from foretrace.passes.history import is_unseen_write
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.made_leaves import REQUIRES_GRAD
@@ -57,17 +58,11 @@ def all_outs(op: Op) -> Collection[Value]:
 def _fixed(ops: Iterable[Op], semantics: TargetSemantics) -> set[Value]:
     """The values that follow from no input: the places of what a view shows, for one."""
     found = set[Value]()
-    for op in _every(ops):
+    for op in every_op(ops):
         operator = hasattr(op.target, "overloadpacket") and not semantics.schema(op.target).random
         if operator and found.issuperset(needs(op)):
             found.update(op.outs)
     return found
-
-
-def _every(ops: Iterable[Op]) -> Iterator[Op]:
-    for op in ops:
-        yield from _every(op.region or ())
-        yield op
 
 
 def effectful(op: Op, semantics: TargetSemantics, fixed: Callable[[], set[Value]]) -> bool:

@@ -16,7 +16,8 @@ from foretrace.ir.names import node_names
 from foretrace.ir.op import Choice, Op, Origin, Tree, Value, map_values
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, size_input
 from foretrace.ir.types import Arrived, Size
-from foretrace.passes.halves import Halves, leaves
+from foretrace.ir.walk import leaf_ops
+from foretrace.passes.halves import Halves
 from foretrace.passes.live import live, needs, values_of, with_saved
 from foretrace.passes.policies import Policy, chosen
 from foretrace.symbols.questions import free_symbols
@@ -153,7 +154,7 @@ def _again(
 def _missing_sizes(halves: Halves, ops: list[Op], handed: list[Value]) -> list[sympy.Symbol]:
     """The symbols of the backward's ops that no tensor it gets has as a dimension."""
     simplify = halves.symbols.simplify
-    trees = [(leaf.args, leaf.kwargs) for op in ops for leaf in leaves(op)]
+    trees = [(leaf.args, leaf.kwargs) for leaf in leaf_ops(ops)]
     named = free_symbols(trees)
     used = {s for symbol in named for s in simplify(symbol).free_symbols}
     values = (*handed, *(item.value for item in halves.tangents))

@@ -36,16 +36,6 @@ def spelled(ops: Sequence[Op], env: dict[Value, Any], because: Op, rule: RuleNam
     return copies
 
 
-def made(ops: Iterable[Op]) -> set[Value]:
-    """Everything that ops make, in their bodies too."""
-    found: set[Value] = set()
-    for op in ops:
-        found.update(op.outs)
-        if op.region is not None or op.definition is not None:
-            found |= made(op.body or ())
-    return found
-
-
 def used_by(ops: Iterable[Op]) -> list[Value]:
     """The values that ops use, each once, in order."""
     return list(dict.fromkeys(v for op in ops for v in values_in((op.args, op.kwargs))))

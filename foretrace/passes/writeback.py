@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.bare import called_in
 from foretrace.ir.op import Op, Origin, Tree, Value, values_in
 from foretrace.ir.program import Mutation, Output, Recorded
 from foretrace.ir.types import TensorType
+from foretrace.ir.walk import called_in
 from foretrace.passes.history_ops import renamed
 from foretrace.passes.stale import view_positions_of
 

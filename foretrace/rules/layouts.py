@@ -60,8 +60,6 @@ def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
     loss = func.name() in LOSSES and result.shape == args[1].shape
     if func in IN_ORDER or angle or loss:
         return map_tree(result, _in_order)
-    if func is aten.rrelu_with_noise_functional.default:
-        return _in_order(result[0]), result[1]
     if func in SUGGESTED:
         return _suggested(result, args[SUGGESTED[func]])
     if "batch_norm" in func.name():

@@ -264,7 +264,7 @@ def _recorded(
     lines, recorder = partial(capture.lines, fn), capture.recorder
     owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
     capture.names = names_of_tensors(fn)
-    requires = _required_of_call(fn, [name for name, _ in leaves], in_structure)
+    requires = _required_of_call(fn, [name for name, _ in leaves], in_structure, recorder)
     with unchanged_state(lines), borrowed(owners, before) as loan:
         requires.modules = loan.states()
         lines = partial(lines, [state.module for state in requires.modules])
@@ -299,9 +299,12 @@ def _recorded(
     )  # fmt: skip
 
 
-def _required_of_call(fn: Any, names: list[str], in_structure: Any) -> Requirements:
+def _required_of_call(
+    fn: Any, names: list[str], in_structure: Any, recorder: Recorder
+) -> Requirements:
     modes = torch.is_grad_enabled(), torch_api.autocast_devices()
-    return Requirements(in_structure, names, place_of(fn), *modes)
+    defined = recorder.sources.defined = place_of(fn)
+    return Requirements(in_structure, names, defined, *modes)
 
 
 def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:

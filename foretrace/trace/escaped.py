@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 from torch.autograd.function import Function
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op
 from foretrace.ir.program import Recorded
+from foretrace.ir.walk import every_op
 from foretrace.trace.abstract import Abstract, Types
 from foretrace.trace.changes import FIRST_CALL, cell_content
 from foretrace.trace.functions import Context, FunctionCall
@@ -82,11 +82,11 @@ def _refusal(tensor: Abstract, recorded: Recorded, lines: Lines) -> Refusal:
     name, holder = lines.holding(tensor) or ("", None)
     if hasattr(holder, "cache_info"):
         return _memoized(name, lines)
-    maker = next((op for op in _every(recorded.ops) if tensor.ft_value in op.outs), None)
+    maker = next((op for op in every_op(recorded.ops) if tensor.ft_value in op.outs), None)
     kind = tensor.ft_value.type if tensor.ft_value is not None else "stale"
     where = f"in {name}, " if name else ""
     stored = lines.binding(name, content=True) if name else None
-    calls = any(isinstance(op.target, FunctionCall) for op in _every(recorded.ops))
+    calls = any(isinstance(op.target, FunctionCall) for op in every_op(recorded.ops))
     in_ctx = ("or, in an autograd.Function: in ctx itself, and in no object there",) * calls
     return Refusal(
         f"the program stores a tensor, {kind}, {where}where it outlives the call",
@@ -109,7 +109,7 @@ def _memoized(name: str, lines: Lines) -> Refusal:
 
 def _needed(recorded: Recorded) -> Iterator[Abstract]:
     """Abstract tensors that the record itself holds."""
-    calls = [op for op in _every(recorded.ops) if isinstance(op.target, FunctionCall)]
+    calls = [op for op in every_op(recorded.ops) if isinstance(op.target, FunctionCall)]
     # what an autograd.Function is given, and keeps for its backward or around its methods
     yield from abstract_in([(op.target.context, op.target.function, op.args) for op in calls])
     changed = [change.after for change in recorded.requires.changed]
@@ -153,9 +153,3 @@ def _inside(item: Any) -> Iterable[Any]:
     if isinstance(item, dict):
         return item.values()
     return item if isinstance(item, (list, tuple, set)) else ()
-
-
-def _every(ops: Iterable[Op]) -> Iterator[Op]:
-    for op in ops:
-        yield op
-        yield from _every(op.region or ())

@@ -140,6 +140,13 @@ class _Call:
         needs = tuple(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in self.args)
         self.context, self.origin = Context(needs, recorder), recorder.origin()
         self.followed = self.origin.grad_mode and any(needs)
+        if recorder.inference and torch.is_grad_enabled() and any(needs):
+            raise Refusal(
+                f"autograd follows {cls.__name__} in inference mode where gradients are switched on"
+                " again, and gives what it returns a history there alone",
+                kind="inference tensor", do="leave torch.inference_mode() instead, or call it there"
+                " without switching gradients on",
+            )  # fmt: skip
 
     def recorded(self) -> Any:
         """Run the forward, and add the op; what the caller gets."""

@@ -25,6 +25,8 @@ class Sources:
     def __init__(self) -> None:
         self.last: CodeType | None = None
         """the code of ours that calls the program: no frame above it is the program's"""
+        self.defined: Frame | None = None
+        """the line of the program: of an op that no line of it asks for, as at its end"""
         self._library: dict[int, bool] = {}
         """by the id of a code object: to hash one is to hash all its constants"""
         self._noted: set[int] = set()
@@ -47,7 +49,7 @@ class Sources:
             if not inside:
                 return self._frame(at)
             if code is self.last:
-                return None
+                return self.defined
             at = at.f_back
         return None
 

@@ -142,6 +142,28 @@ def splits_unfollowed(w: Tensor) -> Tensor:
     return first
 
 
+class Doubles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+def doubles_in_inference(x: Tensor) -> Tensor:
+    with torch.inference_mode(), torch.enable_grad():
+        return Doubles.apply(x)  # here
+
+
+def doubles_outside(x: Tensor) -> Tensor:
+    with torch.inference_mode(), torch.inference_mode(mode=False):
+        return Doubles.apply(x)
+
+
+refuses("inference tensor", "trace/functions.py:__init__", captures(doubles_in_inference, W),
+        doubles_in_inference, captured(doubles_outside, W))  # fmt: skip
 refuses("inference tensor", "trace/inference.py:check", captures(splits_in_inference, W),
         splits_in_inference, captured(chunks_in_inference, W),
         captured(splits_unfollowed, W))  # fmt: skip
