@@ -174,9 +174,9 @@ class _Stage:
                     yield f"{_layout(other.type)} is noted, its operands give {_layout(one)}"
 
     def _body(self, op: Op) -> Iterator[Fault]:
-        """The ops below make what the op makes."""
+        """The ops below make what the op makes; of a kept one, what is used of its insides, too."""
         definition = op.definition
-        if definition is None:
+        if op.region is not None or definition is None:
             yield from self.ops(op.region or (), inside=True)
             if op.region is not None and not self.made.issuperset(op.outs):
                 yield Fault(self.name, "its body does not make what it makes", op)

@@ -12,14 +12,16 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
+from tests import verified
 from tests.fuzz import campaign
 from tests.fuzz.campaign import Outcome
 from tests.fuzz.values import CLOSE
 
 
 def main(arguments: list[str]) -> int:
-    """Run the seeds; 1 if any of them failed."""
+    """Run the seeds, each stage verified; 1 if any of them failed."""
     given = _parsed(arguments)
+    verified.everywhere()
     console, tally, failed = Console(), Tally(), []
     progress = Progress("seeds", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     task = progress.add_task("", total=len(given.seeds))
