@@ -159,11 +159,15 @@ class _Stage:
     def _types(self, op: Op) -> Iterator[str]:
         """What a leaf makes has the types that its operands give it.
 
-        Where memory begins is eager's: a cut that copies what is written has it elsewhere.
+        Where memory begins is eager's: a cut that copies what is written has it elsewhere. A call
+        that torch does not take is the program's own error, which each run gives.
         """
         args, kwargs = map_values((op.args, op.kwargs), lambda v: v.type.with_grad(False))
         with warnings.catch_warnings(action="ignore"):  # the run has given them
-            found = _flat(self.infer(op.target, args, kwargs))
+            try:
+                found = _flat(self.infer(op.target, args, kwargs))
+            except (RuntimeError, ValueError, TypeError):
+                return
         noted = _flat(op.result)
         if len(found) != len(noted):
             yield f"it returns {len(found)} things, {len(noted)} are noted"

@@ -91,8 +91,8 @@ class History:
                 yield from _scattered(inner, self.view)
             elif _is_in_place(op) and (_draws(op, inner) or self._differs(op, inner)):
                 yield from _in_place(op, inner, laid)
-                if not isinstance(op.target, Write):
-                    return  # what lays the value form out as what was written
+                if _is_whole(op, inner):
+                    return  # the rest lays the value form out as what was written
             elif op.writes and _leaves_history(op, inner):
                 yield from _copied_over(op, inner)
             elif op.writes and inner.target is aten.copy.default:
@@ -163,14 +163,17 @@ def _in_place(op: Op, inner: Op, laid: dict[Value, Value]) -> Iterator[Op]:
 
     `laid` learns what lies as the copy, and not as the value form, where a view was written.
     """
-    (out,), old = op.outs, inner.args[0].type
-    if isinstance(op.target, Write):
-        (out,) = inner.outs
-        if out.type.stride != old.stride:
-            laid[out] = out = Value(out.type.but(stride=old.stride))
+    (out,), old = op.outs if _is_whole(op, inner) else inner.outs, inner.args[0].type
+    if out not in op.outs and out.type.stride != old.stride:
+        laid[out] = out = Value(out.type.but(stride=old.stride))
     done, args = Value(out.type), (out, *inner.args[1:])
     yield from copied(op, inner.args[0], out, NO_FORMULA)
     yield called(op, op.called[0], args, done, NO_FORMULA, inner.kwargs)
+
+
+def _is_whole(op: Op, inner: Op) -> bool:
+    """Whether an op in the body of a write computes the new content of what is written itself."""
+    return not isinstance(op.target, Write) and inner.args[0] is op.args[0]
 
 
 def _over(op: Op, laid: dict[Value, Value]) -> Op:

@@ -102,7 +102,7 @@ class CpuKernels:
             told = probe(lambda each: self.ask(func, *each), call, self.symbols, str(func))
         except RAISED:
             return result
-        return _restrided(result, told)
+        return _restrided(result, told, self.symbols)
 
 
 def recast(tree: Tree) -> Any:
@@ -169,9 +169,14 @@ def filled(mask: int, type: TensorType, number: float = 0.0) -> torch.Tensor:
     return torch_api.put_off(made, type.lazy)
 
 
-def _restrided(result: Tree, told: Tree) -> Tree:
+def _restrided(result: Tree, told: Tree, symbols: Symbols) -> Tree:
     """The types of a result with the strides of others of the same shape."""
     if isinstance(result, (tuple, list)):
-        return type(result)([_restrided(*pair) for pair in zip(result, told, strict=True)])
-    known = isinstance(result, TensorType) and isinstance(told, TensorType)
-    return result.but(stride=told.stride) if known and result.shape == told.shape else result
+        pairs = zip(result, told, strict=True)
+        return type(result)([_restrided(one, other, symbols) for one, other in pairs])
+    if not (isinstance(result, TensorType) and isinstance(told, TensorType)):
+        return result
+    same = len(result.shape) == len(told.shape)
+    if same and all(map(symbols.equal, result.shape, told.shape)):
+        return result.but(stride=told.stride)
+    return result

@@ -176,8 +176,10 @@ class Symbols:
 
     def equal(self, one: Size, other: Size) -> bool:
         """Whether two sizes are the same, by what the guards say."""
-        both = (self.simplify(sympy.sympify(size)) for size in (one, other))
-        return one == other or next(both) == next(both)
+        if one == other:
+            return True
+        first, second = (self.settled(self.simplify(sympy.sympify(n))) for n in (one, other))
+        return bool(first == second)
 
     def guards(self) -> tuple[Guard, ...]:
         """What the program has assumed of its symbols so far.

@@ -29,13 +29,11 @@ class NodeSources(Sources):
         self._known: dict[fx.Node, Frame | None] = {}
 
     def here(self) -> Frame | None:
-        """The innermost line in the node's stack that is not torch's own."""
+        """The innermost line in the node's stack that is not torch's own, or the program's."""
         node = self.node
-        if node is None:
-            return None
-        if node not in self._known:
+        if node is not None and node not in self._known:
             self._known[node] = _line_of(node)
-        return self._known[node]
+        return (self._known[node] if node is not None else None) or self.defined
 
 
 def first_line(module: fx.GraphModule) -> Frame | None:
