@@ -71,3 +71,10 @@ def test_command(command, status):
 def test_the_readme_is_run():
     assert blocks(PAGES[0], "python")
     assert commands(PAGES[0])
+
+
+def test_what_contributing_names_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"[`(]((?:foretrace|tests|tools|docs)/[\w/.-]+)", text)
+    assert len(named) > 20
+    assert not [path for path in named if not (ROOT / path).exists()]

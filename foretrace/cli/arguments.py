@@ -55,7 +55,10 @@ def _explain(commands: Any) -> None:
 
 
 def _check(commands: Any) -> None:
-    text = "Run eager, each cut, the pair and the compiled callable; count what is bitwise equal."
+    text = (
+        "Run eager, each cut, the pair and the compiled callable; count what is bitwise equal."
+        " Each stage is held against docs/stages.md, too."
+    )
     check = commands.add_parser("check", help="hold a capture against eager", description=text)
     check.add_argument("programs", metavar="PROGRAM", nargs="+", help=PROGRAM)
     modes = check.add_mutually_exclusive_group()
