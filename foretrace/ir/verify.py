@@ -201,10 +201,19 @@ class _Stage:
 
 
 def same_type(one: TensorType, other: TensorType, symbols: Symbols, *, offset: bool = True) -> bool:
-    """Whether two types are one, whoever follows; sizes as far as the guards say."""
+    """Whether two types are one, whoever follows; sizes as they were in the captured run.
+
+    Guards may make two expressions one in ways that sympy does not see.
+    """
     plain = [(t.dtype, t.device, t.lazy, t.sparse, len(t.shape)) for t in (one, other)]
     sizes = [(*t.shape, *t.stride, *([t.offset] if offset else [])) for t in (one, other)]
-    return plain[0] == plain[1] and all(map(symbols.equal, *sizes))
+    return plain[0] == plain[1] and _equal(symbols, *sizes)
+
+
+def _equal(symbols: Symbols, one: Iterable[Size], other: Iterable[Size]) -> bool:
+    return all(
+        a == b or symbols.hint(a) == symbols.hint(b) for a, b in zip(one, other, strict=True)
+    )
 
 
 def _layout(type: TensorType) -> str:
@@ -254,4 +263,4 @@ def _has_type(val: Any, type: TensorType, symbols: Symbols) -> bool:
         return False
     sizes = symbols.sizes((*val.shape, *(() if type.sparse else val.stride())))
     noted: tuple[Size, ...] = (*type.shape, *(() if type.sparse else type.stride))
-    return len(sizes) == len(noted) and all(map(symbols.equal, sizes, noted))
+    return len(sizes) == len(noted) and _equal(symbols, sizes, noted)
