@@ -289,6 +289,8 @@ class Requirements:
     """whether autograd followed the program when it was called"""
     autocast: frozenset[str]
     """the device types for which autocast was on then"""
+    default_dtype: torch.dtype
+    """that of then: of what factories make without one"""
     out_structure: Any = None
     constants: dict[str, Any] = field(default_factory=dict)
     """Python arguments by name, with the value that the run saw"""

@@ -24,6 +24,7 @@ AGAIN = "capture again with inputs like these"
 GRAD_MODE = "capture under the grad mode of the call, or use foretrace.compile"
 ON_GRAD_MODE = ("is_grad_enabled", "enable_grad", "set_grad_enabled")
 AUTOCAST = "capture under the autocast of the call, or use foretrace.compile"
+DEFAULT_DTYPE = "capture under the default dtype of the call, or use foretrace.compile"
 DYNAMIC = "pass dynamic_shapes= to capture for sizes that vary"
 
 
@@ -49,6 +50,9 @@ class CallGuards:
             check_repeatable(change)
         if torch_api.autocast_devices() != self.recorded.requires.autocast:
             raise broken("autocast is not as it was when the program was captured", AUTOCAST)
+        now, then = torch.get_default_dtype(), self.recorded.requires.default_dtype
+        if now != then:
+            raise broken(f"the default dtype is {now}, the capture had {then}", DEFAULT_DTYPE)
         given = self._form(args, kwargs)
         count = len(self.recorded.guards)
         if self._check is None or count != self._count:

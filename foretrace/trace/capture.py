@@ -302,7 +302,7 @@ def _recorded(
 def _required_of_call(
     fn: Any, names: list[str], in_structure: Any, recorder: Recorder
 ) -> Requirements:
-    modes = torch.is_grad_enabled(), torch_api.autocast_devices()
+    modes = torch.is_grad_enabled(), torch_api.autocast_devices(), torch.get_default_dtype()
     defined = recorder.sources.defined = place_of(fn)
     return Requirements(in_structure, names, defined, *modes)
 

@@ -22,6 +22,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.trace.abstract import Abstract, follow
 from foretrace.trace.alias import alias_of
+from foretrace.trace.inference import check_mode
 from foretrace.trace.made_leaves import value_of
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.reported import Reported
@@ -140,13 +141,8 @@ class _Call:
         needs = tuple(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in self.args)
         self.context, self.origin = Context(needs, recorder), recorder.origin()
         self.followed = self.origin.grad_mode and any(needs)
-        if recorder.inference and torch.is_grad_enabled() and any(needs):
-            raise Refusal(
-                f"autograd follows {cls.__name__} in inference mode where gradients are switched on"
-                " again, and gives what it returns a history there alone",
-                kind="inference tensor", do="leave torch.inference_mode() instead, or call it there"
-                " without switching gradients on",
-            )  # fmt: skip
+        if any(needs):
+            check_mode(recorder, cls.__name__)
 
     def recorded(self) -> Any:
         """Run the forward, and add the op; what the caller gets."""

@@ -64,6 +64,21 @@ def normal_mode(recorder: Recorder) -> Iterator[None]:
         _Made(recorder).check()
 
 
+def check_mode(recorder: Recorder, name: str) -> None:
+    """Refuse what autograd follows in inference mode, once gradients are switched on again there.
+
+    Raises:
+        Refusal: they are.
+    """
+    if recorder.inference and torch.is_grad_enabled():
+        raise Refusal(
+            f"autograd follows {name} in inference mode, as gradients are switched on again, and"
+            " follows nothing else there",
+            kind="inference tensor", do="leave torch.inference_mode() instead, or call it there"
+            " without switching gradients on",
+        )  # fmt: skip
+
+
 class _Made:
     """Which values are inference tensors."""
 

@@ -16,7 +16,7 @@ from foretrace.trace import generators
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.changes import Place, cell_content, held_by
 from foretrace.trace.functions import function_calls
-from foretrace.trace.inference import guards
+from foretrace.trace.inference import check_mode, guards
 from foretrace.trace.lines import Lines
 from foretrace.trace.made_leaves import value_of
 from foretrace.trace.modules import module_calls
@@ -56,6 +56,7 @@ class Checkpoints:
         """What is run around a function; the outermost of nested regions makes all inside again."""
         fn, context_fn, args = torch_api.checkpoint_call(given_args, given_kwargs)
         recorder = self.recorder
+        check_mode(recorder, "a checkpoint")
         outer, (context, _again) = recorder.checkpoint, context_fn()
         saves = torch_api.selective_policy(context)
         if outer is None and recorder.grad_mode():

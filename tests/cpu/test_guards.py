@@ -94,6 +94,22 @@ def test_another_autocast_is_refused(captured: bool) -> None:
     assert caught.value.kind == "guard broken"
 
 
+def test_another_default_dtype_is_refused() -> None:
+    """What a factory makes without a dtype has that of the call, and a cast may be none then."""
+    x = torch.ones(3)
+    cut = foretrace.capture(lambda x: (x + torch.ones(3)).float(), (x,)).cut("export")
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(
+            foretrace.Refusal, match=r"the default dtype is torch\.float64"
+        ) as caught:
+            cut(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert caught.value.kind == "guard broken"
+    assert cut(x).dtype == torch.float32
+
+
 def reads_grad_mode(x: torch.Tensor) -> torch.Tensor:
     return x * torch.is_grad_enabled()
 

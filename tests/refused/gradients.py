@@ -162,8 +162,19 @@ def doubles_outside(x: Tensor) -> Tensor:
         return Doubles.apply(x)
 
 
-refuses("inference tensor", "trace/functions.py:__init__", captures(doubles_in_inference, W),
+def checkpoints_in_inference(x: Tensor) -> Tensor:
+    with torch.inference_mode(), torch.enable_grad():
+        return checkpoint(torch.sin, x, use_reentrant=False)  # here
+
+
+def checkpoints_outside(x: Tensor) -> Tensor:
+    return checkpoint(torch.sin, x, use_reentrant=False)
+
+
+refuses("inference tensor", "trace/inference.py:check_mode", captures(doubles_in_inference, W),
         doubles_in_inference, captured(doubles_outside, W))  # fmt: skip
+refuses("inference tensor", "trace/inference.py:check_mode", captures(checkpoints_in_inference, W),
+        checkpoints_in_inference, captured(checkpoints_outside, W))  # fmt: skip
 refuses("inference tensor", "trace/inference.py:check", captures(splits_in_inference, W),
         splits_in_inference, captured(chunks_in_inference, W),
         captured(splits_unfollowed, W))  # fmt: skip
