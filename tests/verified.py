@@ -34,17 +34,17 @@ def _replace(make: Callable[..., Any], check: Callable[..., None]) -> None:
 
 
 def _record(found: Any, fn: Any, args: Any, kwargs: Any, run: Any, *_: Any) -> None:
-    verify.verify_record(found, run.recorder.semantics.inference.infer)
+    verify.verify_record(found, run.recorder.semantics.inference.again)
 
 
 def _graph(found: Any, recorded: Any, semantics: Any, *_: Any, **__: Any) -> None:
-    verify.verify_graph(found, recorded, semantics.inference.infer)
+    verify.verify_graph(found, recorded, semantics.inference.again)
 
 
 def _pair(found: Any, joint: Any, recorded: Any, semantics: Any, *_: Any) -> None:
     verify.verify_pair(joint, found.forward, found.backward)
     for half in (found.forward, found.backward):
-        verify.verify_graph(half, recorded, semantics.inference.infer)
+        verify.verify_graph(half, recorded, semantics.inference.again)
 
 
 def _module(found: Any, graph: Any, symbols: Any, *_: Any) -> None:

@@ -46,7 +46,7 @@ class Program:
         self.recorded, self.semantics, self.verify = recorded, semantics, verify
         self.guards = CallGuards(recorded)
         if verify:
-            verify_record(recorded, semantics.inference.infer)
+            verify_record(recorded, semantics.inference.again)
 
     @property
     def target(self) -> Target:
@@ -110,7 +110,7 @@ class Program:
 
     def _verify(self, *graphs: Graph) -> None:
         for graph in graphs if self.verify else ():
-            verify_graph(graph, self.recorded, self.semantics.inference.infer)
+            verify_graph(graph, self.recorded, self.semantics.inference.again)
 
     def _asked(self) -> Asked:
         return Asked("capture", self.recorded.requires.defined)

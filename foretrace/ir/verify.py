@@ -4,7 +4,6 @@ A fault is a bug of foretrace, whatever the user's program is.
 """
 
 import operator
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -163,11 +162,10 @@ class _Stage:
         that torch does not take is the program's own error, which each run gives.
         """
         args, kwargs = map_values((op.args, op.kwargs), lambda v: v.type.with_grad(False))
-        with warnings.catch_warnings(action="ignore"):  # the run has given them
-            try:
-                found = _flat(self.infer(op.target, args, kwargs))
-            except (RuntimeError, ValueError, TypeError):
-                return
+        try:
+            found = _flat(self.infer(op.target, args, kwargs))
+        except (RuntimeError, ValueError, TypeError):
+            return
         noted = _flat(op.result)
         if len(found) != len(noted):
             yield f"it returns {len(found)} things, {len(noted)} are noted"

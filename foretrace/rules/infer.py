@@ -96,6 +96,11 @@ class Inference:
             found = self._known.learn(key, ask, lambda _: True)
         return found
 
+    def again(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        """The same, without the warnings that the run has given."""
+        with ONE_AT_A_TIME, warnings.catch_warnings(action="ignore"):
+            return self.infer(func, args, kwargs)
+
     def written(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[TensorType, ...]:
         """The type of each operand after a call that writes; a given `out` may be resized.
 

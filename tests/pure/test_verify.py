@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 PROGRAM = foretrace.capture(Net(), (X,), verify=True)
-INFER = PROGRAM.semantics.inference.infer
+INFER = PROGRAM.semantics.inference.again
 
 
 def test_what_foretrace_makes_is_well_formed() -> None:
