@@ -70,12 +70,10 @@ def verify_pair(joint: Graph, forward: Graph, backward: Graph) -> None:
     given = [o.role for o in forward.outputs if o.role.kind == "saved"]
     taken = [item.role for item in backward.inputs]
     both = [o.value for o in (*forward.outputs, *backward.outputs) if o.role.kind != "saved"]
-    faults = []
     if given != taken[: len(given)]:
-        faults.append(Fault("pair", f"the forward saves {given}, the backward takes {taken}"))
+        _raise([Fault("pair", f"the forward saves {given}, the backward takes {taken}")])
     if both != [o.value for o in joint.outputs]:
-        faults.append(Fault("pair", "the halves do not give what the joint graph gives"))
-    _raise(faults)
+        _raise([Fault("pair", "the halves do not give what the joint graph gives")])
 
 
 def verify_module(graph: Graph, module: fx.GraphModule, symbols: Symbols) -> None:
@@ -159,12 +157,15 @@ class _Stage:
         """What a leaf makes has the types that its operands give it.
 
         Where memory begins is eager's: a cut that copies what is written has it elsewhere. A call
-        that torch does not take is the program's own error, which each run gives.
+        that torch does not take is the program's own error, which each run gives. Under another
+        default dtype than the capture's nothing can be asked.
         """
+        if torch.get_default_dtype() != self.recorded.requires.default_dtype:
+            return
         args, kwargs = map_values((op.args, op.kwargs), lambda v: v.type.with_grad(False))
         try:
             found = _flat(self.infer(op.target, args, kwargs))
-        except (RuntimeError, ValueError, TypeError):
+        except (RuntimeError, IndexError, ValueError, TypeError):
             return
         noted = _flat(op.result)
         if len(found) != len(noted):

@@ -84,7 +84,7 @@ class History:
         followed = _followed_in(op) if op.writes else set[Value]()
         laid = dict[Value, Value]()
         for each in op.body or ():
-            inner = _over(each, laid)
+            inner = _relaid(each, laid)
             scatters = op.writes and inner.target in SCATTERED
             seen = not is_unseen_write(op) and not followed.isdisjoint(inner.operands)
             if scatters and (seen or self.refused(inner, followed)):
@@ -176,8 +176,8 @@ def _is_whole(op: Op, inner: Op) -> bool:
     return not isinstance(op.target, Write) and inner.args[0] is op.args[0]
 
 
-def _over(op: Op, laid: dict[Value, Value]) -> Op:
-    """The op, of what lies otherwise, and with a link to itself in the tree."""
+def _relaid(op: Op, laid: dict[Value, Value]) -> Op:
+    """The op over operands that are laid out otherwise, with a link to itself in the tree."""
     other = renamed(op, laid)
     return op if other is op else other.but(piece_of=op)
 

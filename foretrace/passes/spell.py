@@ -1,4 +1,4 @@
-"""Ops in the words of one call; what ops make and use."""
+"""Ops in the words of one call; what ops use."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

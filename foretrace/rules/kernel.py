@@ -177,6 +177,5 @@ def _restrided(result: Tree, told: Tree, symbols: Symbols) -> Tree:
     if not (isinstance(result, TensorType) and isinstance(told, TensorType)):
         return result
     same = len(result.shape) == len(told.shape)
-    if same and all(map(symbols.equal, result.shape, told.shape)):
-        return result.but(stride=told.stride)
-    return result
+    same = same and all(map(symbols.equal, result.shape, told.shape))
+    return result.but(stride=told.stride) if same else result

@@ -169,7 +169,7 @@ class Symbols:
         return [guard.expr for guard in self.env.guards] if self.env else []
 
     def settled(self, size: Size) -> Size:
-        """None or one as a number where the guards say so: strides of such sizes tell nothing."""
+        """A size as the number 0 or 1 where the guards say so: its stride tells nothing."""
         if isinstance(size, (int, sympy.Symbol)) or (hint := self.hint(size)) > 1:
             return size
         return hint if sympy.Eq(size, hint) in self.asked() else plain(self.simplify(size))
