@@ -12,3 +12,10 @@ def map_tree(tree: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(tree, dict):
         return {key: map_tree(item, change) for key, item in tree.items()}
     return change(tree)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """What is not a list or a tuple, left to right."""
+    if isinstance(tree, (tuple, list)):
+        return [leaf for item in tree for leaf in leaves(item)]
+    return [tree]

@@ -17,6 +17,7 @@ from foretrace.ir.names import calls_target
 from foretrace.ir.op import Op, Tree, Value, Write, map_values, values_in
 from foretrace.ir.program import Graph, Output, Recorded
 from foretrace.ir.text import neighbourhood
+from foretrace.ir.tree import leaves
 from foretrace.ir.types import Size, TensorType
 from foretrace.symbols.sizes import Symbols
 
@@ -164,10 +165,10 @@ class _Stage:
             return
         args, kwargs = map_values((op.args, op.kwargs), lambda v: v.type.with_grad(False))
         try:
-            found = _flat(self.infer(op.target, args, kwargs))
+            found = leaves(self.infer(op.target, args, kwargs))
         except (RuntimeError, IndexError, ValueError, TypeError):
             return
-        noted = _flat(op.result)
+        noted = leaves(op.result)
         if len(found) != len(noted):
             yield f"it returns {len(found)} things, {len(noted)} are noted"
         for one, other in zip(found, noted, strict=False):
@@ -219,12 +220,6 @@ def _layout(type: TensorType) -> str:
     return f"{type!r} with strides {list(type.stride)} at {type.offset}{type.lazy and ', lazy'}"
 
 
-def _flat(tree: Tree) -> list[Any]:
-    if isinstance(tree, (tuple, list)):
-        return [leaf for item in tree for leaf in _flat(item)]
-    return [tree]
-
-
 # ---- graph modules ------------------------------------------------------------------------------
 
 
@@ -239,7 +234,7 @@ def _node_faults(stage: str, graph: fx.Graph, symbols: Symbols) -> Iterator[Faul
             yield Fault(stage, f"{node.name} comes from no op")
             continue
         results[node] = _result(node, op, results)
-        vals = zip(_flat(node.meta.get("val")), _flat(results[node]), strict=False)
+        vals = zip(leaves(node.meta.get("val")), leaves(results[node]), strict=False)
         for val, value in vals:
             if isinstance(value, Value) and not _has_type(val, value.type, symbols):
                 yield Fault(stage, f"the val of {node.name} is {val}, not {value!r}", op)

@@ -24,6 +24,7 @@ from foretrace.ir.types import Arrived, TensorType
 from foretrace.passes.differentiate import Differentiation
 from foretrace.passes.history import History, left_in_memory, unmarked, with_history
 from foretrace.passes.live import live, values_of, with_saved, without_unread
+from foretrace.passes.placed import placed
 from foretrace.passes.saved_over import SavedOver, saved_over
 from foretrace.passes.select import Selector, selects
 from foretrace.passes.stale import Stale, applied
@@ -161,7 +162,7 @@ def _trainable(
     for value in (*over.left, *copies):
         if (found := over.left.get(copies.get(value, value))) is not None:
             ops += left_in_memory(value, *found)
-    return ops
+    return list(placed(ops, semantics.inference.infer))
 
 
 def _raises(derivatives: Derivatives, op: Op, followed: Collection[Value] = ()) -> bool:

@@ -280,8 +280,6 @@ def _of_detached(op: Op) -> Iterator[Op]:
 def _scattered(op: Op, view: Callable[[Any, Any], TensorType]) -> Iterator[Op]:
     """A scatter by a copy into a view, which has a derivative for every dtype and layout."""
     base, source, *where = op.args
-    if op.target is aten.as_strided_scatter.default:
-        where = [*where[:2], where[2] - base.type.offset]
     (out,) = op.outs
     type = view(SCATTERED[op.target], (out.type, *where)).with_grad(out.type.requires_grad)
     part, done = Value(type), Value(type)

@@ -31,7 +31,7 @@ def writes_through_views(op: Op) -> bool:
 def through_views(op: Op) -> Iterator[Op]:
     """The write itself, through views of a copy of the base."""
     write, (base, given), (view,) = op.target, op.args, op.outs
-    begins = write.steps[0].base.type.begins
+    begins = write.steps[0].base.type.begins - view.type.begins
     yield from copied(op, base, view, WHY)
     for step, like in _seen(op):
         of, view = view, Value(_moved(like.type, begins).with_grad(True))

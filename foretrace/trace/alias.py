@@ -312,6 +312,8 @@ def _viewed_again(
                 again.type = again.type.with_grad(False)
             return again
         offset = base.type.offset + sum(m.distance for m in path) // base.type.dtype.itemsize
+        if (owner := alias.root.tensor()) is not None:
+            owner.note_asked()
         layout = (list(like.shape), list(like.stride), offset)
         return recorder.call(AS_STRIDED, (base, *layout), grad=grad).outs[0]
 

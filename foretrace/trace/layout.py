@@ -6,9 +6,9 @@ import sympy
 import torch
 
 from foretrace.ir.op import Op, Tree, Value, map_values
+from foretrace.ir.tree import leaves
 from foretrace.ir.types import TensorType
 from foretrace.trace.alias import Alias, Records, current
-from foretrace.trace.meaning import leaves
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Definition, Op, Tree, Value, map_values, values_in
-from foretrace.ir.tree import map_tree
+from foretrace.ir.tree import leaves, map_tree
 from foretrace.ir.types import TensorType
 from foretrace.trace.abstract import Abstract
 from foretrace.trace.admitted import check_dtypes
@@ -21,7 +21,7 @@ from foretrace.trace.casts import INSIDE
 from foretrace.trace.effects import written
 from foretrace.trace.inner_base import seen_inside
 from foretrace.trace.made_leaves import REQUIRES_GRAD, required
-from foretrace.trace.meaning import Given, Meaning, Share, leaves
+from foretrace.trace.meaning import Given, Meaning, Share
 
 ITEM = torch.ops.aten.item.default
 """Its body refuses the label "meta", although a constant has a value on any device."""

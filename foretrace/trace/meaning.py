@@ -199,13 +199,6 @@ class Semantics(Protocol):
         """
 
 
-def leaves(tree: Tree) -> list[Any]:
-    """What is not a list or a tuple, left to right."""
-    if isinstance(tree, (tuple, list)):
-        return [leaf for item in tree for leaf in leaves(item)]
-    return [tree]
-
-
 def fill(result: Tree, operands: list[Value], made: list[Value]) -> Tree:
     """The result structure with a new value for each type and the operand for each Given."""
 

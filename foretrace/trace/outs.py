@@ -7,12 +7,13 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Choice, Op, Tree, Value, map_values, substitute, values_in
+from foretrace.ir.tree import leaves
 from foretrace.ir.types import Size, TensorType
 from foretrace.trace.abstract import Abstract, become_like
 from foretrace.trace.alias import Records, alias_of, current
 from foretrace.trace.in_place import note_overwritten
 from foretrace.trace.layout import laid_out, same_sizes
-from foretrace.trace.meaning import Schema, leaves
+from foretrace.trace.meaning import Schema
 from foretrace.trace.overlap import overlapping
 
 aten = torch.ops.aten

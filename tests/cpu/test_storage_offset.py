@@ -75,3 +75,73 @@ def test_what_kernels_read_by_strides_is_no_guard() -> None:
     run = foretrace.capture(fills, (torch.ones(20)[4:].view(4, 4),)).cut("aten")
     other = torch.ones(19)[3:].view(4, 4)
     assert torch.equal(run(other.clone()), fills(other))
+
+
+def writes_to_a_part(x: Tensor) -> Tensor:
+    first = x.unsafe_chunk(2)[0]
+    first[:, 1] += 1
+    return x * 2
+
+
+def viewed_before(x: Tensor) -> Tensor:
+    part = x[:2][:, 1:]
+    x[:, 0] += 1
+    return part * 2
+
+
+def writes_to_a_view_of_a_part(x: Tensor) -> tuple[Tensor, Tensor]:
+    part = x[:2]
+    column = part[:, 1:]
+    part[:, 0].mul_(2)
+    return column * 2, x.exp()
+
+
+def writes_by_strides(x: Tensor) -> tuple[Tensor, Tensor]:
+    part = x[2:].as_strided((2, 2), (4, 1), x.storage_offset() + 9)
+    x.select(1, 1).mul_(3)
+    part.sin_()
+    return part * 2, x.as_strided((2, 3), (1, 5), x.storage_offset()).exp()
+
+
+def silently(x: Tensor) -> tuple[Tensor, Tensor]:
+    part = x[1:, 1:]
+    with torch.no_grad():
+        x[:, 1].mul_(2)
+    part[0] += 1
+    return part.as_strided((2,), (1,), x.storage_offset() + 6) * 2, x
+
+
+TRAINED = [
+    writes_to_a_part, viewed_before, writes_to_a_view_of_a_part, writes_by_strides, silently,
+]  # fmt: skip
+
+
+def trained_part(first: int) -> tuple[Tensor, Tensor]:
+    """A leaf, and what begins at that element of memory and has its history."""
+    leaf = torch.arange(40.0, requires_grad=True)
+    return leaf, (leaf * 1)[first : first + 16].view(4, 4)
+
+
+def with_gradient(fn: Callable[[Tensor], object], first: int) -> list[Tensor]:
+    leaf, x = trained_part(first)
+    outs = fn(x)
+    results = list(outs) if isinstance(outs, tuple) else [outs]
+    (gradient,) = torch.autograd.grad(sum(out.sum() for out in results), leaf)
+    return [*results, gradient]
+
+
+@pytest.mark.parametrize("entry", ["export", "aten", "compile", "joint"])
+@pytest.mark.parametrize("fn", TRAINED)
+def test_views_of_written_memory_that_begins_later(fn: Program, entry: str) -> None:
+    """The graph's copies begin elsewhere than the input, and it counts from where they do."""
+    if entry == "compile":
+        taken: Callable[[Tensor], object] = foretrace.compile(fn)
+    else:
+        program = foretrace.capture(fn, (trained_part(16)[1],))
+        taken = program.compile("eager") if entry == "joint" else program.cut(entry)
+    for first in (16, 16, 0, 5) if entry == "compile" else (16, 16):
+        pairs = zip(with_gradient(taken, first), with_gradient(fn, first), strict=True)
+        assert all(torch.equal(mine, eager) for mine, eager in pairs)
+    if entry != "compile":
+        with pytest.raises(foretrace.Refusal, match="begins at element 3 of its memory"):
+            taken(trained_part(3)[1])
