@@ -19,7 +19,7 @@ ROOMS = (
     *("errors", "torch_api", "symbols", "ir", "trace", "rules", "targets", "passes"),
     *("runtime", "explain", "compat", "cli", "__init__", "__main__"),
 )
-FUNCTION_LINES, FUNCTION_LINES_P90, FILE_LINES, PACKAGE_LINES, COLUMNS = 40, 20, 350, 27_981, 100
+FUNCTION_LINES, FUNCTION_LINES_P90, FILE_LINES, PACKAGE_LINES, COLUMNS = 40, 20, 350, 28_083, 100
 
 # Names of Python's own that are documented although they begin with an underscore.
 DOCUMENTED = {"_asdict", "_fields", "_getframe", "_make", "_replace"}

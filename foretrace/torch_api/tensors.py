@@ -86,9 +86,16 @@ def set_hooks(tensor: torch.Tensor, hooks: Any, accumulated: Any) -> None:
     tensor._backward_hooks, tensor._post_accumulate_grad_hooks = hooks, accumulated
 
 
+IN_PYTHON: dict[str, Any] = {
+    name: vars(torch.Tensor)[name]
+    for name in ("register_hook", "register_post_accumulate_grad_hook", "storage", "__repr__")
+}
+
+
 def attribute_of(tensor: torch.Tensor, name: str) -> Any:
-    """What an attribute in C is, whatever the class in Python has in its place."""
-    return vars(_C._TensorBase)[name].__get__(tensor)
+    """What an attribute is, whatever `torch.Tensor` has in its place while a program runs."""
+    found: Any = IN_PYTHON.get(name) or vars(_C._TensorBase)[name]
+    return found.__get__(tensor)
 
 
 def set_attribute(tensor: torch.Tensor, name: str, new: Any) -> None:
@@ -96,10 +103,13 @@ def set_attribute(tensor: torch.Tensor, name: str, new: Any) -> None:
     vars(_C._TensorBase)[name].__set__(tensor, new)
 
 
-REPLACED = ("grad", "data", "requires_grad")
+REPLACED = ("grad", "data", "requires_grad", "is_leaf", "grad_fn", "_version", "_base")
 """Attributes by which Python reads and changes a tensor without a call of an operator"""
 CASTS = ("to", "type", "bfloat16", "half")
 """Methods that cast, as autocast does, too: in C++ both are one call"""
+METHODS = ("requires_grad_", *CASTS, *IN_PYTHON, "_is_view", "storage_offset", "tolist", "numpy",
+           "data_ptr", "untyped_storage")  # fmt: skip
+"""Methods that do without a call of an operator, and casts"""
 
 
 @contextmanager
@@ -108,7 +118,7 @@ def attributes_replaced(
 ) -> Iterator[None]:
     """Attributes and methods of `torch.Tensor` are these two inside, for this thread.
 
-    They are inherited from the class in C, so that Python's own class has none to put back.
+    Those inherited from the class in C are not in Python's own, and leave it again.
     """
     thread, kind = threading.get_ident(), vars(torch)["Tensor"]
     torch.overrides.get_default_nowrap_functions()  # it keeps the getters that it finds at first
@@ -129,14 +139,16 @@ def attributes_replaced(
 
         return call
 
-    for names, form in ((REPLACED, replaced), (("requires_grad_", *CASTS), called)):
+    for names, form in ((REPLACED, replaced), (METHODS, called)):
         for name in names:
             setattr(kind, name, form(name))
     try:
         yield
     finally:
-        for name in (*REPLACED, "requires_grad_", *CASTS):
+        for name in (*REPLACED, *METHODS):
             delattr(kind, name)
+        for name, method in IN_PYTHON.items():
+            setattr(kind, name, method)
 
 
 def node_of(tensor: torch.Tensor) -> Any:
@@ -157,12 +169,13 @@ def submodule_table(module: torch.nn.Module) -> dict[str, Any]:
 
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd keeps the tensor as a view of another."""
-    return tensor._is_view()
+    return bool(attribute_of(tensor, "_is_view")())
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor:
     """What autograd keeps a view of."""
-    return tensor._base if tensor._base is not None else tensor
+    base: torch.Tensor | None = attribute_of(tensor, "_base")
+    return tensor if base is None else base
 
 
 def saved_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -109,7 +109,7 @@ class Capture:
         abstract = self.types.abstract(value)
         if self.outside is not None:
             abstract.ft_gradient = (self.gradients, len(self.inputs))
-        abstract.ft_leaf = tensor.is_leaf
+        abstract.ft_leaf = torch_api.attribute_of(tensor, "is_leaf")
         if value.type.requires_grad and torch_api.is_view(tensor):
             alias_of(abstract).based = torch_api.base_of(tensor).requires_grad
         if isinstance(tensor, torch.nn.Parameter):
@@ -120,7 +120,7 @@ class Capture:
         live = None if kind == "input" else tensor
         role = Role(kind, self._unique(name))
         hooked = torch_api.has_hooks(tensor)
-        item = Input(value, role, tensor.is_leaf, live, owner, hooked=hooked)
+        item = Input(value, role, abstract.ft_leaf, live, owner, hooked=hooked)
         self._append(item, tensor, abstract)
         if kind == "constant":
             self.constants.give(value, tensor)
@@ -277,13 +277,13 @@ def _recorded(
                 capture.gradients.reading(),
             ):
                 result = _run(fn, call_args, call_kwargs, recorder)
-            capture.note_asked(requires)
             outs, requires.out_structure = take_apart(result)
             mutations = mutations_of(recorder, capture.inputs, capture.stands, loan)
             requires.begins = begins_read(recorder, capture.stands, mutations)
             written = {mutation.index: mutation.value for mutation in mutations}
             check_shared_memory(capture.real, set(written), lambda i: line_of(recorder, written[i]))
             outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
+            capture.note_asked(requires)
             check_together(capture.recorder, [leaf for _, leaf in outs], capture.inputs)
             overwritten = overwritten_in(recorder)
         capture.dynamic.check()

@@ -73,8 +73,15 @@ def value_of(tensor: Abstract, recorder: Records) -> Value:
 def given_back(tensor: Abstract, recorder: Records) -> Value:
     """The value of what the program returns.
 
+    A view that it took under no_grad requires grad as what it made does: the mode around decides.
+
     Raises:
         Refusal: eager refuses a use of it where autograd is on, as the caller may have it.
     """
     with torch.enable_grad():
-        return value_of(tensor, recorder)
+        value = value_of(tensor, recorder)
+    alias, owner = tensor.ft_alias, tensor.ft_alias and tensor.ft_alias.root.tensor()
+    given = owner is not None and (owner.ft_leaf or owner.ft_gradient is not None)
+    if alias is not None and alias.loose and value.type.requires_grad and not given:
+        tensor.ft_told.append(True)
+    return value

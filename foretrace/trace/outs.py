@@ -1,5 +1,6 @@
 """Tensors that get other sizes in place: those given as `out=`, and by `resize_`."""
 
+from functools import partial
 from typing import Any, TypeAlias
 
 import sympy
@@ -7,7 +8,7 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Choice, Op, Tree, Value, map_values, substitute, values_in
-from foretrace.ir.tree import leaves
+from foretrace.ir.tree import leaves, map_tree
 from foretrace.ir.types import Size, TensorType
 from foretrace.trace.abstract import Abstract, become_like
 from foretrace.trace.alias import Records, alias_of, current
@@ -51,7 +52,7 @@ def contents(
         if new is not None and not _fits(recorder, schema, old.type, new.type):
             if values_in(call).count(old) > 1:
                 raise overlapping(f"{func} reads a tensor that it resizes and writes to")
-            _check_known(recorder, old.type, new.type, after.get(old))
+            _check_known(recorder, old.type, new, after.get(old))
             now[old] = _renew(recorder, tensors[old], old, new.type)
     args, kwargs = substitute(call, now)
     if not _is_value_form(recorder, func, (args, kwargs), list(now.values()), news):
@@ -62,14 +63,27 @@ def contents(
 
 
 def _types_after(recorder: Records, func: Any, call: Call) -> dict[Value, TensorType]:
-    """The operands' types once the op has run; nothing where there is no kernel to ask."""
-    if any(value.type.symbols for value in values_in(call)):
-        return {}  # many of these kernels know numbers only, and would make sizes numbers
+    """The operands' types once the op has run; nothing where there is no kernel to ask.
+
+    Sizes are those of the run: many of these kernels know numbers only.
+    """
+    if recorder.types.symbols.unknown([value.type.shape for value in values_in(call)]):
+        return {}
     try:
-        types = recorder.semantics.written(func, *(map_values(t, lambda v: v.type) for t in call))
+        args, kwargs = map_tree(call, partial(_in_numbers, recorder))
+        types = recorder.semantics.written(func, args, kwargs)
     except Refusal:
         return {}
     return dict(zip(values_in(call), types, strict=True))  # an `out` stands last
+
+
+def _in_numbers(recorder: Records, leaf: Any) -> Any:
+    """An argument with the sizes that it has in this run; a value's type."""
+    hint = recorder.types.symbols.hint
+    if not isinstance(leaf, Value):
+        return hint(leaf) if isinstance(leaf, sympy.Expr) else leaf
+    shape, stride = (tuple(map(hint, sizes)) for sizes in (leaf.type.shape, leaf.type.stride))
+    return leaf.type.but(shape=shape, stride=stride, offset=hint(leaf.type.offset))
 
 
 def _fits(recorder: Records, schema: Schema, old: TensorType, new: TensorType) -> bool:
@@ -88,18 +102,18 @@ def _equal(recorder: Records, one: tuple[Size, ...], other: tuple[Size, ...]) ->
 
 
 def _check_known(
-    recorder: Records, old: TensorType, new: TensorType, after: TensorType | None
+    recorder: Records, old: TensorType, result: Value, after: TensorType | None
 ) -> None:
     """Refuse to resize an `out` where torch's kernels for types do not say what becomes of it.
 
     They and the value form may give other strides. A result of no elements may be one that the op
     leaves alone (batch norm in eval mode).
     """
+    new, run = result.type, _in_numbers(recorder, result)
     straight = new.dense and new.memory_order() == list(range(len(new.shape)))
-    told = after is not None and same_sizes(recorder, after.shape, new.shape)
     known = straight or not new.symbols
-    if told and after is not None:
-        known = _same_strides(recorder, after, new)
+    if after is not None and after.shape == run.shape:
+        known = _same_strides(recorder, after, run)
     if (0 in new.shape and 0 not in old.shape) or not known:
         raise Refusal(
             f"what becomes of an `out` of {list(old.shape)} for a result of {list(new.shape)} is"

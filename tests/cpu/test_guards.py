@@ -3,6 +3,7 @@
 import sys
 import types
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -131,10 +132,36 @@ def makes_a_leaf_of_what_has_no_history(x: torch.Tensor) -> torch.Tensor:
     return (x * 2).requires_grad_()
 
 
+def returns_a_view_taken_under_no_grad(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    with torch.no_grad():
+        return y.view(-1)
+
+
 KNOWS = [
     reads_grad_mode, turns_grad_mode_on, asks_whether_it_requires_grad, asks_whether_it_is_a_leaf,
     makes_a_leaf_of_what_has_no_history,
 ]  # fmt: skip
+
+
+def views_its_argument_under_no_grad(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return x.view(-1)
+
+
+@pytest.mark.parametrize("grad_mode", [False, True])
+@pytest.mark.parametrize(
+    "fn", [returns_a_view_taken_under_no_grad, views_its_argument_under_no_grad]
+)
+def test_a_view_taken_under_no_grad_requires_grad_as_its_base(
+    fn: Callable[[torch.Tensor], torch.Tensor], grad_mode: bool
+) -> None:
+    x = torch.ones(3, requires_grad=True)
+    cut = foretrace.capture(fn, (x,)).cut("export")
+    knows = fn is returns_a_view_taken_under_no_grad and not grad_mode
+    refused = pytest.raises(foretrace.Refusal, match="grad mode is not as it was")
+    with torch.set_grad_enabled(grad_mode), refused if knows else nullcontext():
+        assert cut(x).requires_grad == fn(x).requires_grad
 
 
 @pytest.mark.parametrize("captured", [False, True])

@@ -166,3 +166,16 @@ def test_an_out_op_is_opened_to_its_value_form_by_a_table() -> None:
     )
     assert torch.equal(cut(X), program(X))
     assert not any(str(node.target).endswith("out") for node in cut.graph_module.graph.nodes)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_out_of_other_sizes_whose_strides_are_not_those_of_the_value_form(dynamic: bool) -> None:
+    def program(x: Tensor) -> Tensor:
+        room = torch.zeros(0)
+        torch.kron(x, x, out=room)
+        return room
+
+    found = refusal(program, torch.randn(4, 4).t(), dynamic_shapes=dynamic)
+    assert "what becomes of an `out`" in told(found)
+    cuts, square = ("export", "aten"), torch.randn(4, 4)
+    same_as_eager(program, (square,), dynamic_shapes=dynamic, cuts=cuts, loss=None)

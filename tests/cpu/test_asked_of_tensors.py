@@ -1,0 +1,78 @@
+"""What Python asks of a tensor without an operator: an argument and a global answer alike."""
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import foretrace
+
+LEAF = torch.arange(8.0, requires_grad=True)
+MADE = LEAF * 2
+PART = torch.arange(8.0)[2:6]
+
+QUESTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "is_leaf": lambda t: t.is_leaf,
+    "grad_fn": lambda t: t.grad_fn is None,
+    "_version": lambda t: t._version,
+    "_base": lambda t: t._base is None,
+    "_is_view": lambda t: t._is_view(),
+    "storage_offset": lambda t: t.storage_offset(),
+    "tolist": lambda t: max(t.tolist()),
+    "numpy": lambda t: t.detach().numpy().max(),
+    "data_ptr": lambda t: t.data_ptr() % 7,
+    "untyped_storage": lambda t: t.untyped_storage().nbytes(),
+    "storage": lambda t: len(t.storage()),
+    "is_shared": lambda t: t.is_shared(),
+    "register_hook": lambda t: t.register_hook(lambda grad: grad) is None,
+    "post_accumulate": lambda t: t.register_post_accumulate_grad_hook(lambda t: None) is None,
+    "backward": lambda t: t.sum().backward() is None,
+    "copy": lambda t: copy.copy(t).shape[0],
+}
+
+
+def outcome(fn: Callable[..., Any], *args: Tensor) -> str | set[str]:
+    """The kind of the refusal, or what is guarded."""
+    try:
+        requires = foretrace.capture(fn, args).recorded.requires
+    except foretrace.Refusal as refusal:
+        return refusal.kind
+    return {"begins"} if requires.begins else set()
+
+
+@pytest.mark.parametrize("tensor", [LEAF, MADE, PART], ids=["leaf", "made", "part"])
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_global_answers_as_an_argument(name: str, tensor: Tensor) -> None:
+    ask = QUESTIONS[name]
+    hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    of_an_argument = outcome(lambda x: x * ask(x), tensor)
+    assert outcome(lambda x: x * ask(tensor), tensor.detach().clone()) == of_an_argument
+    assert (tensor._backward_hooks, tensor._post_accumulate_grad_hooks) == hooks
+
+
+def test_a_global_is_printed_as_an_argument_is(capsys: pytest.CaptureFixture[str]) -> None:
+    def program(x: Tensor, t: Tensor) -> Tensor:
+        sys.stdout.write(f"{t!r} {t}\n")
+        return x * 2
+
+    foretrace.capture(program, (PART.clone(), PART.clone()))
+    foretrace.capture(lambda x: program(x, PART), (PART.clone(),))
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+
+
+def test_compile_asks_again() -> None:
+    """A global's leaf is another's history, and begins elsewhere."""
+    held = [MADE[1:3]]
+
+    def program(x: Tensor) -> Tensor:
+        return x * held[0].storage_offset() + held[0].is_leaf
+
+    compiled = foretrace.compile(program)
+    for tensor in (MADE[1:3], MADE[3:5], torch.ones(2)):
+        held[0] = tensor
+        assert torch.equal(compiled(torch.ones(2)), program(torch.ones(2)))
