@@ -4,10 +4,10 @@ from foretrace.compat.aot import aot_export_module
 from foretrace.compat.aot_autograd import aot_autograd
 from foretrace.compat.compile import compile
 from foretrace.compat.export import export
-from foretrace.compat.program import Cut, Program, capture, rule
 from foretrace.errors import Refusal
 from foretrace.explain.explanation import Explanation
-from foretrace.runtime.cache import Recapture
+from foretrace.program import Cut, Program, capture, rule
+from foretrace.runtime.compiled import Recapture
 from foretrace.targets.profile import Target
 
 __version__ = "0.1.0"

@@ -5,10 +5,16 @@ import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType, TracebackType
+from typing import Final
 
 PACKAGE_DIR = __file__.rpartition("/")[0] + "/"
 PYTHON_DIR = sysconfig.get_paths()["stdlib"] + "/"
 """Where Python's own library is; what is installed may be in a folder of it"""
+OUTSIDE: Final = (
+    "compute it before the captured program is called, and pass the result",
+    "or make it an operator of your own: torch.library.custom_op, with register_fake",
+)
+"""What to do with what has no place in a graph"""
 
 
 @dataclass(frozen=True, slots=True)

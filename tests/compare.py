@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import foretrace
-from foretrace.compat.program import Cut
+from foretrace.program import Cut
 from tests.bits import (
     Fact,
     aliasing,

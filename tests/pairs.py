@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from foretrace.compat.program import Cut
+from foretrace.program import Cut
 from foretrace.runtime.calls import run_pair
 
 

@@ -78,3 +78,39 @@ def test_what_contributing_names_is_there() -> None:
     named = re.findall(r"[`(]((?:foretrace|tests|tools|docs)/[\w/.-]+)", text)
     assert len(named) > 20
     assert not [path for path in named if not (ROOT / path).exists()]
+
+
+ROOMS_OF_FILES = sorted(path.parent for path in ROOT.glob("foretrace/*/README.md"))
+
+
+@pytest.mark.parametrize("room", ROOMS_OF_FILES, ids=lambda room: room.name)
+def test_a_room_names_its_files(room: Path) -> None:
+    named = set(re.findall(r"`(\w+\.py)`", (room / "README.md").read_text()))
+    files = {path.name for path in room.glob("*.py")} - {"__init__.py"}
+    assert files <= named
+    assert not {name for name in named - files if not list(ROOT.glob(f"foretrace/**/{name}"))}
+
+
+def test_every_room_has_a_readme() -> None:
+    rooms = {path.parent for path in ROOT.glob("foretrace/*/*.py")}
+    assert {room.name for room in rooms - set(ROOMS_OF_FILES)} <= {"torch_api"}
+
+
+ROWS = re.findall(r"^\|.*\|$", (ROOT / "docs/design.md").read_text(), re.MULTILINE)
+PLACES = [
+    (path, names.split())
+    for row in ROWS
+    for path, names in re.findall(r"`(\w+(?:/\w+)*\.py)`((?: `[\w.]+`,?)*)", row)
+]
+
+
+@pytest.mark.parametrize(("path", "names"), PLACES, ids=lambda given: str(given)[:60])
+def test_what_a_table_of_the_design_names_is_there(path: str, names: list[str]) -> None:
+    """`passes/cut.py` `flatten`: the file, and in it the function or class, or its method."""
+    text = (ROOT / "foretrace" / path).read_text()
+    for name in (part for each in names for part in each.strip("`,").split(".")):
+        assert re.search(rf"\b(?:def|class) {name}\b|^{name}\b", text, re.MULTILINE), name
+
+
+def test_the_design_has_its_tables() -> None:
+    assert len(PLACES) > 50

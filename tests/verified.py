@@ -5,10 +5,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from foretrace.emit import fx
 from foretrace.errors import Refusal
-from foretrace.ir import fx, verify
-from foretrace.passes import cut, partition
-from foretrace.trace import capture
+from foretrace.ir import verify
+from foretrace.partition import split as partition
+from foretrace.passes import cut
+from foretrace.recording import capture
 
 
 def everywhere() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
 import foretrace
-from foretrace.trace.abstract import Abstract
+from foretrace.tensors.abstract import Abstract
 from foretrace.trace.recorder import Recorder
 from tests.bits import differences, tensors
 from tests.unchanged import state_unchanged_if_it_fails

@@ -10,9 +10,9 @@ from foretrace.cli.arguments import Options
 from foretrace.cli.load import loaded
 from foretrace.cli.render import Screen
 from foretrace.cli.show import counted
-from foretrace.compat.program import capture
+from foretrace.compare.check import Item, Report, check, has_modes
 from foretrace.errors import Refusal
-from foretrace.runtime.check import Item, Report, check, has_modes
+from foretrace.program import capture
 
 SHOWN = 12
 VERIFIED = partial(capture, verify=True)

@@ -8,9 +8,9 @@ from time import perf_counter
 from foretrace.cli.arguments import AUTO, Options
 from foretrace.cli.load import Loaded, loaded
 from foretrace.cli.render import Screen
-from foretrace.compat.program import Cut, Program, capture
-from foretrace.runtime.check import loss_of
-from foretrace.trace.owners import owners_of
+from foretrace.compare.check import loss_of
+from foretrace.program import Cut, Program, capture
+from foretrace.python_state.module_state import owners_of
 
 
 @dataclass(frozen=True, slots=True)

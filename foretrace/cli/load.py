@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from foretrace.compare.raised import Raised
 from foretrace.errors import Refusal
-from foretrace.runtime.raised import Raised
 
 DEFAULT = "program"
 FORM = (

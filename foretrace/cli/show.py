@@ -9,7 +9,7 @@ from foretrace.cli.cuts import Made, made
 from foretrace.cli.render import Screen
 from foretrace.explain.nodes import call_text, type_text
 from foretrace.ir.op import Op
-from foretrace.passes.partition import Saved
+from foretrace.partition.split import Saved
 
 
 def run(options: Options, screen: Screen) -> int:

@@ -1,1 +1,1 @@
-"""foretrace's own entry points: capture, Program, Cut and rule."""
+"""In the place of torch's entry points: compile, export, AOTAutograd, Dynamo's backend."""

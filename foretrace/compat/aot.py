@@ -13,17 +13,17 @@ from torch import fx, nn
 
 from foretrace import torch_api
 from foretrace.compat.front_end import capture_described
-from foretrace.compat.program import Cut, Program, capture
 from foretrace.compat.settled import check_settled
+from foretrace.emit.calling_convention import Slot, arranged, as_attributes
 from foretrace.errors import Refusal
-from foretrace.ir.arrange import Slot, arranged, as_attributes
+from foretrace.frames.sources import Asked
 from foretrace.ir.op import Value
 from foretrace.ir.program import Input, Recorded, Requirements
 from foretrace.passes.cut import inference_graph
 from foretrace.passes.decompose import decompose
-from foretrace.passes.entries import Table
+from foretrace.passes.table_recorder import Table
 from foretrace.passes.writeback import check_begins
-from foretrace.trace.sources import Asked
+from foretrace.program import Cut, Program, capture
 
 
 def aot_export_module(  # noqa: PLR0913 - torch's own signature

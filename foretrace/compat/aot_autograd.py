@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import fx
 
+from foretrace.backends.compilers import Compiler, TorchCompilers
+from foretrace.backends.for_dynamo import flat_compiled
 from foretrace.compat.front_end import capture_graph
 from foretrace.compat.partitioner import WithPartitioner
 from foretrace.errors import Refusal
-from foretrace.runtime.compiled import Compiler, TorchCompilers
-from foretrace.runtime.flat import flat_compiled
+from foretrace.frames.sources import Asked
 from foretrace.trace.replay import first_line
-from foretrace.trace.sources import Asked
 
 Backend = Callable[..., Callable[..., Any]]
 """What torch.compile takes as `backend=`"""

@@ -6,16 +6,16 @@ from typing import Any
 
 from torch import nn
 
-from foretrace.compat.setup import device_of, set_up
+from foretrace.backends.by_name import Backend, building
 from foretrace.errors import Refusal
-from foretrace.runtime.backends import Backend, building
-from foretrace.runtime.cache import Captured, Compiled
+from foretrace.frames.sources import Asked
+from foretrace.recording.capture import record
+from foretrace.recording.setup import device_of, set_up
+from foretrace.runtime.compiled import Captured, Compiled
 from foretrace.runtime.module import compiled_module
 from foretrace.runtime.varying import Varying
 from foretrace.symbols.dynamic import OpenDims
 from foretrace.targets.profile import target_of
-from foretrace.trace.capture import record
-from foretrace.trace.sources import Asked
 
 UNUSED = frozenset({"mode", "options"})
 """Arguments of torch.compile that configure Inductor; None says nothing"""

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import fx
 
+from foretrace.backends.compilers import TorchCompilers
+from foretrace.backends.for_dynamo import flat_compiled, flat_eager
+from foretrace.backends.inductor import before_capture, inductor_compilers
 from foretrace.compat.front_end import capture_graph
 from foretrace.errors import Refusal
+from foretrace.frames.sources import Asked
 from foretrace.ir.program import Recorded
-from foretrace.runtime.compiled import TorchCompilers
-from foretrace.runtime.flat import flat_compiled, flat_eager
-from foretrace.runtime.inductor import before_capture, inductor_compilers
 from foretrace.trace.replay import first_line
-from foretrace.trace.sources import Asked
 
 OPTIONS = ("backend", "policy", "decompositions")
 """What `options=` of torch.compile may have"""

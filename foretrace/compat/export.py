@@ -10,25 +10,25 @@ from torch import nn
 from torch.export import AdditionalInputs, ExportedProgram
 
 from foretrace import torch_api
-from foretrace.compat.module_calls import module_calls
-from foretrace.compat.program import Program
+from foretrace.compat.export_calls import module_calls
 from foretrace.compat.settled import check_settled
-from foretrace.compat.setup import prepared
+from foretrace.emit.export_graph import Exported, emitter_for, spelled, to_export
+from foretrace.emit.export_inputs import Interface, interface, separated
+from foretrace.emit.fx import SPELLED
 from foretrace.errors import Refusal
-from foretrace.ir.exported import Exported, emitter_for, spelled, to_export
-from foretrace.ir.fx import SPELLED
-from foretrace.ir.lifted import Interface, interface, separated
+from foretrace.frames.sources import Asked
+from foretrace.history.spell import located
 from foretrace.ir.names import called_like_a_keyword
 from foretrace.ir.op import Op, Value, values_in
+from foretrace.ir.structure import Structure
 from foretrace.passes.cut import Level, forward_graph, written_over
 from foretrace.passes.live import needs
-from foretrace.passes.spell import located
 from foretrace.passes.writeback import Written, with_writes
+from foretrace.program import Program
+from foretrace.recording.capture import record
+from foretrace.recording.setup import prepared
 from foretrace.symbols.shapes import by_name, shapes_tree
 from foretrace.trace.calls import CallSite, submodule_calls
-from foretrace.trace.capture import record
-from foretrace.trace.sources import Asked
-from foretrace.trace.structure import Structure
 
 
 def export(

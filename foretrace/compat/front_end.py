@@ -8,15 +8,15 @@ import torch
 from torch import fx
 
 from foretrace import torch_api
-from foretrace.compat.program import Program
-from foretrace.compat.setup import device_of, set_up
+from foretrace.frames.sources import Sources
+from foretrace.program import Program
+from foretrace.recording.capture import Capture, record
+from foretrace.recording.setup import device_of, set_up
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.symbols.foreign import Foreign
 from foretrace.targets.profile import target_of
 from foretrace.targets.semantics import TargetSemantics
-from foretrace.trace.capture import Capture, record
 from foretrace.trace.replay import NodeSources, Replay
-from foretrace.trace.sources import Sources
 
 
 def capture_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Program:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from foretrace.compat.program import Cut
-from foretrace.ir.arrange import Slot, arranged
+from foretrace.backends.aot_convention import held, held_inputs
+from foretrace.emit.calling_convention import Slot, arranged
 from foretrace.ir.op import Op
 from foretrace.ir.program import Graph
-from foretrace.runtime.torch_pair import held, held_inputs
+from foretrace.program import Cut
 
 TAG = "partitioner_tag"
 

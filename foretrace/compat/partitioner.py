@@ -12,16 +12,16 @@ import torch
 from torch import fx
 
 from foretrace import torch_api
+from foretrace.backends.aot_convention import Half, TorchHalves
+from foretrace.backends.autograd_function import Flat, Partial, zeros
+from foretrace.backends.compilers import TorchCompilers, compiled
 from foretrace.compat.joint_module import JointModule, joint_module
-from foretrace.compat.program import Cut, Program
 from foretrace.ir.op import Value
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, size_input
 from foretrace.ir.types import Arrived
+from foretrace.partition.split import Pair
 from foretrace.passes.cut import Level, differentiated
-from foretrace.passes.partition import Pair
-from foretrace.runtime.compiled import TorchCompilers, compiled
-from foretrace.runtime.torch_pair import Half, TorchHalves
-from foretrace.runtime.trained import Flat, Partial, zeros
+from foretrace.program import Cut, Program
 from foretrace.targets.semantics import TargetSemantics
 
 TANGENTS = "tangents_"

@@ -10,7 +10,7 @@ from contextlib import suppress
 from foretrace.errors import Refusal
 from foretrace.ir.alike import alike
 from foretrace.ir.program import Recorded
-from foretrace.trace.changes import FIRST_CALL, Change
+from foretrace.python_state.changes import FIRST_CALL, Change
 
 
 def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:

@@ -7,7 +7,7 @@ from foretrace.explain.levels import line_link, name_of, same_call
 from foretrace.ir.names import node_names
 from foretrace.ir.op import Op, Value
 from foretrace.ir.program import Graph
-from foretrace.passes.partition import SAVED_COPY, Pair, Saved
+from foretrace.partition.split import SAVED_COPY, Pair, Saved
 
 AGAIN = "the backward runs it again, as what it made is not saved"
 EARLY = "the forward runs it already, as its result takes less to save than what it is made of"

@@ -7,9 +7,9 @@ from typing import Any
 from foretrace import torch_api
 from foretrace.errors import Frame
 from foretrace.explain.explanation import Link
+from foretrace.history.history_ops import HISTORY
 from foretrace.ir.op import Choice, ModuleCall, Op, Value, Write, target_name
 from foretrace.ir.program import Graph, Recorded
-from foretrace.passes.history_ops import HISTORY
 from foretrace.targets.semantics import COMPOSITE
 from foretrace.trace.functions import FunctionCall
 

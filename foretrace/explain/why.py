@@ -22,7 +22,7 @@ from foretrace.explain.levels import (
 from foretrace.explain.nodes import call_text, is_size, part_links, size_links, type_text
 from foretrace.ir.op import Backward, Op, target_name
 from foretrace.ir.program import Graph, Recorded
-from foretrace.passes.partition import Pair
+from foretrace.partition.split import Pair
 
 NEAR_NAMES = 5
 

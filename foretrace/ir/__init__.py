@@ -1,1 +1,1 @@
-"""Values, ops, the recorded program, and graphs cut from it."""
+"""Values, ops, the record of a program, graphs cut from it; and what checks them."""

@@ -1,1 +1,1 @@
-"""From the recorded tree to graphs: cut, differentiate, select."""
+"""From the record to graphs: cut, differentiate, open by a table."""

@@ -8,6 +8,11 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.history.history import History, left_in_memory, unmarked, with_history
+from foretrace.history.placed import placed
+from foretrace.history.saved_over import SavedOver, saved_over
+from foretrace.history.stale import Stale, applied
+from foretrace.history.uses_apart import returned, uses_apart
 from foretrace.ir.op import (
     Backward,
     ModuleCall,
@@ -21,18 +26,13 @@ from foretrace.ir.op import (
 )
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
 from foretrace.ir.types import Arrived, TensorType
+from foretrace.ops.schemas import schema_of
 from foretrace.passes.differentiate import Differentiation
-from foretrace.passes.history import History, left_in_memory, unmarked, with_history
 from foretrace.passes.live import live, values_of, with_saved, without_unread
-from foretrace.passes.placed import placed
-from foretrace.passes.saved_over import SavedOver, saved_over
 from foretrace.passes.select import Selector, selects
-from foretrace.passes.stale import Stale, applied
-from foretrace.passes.uses_apart import returned, uses_apart
+from foretrace.python_state.leaks import held_before
 from foretrace.rules.derive import Derivatives
-from foretrace.rules.schemas import schema_of
 from foretrace.targets.semantics import TargetSemantics
-from foretrace.trace.escaped import held_before
 from foretrace.trace.functions import FunctionCall
 
 
@@ -158,7 +158,13 @@ def _trainable(
     history = replace(history, visible=_visible(flat, results))
     ops = list(flatten(with_history(flat, history), level))
     ops = list(over.apart(ops)) if over.reshaped else ops
-    ops, copies = uses_apart(ops, returned(recorded))
+
+    def opened(op: Op) -> list[Op]:
+        inside = () if level.kept(op) else _body(op)
+        inside = flatten(inside, level, history.stops, history.trained_body)
+        return list(flatten(with_history(inside, history), level))
+
+    ops, copies = uses_apart(ops, returned(recorded), opened)
     for value in (*over.left, *copies):
         if (found := over.left.get(copies.get(value, value))) is not None:
             ops += left_in_memory(value, *found)

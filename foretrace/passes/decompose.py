@@ -17,18 +17,18 @@ import sympy
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.history.spell import located
 from foretrace.ir.names import calls_target
 from foretrace.ir.op import Choice, Op, Tree, Value, copy_ops, values_in
 from foretrace.ir.program import Graph
 from foretrace.ir.types import Size, TensorType
 from foretrace.ir.walk import leaf_ops
-from foretrace.passes.entries import GIVEN, Entries, EntryRecorder, Table
+from foretrace.mutation.layout import laid_out
+from foretrace.mutation.outs import ITSELF
 from foretrace.passes.live import live, needs, values_of
-from foretrace.passes.spell import located
+from foretrace.passes.table_recorder import GIVEN, Entries, EntryRecorder, Table
 from foretrace.targets.semantics import TargetSemantics
-from foretrace.trace.abstract import Abstract
-from foretrace.trace.layout import laid_out
-from foretrace.trace.outs import ITSELF
+from foretrace.tensors.abstract import Abstract
 
 aten = torch.ops.aten
 
@@ -67,7 +67,7 @@ def decompose(
 
 
 def _is_for_autograd(op: Op) -> bool:
-    """What a forward cut has so that it trains as the program does (see `passes/history.py`)."""
+    """What a forward cut has so that it trains as the program does (see `history/history.py`)."""
     if op.target is aten.copy_.default:
         return True
     return op.target is aten.detach.default and any(v.type.requires_grad for v in op.operands)

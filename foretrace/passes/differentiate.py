@@ -15,6 +15,14 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.history.spell import (
+    located,
+    returned,
+    spelled,
+    used_by,
+    written_positions,
+)
+from foretrace.history.stale import Stale
 from foretrace.ir.op import (
     Backward,
     ModuleCall,
@@ -30,19 +38,11 @@ from foretrace.ir.op import (
 )
 from foretrace.ir.types import TensorType
 from foretrace.ir.walk import made_in
-from foretrace.passes.spell import (
-    located,
-    returned,
-    spelled,
-    used_by,
-    written_positions,
-)
-from foretrace.passes.stale import Stale
+from foretrace.ops.infer import Inference
+from foretrace.ops.views import put_back
 from foretrace.rules.derive import Derivatives, Rule
-from foretrace.rules.infer import Inference
 from foretrace.rules.own_backward import own_rule
 from foretrace.rules.table import RuleTable
-from foretrace.rules.views import put_back
 from foretrace.trace.functions import FunctionCall
 
 ENGINE = RuleName("accumulate", "engine")

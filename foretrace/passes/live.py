@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 
+from foretrace.history.history import is_unseen_write
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.program import Output
 from foretrace.ir.walk import every_op
-from foretrace.passes.history import is_unseen_write
+from foretrace.mutation.made_leaves import REQUIRES_GRAD
 from foretrace.targets.semantics import TargetSemantics
-from foretrace.trace.made_leaves import REQUIRES_GRAD
 
 
 def values_of(outputs: Iterable[Output]) -> list[Value]:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.history.history_ops import renamed
+from foretrace.history.stale import view_positions_of
 from foretrace.ir.op import Op, Origin, Tree, Value, values_in
 from foretrace.ir.program import Mutation, Output, Recorded
 from foretrace.ir.types import TensorType
 from foretrace.ir.walk import called_in
-from foretrace.passes.history_ops import renamed
-from foretrace.passes.stale import view_positions_of
 
 aten = torch.ops.aten
 NOWHERE = Origin(None, None)

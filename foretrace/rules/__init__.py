@@ -1,1 +1,1 @@
-"""What an op means: the types of its results, and its derivative."""
+"""Derivatives: asked of the installed torch, one op at a time, or registered."""

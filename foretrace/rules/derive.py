@@ -17,10 +17,13 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Op, RuleName, Tree, Value
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
-from foretrace.rules.infer import Inference
-from foretrace.rules.like_operand import FIRST_MADE_LIKE_OPERAND, in_operand_layout
-from foretrace.rules.schemas import schema_of
-from foretrace.rules.sparse import no_derivative, reads_sparse
+from foretrace.ops.cache import Memory, frozen
+from foretrace.ops.infer import Inference
+from foretrace.ops.outcome import Meaning
+from foretrace.ops.quirks import FIRST_MADE_LIKE_OPERAND
+from foretrace.ops.schemas import schema_of
+from foretrace.ops.sparse import no_derivative, reads_sparse
+from foretrace.rules.like_operand import in_operand_layout
 from foretrace.rules.table import BackwardCall, Registered, RuleTable, fitted
 from foretrace.rules.tape import (
     RULE,
@@ -31,9 +34,7 @@ from foretrace.rules.tape import (
     needed,
     tensors_in,
 )
-from foretrace.trace.abstract import Abstract, Types
-from foretrace.trace.meaning import Meaning
-from foretrace.trace.memory import Memory, frozen
+from foretrace.tensors.abstract import Abstract, Types
 
 
 @dataclass(frozen=True, slots=True, eq=False)

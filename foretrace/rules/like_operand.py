@@ -5,16 +5,11 @@ their own it concatenates columns, which is the same in a contiguous layout.
 Source: householder_product_backward in torch/csrc/autograd/FunctionsManual.cpp, torch 2.13.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 aten = torch.ops.aten
-
-FIRST_MADE_LIKE_OPERAND: Final = frozenset(
-    {aten.linalg_householder_product.default, aten.ormqr.default}
-)
-"""Operators of which this is so for the gradient of the first operand."""
 
 
 def in_operand_layout(operand: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:

@@ -14,7 +14,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Op, RuleName, Tree, Value, values_in
 from foretrace.rules.derive import Rule
 from foretrace.rules.tape import Tape, current_value, flat_values, needed
-from foretrace.trace.abstract import Abstract
+from foretrace.tensors.abstract import Abstract
 from foretrace.trace.functions import FunctionCall, backward_of
 
 

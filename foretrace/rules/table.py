@@ -8,7 +8,7 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import target_name
-from foretrace.trace.memory import Learnt
+from foretrace.ops.cache import Learnt
 
 aten = torch.ops.aten
 

@@ -12,18 +12,18 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.frames.sources import Sources
 from foretrace.ir.op import Op, Origin, Tree, Value, values_in
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
-from foretrace.rules.infer import Inference
-from foretrace.rules.semantics import OperatorSemantics
+from foretrace.mutation.alias import current
+from foretrace.ops.cache import Memory
+from foretrace.ops.infer import Inference
+from foretrace.ops.outcome import Given, Meaning
+from foretrace.ops.semantics import OperatorSemantics
 from foretrace.rules.table import RuleTable
-from foretrace.trace.abstract import Abstract, Types
-from foretrace.trace.alias import current
-from foretrace.trace.meaning import Given, Meaning
-from foretrace.trace.memory import Memory
+from foretrace.tensors.abstract import Abstract, Types
 from foretrace.trace.recorder import Recorder
-from foretrace.trace.sources import Sources
 
 aten = torch.ops.aten
 

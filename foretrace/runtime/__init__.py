@@ -1,1 +1,1 @@
-"""Call a cut, check the call, and hold it against eager."""
+"""Call a cut or a compiled callable, and write back what the program wrote."""

@@ -11,14 +11,14 @@ from torch import Tensor, fx
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.frames.sources import asking_line
+from foretrace.guards.calls import CallGuards, number
 from foretrace.ir.op import Value, ViewStep
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import Arrived, Size
-from foretrace.runtime.guards import CallGuards, number
 from foretrace.runtime.untrained import Untrained, marked, spent
 from foretrace.symbols.sizes import Numbers
-from foretrace.trace.sources import asking_line
 
 
 class Half(Protocol):

@@ -1,173 +1,178 @@
-"""What compilers make of a program: the calls of fw_compiler, bw_compiler, inference_compiler.
+"""Callables in the place of a program: captured when called, and again when a guard fails."""
 
-They are called when and with what AOTAutograd calls them (`torch_pair`): the forward's at once;
-the backward's at once if it has open sizes, since compiling it may then add guards, and else when
-it first runs.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import sys
+import threading
+import time
+import types
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
-
-import sympy
-import torch
-from torch import fx
+from typing import Any, Protocol
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
-from foretrace.ir.program import Graph, Recorded
-from foretrace.ir.types import Arrived
-from foretrace.passes.cut import Level, forward_graph
-from foretrace.passes.decompose import decompose
-from foretrace.passes.partial import partial_backward
-from foretrace.passes.partition import Pair, partition
-from foretrace.passes.policies import Policy
-from foretrace.runtime.torch_pair import Half, TorchHalves, with_sizes
-from foretrace.runtime.trained import Flat, Partial, numbers_of
-from foretrace.symbols.sizes import Symbols
+from foretrace.errors import Frame, Refusal
+from foretrace.frames.sources import Asked
+from foretrace.guards.conditions import Broken
+from foretrace.guards.entry import MISS, Entry
+from foretrace.ir.program import Recorded
 from foretrace.targets.semantics import TargetSemantics
-from foretrace.trace.sources import asking_line
 
-Compiler: TypeAlias = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
-"""What torch takes as `fw_compiler=`: a graph and example inputs, to a callable."""
+MANY = 8
+"""Captures again after which a warning tells that there are many; torch.compile stops at 8."""
+MOST = 64
+"""Captures that are kept; the one that was used longest ago goes."""
 
 
 @dataclass(frozen=True, slots=True)
-class TorchCompilers:
-    """A compiler for each kind of graph, and how the graphs are made."""
+class Recapture:
+    """One more capture of a program, and why the ones before it did not do."""
 
-    forward: Compiler
-    backward: Compiler
-    inference: Compiler
-    decompositions: Mapping[Any, Callable[..., Any]] | None = None
-    policy: Policy = "min_cut"
-    relaid: ClassVar[bool] = False
+    reason: str
+    """the guard that failed, in words, of the capture that came nearest"""
+    at: Frame | None
+    """the user's line that made the guard, if one did"""
+    others: tuple[str, ...]
+    """the same for all other captures"""
+    seconds: float
 
-    def opened(self, graph: Graph, semantics: TargetSemantics) -> Graph:
-        """The graph with the operators of the table opened."""
-        return decompose(graph, self.decompositions, semantics) if self.decompositions else graph
-
-    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
-        """What runs a forward that is not trained."""
-        graph = forward_graph(recorded, semantics, Level(False), "aten", trains=False)
-        halves = TorchHalves(recorded.symbols, semantics.mode)
-        half = halves.whole(self.opened(graph, semantics))
-        with torch_api.compiling(semantics.mode):
-            return half.as_the_pair(self.inference(half.module, half.examples))
-
-    def halves(
-        self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
-    ) -> tuple[Pair, Flat, Flat, Partial]:
-        """The pair of a joint graph, and what runs each half, and a half for some tangents."""
-        joint = self.opened(joint, semantics)
-        pair = with_sizes(partition(joint, recorded, semantics, self.policy), recorded.symbols)
-        halves = TorchHalves(recorded.symbols, semantics.mode)
-        forward = halves.forward(pair)
-        both = compiled(self, pair, forward, halves.backward(pair, pair.backward, forward), halves)
-
-        def partial(given: Arrived) -> Flat:
-            part = partial_backward(
-                recorded, semantics, joint, pair, given, lambda g: self.opened(g, semantics)
-            )
-            return both.other(halves.backward(pair, part, forward, [s is not None for s in given]))
-
-        return pair, both.forward, both.backward, partial
+    def __str__(self) -> str:
+        return f"{self.reason}\n  at    {self.at}" if self.at is not None else self.reason
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CompiledPair:
-    """Both halves, each called as the pair's graph is."""
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What one capture found: the record, what stands for operators, the Python state it read."""
 
-    pair: Pair
-    forward: Flat
-    backward: "Later"
-    relaid: "Relaid"
-
-    def other(self, half: Half) -> Flat:
-        """Another backward of the pair, compiled when it first runs."""
-        first = self.backward
-        later = Later(self.pair, half, first.compiler, self.relaid(half), first.symbols)
-        later.context = first.context
-        return later
+    recorded: Recorded
+    semantics: TargetSemantics
 
 
-def compiled(
-    compilers: TorchCompilers, pair: Pair, forward: Half, backward: Half, halves: TorchHalves
-) -> CompiledPair:
-    """Give both halves to their compilers; the backward at once if it gets sizes."""
-    with torch_api.compiling(halves.mode):
-        with torch_api.reported_strides() as strides:
-            first = forward.as_the_pair(compilers.forward(forward.module, forward.examples))
-        relaid = Relaid(pair, forward, halves.symbols, strides)
-        later = Later(pair, backward, compilers.backward, relaid(backward), halves.symbols)
-        if pair.open:
-            later.compile()
-    return CompiledPair(pair, first, later, relaid)
+class Capturing(Protocol):
+    """Captures a program for one call."""
+
+    def __call__(
+        self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool
+    ) -> Captured:
+        """Raise a Refusal if there is no exact graph."""
 
 
-class Relaid:
-    """Example inputs of a backward; a saved tensor has the strides that the forward gave it."""
-
-    def __init__(self, pair: Pair, forward: Half, symbols: Symbols, strides: list[Any]) -> None:
-        self.symbols = symbols
-        saved = [i for i, o in enumerate(pair.forward.outputs) if o.role.kind == "saved"]
-        self.strides = [strides[forward.outputs[i]] for i in saved] if strides else []
-
-    def __call__(self, backward: Half) -> list[Any]:
-        """One for each input."""
-        return [
-            self._laid(example, source)
-            for example, source in zip(backward.examples, backward.inputs, strict=True)
-        ]
-
-    def _laid(self, example: Any, source: int) -> Any:
-        chosen = self.strides[source] if source < len(self.strides) else None
-        if chosen is None or not isinstance(example, torch.Tensor):
-            return example
-        # open strides are told by their hints: what is asked here is no guard
-        hints = [self.symbols.hint(size) for size in self.symbols.sizes(example.stride())]
-        return example if hints == list(chosen) else example.as_strided(example.shape, chosen)
+Building = Callable[[Captured, tuple[Any, ...], dict[str, Any]], Entry]
+"""Makes the entry of a capture for the call that it was made for"""
 
 
-class Later:
-    """A backward that is compiled when it first runs, in the context of its forward.
+class Compiled:
+    """Calls a program through its captures.
 
-    What its compiler then assumes of sizes is no guard of the call any more: it is checked here.
+    Args:
+        fn: the program.
+        capture: captures it for one call.
+        build: makes an entry of a capture.
+        asked: tells a refusal how the user came, and where the program is.
+        again: compiles another program in the same way, for copies; None: of one capture.
     """
 
     def __init__(
-        self, pair: Pair, half: Half, compiler: Compiler, examples: list[Any], symbols: Symbols
-    ) -> None:
-        self.half, self.compiler, self.examples = half, compiler, examples
-        self.inputs, self.symbols = pair.backward.inputs, symbols
-        self.context = torch_api.tracing_context()
-        self._run: Flat | None = None
-        self._assumed: list[sympy.Basic] = []
+        self, fn: Callable[..., Any], capture: Capturing, build: Building, asked: Asked,
+        again: Callable[[Any], Any] | None = None,
+    ) -> None:  # fmt: skip
+        functools.update_wrapper(self, fn, updated=())
+        self._asked, self._again = asked, again
+        self.fn, self._capture, self._build = fn, capture, build
+        self.recaptures: list[Recapture] = []
+        """every capture after the first, with the guard that failed"""
+        self._entries: tuple[Entry, ...] = ()
+        self._first: Callable[[Any, Any], Any] = lambda args, kwargs: MISS
+        self._lock = threading.RLock()
 
-    def compile(self) -> Flat:
-        """Compile it now; Dynamo looks neither at the compiler nor at what it makes."""
-        made = torch.compiler.disable(self.compiler)(self.half.module, self.examples)
-        self._run = run = torch.compiler.disable(self.half.as_the_pair(made))
-        return run
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the program; the captures are tried from the last used on."""
+        result = self._first(args, kwargs)
+        return self._other(args, kwargs) if result is MISS else result
 
-    def __call__(self, *inputs: Any) -> Any:
-        """Run it."""
-        run = self._run
-        if run is None:
-            before = len(self.symbols.asked())
-            with torch_api.compiling_later(self.context):
-                run = self.compile()
-            self._assumed = self.symbols.asked()[before:]
-        if self._assumed:
-            self._check(inputs)
-        return run(*inputs)
+    def __repr__(self) -> str:
+        program = self._asked.program
+        name = getattr(program, "__qualname__", type(program).__qualname__)
+        name = program.function if isinstance(program, Frame) else name
+        return f"<Compiled {name}: {len(self._entries)} captures>"
 
-    def _check(self, inputs: Sequence[Any]) -> None:
-        numbers = numbers_of(self.inputs, inputs)
-        for condition in self._assumed:
-            if condition.xreplace(numbers) == sympy.false:
-                raise Refusal(
-                    f"guard broken: {condition}, which the compiler of the backward relied on",
-                    kind="guard broken", at=asking_line(),
-                    do="compile with dynamic=False, or run a backward with such sizes first",
-                )  # fmt: skip
+    def __reduce__(self) -> Any:
+        """For copies and pickles: by name where it has the place of its program, as functions are.
+
+        Raises:
+            Refusal: it is of one capture.
+        """
+        if self._again is None:
+            raise not_copied("a callable of one program", "make it again: program.compile(...)")
+        module, name = (getattr(self.fn, each, "") for each in ("__module__", "__qualname__"))
+        if vars(sys.modules.get(module, object)).get(name) is self:
+            return name
+        return self._again, (self.fn,)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As a method: the instance is the first argument."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch_api.dispatch_modes() or torch_api.functorch_active():
+            return self.fn(*args, **kwargs)  # what watches or transforms sees the program itself
+        for entry in self._entries:
+            result = entry.run(args, kwargs)
+            if result is not MISS:
+                self._use(entry)
+                return result
+        with self._lock, self._asked:
+            entry = self._captured(args, kwargs)
+        result = entry.run(args, kwargs)
+        if result is not MISS:
+            return result
+        with self._asked:
+            return self._unstable(entry, args, kwargs)
+
+    def _use(self, entry: Entry) -> None:
+        with self._lock:
+            others = tuple(each for each in self._entries if each is not entry)
+            self._entries = (entry, *others)[:MOST]
+            self._first = entry.run
+
+    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        broken = [entry.why(args, kwargs) for entry in self._entries]
+        for entry, found in zip(self._entries, broken, strict=True):
+            if found is None:  # another thread has just captured it
+                return entry
+        start = time.perf_counter()
+        captured = self._capture(self.fn, args, kwargs, bool(broken))
+        entry = self._build(captured, args, kwargs)
+        if broken:
+            self._note([each for each in broken if each], time.perf_counter() - start)
+        self._use(entry)
+        return entry
+
+    def _note(self, broken: list[Broken], seconds: float) -> None:
+        first, *others = sorted(broken, key=lambda each: -each.passed)
+        told = tuple(each.reason for each in others)
+        self.recaptures.append(Recapture(first.reason, first.at, told, seconds))
+        if len(self.recaptures) == MANY:
+            name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+            warnings.warn(
+                f"{name} was captured again {MANY} times, last because {first.reason};"
+                " .recaptures has all reasons",
+                stacklevel=5,
+            )
+
+    def _unstable(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A guard that its own capture breaks: what it looks at changes by itself."""
+        broken = entry.why(args, kwargs)
+        raise Refusal(
+            f"a guard of the capture fails right after it: {broken.reason if broken else ''}",
+            kind="unstable guard", at=broken.at if broken else None,
+            do="let the value stay the same while the program runs",
+        )  # fmt: skip
+
+
+def not_copied(what: str, do: str) -> Refusal:
+    """The refusal of a copy, or a pickle, of what holds a capture."""
+    return Refusal(
+        f"{what} cannot be copied or pickled: it stands for live modules and tensors",
+        kind="not copied", do=do,
+    )  # fmt: skip

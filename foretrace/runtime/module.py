@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from foretrace.runtime.cache import Compiled, Recapture
+from foretrace.runtime.compiled import Compiled, Recapture
 
 
 class CompiledModule(nn.Module):

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from foretrace.runtime.cache import Captured
-from foretrace.runtime.guards import CallGuards
+from foretrace.guards.calls import CallGuards
+from foretrace.runtime.compiled import Captured
 from foretrace.targets.semantics import TargetSemantics
 
 

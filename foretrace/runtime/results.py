@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import sympy
 
+from foretrace.emit.python import Straight
+from foretrace.emit.python_sizes import size_text
+from foretrace.emit.python_source import Source
 from foretrace.errors import Refusal
+from foretrace.guards.calls import check_repeatable
 from foretrace.ir.op import Value
 from foretrace.ir.program import Mutation, Output, Recorded, Role
+from foretrace.python_state.changes import Change
 from foretrace.runtime.calls import in_memory, loose, write_back
-from foretrace.runtime.guards import check_repeatable
-from foretrace.runtime.size_text import size_text
-from foretrace.runtime.source import Source
-from foretrace.runtime.straight import Straight
-from foretrace.trace.changes import Change
 
 
 def core_of(recorded: Recorded) -> Recorded:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.runtime.cache import Captured
-from foretrace.trace.structure import named_arguments
+from foretrace.ir.structure import named_arguments
+from foretrace.runtime.compiled import Captured
 
 Dims = dict[str, frozenset[int]]
 """Open dimensions by the name of the argument"""

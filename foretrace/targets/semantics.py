@@ -8,17 +8,17 @@ import torch
 
 from foretrace import torch_api
 from foretrace.ir.op import Choice, Tree, Value, values_in
+from foretrace.ops.infer import Inference
+from foretrace.ops.schemas import schema_of
+from foretrace.ops.semantics import OperatorSemantics
 from foretrace.rules.derive import Derivatives
-from foretrace.rules.infer import Inference
-from foretrace.rules.raising import Raising
-from foretrace.rules.schemas import schema_of
-from foretrace.rules.semantics import OperatorSemantics
 from foretrace.rules.table import RuleTable
 from foretrace.targets.attention import AttentionCall, Enabled, choose_attention
 from foretrace.targets.bodies import attention_body
 from foretrace.targets.profile import Target
+from foretrace.targets.raising import Raising
 from foretrace.targets.untraced import UNTRACED
-from foretrace.trace.abstract import Types
+from foretrace.tensors.abstract import Types
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 ATTENTION_DEFAULTS: dict[str, Any] = {

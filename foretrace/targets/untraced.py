@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.rules.schemas import schema_of
+from foretrace.ops.schemas import schema_of
 
 aten = torch.ops.aten
 

@@ -1,1 +1,1 @@
-"""Run the program once over abstract tensors, and keep what it did."""
+"""One op: recorded, its outcome looked up or learnt."""

@@ -10,8 +10,8 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import ModuleCall, Value
-from foretrace.trace.abstract import Abstract
-from foretrace.trace.made_leaves import value_of
+from foretrace.mutation.made_leaves import value_of
+from foretrace.tensors.abstract import Abstract
 from foretrace.trace.recorder import Recorder
 
 

@@ -18,9 +18,9 @@ from foretrace import torch_api
 from foretrace.errors import Frame, Refusal, Way
 from foretrace.ir.op import ModuleCall, Op, Tree, Value, target_name, values_in
 from foretrace.ir.tree import map_tree
+from foretrace.ops.outcome import Semantics
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Numbers, with_numbers
-from foretrace.trace.meaning import Semantics
 
 MAX_ELEMENTS = 1 << 24
 """Larger constants are not computed while recording."""

@@ -20,10 +20,10 @@ from torch.utils.checkpoint import CheckpointFunction
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Value, values_in
-from foretrace.trace.abstract import Abstract, follow
-from foretrace.trace.alias import alias_of
+from foretrace.mutation.alias import alias_of
+from foretrace.mutation.made_leaves import value_of
+from foretrace.tensors.abstract import Abstract, follow
 from foretrace.trace.inference import check_mode
-from foretrace.trace.made_leaves import value_of
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.reported import Reported
 

@@ -12,8 +12,8 @@ from typing import Any, Final, NoReturn
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.frames.lines import Lines
 from foretrace.trace.constants import draws
-from foretrace.trace.lines import Lines
 from foretrace.trace.recorder import Recorder
 
 GENERATOR: Final = torch.Generator
@@ -119,16 +119,6 @@ def undrawn(lines: Callable[[], Lines]) -> Iterator[None]:
     refusal = _drawn(before, lines)
     if refusal is not None:
         raise refusal
-
-
-@contextmanager
-def draws_undone() -> Iterator[None]:
-    """What is drawn inside from torch's generator was never drawn."""
-    state = DEFAULT.get_state()
-    try:
-        yield
-    finally:
-        DEFAULT.set_state(state)
 
 
 def check_states(changed: Iterable[tuple[Any, str]], lines: Callable[[], Lines]) -> None:

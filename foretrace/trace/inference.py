@@ -13,8 +13,8 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Origin, Value, map_values, values_in
-from foretrace.trace.made_leaves import REQUIRES_GRAD
-from foretrace.trace.meaning import Share
+from foretrace.mutation.made_leaves import REQUIRES_GRAD
+from foretrace.ops.outcome import Share
 from foretrace.trace.recorder import Recorder
 
 CLONE = ("clone() it outside of torch.inference_mode()", "or use torch.no_grad() instead")

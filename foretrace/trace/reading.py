@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from foretrace.ir.op import Tree, Value
-from foretrace.trace.abstract import Abstract
-from foretrace.trace.alias import Records
-from foretrace.trace.made_leaves import value_of
-from foretrace.trace.memory import PLAIN
-from foretrace.trace.parameters import AbstractParameter
+from foretrace.mutation.alias import Records
+from foretrace.mutation.made_leaves import value_of
+from foretrace.ops.cache import PLAIN
+from foretrace.tensors.abstract import Abstract
+from foretrace.tensors.parameters import AbstractParameter
 
 
 class Call:

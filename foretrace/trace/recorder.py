@@ -14,6 +14,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
+from foretrace.frames.sources import Sources
 from foretrace.ir.op import (
     Checkpoint,
     ModuleCall,
@@ -28,16 +29,15 @@ from foretrace.ir.op import (
 from foretrace.ir.text import neighbourhood
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
-from foretrace.trace.abstract import Abstract, Types
-from foretrace.trace.alias import Alias, Held, alias_of, current, link
-from foretrace.trace.casts import Casts
-from foretrace.trace.learn import casting_inside, learn
-from foretrace.trace.made_leaves import LEAF, REQUIRES_GRAD
-from foretrace.trace.meaning import Given, Meaning, Semantics, Share, fill
-from foretrace.trace.memory import Memory
-from foretrace.trace.offsets import FROM_START, in_graph, placed
+from foretrace.mutation.alias import Alias, Held, alias_of, current, link
+from foretrace.mutation.made_leaves import LEAF, REQUIRES_GRAD
+from foretrace.mutation.offsets import FROM_START, in_graph, placed
+from foretrace.ops.cache import Memory
+from foretrace.ops.outcome import Given, Meaning, Semantics, Share, fill
+from foretrace.tensors.abstract import Abstract, Types
+from foretrace.tensors.autocast import Casts
+from foretrace.trace.dispatch import casting_inside, learn
 from foretrace.trace.reading import Call, key_of
-from foretrace.trace.sources import Sources
 
 NOWHERE = Origin(None, None)
 NOBODY = nullcontext()

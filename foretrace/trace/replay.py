@@ -11,9 +11,9 @@ from typing import Any
 from torch import fx
 
 from foretrace.errors import Frame
+from foretrace.frames.sources import LIBRARY_DIRS, Sources
 from foretrace.ir.op import ModuleCall
 from foretrace.trace.recorder import Recorder
-from foretrace.trace.sources import LIBRARY_DIRS, Sources
 
 ROOT = re.compile(r"^[LG]\['\w+'\]\.?")
 """How Dynamo's paths of modules begin: with the variable that held the outermost one."""

@@ -12,13 +12,13 @@ from typing import Any, Final
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import PACKAGE_DIR, Refusal, Way, user_frame_of
+from foretrace.errors import OUTSIDE, PACKAGE_DIR, Refusal, Way, user_frame_of
+from foretrace.frames.sources import LIBRARY_DIRS
+from foretrace.ops.kernel import draws_undone
 from foretrace.symbols.sizes import Symbols
-from foretrace.trace.abstract import Abstract
-from foretrace.trace.admitted import makes_subclass
-from foretrace.trace.generators import draws_undone
+from foretrace.tensors.abstract import Abstract
+from foretrace.tensors.admitted import makes_subclass
 from foretrace.trace.recorder import Recorder
-from foretrace.trace.sources import LIBRARY_DIRS
 
 STACK: Final = "\nException raised from "
 """After the words of an error from C++: its own frames."""
@@ -58,11 +58,6 @@ ANSWERED: Final = (
     torch_api.UnsupportedOperatorException,
 )
 """What FakeTensor raises of calls that are right"""
-
-OUTSIDE: Final = (
-    "compute it before the captured program is called, and pass the result",
-    "or make it an operator of your own: torch.library.custom_op, with register_fake",
-)
 
 
 class Reported:

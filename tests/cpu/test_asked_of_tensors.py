@@ -76,3 +76,23 @@ def test_compile_asks_again() -> None:
     for tensor in (MADE[1:3], MADE[3:5], torch.ones(2)):
         held[0] = tensor
         assert torch.equal(compiled(torch.ones(2)), program(torch.ones(2)))
+
+
+def detaches(x: Tensor) -> Tensor:
+    x.detach_()
+    return x * 2
+
+
+def test_detach_in_place_is_refused_of_a_view() -> None:
+    view = torch.randn(3, 4)[1:]
+    with pytest.raises(foretrace.Refusal, match="detach_\\(\\) of a view") as caught:
+        foretrace.capture(detaches, (view,))
+    assert caught.value.at is not None
+    compiled = foretrace.compile(detaches)
+    cut = foretrace.capture(detaches, (view.clone(),)).cut("aten")
+    for run in (compiled, cut):
+        assert torch.equal(run(view.clone()), view * 2)
+        with pytest.raises(foretrace.Refusal, match="view"):
+            run(view)
+    with torch.inference_mode():
+        assert torch.equal(compiled(view), view * 2)

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import foretrace
+from foretrace.emit.bindings import C_FUNCTIONS, quickest
 from foretrace.ir.op import Op
 from foretrace.passes.select import every_op
-from foretrace.runtime.bindings import C_FUNCTIONS, quickest
 
 aten = torch.ops.aten
 

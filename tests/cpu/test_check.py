@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.runtime.bits import Sight, difference
-from foretrace.runtime.check import Report, check, has_modes
+from foretrace.compare.bits import Sight, difference
+from foretrace.compare.check import Report, check, has_modes
 from tests.zoo import CASES
 from tests.zoo.registry import Case
 

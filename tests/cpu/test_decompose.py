@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import foretrace
-from foretrace.trace.structure import take_apart
+from foretrace.ir.structure import take_apart
 from tests.bits import same_bits
 from tests.zoo import CASES, Case
 

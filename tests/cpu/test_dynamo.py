@@ -9,7 +9,7 @@ from torch import nn
 
 import foretrace
 from foretrace.compat.front_end import capture_graph
-from foretrace.compat.program import Program
+from foretrace.program import Program
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from torch.utils._sympy import functions as sizes
 from torch.utils._sympy.interp import handlers
 
 import foretrace
-from foretrace.ir.size_nodes import write_size
-from foretrace.runtime.size_text import SPACE, size_text
+from foretrace.emit.fx_sizes import write_size
+from foretrace.emit.python_sizes import SPACE, size_text
 
 # ---- arguments of operators ------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from foretrace import torch_api
-from foretrace.trace.indexing import Indexing
+from foretrace.tensors.indexing import Indexing
 from tests.labelled import Lines, labelled
 
 INDEXING = Indexing()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import foretrace
-from foretrace.rules import layouts
+from foretrace.ops import quirks
 
 aten = torch.ops.aten
 PLACE = torch.tensor([0])
@@ -26,7 +26,8 @@ SMALLER: dict[str, Callable[[Tensor], Tensor]] = {
     "a number": lambda t: t[0, 0, 0],
     "a matrix": lambda t: t[0].t().contiguous().t(),
 }
-LOSSES = {getattr(aten, name.partition("::")[2]).default for name in layouts.LOSSES}
+LOSSES, IN_ORDER = set(quirks.LOSSES.overloads), set(quirks.IN_ORDER.overloads)
+ITERATED, SUGGESTED = quirks.ITERATED.overloads, quirks.SUGGESTED.overloads
 BROADCAST = {
     "clamp",
     "copysign",
@@ -93,16 +94,14 @@ def operands(func: Any, count: int) -> Iterator[tuple[Tensor, ...]]:
             yield (lie(torch.rand(SHAPE)), *rest)
 
 
-@pytest.mark.parametrize(
-    "func", sorted(layouts.IN_ORDER | LOSSES | layouts.ITERATED.keys(), key=str), ids=str
-)
+@pytest.mark.parametrize("func", sorted(IN_ORDER | LOSSES | ITERATED.keys(), key=str), ids=str)
 def test_of_elements(func: Any) -> None:
     count, call = CALLS.get(func, (2, func))
     for tensors in operands(func, count):
         alike(call, *tensors)
 
 
-@pytest.mark.parametrize("func", [f for f in layouts.ITERATED if "backward" not in str(f)], ids=str)
+@pytest.mark.parametrize("func", [f for f in ITERATED if "backward" not in str(f)], ids=str)
 def test_of_elements_that_are_cast(func: Any) -> None:
     count, call = CALLS.get(func, (2, func))
     if func is aten.heaviside.default:
@@ -130,7 +129,7 @@ def wider(func: Any) -> Iterator[tuple[Tensor, list[int]]]:
         yield images[0], pads
 
 
-@pytest.mark.parametrize("func", [f for f in layouts.SUGGESTED if "pad" in str(f)], ids=str)
+@pytest.mark.parametrize("func", [f for f in SUGGESTED if "pad" in str(f)], ids=str)
 def test_of_images(func: Any) -> None:
     name = func.name().partition("::")[2].removesuffix("_backward")
     pad = getattr(aten, name).default

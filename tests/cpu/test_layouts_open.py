@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.rules.kernel import CpuKernels
+from foretrace.ops.kernel import CpuKernels
 from tests.pairs import PairCut
 
 LAYOUTS: dict[str, Callable[[int], Tensor]] = {

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.compat.setup import RULES
-from foretrace.rules.infer import Inference
-from foretrace.rules.meta import MetaKernels
+from foretrace.ops.cache import Learnt, Memory, lasts
+from foretrace.ops.infer import Inference
+from foretrace.ops.meta import MetaKernels
+from foretrace.recording.setup import RULES
 from foretrace.rules.table import BackwardCall
 from foretrace.symbols.sizes import Symbols
-from foretrace.trace.memory import Learnt, Memory, lasts
 from tests.zoo import CASES, Case
 
 aten = torch.ops.aten

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import foretrace
-from foretrace.compat.program import Cut
 from foretrace.ir.op import Op
+from foretrace.program import Cut
 from tests.compare import same_as_eager
 from tests.zoo import CASES, Case
 

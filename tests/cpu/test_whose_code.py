@@ -8,7 +8,7 @@ import pytest
 import sympy
 import torch
 
-from foretrace.trace import outside
+from foretrace.python_state import outside
 
 STDLIB = sysconfig.get_paths()["stdlib"]
 

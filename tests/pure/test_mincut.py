@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from foretrace.ir.op import Value
 from foretrace.ir.types import TensorType
-from foretrace.passes.mincut import Network, minimum_cut
+from foretrace.partition.mincut import Network, minimum_cut
 
 TYPE = TensorType((), (), torch.float32, torch.device("cpu"))
 NODES = 7

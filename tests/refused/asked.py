@@ -46,7 +46,7 @@ def make_contiguous() -> None:
     same(foretrace.capture(doubles, (X,)).cut("export")(laid), doubles(laid))
 
 
-BROKEN = "runtime/guards.py:_refusal"
+BROKEN = "guards/calls.py:_refusal"
 refuses("guard broken", BROKEN, call_other_rows, doubles, open_rows)
 refuses("guard broken", BROKEN, call_another_dtype, doubles, capture_double)
 refuses("guard broken", BROKEN, call_turned, doubles, make_contiguous)
@@ -69,7 +69,7 @@ def without_the_question() -> None:
     same(cut(Y), does_not_ask(Y))
 
 
-refuses("guard broken", "runtime/guards.py:_refusal", call_few_rows, asks_rows,
+refuses("guard broken", "guards/calls.py:_refusal", call_few_rows, asks_rows,
         captured(asks_rows, Y), without_the_question)  # fmt: skip
 
 
@@ -85,5 +85,5 @@ def capture_under_autocast() -> None:
         same(foretrace.compile(doubles)(X), doubles(X))
 
 
-refuses("guard broken", "runtime/guards.py:broken", call_under_autocast, doubles,
+refuses("guard broken", "guards/calls.py:broken", call_under_autocast, doubles,
         capture_under_autocast)  # fmt: skip

@@ -111,7 +111,7 @@ class Grown(nn.Module):
         return x * GROWN
 
 
-refuses("captured history", "ir/lifted.py:_reached", exports(Grown(), X), Grown.forward,
+refuses("captured history", "emit/export_inputs.py:_reached", exports(Grown(), X), Grown.forward,
         exported(lambda x, y: x * y, X, GROWN.detach()))  # fmt: skip
 
 
@@ -272,16 +272,18 @@ def makes_inside(x: Tensor, *, approximate: str = "none") -> Tensor:
 without = opened({})
 refuses(
     "wrong decompositions",
-    "passes/entries.py:_checked",
+    "passes/table_recorder.py:_checked",
     cuts(activates, X, cut="aten", decompositions=[1]),
     activates,
     cuts(activates, X, cut="aten", decompositions=torch.export.default_decompositions()),
 )
-refuses("decomposition raised", "passes/entries.py:__exit__", opened(raises), activates_here,
+refuses("decomposition raised", "passes/table_recorder.py:__exit__", opened(raises), activates_here,
         without)  # fmt: skip
-refuses("data-dependent", "passes/entries.py:_no_answer", opened(asks), activates_here, without)
-refuses("wrong decompositions", "passes/entries.py:constant", opened(reaches), activates_here,
-        opened(makes_inside))  # fmt: skip
+refuses(
+    "data-dependent", "passes/table_recorder.py:_no_answer", opened(asks), activates_here, without
+)
+refuses("wrong decompositions", "passes/table_recorder.py:constant",
+        opened(reaches), activates_here, opened(makes_inside))  # fmt: skip
 
 LIBRARY = torch.library.Library("foretrace_refused_rules", "FRAGMENT")
 for name in ("none", "many", "first", "narrow", "wide"):
@@ -454,7 +456,7 @@ def multiplies_dense(w: Tensor) -> Tensor:
 
 refuses(
     "no derivative",
-    "rules/sparse.py:no_derivative",
+    "ops/sparse.py:no_derivative",
     cuts(multiplies_sparse, W, loss=0),
     multiplies_sparse,
     trained(multiplies_dense, W),
@@ -478,7 +480,7 @@ class CastsInside(nn.Module):
         return self.inner(x, torch.float64)
 
 
-refuses("wrong call", "compat/module_calls.py:_argument",
+refuses("wrong call", "compat/export_calls.py:_argument",
         exports(CastsInside(), X, preserve_module_call_signature=("inner",)), CastsInside.forward,
         exported(CastsInside(), X))  # fmt: skip
 
@@ -489,7 +491,7 @@ def doubles(x: Tensor) -> Tensor:  # here
     return x * 2
 
 
-refuses("wrong backend", "runtime/paired.py:_compiled",
+refuses("wrong backend", "backends/graphs.py:_compiled",
         lambda: foretrace.compile(doubles, backend=lambda graph, inputs: 3)(X), doubles,
         compiled(doubles, X, backend=lambda graph, inputs: graph))  # fmt: skip
 

@@ -47,7 +47,7 @@ def writes_none(w: Tensor) -> Tensor:
     return torch.mul(w, 2).sum()
 
 
-refuses("no derivative", "trace/in_place.py:check_leaves", captures(writes_out, W), writes_out,
+refuses("no derivative", "mutation/in_place.py:check_leaves", captures(writes_out, W), writes_out,
         trained(writes_none, W))  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def copies_each(w: Tensor) -> Tensor:
     return row.copy_(w[2]).sum()
 
 
-refuses("no derivative", "trace/lists.py:one_after_the_other", captures(copies_a_list, W),
+refuses("no derivative", "mutation/lists.py:one_after_the_other", captures(copies_a_list, W),
         copies_a_list, trained(copies_a_list_unseen, W), trained(copies_each, W))  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def writes_a_clone(w: Tensor) -> Tensor:
     return w.clone().add_(1).sum()
 
 
-refuses("in-place on leaf", "trace/in_place.py:check_leaves", captures(writes_a_leaf, W),
+refuses("in-place on leaf", "mutation/in_place.py:check_leaves", captures(writes_a_leaf, W),
         writes_a_leaf, trained(writes_a_clone, W))  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def writes_a_selected(w: Tensor) -> Tensor:
     return row.sum()
 
 
-refuses("in-place on view", "trace/lost_views.py:not_tracked", captures(writes_an_unbound, W),
+refuses("in-place on view", "mutation/lost_views.py:not_tracked", captures(writes_an_unbound, W),
         writes_an_unbound, trained(writes_a_selected, W))  # fmt: skip
 
 
@@ -193,7 +193,7 @@ def writes_a_clone_beside_kron(w: Tensor) -> Tensor:
     return z.sum() + y.clone().mul_(2).sum()
 
 
-refuses("modified in place", "passes/stale.py:written_since",
+refuses("modified in place", "history/stale.py:written_since",
         cuts(writes_what_kron_reads, W, loss=0), writes_what_kron_reads,
         trained(writes_a_clone_beside_kron, W))  # fmt: skip
 
@@ -231,7 +231,7 @@ def turns_what_is_new(w: Tensor) -> Tensor:
     return (w * 2).t()
 
 
-refuses("unsupported", "trace/in_place.py:reshaped", captures(turns_without_a_history, W),
+refuses("unsupported", "mutation/in_place.py:reshaped", captures(turns_without_a_history, W),
         turns_without_a_history, captured(turns_what_is_new, W))  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def writes_a_clone_of_a_view(w: Tensor) -> Tensor:
     return row.sum() + w.detach().clone().mul_(2).sum()
 
 
-refuses("in-place on view", "trace/lost_views.py:of_another",
+refuses("in-place on view", "mutation/lost_views.py:of_another",
         captures(uses_a_view_of_a_view, INNER),
         uses_a_view_of_a_view, trained(views_after_the_write, INNER),
         trained(writes_a_clone_of_a_view, INNER))  # fmt: skip
@@ -282,7 +282,7 @@ def writes_a_clone_beside_a_checkpoint(w: Tensor) -> Tensor:
     return z.sum()
 
 
-refuses("modified in place", "passes/stale.py:written_since",
+refuses("modified in place", "history/stale.py:written_since",
         cuts(writes_what_a_checkpoint_reads, W, loss=0), writes_what_a_checkpoint_reads,
         trained(writes_a_clone_beside_a_checkpoint, W))  # fmt: skip
 
@@ -313,11 +313,11 @@ def adds_beside_a_checkpoint(w: Tensor, count: Tensor) -> Tensor:
     return checkpoint(lambda q: q.exp() * 2, w, use_reentrant=False).sum()
 
 
-refuses("written twice", "passes/stale.py:_written_twice",
+refuses("written twice", "history/stale.py:_written_twice",
         cuts(adds_in_a_checkpoint, W, torch.zeros(2), loss=0), adds_in_a_checkpoint,
         trained(adds_beside_a_checkpoint, W, torch.zeros(2)),
         trained(Normed(apart=True), W))  # fmt: skip
-refuses("written twice", "passes/stale.py:_written_twice",
+refuses("written twice", "history/stale.py:_written_twice",
         cuts(Normed(apart=False), W, loss=0), Normed.forward,
         trained(Normed(apart=True), W), trained(Normed(apart=False).eval(), W))  # fmt: skip
 
@@ -347,7 +347,7 @@ def binds_another_name(w: Tensor) -> Tensor:
     return (y * whole).sum()
 
 
-refuses("modified in place", "trace/surroundings.py:check",
+refuses("modified in place", "recording/torch_state.py:check",
         captures(binds_what_a_checkpoint_reads, W), binds_what_a_checkpoint_reads,
         trained(gives_what_a_checkpoint_reads, W), trained(binds_another_name, W))  # fmt: skip
 
@@ -398,7 +398,7 @@ def writes_anew(w: Tensor) -> Tensor:
 
 
 refuses(
-    "modified in place", "passes/stale.py:written_since", cuts(writes_what_is_saved, W, loss=0),
+    "modified in place", "history/stale.py:written_since", cuts(writes_what_is_saved, W, loss=0),
     writes_what_is_saved, trained(writes_anew, W),
     captured(writes_what_is_saved, X),
 )  # fmt: skip
@@ -414,7 +414,7 @@ def squares(w: Tensor) -> Tensor:
     return (w * w).sum()
 
 
-refuses("autograd inside", "trace/abstract.py:method", captures(goes_back, W), goes_back,
+refuses("autograd inside", "tensors/abstract.py:method", captures(goes_back, W), goes_back,
         trained(squares, W))  # fmt: skip
 
 
@@ -431,7 +431,7 @@ def grad_of_compiled() -> None:
 
 
 refuses(
-    "autograd inside", "trace/surroundings.py:_no_gradient", captures(asks_for_a_gradient, W),
+    "autograd inside", "recording/torch_state.py:_no_gradient", captures(asks_for_a_gradient, W),
     asks_for_a_gradient, trained(squares, W), grad_of_compiled, captured(asks_torch_func, X),
 )  # fmt: skip
 
@@ -444,7 +444,7 @@ def asks_whether_followed(w: Tensor) -> Tensor:
     return w * 2 if (w * 2).requires_grad else w
 
 
-refuses("autograd inside", "trace/abstract.py:grad_fn", captures(asks_for_the_node, W),
+refuses("autograd inside", "tensors/abstract.py:grad_fn", captures(asks_for_the_node, W),
         asks_for_the_node, captured(asks_whether_followed, W))  # fmt: skip
 
 
@@ -646,7 +646,7 @@ def twice(ask: Any) -> Any:
 
 
 refuses(
-    "double backward", "runtime/trained.py:_twice",
+    "double backward", "backends/autograd_function.py:_twice",
     lambda: twice(foretrace.compile(cubes, backend=by_graphs)), twice,
     lambda: same(twice(foretrace.compile(cubes)), twice(cubes)),
 )  # fmt: skip
@@ -756,7 +756,7 @@ def asks_nothing(x: Tensor) -> Tensor:
     return x * 2 + 1
 
 
-refuses("autograd inside", "trace/abstract.py:_is_view", captures(asks_for_a_base, X),
+refuses("autograd inside", "tensors/abstract.py:_is_view", captures(asks_for_a_base, X),
         asks_for_a_base, captured(asks_nothing, X))  # fmt: skip
 
 
@@ -770,7 +770,7 @@ def makes_a_leaf_of_floats(x: Tensor) -> Tensor:
     return y.long().float().requires_grad_() + 1
 
 
-refuses("autograd inside", "trace/made_leaves.py:required", captures(makes_a_leaf_of_numbers, X),
+refuses("autograd inside", "mutation/made_leaves.py:required", captures(makes_a_leaf_of_numbers, X),
         makes_a_leaf_of_numbers, captured(makes_a_leaf_of_floats, X))  # fmt: skip
 
 
@@ -786,7 +786,7 @@ def makes_a_leaf_of_a_clone(x: Tensor) -> Tensor:
     return y.clone().requires_grad_().sum() + row
 
 
-refuses("unsupported", "trace/made_leaves.py:made_leaf", captures(makes_a_leaf_of_a_viewed, X),
+refuses("unsupported", "mutation/made_leaves.py:made_leaf", captures(makes_a_leaf_of_a_viewed, X),
         makes_a_leaf_of_a_viewed, captured(makes_a_leaf_of_a_clone, X))  # fmt: skip
 
 
@@ -802,7 +802,7 @@ def makes_a_leaf_of_its_clone(w: Tensor) -> Tensor:
     return row.requires_grad_()
 
 
-refuses("unsupported", "trace/made_leaves.py:made_leaf",
+refuses("unsupported", "mutation/made_leaves.py:made_leaf",
         captures(makes_a_leaf_of_a_view_without_history, W),
         makes_a_leaf_of_a_view_without_history, captured(makes_a_leaf_of_its_clone, W))  # fmt: skip
 
@@ -860,7 +860,7 @@ def detaches(w: Tensor) -> Tensor:
     return (w * (w * 2)[0].detach()).sum()
 
 
-refuses("in-place on view", "trace/in_place.py:detached", captures(detaches_a_view, W),
+refuses("in-place on view", "mutation/in_place.py:detached", captures(detaches_a_view, W),
         detaches_a_view, trained(detaches, W))  # fmt: skip
 
 
@@ -879,7 +879,7 @@ def views_what_is_detached(w: Tensor) -> Tensor:
     return (w * made[0]).sum()
 
 
-refuses("in-place on view", "trace/lost_views.py:of_detached",
+refuses("in-place on view", "mutation/lost_views.py:of_detached",
         captures(uses_a_view_of_a_detached, W), uses_a_view_of_a_detached,
         trained(views_what_is_detached, W))  # fmt: skip
 

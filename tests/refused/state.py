@@ -48,7 +48,7 @@ class Caches(nn.Module):
         return x + self.table
 
 
-ATTRIBUTES = "trace/owners.py:check_attributes"
+ATTRIBUTES = "python_state/module_state.py:check_attributes"
 refuses(
     "side effect", ATTRIBUTES, captures(Remembers(), X), Remembers.forward,
     captured(Returns(), X), once_before(Caches(), X),
@@ -84,7 +84,8 @@ def hooked_before() -> nn.Module:
 
 
 refuses(
-    "side effect", "trace/owners.py:check_registered", captures(Hooks(), X), Hooks.forward,
+    "side effect", "python_state/module_state.py:check_registered",
+    captures(Hooks(), X), Hooks.forward,
     captured(hooked_before(), X), once_before(Hooks(), X),
 )  # fmt: skip
 
@@ -98,7 +99,8 @@ class Names(nn.Module):
 
 
 refuses(
-    "side effect", "trace/owners.py:check_registered", captures(Names(), X), Names.forward,
+    "side effect", "python_state/module_state.py:check_registered",
+    captures(Names(), X), Names.forward,
     captured(Returns(), X), once_before(Hooks(), X),
 )  # fmt: skip
 
@@ -115,7 +117,7 @@ def returns(x: Tensor) -> tuple[Tensor, Tensor]:
     return x, x * 2
 
 
-ESCAPED = "trace/escaped.py:_refusal"
+ESCAPED = "python_state/leaks.py:_refusal"
 TABLES: dict[str, Tensor] = {}
 
 
@@ -193,7 +195,7 @@ def asks_with_no_memo() -> None:
     captures(memoizes, X)()
 
 
-MEMO = "trace/escaped.py:_memoized"
+MEMO = "python_state/leaks.py:_memoized"
 refuses("side effect", MEMO, asks_with_no_memo, memoizes, captured(does_not_memoize, X),
         once_before(memoizes, X))  # fmt: skip
 refuses(
@@ -224,7 +226,7 @@ def follow_first_call() -> None:
     compiled(looks_up, X)()
 
 
-refuses("side effect", "runtime/guards.py:check_repeatable", compiles(counts, X), counts,
+refuses("side effect", "guards/calls.py:check_repeatable", compiles(counts, X), counts,
         compiled(returns, X), follow_first_call)  # fmt: skip
 refuses("side effect", ESCAPED, compiles(binds, X), binds, compiled(returns, X),
         follow_first_call)  # fmt: skip
@@ -241,7 +243,8 @@ def puts_grad_mode_back(x: Tensor) -> Tensor:
 
 
 refuses(
-    "side effect", "trace/switches.py:unswitched", captures(leaves_grad_mode, X), leaves_grad_mode,
+    "side effect", "python_state/switches.py:unswitched",
+    captures(leaves_grad_mode, X), leaves_grad_mode,
     captured(puts_grad_mode_back, X),
 )  # fmt: skip
 
@@ -344,7 +347,7 @@ def returns_reshaped(x: Tensor) -> Tensor:
 
 
 refuses(
-    "side effect", "trace/in_place.py:reshaped", captures(reshapes, X), reshapes,
+    "side effect", "mutation/in_place.py:reshaped", captures(reshapes, X), reshapes,
     captured(returns_reshaped, X),
 )  # fmt: skip
 
@@ -359,7 +362,7 @@ def not_a_leaf() -> Tensor:
 
 
 refuses(
-    "side effect", "trace/left.py:_not_written_back", captures(detaches, not_a_leaf()),
+    "side effect", "recording/new_contents.py:_not_written_back", captures(detaches, not_a_leaf()),
     detaches, captured(lambda x: x.detach() * 2, X),
 )  # fmt: skip
 
@@ -375,7 +378,7 @@ def tags_once(x: Tensor) -> Tensor:
     return x * x.tag  # type: ignore[attr-defined,no-any-return]
 
 
-refuses("side effect", "trace/left.py:check_attributes_kept", captures(tags, X), tags,
+refuses("side effect", "recording/new_contents.py:check_attributes_kept", captures(tags, X), tags,
         captured(lambda x: x * 2, X), once_before(tags_once, X.clone()))  # fmt: skip
 
 
@@ -388,7 +391,7 @@ def copies(x: Tensor) -> Tensor:
     return x.copy_(x * 2)
 
 
-refuses("side effect", "trace/abstract.py:_set_data", captures(sets_data, X), sets_data,
+refuses("side effect", "tensors/abstract.py:_set_data", captures(sets_data, X), sets_data,
         captured(lambda x: x.clone().copy_(x * 2), X))  # fmt: skip
 
 
@@ -397,7 +400,7 @@ def starts_to_follow(x: Tensor) -> Tensor:
 
 
 refuses(
-    "side effect", "trace/abstract.py:requires_grad_", captures(starts_to_follow, X),
+    "side effect", "tensors/abstract.py:requires_grad_", captures(starts_to_follow, X),
     starts_to_follow, captured(lambda x: x * 2, X.clone().requires_grad_()),
 )  # fmt: skip
 
@@ -418,7 +421,8 @@ def follow_clone() -> None:
 
 
 refuses(
-    "aliased inputs", "trace/shared.py:check_shared_memory", captures(writes_one, X, X[0]),
+    "aliased inputs", "recording/shared_inputs.py:check_shared_memory",
+    captures(writes_one, X, X[0]),
     writes_one, follow_clone,
 )  # fmt: skip
 
@@ -446,11 +450,11 @@ def returns_copied_bits(x: Tensor) -> Tensor:
 
 
 refuses(
-    "aliased outputs", "trace/capture.py:_output", captures(returns_bits, X), returns_bits,
+    "aliased outputs", "recording/capture.py:_output", captures(returns_bits, X), returns_bits,
     captured(returns_copied_bits, X),
 )  # fmt: skip
 refuses(
-    "aliased outputs", "trace/capture.py:_output",
+    "aliased outputs", "recording/capture.py:_output",
     captures(returns_a_part_with_a_history, X, HALF), returns_a_part_with_a_history,
     captured(returns_part_of_a_copy, X, HALF),
 )  # fmt: skip
@@ -471,7 +475,7 @@ def returns_another_memory(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 refuses(
-    "aliased outputs", "trace/left.py:check_together",
+    "aliased outputs", "recording/new_contents.py:check_together",
     captures(returns_two_histories, X, HALF), returns_two_histories,
     captured(returns_another_memory, X, HALF),
 )  # fmt: skip
@@ -496,7 +500,7 @@ def copies_an_op(x: Tensor) -> Tensor:
 
 
 refuses(
-    "no functional form", "trace/effects.py:written", captures(writes_by_an_op, X),
+    "no functional form", "mutation/functionalize.py:written", captures(writes_by_an_op, X),
     writes_by_an_op, captured(copies_an_op, X),
 )  # fmt: skip
 
@@ -508,7 +512,7 @@ def writes_where_rows_meet(x: Tensor) -> Tensor:
 
 
 refuses(
-    "overlapping memory", "trace/overlap.py:overlapping", captures(writes_where_rows_meet, X),
+    "overlapping memory", "mutation/overlap.py:overlapping", captures(writes_where_rows_meet, X),
     writes_where_rows_meet,
     captured(lambda x: (x * 1).as_strided((3, 2), (1, 1)).clone().square_(), X),
 )  # fmt: skip
@@ -521,7 +525,7 @@ def reads_rows_that_are_one(x: Tensor) -> Tensor:
 
 
 refuses(
-    "overlapping memory", "passes/history_ops.py:copied",
+    "overlapping memory", "history/history_ops.py:copied",
     cuts(reads_rows_that_are_one, ROW, cut="export"), reads_rows_that_are_one,
     captured(lambda x: x.expm1().expand(3, 4).clone().unsqueeze_(0) * 1, ROW),
 )  # fmt: skip

@@ -30,7 +30,7 @@ def makes_none(x: Tensor) -> Tensor:
     return x * 2
 
 
-refuses("unsupported tensor", "trace/admitted.py:makes_subclass",
+refuses("unsupported tensor", "tensors/admitted.py:makes_subclass",
         captures(makes_a_class_of_its_own, X), makes_a_class_of_its_own,
         captured(makes_none, X))  # fmt: skip
 
@@ -43,7 +43,7 @@ def makes_entries(x: Tensor) -> Tensor:
     return x.to_sparse() @ x.T
 
 
-refuses("unsupported tensor", "trace/admitted.py:sparse_dims", captures(makes_rows, X),
+refuses("unsupported tensor", "tensors/admitted.py:sparse_dims", captures(makes_rows, X),
         makes_rows, captured(makes_entries, X))  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def leaves_out_away(x: Tensor) -> Tensor:
     return torch.mul(x, 2)
 
 
-refuses("side effect", "trace/outs.py:_renew", captures(resizes_an_out, X), resizes_an_out,
+refuses("side effect", "mutation/outs.py:_renew", captures(resizes_an_out, X), resizes_an_out,
         captured(leaves_out_away, X))  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def leaves_the_history_away(x: Tensor) -> Tensor:
     return torch.exp(x)
 
 
-refuses("unsupported", "trace/outs.py:_renew", captures(resizes_a_history, X), resizes_a_history,
+refuses("unsupported", "mutation/outs.py:_renew", captures(resizes_a_history, X), resizes_a_history,
         captured(leaves_the_history_away, X))  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def slices(x: Tensor) -> Tensor:
     return (x * 2).reshape(-1)[:12].reshape(3, 4)
 
 
-refuses("no functional form", "trace/outs.py:resize", captures(resizes, X), resizes,
+refuses("no functional form", "mutation/outs.py:resize", captures(resizes, X), resizes,
         captured(slices, X))  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def writes_numbers(x: Tensor) -> Tensor:
     return y
 
 
-refuses("no functional form", "rules/views.py:_put_by_place", captures(writes_bits, X),
+refuses("no functional form", "ops/views.py:_put_by_place", captures(writes_bits, X),
         writes_bits, captured(writes_numbers, X))  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def writes_through_strides_of_rows(x: Tensor) -> Tensor:
     return y
 
 
-refuses("no functional form", "rules/views.py:_check_contiguous",
+refuses("no functional form", "ops/views.py:_check_contiguous",
         captures(writes_through_strides, X),
         writes_through_strides, captured(writes_through_strides_of_rows, X))  # fmt: skip
 
@@ -165,7 +165,7 @@ def in_another_thread(x: Tensor) -> Tensor:
     raise errors[0]
 
 
-OUTSIDE = "trace/abstract.py:__torch_dispatch__"
+OUTSIDE = "tensors/abstract.py:__torch_dispatch__"
 refuses("escaped", OUTSIDE, uses_in_eager, uses_in_eager, from_a_cut, captured(makes_none, X))
 refuses("escaped", OUTSIDE, captures(in_another_thread, X), in_another_thread, from_a_cut,
         captured(makes_none, X))  # fmt: skip
@@ -182,7 +182,7 @@ class Uses(torch.nn.Module):
         return x * self.left  # here
 
 
-refuses("escaped", "trace/escaped.py:value", captures(Uses(left_behind()), X),
+refuses("escaped", "python_state/leaks.py:value", captures(Uses(left_behind()), X),
         Uses.forward, captured(Uses(X * 2), X))  # fmt: skip
 
 
@@ -311,11 +311,11 @@ def cut_of(module: torch.nn.Module) -> Callable[[], None]:
     return lambda: same_as_eager(module, (X,), cuts=("export",), loss=None)
 
 
-refuses("autograd inside", "trace/abstract.py:_gradient", exports(ReadsItsGradient(), X),
+refuses("autograd inside", "tensors/abstract.py:_gradient", exports(ReadsItsGradient(), X),
         ReadsItsGradient.forward, exported(GivenItsGradient(), X, None))  # fmt: skip
-refuses("side effect", "trace/abstract.py:_set_gradient", exports(ClearsItsGradient(), X),
+refuses("side effect", "tensors/abstract.py:_set_gradient", exports(ClearsItsGradient(), X),
         ClearsItsGradient.forward, exported(Multiplies(), X))  # fmt: skip
-refuses("side effect", "trace/gradients.py:set",
+refuses("side effect", "recording/gradients.py:set",
         captures(binds_a_gradient, with_gradient()), binds_a_gradient,
         captured(returns_a_gradient, X), captured(writes_a_gradient, with_gradient()))  # fmt: skip
 refuses("side effect", "passes/writeback.py:_check_data", exports(WritesData(), X),
@@ -336,7 +336,7 @@ def bilinear_without(x: Tensor) -> Tensor:
 
 
 FILTER = torch.randn(3, 8, 8)
-refuses("autocast", "trace/casts.py:check_leaf", captures(bilinear_under_autocast, X),
+refuses("autocast", "tensors/autocast.py:check_leaf", captures(bilinear_under_autocast, X),
         bilinear_under_autocast, captured(bilinear_without, X))  # fmt: skip
 
 
@@ -348,7 +348,7 @@ def factors_alone(x: Tensor) -> Any:
     return tuple(torch.linalg.qr(x))
 
 
-refuses("no functional form", "trace/outs.py:_check_known", captures(factors, X), factors,
+refuses("no functional form", "mutation/outs.py:_check_known", captures(factors, X), factors,
         captured(factors_alone, X))  # fmt: skip
 
 
@@ -362,7 +362,7 @@ def normalizes_and_copies(x: Tensor, mean: Tensor, var: Tensor) -> Any:
     return out.copy_(torch.native_batch_norm(x, None, None, mean, var, True, 0.1, 1e-5)[0])
 
 
-refuses("no functional form", "trace/outs.py:_is_value_form",
+refuses("no functional form", "mutation/outs.py:_is_value_form",
         captures(normalizes, X, torch.zeros(8), torch.ones(8)), normalizes,
         captured(normalizes_and_copies, X, torch.zeros(8), torch.ones(8)))  # fmt: skip
 
@@ -395,7 +395,7 @@ def with_sizes() -> None:
     captured(net, X)()
 
 
-refuses("side effect", "trace/effects.py:_check_not_resized", captures(Observes(), X),
+refuses("side effect", "mutation/functionalize.py:_check_not_resized", captures(Observes(), X),
         Observes.forward, with_sizes)  # fmt: skip
 
 
@@ -411,7 +411,7 @@ def copies_another(x: Tensor) -> Tensor:
     return y
 
 
-refuses("no functional form", "trace/in_place.py:reshaped",
+refuses("no functional form", "mutation/in_place.py:reshaped",
         captures(sees_the_memory_of_another, X), sees_the_memory_of_another,
         captured(copies_another, X))  # fmt: skip
 
@@ -424,7 +424,7 @@ def squeezes_what_is_new(x: Tensor) -> Tensor:
     return torch.complex(x, x).conj().imag[:1].squeeze(0)
 
 
-refuses("unsupported", "trace/in_place.py:_check_not_put_off",
+refuses("unsupported", "mutation/in_place.py:_check_not_put_off",
         captures(squeezes_what_is_put_off, X), squeezes_what_is_put_off,
         captured(squeezes_what_is_new, X))  # fmt: skip
 
@@ -446,7 +446,7 @@ def sees_a_clone(x: Tensor) -> Tensor:
 
 
 GAPS = torch.randn(6, 8)[:, ::2]
-refuses("overlapping memory", "trace/offsets.py:_count_in_graph",
+refuses("overlapping memory", "mutation/offsets.py:_count_in_graph",
         captures(sees_what_lies_between, GAPS),
         sees_what_lies_between,
         lambda: same_as_eager(saw_it_before, (GAPS,), cuts=("export",)),
@@ -459,7 +459,7 @@ def is_written_beside_a_view(x: Tensor) -> Tensor:
     return between
 
 
-refuses("overlapping memory", "trace/effects.py:_check_seen",
+refuses("overlapping memory", "mutation/functionalize.py:_check_seen",
         captures(is_written_beside_a_view, GAPS),
         is_written_beside_a_view,
         lambda: same_as_eager(saw_it_before, (GAPS,), cuts=("export",)),

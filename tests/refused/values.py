@@ -141,7 +141,7 @@ def masks(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "rules/kernel.py:depends_on_data", captures(selects, X), selects,
+    "data-dependent", "ops/kernel.py:depends_on_data", captures(selects, X), selects,
     captured(masks, X),
 )  # fmt: skip
 
@@ -159,12 +159,12 @@ def divides_by_numbers(x: Tensor) -> list[Tensor]:
 
 if torch.__version__ < "2.15":  # whose kernel reads them as it runs
     refuses(
-        "data-dependent", "rules/infer.py:_reads_numbers",
+        "data-dependent", "ops/infer.py:_reads_numbers",
         captures(divides_by_a_tensor_of_numbers, X),
         divides_by_a_tensor_of_numbers, captured(divides_by_numbers, X),
     )  # fmt: skip
 else:
-    EXCUSED["rules/infer.py:_reads_numbers"] = "no operator of torch 2.15 is known to come there"
+    EXCUSED["ops/infer.py:_reads_numbers"] = "no operator of torch 2.15 is known to come there"
 
 
 def leaves_for_numpy(x: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def stays(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "trace/abstract.py:method", captures(leaves_for_numpy, X), leaves_for_numpy,
+    "data-dependent", "tensors/abstract.py:method", captures(leaves_for_numpy, X), leaves_for_numpy,
     captured(stays, X),
 )  # fmt: skip
 
@@ -190,7 +190,7 @@ def calls_a_known_op(x: Tensor) -> Tensor:
 
 
 refuses(
-    "no meta kernel", "rules/infer.py:_no_kernel", captures(calls_an_opaque_op, X),
+    "no meta kernel", "ops/infer.py:_no_kernel", captures(calls_an_opaque_op, X),
     calls_an_opaque_op, captured(calls_a_known_op, X),
 )  # fmt: skip
 
@@ -322,7 +322,7 @@ def quantizes_in_floats(x: Tensor) -> Tensor:
 
 
 refuses(
-    "unsupported tensor", "trace/admitted.py:check_dtypes", captures(quantizes, X), quantizes,
+    "unsupported tensor", "tensors/admitted.py:check_dtypes", captures(quantizes, X), quantizes,
     captured(quantizes_in_floats, X),
 )  # fmt: skip
 
@@ -350,7 +350,7 @@ refuses(
     captured(sums, X, dynamic_shapes={"x": {0: ROWS}}),
 )  # fmt: skip
 refuses(
-    "unsupported tensor", "trace/admitted.py:check_admitted", captures(sums, X.to_sparse()), sums,
+    "unsupported tensor", "tensors/admitted.py:check_admitted", captures(sums, X.to_sparse()), sums,
     captured(sums, X.to_sparse().to_dense()),
 )  # fmt: skip
 
@@ -363,6 +363,6 @@ def takes_scripted(x: Tensor) -> Tensor:  # here
 SCRIPTED = torch.jit.trace(torch.nn.Linear(8, 8), (X,))
 PLAIN = torch.nn.Linear(8, 8)
 refuses(
-    "unsupported module", "trace/owners.py:scripted", captures(takes_scripted, X),
+    "unsupported module", "python_state/module_state.py:scripted", captures(takes_scripted, X),
     takes_scripted, captured(PLAIN, X),
 )  # fmt: skip

@@ -495,6 +495,12 @@ def returned_itself_after_writes_unseen(x: Tensor) -> tuple[Tensor, ...]:
     return first, second, x, third, torch.stack([x, x]), x[1:] * 3.7
 
 
+@program(t(3, 4))
+def returned_itself_and_used_twice_below_one_op(x: Tensor) -> tuple[Tensor, Tensor]:
+    x.detach().add_(1)
+    return x, F.rms_norm(x, x.shape[-1:])
+
+
 @built(t(3, 4))
 def parameter_returned_after_a_write_unseen() -> nn.Module:
     class Scaled(nn.Module):

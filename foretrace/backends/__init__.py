@@ -1,0 +1,1 @@
+"""What becomes of a record that is to be called: eager code, graphs for compilers."""

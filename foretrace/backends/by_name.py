@@ -1,0 +1,44 @@
+"""Backends by name: what is made of a capture."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from foretrace import torch_api
+from foretrace.backends.eager import eager_entry
+from foretrace.backends.graphs import ByBackend, paired
+from foretrace.backends.inductor import inductor_compilers
+from foretrace.errors import Refusal
+from foretrace.runtime.compiled import Building
+
+BACKENDS: Mapping[str, Building] = MappingProxyType(
+    {"eager": eager_entry, "inductor": paired(inductor_compilers)}
+)
+"""Backends of our own; all others are torch's, `fn(graph_module, example_inputs)`."""
+
+Backend = str | Callable[..., Any]
+
+
+def building(backend: Backend) -> Building:
+    """What makes entries with a backend.
+
+    Raises:
+        Refusal: there is no such backend.
+    """
+    if isinstance(backend, str) and backend in BACKENDS:
+        return BACKENDS[backend]
+    if callable(backend):
+        return paired(lambda: ByBackend(backend))
+    known = [*BACKENDS, *torch_api.torch_backends()]
+    if backend in known:
+        return paired(lambda: ByBackend(torch_api.torch_backend(backend)))
+    near = difflib.get_close_matches(str(backend), known, n=3)
+    raise Refusal(
+        f"there is no backend {backend!r}",
+        kind="unknown backend",
+        do=(
+            f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known)}",
+            "or give a function of a graph module and example inputs",
+        ),
+    )

@@ -1,0 +1,173 @@
+"""What compilers make of a program: the calls of fw_compiler, bw_compiler, inference_compiler.
+
+They are called when and with what AOTAutograd calls them (`torch_pair`): the forward's at once;
+the backward's at once if it has open sizes, since compiling it may then add guards, and else when
+it first runs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import sympy
+import torch
+from torch import fx
+
+from foretrace import torch_api
+from foretrace.backends.aot_convention import Half, TorchHalves, with_sizes
+from foretrace.backends.autograd_function import Flat, Partial, numbers_of
+from foretrace.errors import Refusal
+from foretrace.frames.sources import asking_line
+from foretrace.ir.program import Graph, Recorded
+from foretrace.ir.types import Arrived
+from foretrace.partition.partial import partial_backward
+from foretrace.partition.policies import Policy
+from foretrace.partition.split import Pair, partition
+from foretrace.passes.cut import Level, forward_graph
+from foretrace.passes.decompose import decompose
+from foretrace.symbols.sizes import Symbols
+from foretrace.targets.semantics import TargetSemantics
+
+Compiler: TypeAlias = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+"""What torch takes as `fw_compiler=`: a graph and example inputs, to a callable."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchCompilers:
+    """A compiler for each kind of graph, and how the graphs are made."""
+
+    forward: Compiler
+    backward: Compiler
+    inference: Compiler
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None
+    policy: Policy = "min_cut"
+    relaid: ClassVar[bool] = False
+
+    def opened(self, graph: Graph, semantics: TargetSemantics) -> Graph:
+        """The graph with the operators of the table opened."""
+        return decompose(graph, self.decompositions, semantics) if self.decompositions else graph
+
+    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
+        """What runs a forward that is not trained."""
+        graph = forward_graph(recorded, semantics, Level(False), "aten", trains=False)
+        halves = TorchHalves(recorded.symbols, semantics.mode)
+        half = halves.whole(self.opened(graph, semantics))
+        with torch_api.compiling(semantics.mode):
+            return half.as_the_pair(self.inference(half.module, half.examples))
+
+    def halves(
+        self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
+    ) -> tuple[Pair, Flat, Flat, Partial]:
+        """The pair of a joint graph, and what runs each half, and a half for some tangents."""
+        joint = self.opened(joint, semantics)
+        pair = with_sizes(partition(joint, recorded, semantics, self.policy), recorded.symbols)
+        halves = TorchHalves(recorded.symbols, semantics.mode)
+        forward = halves.forward(pair)
+        both = compiled(self, pair, forward, halves.backward(pair, pair.backward, forward), halves)
+
+        def partial(given: Arrived) -> Flat:
+            part = partial_backward(
+                recorded, semantics, joint, pair, given, lambda g: self.opened(g, semantics)
+            )
+            return both.other(halves.backward(pair, part, forward, [s is not None for s in given]))
+
+        return pair, both.forward, both.backward, partial
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledPair:
+    """Both halves, each called as the pair's graph is."""
+
+    pair: Pair
+    forward: Flat
+    backward: "Later"
+    relaid: "Relaid"
+
+    def other(self, half: Half) -> Flat:
+        """Another backward of the pair, compiled when it first runs."""
+        first = self.backward
+        later = Later(self.pair, half, first.compiler, self.relaid(half), first.symbols)
+        later.context = first.context
+        return later
+
+
+def compiled(
+    compilers: TorchCompilers, pair: Pair, forward: Half, backward: Half, halves: TorchHalves
+) -> CompiledPair:
+    """Give both halves to their compilers; the backward at once if it gets sizes."""
+    with torch_api.compiling(halves.mode):
+        with torch_api.reported_strides() as strides:
+            first = forward.as_the_pair(compilers.forward(forward.module, forward.examples))
+        relaid = Relaid(pair, forward, halves.symbols, strides)
+        later = Later(pair, backward, compilers.backward, relaid(backward), halves.symbols)
+        if pair.open:
+            later.compile()
+    return CompiledPair(pair, first, later, relaid)
+
+
+class Relaid:
+    """Example inputs of a backward; a saved tensor has the strides that the forward gave it."""
+
+    def __init__(self, pair: Pair, forward: Half, symbols: Symbols, strides: list[Any]) -> None:
+        self.symbols = symbols
+        saved = [i for i, o in enumerate(pair.forward.outputs) if o.role.kind == "saved"]
+        self.strides = [strides[forward.outputs[i]] for i in saved] if strides else []
+
+    def __call__(self, backward: Half) -> list[Any]:
+        """One for each input."""
+        return [
+            self._laid(example, source)
+            for example, source in zip(backward.examples, backward.inputs, strict=True)
+        ]
+
+    def _laid(self, example: Any, source: int) -> Any:
+        chosen = self.strides[source] if source < len(self.strides) else None
+        if chosen is None or not isinstance(example, torch.Tensor):
+            return example
+        # open strides are told by their hints: what is asked here is no guard
+        hints = [self.symbols.hint(size) for size in self.symbols.sizes(example.stride())]
+        return example if hints == list(chosen) else example.as_strided(example.shape, chosen)
+
+
+class Later:
+    """A backward that is compiled when it first runs, in the context of its forward.
+
+    What its compiler then assumes of sizes is no guard of the call any more: it is checked here.
+    """
+
+    def __init__(
+        self, pair: Pair, half: Half, compiler: Compiler, examples: list[Any], symbols: Symbols
+    ) -> None:
+        self.half, self.compiler, self.examples = half, compiler, examples
+        self.inputs, self.symbols = pair.backward.inputs, symbols
+        self.context = torch_api.tracing_context()
+        self._run: Flat | None = None
+        self._assumed: list[sympy.Basic] = []
+
+    def compile(self) -> Flat:
+        """Compile it now; Dynamo looks neither at the compiler nor at what it makes."""
+        made = torch.compiler.disable(self.compiler)(self.half.module, self.examples)
+        self._run = run = torch.compiler.disable(self.half.as_the_pair(made))
+        return run
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run it."""
+        run = self._run
+        if run is None:
+            before = len(self.symbols.asked())
+            with torch_api.compiling_later(self.context):
+                run = self.compile()
+            self._assumed = self.symbols.asked()[before:]
+        if self._assumed:
+            self._check(inputs)
+        return run(*inputs)
+
+    def _check(self, inputs: Sequence[Any]) -> None:
+        numbers = numbers_of(self.inputs, inputs)
+        for condition in self._assumed:
+            if condition.xreplace(numbers) == sympy.false:
+                raise Refusal(
+                    f"guard broken: {condition}, which the compiler of the backward relied on",
+                    kind="guard broken", at=asking_line(),
+                    do="compile with dynamic=False, or run a backward with such sizes first",
+                )  # fmt: skip

@@ -1,0 +1,68 @@
+"""The backend "eager": a capture as straight-line Python that torch's own autograd follows."""
+
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.emit.python import Straight
+from foretrace.emit.python_source import INDENT, Source
+from foretrace.guards.arguments import result_text
+from foretrace.guards.calls import follows
+from foretrace.guards.entry import Entry, Guards
+from foretrace.ir.program import Graph, Recorded
+from foretrace.passes.cut import Level, forward_graph
+from foretrace.runtime.compiled import Captured
+from foretrace.runtime.results import leaf_texts, repeated, write_line
+
+
+def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+    """The entry whose function runs the ops of the forward as written.
+
+    Raises:
+        Refusal: the program changes Python state in a way that cannot be repeated.
+    """
+    recorded, source = captured.recorded, Source()
+    followed = follows(recorded.ops)
+    trains = torch.is_grad_enabled() or followed
+    graph = forward_graph(recorded, captured.semantics, Level(True), "export", trains=trains)
+    guards = Guards(source, recorded)
+    guards.call(args, kwargs)
+    guards.outside()
+    changes = repeated(source, recorded, guards.inputs)
+    guards.write()
+    inside = source.inner()
+    result = body(inside, recorded, graph, guards.inputs, spelled=trains)
+    inside.add(*changes, f"return {result}")
+    surrounded(source, inside.lines, grad_on=followed and not recorded.requires.grad_mode)
+    return Entry(source.function("foretraced", "args, kwargs"), guards.checks, source.space)
+
+
+def surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
+    """Adds the lines: with autocast off, as casts are ops, and grad mode on where it has to be."""
+    grad_on = grad_on and not torch.is_grad_enabled()
+    casting = sorted(torch_api.autocast_devices())
+    if not casting and not grad_on:
+        source.add(*lines)
+        return
+    switch = source.bind(torch.set_autocast_enabled, "set_autocast_enabled")
+    grad = source.bind(torch.set_grad_enabled, "set_grad_enabled")
+    before = [f"{switch}({device!r}, False)" for device in casting]
+    after = [f"{switch}({device!r}, True)" for device in casting]
+    if grad_on:
+        before, after = [*before, f"{grad}(True)"], [*after, f"{grad}(False)"]
+    source.add(*before, "try:", *(INDENT + line for line in lines))
+    source.add("finally:", *(INDENT + line for line in after))
+
+
+def body(
+    source: Source, recorded: Recorded, graph: Graph, inputs: list[str], *, spelled: bool
+) -> str:
+    """The lines of the body; gives what is returned. `spelled`: the graph tells histories."""
+    names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
+    straight = Straight(source, recorded.symbols, names)
+    straight.ops(graph)
+    for mutation in recorded.mutations:
+        write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
+    leaves = leaf_texts(source, straight, recorded, inputs, spelled=spelled)
+    return result_text(source, recorded.requires.out_structure, leaves)

@@ -1,0 +1,189 @@
+"""Any backend `fn(graph_module, example_inputs)`: it gets the two halves, autograd joins them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol
+
+import sympy
+import torch
+from torch import fx
+
+from foretrace.backends.autograd_function import Flat, Partial, Trained
+from foretrace.backends.eager import surrounded
+from foretrace.emit.fx import interpretable, to_fx
+from foretrace.emit.python import Straight
+from foretrace.emit.python_source import Source
+from foretrace.errors import Refusal
+from foretrace.guards.arguments import result_text
+from foretrace.guards.entry import Entry, Guards
+from foretrace.history.history import unmarked
+from foretrace.ir.program import Graph, Input, Recorded
+from foretrace.ir.types import Arrived
+from foretrace.partition.partial import partial_backward
+from foretrace.partition.split import Pair, partition
+from foretrace.passes.cut import Level, differentiated, forward_graph
+from foretrace.passes.live import needs
+from foretrace.runtime.compiled import Captured
+from foretrace.runtime.results import called, core_of, repeated
+from foretrace.symbols.sizes import Symbols
+from foretrace.targets.semantics import TargetSemantics
+
+Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+"""What torch.compile takes as a backend"""
+
+
+def paired(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
+    """What makes entries whose graphs were compiled; each entry has compilers of its own."""
+
+    def build(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        recorded, source = captured.recorded, Source()
+        call = joined(recorded, captured.semantics, compilers())  # it may add guards on sizes
+        guards = Guards(source, recorded)
+        guards.call(args, kwargs)
+        guards.kernels()
+        guards.outside()
+        changes = repeated(source, recorded, guards.inputs)
+        guards.write()
+        inside = source.inner()
+        leaves = called(inside, recorded, guards.inputs, source.bind(call, "graphs"))
+        result = result_text(source, recorded.requires.out_structure, leaves)
+        inside.add(*changes, f"return {result}")
+        follows = isinstance(call, Trained) or recorded.gives_followed
+        grad_on = follows and not recorded.requires.grad_mode
+        surrounded(source, inside.lines, grad_on=grad_on)
+        return Entry(source.function("foretraced", "args, kwargs"), guards.checks, source.space)
+
+    return build
+
+
+def joined(
+    recorded: Recorded, semantics: TargetSemantics, backend: "Compilers"
+) -> "Trained | Untrained":
+    """A call from inputs to `core_of(recorded)`, which trains if anything it gives is followed.
+
+    Raises:
+        Refusal: an op on the way of a gradient has no derivative.
+    """
+    core = core_of(recorded)
+    if not any(core.followed(output.value) for output in core.outputs):
+        return Untrained(backend.whole(core, semantics), core)
+    joint = differentiated(core, semantics, Level(False), None)
+    return Trained(core, *backend.halves(joint, core, semantics), relaid=backend.relaid)
+
+
+class Compilers(Protocol):
+    """What compiles graphs."""
+
+    @property
+    def relaid(self) -> bool:
+        """Whether a tangent that lies otherwise than its output has a backward of its own."""
+
+    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
+        """What runs a forward that is not trained."""
+
+    def halves(
+        self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
+    ) -> tuple[Pair, Flat, Flat | None, Partial]:
+        """The pair of a joint graph, what runs each half, and what makes halves for some tangents.
+
+        Without a second half, that for tangents which lie as their outputs is made likewise.
+        """
+
+
+class ByBackend:
+    """A torch.compile backend: called with the forward, and with the backward of a pair."""
+
+    relaid: ClassVar[bool] = True
+
+    def __init__(self, compile: Compile) -> None:
+        self.compile = compile
+
+    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
+        """What the backend makes of the forward, its ops as written."""
+        graph = forward_graph(recorded, semantics, Level(True), "export", trains=False)
+        graph.ops = list(map(unmarked, graph.ops))  # results are made leaves after the call
+        return self._compiled(graph, recorded, semantics)
+
+    def halves(
+        self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
+    ) -> tuple[Pair, Flat, Flat | None, Partial]:
+        """The pair, and what the backend makes of each half: of the second when it first runs.
+
+        With open sizes at once, as the backend may add guards on them.
+        """
+        # As eager saves: a value that runs again would make an input needed that eager does not
+        # need, and writing to it before the backward an error.
+        pair = partition(joint, recorded, semantics, "save_all")
+
+        def partial(given: Arrived) -> Flat:
+            whole = given == pair.strides
+            graph = (
+                pair.backward
+                if whole
+                else partial_backward(recorded, semantics, joint, pair, given)
+            )
+            if None in given:
+                return straight_call(graph, recorded.symbols)
+            return self._compiled(graph, recorded, semantics)
+
+        forward = self._compiled(pair.forward, recorded, semantics)
+        return pair, forward, partial(pair.strides) if pair.open else None, partial
+
+    def _compiled(self, graph: Graph, recorded: Recorded, semantics: TargetSemantics) -> Flat:
+        module = interpretable(to_fx(graph, recorded.symbols, semantics.inference.mode, needs))
+        examples = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
+        found = self.compile(module, examples)
+        if not callable(found):
+            raise Refusal(
+                f"the backend returned {found!r:.60}, which is not callable",
+                kind="wrong backend",
+                do="let it return a function of the graph's inputs, or the graph module itself",
+            )
+        return found
+
+
+class Untrained:
+    """Calls a graph that autograd does not follow; inputs, and leaves in it, may require grad."""
+
+    def __init__(self, forward: Flat, recorded: Recorded) -> None:
+        self.forward = forward
+        given = any(item.value.type.requires_grad for item in recorded.inputs)
+        self.silent = given or recorded.makes_leaves
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        """Run it."""
+        if not self.silent:
+            return self.forward(*inputs)
+        with torch.no_grad():
+            return self.forward(*inputs)
+
+
+def parameters(source: Source, inputs: Sequence[Input], symbols: Symbols) -> list[str]:
+    """Names of a function's parameters; the symbols that sizes are spelled by are bound."""
+    names, bound = [], set[sympy.Basic]()
+    for item in inputs:
+        if isinstance(item.size, sympy.Symbol):
+            bound.add(item.size)
+            source.names.new(str(item.size))
+            names.append(str(item.size))
+        else:
+            names.append(source.names.new(item.role.name))
+    for item, name in zip(inputs, names, strict=True):
+        for dim, size in enumerate(map(symbols.simplify, item.value.type.shape)):
+            if isinstance(size, sympy.Symbol) and size not in bound:
+                bound.add(size)
+                source.names.new(str(size))
+                source.add(f"{size} = {name}.size({dim})")
+    return names
+
+
+def straight_call(graph: Graph, symbols: Symbols) -> Flat:
+    """A graph as a function of its flat inputs, in straight-line Python."""
+    source = Source()
+    names = parameters(source, graph.inputs, symbols)
+    straight = Straight(
+        source, symbols, {i.value: name for i, name in zip(graph.inputs, names, strict=True)}
+    )
+    straight.ops(graph)
+    results = [straight.tree(output.value) for output in graph.outputs]
+    source.add(f"return ({''.join(result + ', ' for result in results)})")
+    return source.function(graph.kind, ", ".join(names))

@@ -1,0 +1,38 @@
+"""The backend "inductor": torch's own compiler on our graphs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from foretrace import torch_api
+from foretrace.backends.aot_convention import RESULTS
+from foretrace.backends.compilers import TorchCompilers
+from foretrace.partition.policies import Policy
+
+
+def inductor_compilers(
+    policy: Policy = "min_cut", decompositions: Mapping[Any, Callable[..., Any]] | None = None
+) -> TorchCompilers:
+    """Inductor for the graphs of one program.
+
+    Args:
+        policy: what is saved for the backward.
+        decompositions: functions by OpOverload; None: Inductor's own table.
+    """
+    inductor = torch_api.Inductor()
+    table = inductor.decompositions() if decompositions is None else decompositions
+
+    def forward(module: fx.GraphModule, inputs: list[Any], *, inference: bool = False) -> Any:
+        return inductor.forward(module, inputs, module.meta[RESULTS], inference=inference)
+
+    return TorchCompilers(
+        forward, inductor.backward, partial(forward, inference=True), table, policy
+    )
+
+
+def before_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+    """Dynamo's graph after the passes that Inductor runs before anything is differentiated."""
+    found: fx.GraphModule = torch_api.Inductor().before_capture(module, inputs)
+    return found

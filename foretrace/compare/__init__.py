@@ -1,0 +1,1 @@
+"""Eager beside every cut, to the last bit."""

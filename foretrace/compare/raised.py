@@ -1,0 +1,64 @@
+"""What the user's code raises, as a refusal with the user's line."""
+
+from types import TracebackType
+from typing import Self
+
+from foretrace.errors import Frame, Refusal, user_frame_of
+from foretrace.frames.sources import LIBRARY_DIRS
+
+
+class Raised:
+    """While inside, an exception becomes a refusal; a refusal stays one.
+
+    Args:
+        doing: what was being done: "the program raised".
+        do: what to do about it.
+        file: the user's file, whose lines are preferred to those of what it calls.
+    """
+
+    def __init__(self, doing: str, do: str, file: str | None = None) -> None:
+        self.doing, self.do, self.file = doing, do, file
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Refusal) or not isinstance(error, (Exception, SystemExit)):
+            return
+        raise Refusal(
+            f"{self.doing} {type(error).__name__}: {first_line(error)}",
+            kind="program raised", at=self._frame(error, trace), do=self.do,
+        ) from error  # fmt: skip
+
+    def _frame(self, error: BaseException, trace: TracebackType | None) -> Frame | None:
+        if isinstance(error, SyntaxError) and error.filename and error.lineno:
+            return Frame(error.filename, error.lineno, "<module>")
+        found = None
+        while self.file is not None and trace is not None:
+            code = trace.tb_frame.f_code
+            if code.co_filename == self.file:
+                found = Frame(code.co_filename, trace.tb_lineno, code.co_qualname)
+            trace = trace.tb_next
+        return found or user_frame_of(error.__traceback__, LIBRARY_DIRS)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of its message."""
+    return (error.msg if isinstance(error, SyntaxError) else str(error)).partition("\n")[0]
+
+
+class Attempt:
+    """While inside, an exception ends the block and is kept in `error`."""
+
+    error: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self.error = error if isinstance(error, Exception) else None
+        return self.error is not None

@@ -1,0 +1,1 @@
+"""Every way out of the IR: torch.fx, ExportedProgram, generated Python."""

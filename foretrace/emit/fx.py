@@ -1,0 +1,337 @@
+"""A cut as a real torch.fx.GraphModule. The only place that knows fx's opcodes and `meta`."""
+
+import operator
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from foretrace import torch_api
+from foretrace.emit.fx_sizes import write_size
+from foretrace.emit.module_stack import ModuleStacks
+from foretrace.ir.names import Names, called_like_a_keyword, calls_target, spelled, wish
+from foretrace.ir.op import Op, Tree, Value, target_name
+from foretrace.ir.program import Graph, Input, Output
+from foretrace.ir.tree import map_tree
+from foretrace.ir.types import TensorType
+from foretrace.ir.walk import leaf_ops
+from foretrace.symbols.questions import free_symbols
+from foretrace.symbols.sizes import Size, Symbols, solved
+
+SPELLED = frozenset({
+    bool, int, float, str, bytes, type(None), type(...),
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch_api.OpOverload,
+})  # fmt: skip
+"""Types whose `repr` generated code reads as the same object"""
+Needs = Callable[[Op], Collection[Value]]
+
+
+class Complex(complex):
+    """A number that generated code reads as the same one.
+
+    Python reads `-1j` with the real part -0.0, and torch.fx has no word for an infinite part.
+    """
+
+    def __repr__(self) -> str:
+        return f"complex({self.real!r}, {self.imag!r})"
+
+
+class Emitter:
+    """Builds one fx graph; kept ops become submodules with graphs of their own."""
+
+    def __init__(self, symbols: Symbols, vals: "Vals", needs: Needs) -> None:
+        self.symbols, self.vals, self.needs = symbols, vals, needs
+        self.graph, self.root = fx.Graph(), torch.nn.Module()
+        self.names = Names()
+        self.nodes: dict[Value, fx.Node] = {}
+        self.sizes: dict[sympy.Basic, Any] = {}
+        self.stacks = ModuleStacks()
+
+    def input(self, item: Input) -> None:
+        """One input of the graph: a tensor, or a size."""
+        if item.size is None:
+            self.placeholder(item.value, item.role.name)
+        else:
+            self.size_placeholder(item.size, item.role.name)
+
+    def placeholder(self, value: Value, name: str) -> None:
+        """One tensor from outside."""
+        node = self.graph.create_node("placeholder", self.names.new(name), name=None)
+        self._learn(value, node)
+
+    def _learn(self, value: Value, node: fx.Node) -> None:
+        self.nodes[value] = node
+        node.meta["val"] = self.vals.of(value)
+
+    def emit(self, op: Op) -> None:
+        """One op: a call of its target, or of a submodule that holds its body."""
+        name = self.names.new(wish(op))
+        as_module = getattr(op.target, "as_module", None)
+        if as_module is not None and calls_target(op):
+            place = self._hold(name, as_module())
+            node = self.graph.create_node("call_module", place, self._arguments(op.args), {}, name)
+            self._results(op, node, op.result)
+        elif calls_target(op):
+            args, kwargs = self._arguments(op.args), self._arguments(op.kwargs)
+            node = self.graph.create_node("call_function", op.target, args, kwargs, name)
+            self._results(op, node, op.result)
+        else:
+            self._submodule(op, name)
+
+    def _submodule(self, op: Op, name: str) -> None:
+        inputs = self.needs(op)
+        inner = Emitter(self.symbols, self.vals, self.needs)
+        for value in inputs:
+            inner.placeholder(value, self.nodes[value].name)
+        symbols = self._symbols_below(op)
+        for symbol in symbols:
+            inner.size_placeholder(symbol, str(symbol))
+        for each in op.body or ():
+            emit_flat(inner, each)
+        place = self._hold(name, inner.finish(op.outs, name))
+        args = tuple(self.nodes[value] for value in inputs) + tuple(map(self._size, symbols))
+        node = self.graph.create_node("call_module", place, args, {}, name)
+        self._results(op, node, tuple(op.outs))
+
+    def _hold(self, name: str, module: torch.nn.Module) -> str:
+        """Where the submodule of a node stands: modules have methods called `to` and `type`."""
+        place = f"{name}_body" if hasattr(torch.nn.Module, name) else name
+        self.root.add_module(place, module)
+        return place
+
+    def _symbols_below(self, op: Op) -> list[sympy.Symbol]:
+        found = {
+            s for each in leaf_ops(op.body or ()) for s in free_symbols((each.args, each.kwargs))
+        }
+        return sorted(found, key=str)
+
+    def size_placeholder(self, size: Size, name: str) -> None:
+        """A size from outside."""
+        self._learn_size(size, self.graph.create_node("placeholder", self.names.new(name)))
+
+    def _learn_size(self, size: Size, node: fx.Node) -> None:
+        """What is computed of a size begins here."""
+        node.meta["val"] = self.symbols.symbolic(size)
+        if isinstance(size, sympy.Expr):
+            self.sizes.setdefault(self.symbols.simplify(size), node)
+
+    def _results(self, op: Op, node: fx.Node, result: Tree) -> None:
+        self.describe(node, op)
+        if isinstance(result, Value):
+            if result in op.outs:
+                self._learn(result, node)
+            return
+        node.meta["val"] = self.vals.tree(result)
+        self._items(op, node, result)
+
+    def _items(self, op: Op, node: fx.Node, result: Tree) -> None:
+        for index, item in enumerate(result if isinstance(result, (tuple, list)) else ()):
+            if isinstance(item, (tuple, list)) or (isinstance(item, Value) and item in op.outs):
+                part = self.graph.create_node(
+                    "call_function", operator.getitem, (node, index), {}, self.names.new("getitem")
+                )
+                self.describe(part, op)
+                if isinstance(item, Value):
+                    self._learn(item, part)
+                else:
+                    part.meta["val"] = self.vals.tree(item)
+                    self._items(op, part, item)
+
+    def describe(self, node: fx.Node, op: Op) -> None:
+        """Say where a node comes from."""
+        node.meta["foretrace"] = op
+        frame, module = op.origin.frame, op.origin.module
+        if frame is not None:
+            node.meta["stack_trace"] = self.stacks.line(frame)
+        if module is not None:
+            node.meta["nn_module_stack"] = self.stacks.of(module)
+
+    # ---- arguments ----------------------------------------------------------------------------
+
+    def _arguments(self, tree: Tree) -> Any:
+        return map_tree(tree, self._argument)
+
+    def _argument(self, leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            return self.nodes[leaf]
+        if isinstance(leaf, sympy.Basic):
+            return self._size(leaf)
+        if type(leaf) is complex:
+            return Complex(leaf)
+        return leaf if type(leaf) in SPELLED else self._attribute(leaf)
+
+    def _attribute(self, item: Any) -> fx.Node:
+        """An argument that generated code cannot spell."""
+        name = self.names.new(type(item).__name__)
+        setattr(self.root, name, item)
+        return self.graph.create_node("get_attr", name, (), {}, name)
+
+    def _size(self, expr: Any) -> Any:
+        """The node that computes an expression; made once, from the sizes of the inputs."""
+        expr = self.symbols.simplify(expr)
+        if isinstance(expr, sympy.Integer):
+            return int(expr)
+        if expr not in self.sizes:
+            if isinstance(expr, sympy.Symbol):
+                self.sizes[expr] = self._symbol(expr)
+            else:
+                self.sizes[expr] = self._expression(expr)
+        return self.sizes[expr]
+
+    def _symbol(self, symbol: sympy.Symbol) -> Any:
+        """The size of an input that the symbol is, or else that it follows from."""
+        sizes = [
+            (self.symbols.simplify(size), node, dim)
+            for value, node in self.nodes.items() if node.op == "placeholder"
+            for dim, size in enumerate(value.type.shape) if not isinstance(size, int)
+        ]  # fmt: skip
+        for size, node, dim in sizes:
+            if size == symbol:
+                return self._size_node(symbol, node, dim)
+        for size, node, dim in sizes:
+            whole = sympy.Dummy("size", integer=True)
+            expr = solved(size, symbol, whole) if symbol in size.free_symbols else None
+            if expr is not None:
+                return write_size(
+                    expr, {whole: self._size_node(size, node, dim)}, self._create_size
+                )
+        return self._place(symbol)
+
+    def _place(self, symbol: sympy.Symbol) -> fx.Node:
+        """A stride of an input that no size explains (of rows that are apart), or its offset."""
+        for value, node in self.nodes.items():
+            if node.op == "placeholder" and symbol in value.type.stride:
+                dim = value.type.stride.index(symbol)
+                return self._size_node(symbol, node, dim, target=torch.ops.aten.sym_stride.int)
+            if node.op == "placeholder" and symbol == value.type.offset:
+                target = torch.ops.aten.sym_storage_offset.default
+                return self._size_node(symbol, node, target=target)
+        raise AssertionError(f"no input has the size {symbol}")
+
+    def _size_node(
+        self, size: sympy.Expr, node: fx.Node, *dim: int, target: Any = torch.ops.aten.sym_size.int
+    ) -> fx.Node:
+        name = self.names.new(f"{target_name(target)}_{size}")
+        with self.graph.inserting_after(self._last_placeholder()):
+            made = self.graph.create_node("call_function", target, (node, *dim), {}, name)
+        made.meta["val"] = self.symbols.symbolic(size)
+        self.describe_size(made)
+        return made
+
+    def _last_placeholder(self) -> fx.Node:
+        return [node for node in self.graph.nodes if node.op == "placeholder"][-1]
+
+    def _expression(self, expr: sympy.Basic) -> Any:
+        symbols = {symbol: self._size(symbol) for symbol in free_symbols(expr)}
+        return write_size(expr, symbols, self._create_size)
+
+    def _create_size(self, function: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
+        name = self.names.new(function.__name__)
+        node = self.graph.create_node("call_function", function, args, {}, name)
+        self.describe_size(node)
+        return node
+
+    def describe_size(self, node: fx.Node) -> None:
+        """Say where a node that computes a size comes from: from no line of the user."""
+
+    # ---- the whole ----------------------------------------------------------------------------
+
+    def finish(self, results: Iterable[Tree], name: str) -> fx.GraphModule:
+        """Close the graph."""
+        self.graph.output(tuple(self._arguments(result) for result in results))
+        class_name = "".join(part.capitalize() for part in name.split("_")) or "Graph"
+        return module_of(self.root, self.graph, class_name)
+
+
+def module_of(root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str) -> fx.GraphModule:
+    """A graph with what it holds, as a module whose code Python reads."""
+    if any(called_like_a_keyword(node.target) for node in graph.nodes):
+        graph.on_generate_code(lambda _: spelled)
+    return fx.GraphModule(root, graph, class_name=name)
+
+
+def interpretable(module: fx.GraphModule) -> fx.GraphModule:
+    """The module with numbers in its graph that operators take: of complex ones, no subclass.
+
+    Its code, which stays as it is, reads them to the last bit.
+    """
+    for node in module.graph.nodes:
+        if any(type(leaf) is Complex for leaf in torch_api.tree_leaves((node.args, node.kwargs))):
+            node.args, node.kwargs = map_tree((node.args, node.kwargs), _plain)
+    return module
+
+
+def _plain(leaf: Any) -> Any:
+    return complex(leaf) if type(leaf) is Complex else leaf
+
+
+def emit_flat(emitter: Emitter, op: Op) -> None:
+    """Emit an op of a kept op's body, opened to its leaves."""
+    if op.region is None and op.definition is None:
+        emitter.emit(op)
+    else:
+        for inner in op.body or ():
+            emit_flat(emitter, inner)
+
+
+class Vals:
+    """Fake tensors for `node.meta["val"]`: one for each value, each with a storage of its own."""
+
+    def __init__(
+        self, mode: torch_api.FakeTensorMode, symbols: Symbols, *, followed: bool = False
+    ) -> None:
+        self.mode, self.symbols, self.followed = mode, symbols, followed
+        self._known: dict[Value, torch.Tensor] = {}
+        self._bytes: dict[TensorType, Any] = {}
+
+    def of(self, value: Value) -> torch.Tensor:
+        """The fake tensor of a value."""
+        known = self._known.get(value)
+        if known is None:
+            type, meta = value.type, self._meta(value.type)
+            if self.followed and type.requires_grad:
+                meta.requires_grad_()
+            known = torch_api.fake_tensor(self.mode, meta, type.device)
+            self._known[value] = known
+        return known
+
+    def tree(self, tree: Tree) -> Any:
+        """A structure with fake tensors for values."""
+        if isinstance(tree, Value):
+            return self.of(tree)
+        if isinstance(tree, (tuple, list)):
+            return tuple(self.tree(item) for item in tree)
+        return tree
+
+    def _meta(self, type: TensorType) -> torch.Tensor:
+        if type.sparse:
+            sizes = map(self.symbols.number, type.shape)
+            return torch_api.sparse_meta(sizes, type.dtype, type.sparse)
+        if not type.symbols:
+            return torch.empty_strided(type.shape, type.stride, dtype=type.dtype, device="meta")
+        number = self.symbols.number
+        shape, stride = tuple(map(number, type.shape)), tuple(map(number, type.stride))
+        if type not in self._bytes:
+            whole = torch.empty_strided(shape, stride, dtype=type.dtype, device="meta")
+            self._bytes[type] = whole.untyped_storage().nbytes()
+        return torch_api.symbolic_meta(shape, stride, type.dtype, self._bytes[type])
+
+
+def to_fx(
+    graph: Graph, symbols: Symbols, mode: torch_api.FakeTensorMode, needs: Needs
+) -> fx.GraphModule:
+    """The graph module of a cut: its arguments and results are flat, in the signature's order."""
+    emitter = Emitter(symbols, Vals(mode, symbols), needs)
+    for item in graph.inputs:
+        emitter.input(item)
+    for op in graph.ops:
+        emitter.emit(op)
+    return emitter.finish(map(_spelled, graph.outputs), graph.kind)
+
+
+def _spelled(output: Output) -> Tree:
+    """What the graph returns for an output; objects that code cannot spell are added by the run."""
+    known = output.value is None or isinstance(output.value, (Value, sympy.Basic, bool, int, float))
+    return output.value if known else None

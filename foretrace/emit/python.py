@@ -1,0 +1,134 @@
+"""The ops of a cut as straight-line Python: one statement for each op, in the user's order.
+
+Each op is called by the quickest way there is, and what no later line reads is let go. torch's own
+autograd follows what the lines do, so a backward, a hook or a double backward is eager's.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from foretrace import torch_api
+from foretrace.emit.bindings import quickest
+from foretrace.emit.python_sizes import size_text
+from foretrace.emit.python_source import Source
+from foretrace.errors import Frame
+from foretrace.ir.names import wish
+from foretrace.ir.op import Op, Tree, Value, ViewStep, values_in
+from foretrace.ir.program import Graph
+from foretrace.symbols.sizes import Symbols
+from foretrace.trace.functions import FunctionCall
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One call: its text, what it makes, what it reads, and the user's line behind it."""
+
+    text: str
+    made: tuple[Value, ...]
+    read: tuple[Value, ...]
+    frame: Frame | None
+
+
+class Straight:
+    """Writes ops as statements of a source.
+
+    Args:
+        source: what the statements are added to.
+        symbols: the program's sizes.
+        names: local names of the inputs; those of other values are added.
+    """
+
+    def __init__(self, source: Source, symbols: Symbols, names: dict[Value, str]) -> None:
+        self.source, self.symbols, self.names = source, symbols, names
+        self._once: dict[Value, str] = {}
+
+    def ops(self, graph: Graph) -> None:
+        """Statements for all ops; values are let go after their last use."""
+        statements = [each for op in graph.ops for each in self._op(op)]
+        kept = {v for output in graph.outputs for v in values_in(output.value)}
+        kept |= {item.value for item in graph.inputs}
+        frame = None
+        for statement, dead in zip(statements, _dying(statements, kept), strict=True):
+            if statement.frame is not None and statement.frame != frame:
+                frame = statement.frame
+                self.source.add(f"# {frame}")
+            self.source.add(statement.text)
+            if dead:
+                self.source.add(f"del {', '.join(self.names[value] for value in dead)}")
+
+    def _op(self, op: Op) -> Iterator[Statement]:
+        if not _called_whole(op):
+            for inner in op.body or ():
+                yield from self._op(inner)
+            return
+        call = self.source.bind(_callable(op), str(op.target).replace(".", "_"))
+        parts = [self.tree(arg) for arg in op.args]
+        parts += [f"{name}={self.tree(arg)}" for name, arg in op.kwargs.items()]
+        text = f"{call}({', '.join(parts)})"
+        yield Statement(self._assigned(op, text), op.outs, op.operands, op.origin.frame)
+
+    def _assigned(self, op: Op, call: str) -> str:
+        for out in op.outs:
+            self.names[out] = self.source.names.new(wish(op))
+        if not op.outs:
+            return call
+        return f"{self._pattern(op, op.result)} = {call}"
+
+    def _pattern(self, op: Op, result: Tree) -> str:
+        """What the call is assigned to: names where it makes a value, `_` elsewhere."""
+        if isinstance(result, (tuple, list)):
+            inside = ", ".join(self._pattern(op, item) for item in result)
+            return f"({inside}{',' * (len(result) == 1)})"
+        return self.names[result] if isinstance(result, Value) and result in op.outs else "_"
+
+    def named_once(self, value: Value, text: str) -> str:
+        """A name for what the expression gives, the same one each time for a value."""
+        if value not in self._once:
+            self._once[value] = name = self.source.names.new("view")
+            self.source.add(f"{name} = {text}")
+        return self._once[value]
+
+    def taken(self, step: ViewStep, of: str) -> str:
+        """The view that a call takes of what the expression gives."""
+        call = self.source.bind(step.func, str(step.func).replace(".", "_"))
+        return f"{call}({', '.join([of, *map(self.tree, step.args[1:])])})"
+
+    def tree(self, tree: Tree) -> str:
+        """An argument."""
+        if isinstance(tree, Value):
+            return self.names[tree]
+        if isinstance(tree, (tuple, list)):
+            inside = ", ".join(self.tree(item) for item in tree)
+            is_tuple = isinstance(tree, tuple)
+            return f"({inside}{',' * (len(tree) == 1)})" if is_tuple else f"[{inside}]"
+        if isinstance(tree, sympy.Basic):
+            return size_text(self.symbols.simplify(tree))
+        return self.source.literal(tree)
+
+
+def _callable(op: Op) -> Any:
+    if isinstance(op.target, FunctionCall):
+        return op.target.apply
+    return quickest(op) if isinstance(op.target, torch_api.OpOverload) else op.target
+
+
+def _called_whole(op: Op) -> bool:
+    """Whether the target itself can be called, or only what is below."""
+    if isinstance(op.target, FunctionCall):
+        return True
+    if not isinstance(op.target, torch_api.OpOverload):
+        return op.leaf
+    return op.region is None or set(op.outs) <= set(values_in(op.result))
+
+
+def _dying(statements: Sequence[Statement], kept: Iterable[Value]) -> list[list[Value]]:
+    """For each statement, the values that nothing reads after it."""
+    seen, rows = set(kept), list[list[Value]]()
+    for statement in reversed(statements):
+        both = dict.fromkeys((*statement.read, *statement.made))
+        rows.append([value for value in both if value not in seen])
+        seen.update(both)
+    return rows[::-1]

@@ -1,0 +1,232 @@
+"""The user's line behind a change of Python state, which no op tells.
+
+What changed is seen when the run has ended. The line is found in the bytecode of the functions that
+ran: the store, the call that changes a container, or the name by which a function is reached.
+"""
+
+import dis
+import gc
+import itertools
+import sys
+from collections import ChainMap, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import Any, TypeAlias
+
+from foretrace.errors import Frame, is_library
+from foretrace.frames.sources import LIBRARY_DIRS, names_of
+
+BINDS = frozenset(
+    f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in ("ATTR", "GLOBAL", "DEREF", "NAME")
+)
+LOADS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"})
+SETS = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR"})
+FIXED = ((list, tuple), (set, frozenset), (dict, MappingProxyType), (deque, tuple))
+MUTATORS = frozenset(
+    name for kind, fixed in FIXED for name in vars(kind).keys() - vars(fixed).keys()
+    if not name.startswith("_") and name not in ("copy", "fromkeys", "maxlen")
+)  # fmt: skip
+"""Methods of containers that change them: those that their fixed kin lack"""
+Names: TypeAlias = ChainMap[str, Any]
+"""What the names of a function are; first of all the modules that it imports itself"""
+MOST = 400
+"""Functions that are looked at: a program may reach whole libraries by name"""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a function: its instructions."""
+
+    code: CodeType
+    number: int
+    found: tuple[dis.Instruction, ...]
+
+    @property
+    def frame(self) -> Frame:
+        """The same, for a refusal."""
+        return Frame(self.code.co_filename, self.number, self.code.co_qualname)
+
+    def has(self, names: Iterable[str], arg: object = None) -> bool:
+        """Whether an instruction is one of these, with the argument if one is given."""
+        return any(i.opname in names and arg in (None, i.argval) for i in self.found)
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes the content of something."""
+        return any(
+            i.opname in SETS
+            or (i.opname in LOADS and i.argval in MUTATORS)
+            or (i.opname == "BINARY_OP" and i.argrepr.endswith("="))
+            for i in self.found
+        )
+
+
+class Lines:
+    """The lines of a program's functions.
+
+    Args:
+        ran: those that are known to have run, with their globals.
+        classes: whose methods the program may have called.
+    """
+
+    def __init__(
+        self, ran: Mapping[CodeType, Mapping[str, Any]], classes: Iterable[type] = ()
+    ) -> None:
+        self.ran, self.classes = dict(ran), tuple(dict.fromkeys(classes))
+
+    def binding(self, name: str, owner: type | None = None, *, content: bool = False) -> Any:
+        """The line that binds a name, or changes what it holds.
+
+        Args:
+            name: a global, a closure cell or an attribute.
+            owner: the class of the object whose attribute it is.
+            content: whether the content has changed, and not what the name is bound to.
+        """
+        ranks = [
+            lambda line: line.has(BINDS, name),
+            lambda line: line.has(("LOAD_CONST",), name) and line.has((*SETS, "CALL")),
+            lambda line: line.has(LOADS, name) and line.changes,
+            lambda line: line.has(LOADS, name),
+        ]
+        if content:
+            ranks.insert(0, ranks.pop(2))
+        methods = set(_methods(owner)) if owner is not None else set()
+        return self._first(ranks, lambda code: code not in methods)
+
+    def calling(self, *names: str) -> Frame | None:
+        """The line that mentions an attribute or global with one of these in its name."""
+
+        def mentions(line: Line) -> bool:
+            loaded = [i.argval for i in line.found if i.opname in LOADS | BINDS]
+            return any(name in str(each) for name in names for each in loaded)
+
+        return self._first([mentions], lambda _: False)
+
+    def reaching(self, wanted: Callable[[Any], bool]) -> Frame | None:
+        """The line that reaches, by names, an object that is wanted."""
+        spaces = dict(self._functions())
+
+        def reaches(line: Line) -> bool:
+            return any(map(wanted, _objects(line, spaces[line.code])))
+
+        return self._first([reaches], lambda _: False)
+
+    def holding(self, item: Any) -> tuple[str, Any] | None:
+        """The global through which the program reaches an object, and what it holds."""
+        for code, space in self._functions():
+            for name in (*code.co_names, *code.co_freevars):
+                if name in space and _leads_to(space[name], item):
+                    return name, space[name]
+        return None
+
+    def _first(
+        self, ranks: list[Callable[[Line], bool]], after: Callable[[CodeType], bool]
+    ) -> Frame | None:
+        """The line of the first rank; before others that of a function not `after` them."""
+        lines = [line for code, _ in self._functions() for line in _lines(code)]
+        for rank in ranks:
+            found = [line for line in lines if rank(line)]
+            if found:
+                return min(
+                    found, key=lambda line: (after(line.code), line.code not in self.ran)
+                ).frame
+        return None
+
+    def _functions(self) -> Iterator[tuple[CodeType, Names]]:
+        """Those that ran, and then those that they, or methods of the classes, may have called."""
+        waiting = [*self.ran.items()]
+        done: dict[CodeType, None] = {}
+        while waiting and len(done) < MOST:
+            code, space = waiting.pop(0)
+            if code in done or is_library(code, LIBRARY_DIRS):
+                continue
+            done[code] = None
+            names: Names = ChainMap(_imports(code), space)  # type: ignore[arg-type]
+            yield code, names
+            waiting += [(c, space) for c in code.co_consts if isinstance(c, CodeType)]
+            waiting += self._called(code, names)
+
+    def _called(self, code: CodeType, space: Names) -> Iterator[tuple[CodeType, Mapping[str, Any]]]:
+        for item in _reached(code, space):
+            function = getattr(item, "__wrapped__", item)
+            if isinstance(function, MethodType):
+                function = function.__func__
+            if isinstance(function, FunctionType):
+                yield function.__code__, names_of(function)
+        for kind in self.classes:
+            for name in code.co_names:
+                item = next((vars(c)[name] for c in kind.__mro__ if name in vars(c)), None)
+                item = item.fget if isinstance(item, property) else item
+                if isinstance(item, FunctionType):
+                    yield item.__code__, names_of(item)
+
+
+def _methods(kind: type) -> Iterator[CodeType]:
+    for each in kind.__mro__:
+        yield from (f.__code__ for f in vars(each).values() if isinstance(f, FunctionType))
+
+
+def _lines(code: CodeType) -> Iterator[Line]:
+    by_number: dict[int, list[dis.Instruction]] = {}
+    for each in dis.get_instructions(code):
+        number = each.positions.lineno if each.positions else None
+        if number is not None:
+            by_number.setdefault(number, []).append(each)
+    return (Line(code, number, tuple(found)) for number, found in by_number.items())
+
+
+def _reached(code: CodeType, space: Names) -> list[Any]:
+    return [item for line in _lines(code) for item in _objects(line, space)]
+
+
+def _imports(code: CodeType) -> dict[str, Any]:
+    """The modules that a function imports, by their local names."""
+    found = list(dis.get_instructions(code))
+    pairs = itertools.pairwise(found)
+    return {
+        after.argval: sys.modules.get(each.argval)
+        for each, after in pairs
+        if each.opname == "IMPORT_NAME" and after.opname.startswith("STORE_")
+    }
+
+
+def _objects(line: Line, space: Names) -> Iterator[Any]:
+    """What the names of a line lead to: globals, attributes of modules, imports."""
+    at: Any = None
+    for each in line.found:
+        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
+            at = space.get(each.argval)
+        elif each.opname == "LOAD_FAST":
+            at = space.maps[0].get(each.argval)
+        elif each.opname == "IMPORT_NAME":
+            at = sys.modules.get(each.argval)
+        elif each.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM") and at is not None:
+            at = getattr(at, each.argval, None) if isinstance(at, ModuleType) else None
+        else:
+            continue
+        if at is not None:
+            yield at
+
+
+def _leads_to(root: Any, item: Any, depth: int = 4) -> bool:
+    """Whether containers and plain objects lead from one to the other."""
+    level, seen = [root], set[int]()
+    for _ in range(depth):
+        if any(each is item for each in level):
+            return True
+        seen.update(map(id, level))
+        level = [inner for each in level for inner in _inside(each) if id(inner) not in seen]
+    return False
+
+
+def _inside(item: Any) -> Iterable[Any]:
+    if isinstance(item, dict):
+        return [*item.keys(), *item.values()]
+    if isinstance(item, (list, tuple, set, frozenset, deque)):
+        return item
+    if hasattr(item, "cache_info"):  # a memoized function, which has no attribute for its memo
+        return gc.get_referents(item)
+    if isinstance(item, (type, ModuleType, FunctionType)):
+        return ()
+    return getattr(item, "__dict__", {}).values()

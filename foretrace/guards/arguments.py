@@ -1,0 +1,137 @@
+"""A call's arguments: where each leaf is found, and what has to be as it was.
+
+The nesting of the example becomes code: `x, batch = args`, `mask = batch["mask"]`. Containers that
+Python source has no pattern for are taken apart at the call, by torch's pytree.
+"""
+
+from collections.abc import Container
+from typing import Any
+
+import torch
+
+from foretrace.emit.python_source import Source
+from foretrace.guards.guard import Check, telling, value_check
+from foretrace.ir.structure import Structure, take_apart
+
+
+class Arguments:
+    """Walks one call.
+
+    `inputs` are the local names of the leaves that are inputs of the graph, `found` they
+    themselves; the others are `constants`, by name.
+    """
+
+    def __init__(self, source: Source, constants: Container[str]) -> None:
+        self.source, self.constants = source, constants
+        self.checks: list[Check] = []
+        self.inputs: list[str] = []
+        self.found: list[Any] = []
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str]) -> None:
+        """The arguments of one call; `names` are those of the leaves."""
+        leaves = iter(names)
+        self._sequence("args", args, leaves, "the positional arguments")
+        if kwargs:
+            self._mapping("kwargs", kwargs, leaves, "the keyword arguments")
+        else:
+            self._require("not kwargs", telling("there are keyword arguments: {}", "list(kwargs)"))
+
+    def _item(self, place: str, item: Any, leaves: Any) -> None:
+        """One argument, or part of one, that the local `place` holds."""
+        kind = type(item)
+        if kind is tuple or kind is list:
+            self._typed(place, item)
+            self._sequence(place, item, leaves, place)
+        elif kind is dict:
+            self._typed(place, item)
+            self._mapping(place, item, leaves, place)
+        elif _is_leaf(item):
+            self._leaf(place, item, next(leaves))
+        else:
+            self._opaque(place, item, leaves)
+
+    def _leaf(self, place: str, item: Any, name: str) -> None:
+        if name in self.constants:
+            self.checks.append(value_check(self.source, place, name, item))
+            return
+        self.inputs.append(place)
+        self.found.append(item)
+        if not isinstance(item, torch.Tensor):
+            words = telling(f"{name} is a {{}}, the capture saw an int", f"type({place}).__name__")
+            self._require(f"type({place}) is int", words)
+
+    def _typed(self, place: str, item: Any) -> None:
+        kind = type(item).__name__
+        words = f"{place} is a {{}}, the capture saw a {kind}"
+        self._require(f"type({place}) is {kind}", telling(words, f"type({place}).__name__"))
+
+    def _sequence(self, place: str, items: Any, leaves: Any, words: str) -> None:
+        count = len(items)
+        told = f"{words}: {{}} items, the capture saw {count}"
+        self._require(f"len({place}) == {count}", telling(told, f"len({place})"))
+        locals_ = [self.source.names.new(f"{place}_{index}") for index in range(count)]
+        if locals_:
+            self._line(f"{', '.join(locals_)}{',' * (count == 1)} = {place}")
+        for local, item in zip(locals_, items, strict=True):
+            self._item(local, item, leaves)
+
+    def _mapping(self, place: str, items: dict[Any, Any], leaves: Any, words: str) -> None:
+        keys = self.source.literal(tuple(items), "keys")
+        told = telling(
+            f"{words}: keys {{}}, the capture saw {{}}", f"list({place})", f"list({keys})"
+        )
+        self._require(f"tuple({place}) == {keys}", told)
+        for key, item in items.items():
+            local = self.source.names.new(str(key))
+            self._line(f"{local} = {place}[{self.source.literal(key, 'key')}]")
+            self._item(local, item, leaves)
+
+    def _opaque(self, place: str, item: Any, leaves: Any) -> None:
+        """A container that is taken apart when the call is made."""
+        found, structure = take_apart(item)
+        taken, form = self.source.names.new("leaves"), self.source.names.new("form")
+        apart = self.source.bind(take_apart, "take_apart")
+        self._line(f"{taken}, {form} = {apart}({place})")
+        known = self.source.bind(structure, "structure")
+        self._require(f"{form} == {known}", f"'{place} is nested in another way'")
+        for index, (_, leaf) in enumerate(found):
+            local = self.source.names.new(f"{place}_{index}")
+            self._line(f"{local} = {taken}[{index}][1]")
+            self._leaf(local, leaf, next(leaves))
+
+    def _require(self, condition: str, reason: str) -> None:
+        self.checks.append(Check(condition, reason))
+
+    def _line(self, line: str) -> None:
+        self.checks.append(Check(lines=(line,)))
+
+
+def _is_leaf(item: Any) -> bool:
+    leaves, _ = take_apart(item)
+    return len(leaves) == 1 and leaves[0][1] is item
+
+
+def result_text(source: Source, structure: Structure, leaves: list[str]) -> str:
+    """An expression that builds what the program returns from its leaves."""
+    text = _nested(source, structure.spec, iter(leaves)) if not structure.objects else None
+    if text is not None:
+        return text
+    build = source.bind(structure.build, "build")
+    return f"{build}(iter(({''.join(leaf + ', ' for leaf in leaves)})))"
+
+
+def _nested(source: Source, spec: Any, leaves: Any) -> str | None:
+    """A literal for tuples, lists and dicts; None where another class has to be built."""
+    if spec.is_leaf():
+        return str(next(leaves))
+    if spec.type not in (tuple, list, dict):
+        return None
+    parts = [_nested(source, child, leaves) for child in spec.children()]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    if spec.type is dict:
+        keys = [source.literal(key, "key") for key in spec.context]
+        return f"{{{', '.join(f'{key}: {part}' for key, part in zip(keys, known, strict=True))}}}"
+    inside = ", ".join(known)
+    return f"[{inside}]" if spec.type is list else f"({inside}{',' * (len(known) == 1)})"

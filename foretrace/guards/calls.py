@@ -1,0 +1,184 @@
+"""Check a call of a cut against what the capture relied on, before anything runs."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.emit.python_source import Source
+from foretrace.errors import Refusal
+from foretrace.guards.conditions import Broken, Conditions, telling_lines
+from foretrace.guards.guard import Check, shown, telling
+from foretrace.guards.tensors import TensorFacts, one_tensor
+from foretrace.ir.op import ModuleCall, Op
+from foretrace.ir.program import Recorded
+from foretrace.ir.structure import take_apart
+from foretrace.python_state.changes import FIRST_CALL, Change, Entry
+from foretrace.python_state.plain_data import same
+from foretrace.recording.shared_inputs import check_shared_memory
+from foretrace.symbols.sizes import Numbers, Size
+
+AGAIN = "capture again with inputs like these"
+GRAD_MODE = "capture under the grad mode of the call, or use foretrace.compile"
+ON_GRAD_MODE = ("is_grad_enabled", "enable_grad", "set_grad_enabled")
+AUTOCAST = "capture under the autocast of the call, or use foretrace.compile"
+DEFAULT_DTYPE = "capture under the default dtype of the call, or use foretrace.compile"
+DYNAMIC = "pass dynamic_shapes= to capture for sizes that vary"
+
+
+class CallGuards:
+    """Checks the calls of a record's cuts.
+
+    The guards are one generated function, made when the first call needs it, and made again where a
+    cut has since asked more of open sizes.
+    """
+
+    def __init__(self, recorded: Recorded) -> None:
+        self.recorded = recorded
+        self._check: Callable[[list[Any]], Any] | None = None
+        self._count = -1
+
+    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Numbers]:
+        """The graph's inputs from a call's arguments and the live parameters, and the symbols.
+
+        Raises:
+            Refusal: the call breaks a guard.
+        """
+        for change in self.recorded.requires.changed:
+            check_repeatable(change)
+        if torch_api.autocast_devices() != self.recorded.requires.autocast:
+            raise broken("autocast is not as it was when the program was captured", AUTOCAST)
+        now, then = torch.get_default_dtype(), self.recorded.requires.default_dtype
+        if now != then:
+            raise broken(f"the default dtype is {now}, the capture had {then}", DEFAULT_DTYPE)
+        given = self._form(args, kwargs)
+        count = len(self.recorded.guards)
+        if self._check is None or count != self._count:
+            self._check, self._count = _checking(self.recorded), count
+        found = self._check(given)
+        if isinstance(found, Broken):
+            raise _refusal(found)
+        tensors, sizes = found
+        writes = {mutation.index: mutation.value for mutation in self.recorded.mutations}
+        check_shared_memory(tensors, set(writes), lambda i: self.recorded.made_at(writes[i]))
+        return tensors, sizes
+
+    def grad_mode(self) -> torch.set_grad_enabled:
+        """Sets the call's grad mode for a forward cut, or on where the program turns it on.
+
+        Raises:
+            Refusal: it is not as it was, and the program's code knows of it.
+        """
+        requires, on = self.recorded.requires, torch.is_grad_enabled()
+        knows = not requires.mentioned.isdisjoint(ON_GRAD_MODE)
+        if (knows or requires.asks_mode) and on != requires.grad_mode:
+            raise broken("grad mode is not as it was when the program was captured", GRAD_MODE)
+        return torch.set_grad_enabled(on or (knows and follows(self.recorded.ops)))
+
+    def _form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves that are inputs; the others are as they were."""
+        leaves, structure = take_apart((args, kwargs))
+        requires, given = self.recorded.requires, []
+        if structure != requires.in_structure:
+            raise broken("the arguments are nested in another way than those of the capture")
+        for name, (_, leaf) in zip(requires.names, leaves, strict=True):
+            if name not in requires.constants:
+                given.append(leaf)
+            elif isinstance(leaf, torch.Tensor):
+                raise broken(f"{name} is a tensor, unlike in the capture")
+            elif not same(leaf, requires.constants[name]):
+                before = requires.constants[name]
+                raise broken(f"{name} is {shown(leaf)}, the capture saw {shown(before)}")
+        return given
+
+
+def follows(ops: Iterable[Op]) -> bool:
+    """Whether anything the program did is followed by autograd."""
+    return any(
+        follows(op.body or ()) if isinstance(op.target, ModuleCall)
+        else op.origin.grad_mode and any(out.type.requires_grad for out in op.outs)
+        for op in ops
+    )  # fmt: skip
+
+
+def _checking(recorded: Recorded) -> Callable[[list[Any]], Any]:
+    """A function of the arguments that are inputs: a Broken, or the inputs and the symbols."""
+    source = Source()
+    conditions = CutConditions(source, recorded)
+    conditions.write()
+    inputs = "".join(f"{name}, " for name in conditions.inputs)
+    sizes = ", ".join(
+        f"{source.bind(symbol, 'symbol')}: {symbol}" for symbol in sorted(conditions.bound, key=str)
+    )
+    source.add(*telling_lines(conditions.checks, source.space, f"[{inputs}], {{{sizes}}}"))
+    return source.function("guards", "given")
+
+
+class CutConditions(Conditions):
+    """What a cut relies on: nothing of the modes that a call is made under."""
+
+    def write(self) -> None:
+        """All checks."""
+        self.outside()
+        requires = self.recorded.requires
+        count = len(requires.names) - len(requires.constants)
+        given = [self.source.names.new("given") for _ in range(count)]
+        if given:
+            self.line(f"{''.join(name + ', ' for name in given)} = given")
+        self.take(given)
+        self._apart()
+        for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
+            if item.size is None:
+                facts = TensorFacts.of_type(item.role.name, item.value.type)
+                tell = self.source.bind(facts.difference, "difference")
+                self.checks.append(Check(f"not {tell}({local})", f"{tell}({local})"))
+            else:
+                words = f"{item.role.name} is {{}}, the capture saw an int"
+                self.add(f"type({local}) is int", telling(words, f"repr({local})[:60]"))
+        self.sizes()
+        self.answers()
+
+    def _apart(self) -> None:
+        """Parameters and buffers that were several tensors are several still."""
+        pairs = zip(self.recorded.inputs, self.inputs, strict=True)
+        owned = {local: item.role.name for item, local in pairs if item.owner is not None}
+        if len(owned) > 1:
+            all, names = ", ".join(owned), [*owned.values()]
+            tell = self.source.bind(partial(one_tensor, names), "one_tensor")
+            self.add(f"len({{*map(id, ({all}))}}) == {len(owned)}", f"{tell}({all})")
+
+
+def check_repeatable(change: Change) -> None:
+    """Refuse a change of Python state that no call can repeat.
+
+    Raises:
+        Refusal: with the line that made it.
+    """
+    if not change.repeatable:
+        bound = change.rebound and not isinstance(change.place, Entry)
+        what = "binds" if bound else "changes the content of"
+        raise Refusal(
+            f"the program {what} {change.place.name}, which lives on after the call",
+            kind="side effect", at=change.at,
+            do=("return the value instead, or change it outside of the program", FIRST_CALL),
+        )  # fmt: skip
+
+
+def _refusal(found: Broken) -> Refusal:
+    do = found.do or (DYNAMIC if found.reason.startswith("size ") else AGAIN)
+    more = ("or change the line so that it does not depend on this",) if found.at else ()
+    return Refusal(
+        f"guard broken: {found.reason}", kind="guard broken", at=found.at, do=(do, *more)
+    )
+
+
+def number(size: Size, sizes: Numbers) -> int:
+    """A size as a number."""
+    return size if isinstance(size, int) else int(size.xreplace(sizes))
+
+
+def broken(what: str, do: str = AGAIN) -> Refusal:
+    """The refusal of a call that breaks a guard."""
+    return Refusal(f"guard broken: {what}", kind="guard broken", do=do)

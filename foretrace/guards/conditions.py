@@ -1,0 +1,267 @@
+"""What calls of one record rely on, as checks over the local names of its inputs.
+
+There is one list. A compiled callable reads it as a fast path that gives up at the first check that
+fails, a cut as a function that tells what failed (`guards.py`).
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from foretrace import torch_api
+from foretrace.emit.python_sizes import size_text
+from foretrace.emit.python_source import INDENT, Source
+from foretrace.errors import Frame
+from foretrace.guards.guard import Check, telling, value_check
+from foretrace.guards.python_state import Facts
+from foretrace.ir.program import Input, Recorded
+from foretrace.symbols.sizes import Size, solved
+
+GONE = "except (KeyError, AttributeError, ValueError, IndexError, ZeroDivisionError)"
+"""What looking at a name raises that is no longer bound, or asking what has no answer"""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A guard that failed: in words, and the user's line that made it, if one did."""
+
+    reason: str
+    at: Frame | None
+    passed: int = 0
+    """how many guards held before it"""
+    do: str = ""
+
+
+class Conditions:
+    """Collects the checks of one record.
+
+    `inputs` has the local name of each input of the graph afterwards, `bound` the symbols that have
+    one.
+    """
+
+    def __init__(self, source: Source, recorded: Recorded) -> None:
+        self.source, self.recorded = source, recorded
+        self.checks: list[Check] = []
+        self.inputs: list[str] = []
+        self.bound: set[sympy.Basic] = set()
+        for symbol in recorded.symbols.ranges():
+            source.names.new(str(symbol))  # a size goes by its own name
+
+    def outside(self) -> None:
+        """Modules and Python state."""
+        self.checks += Facts(self.source, self.recorded.requires).checks
+
+    def take(self, given: list[str]) -> None:
+        """A local name for every input; what were one tensor are one again.
+
+        Args:
+            given: names of the arguments that are inputs.
+        """
+        for first, second in self.recorded.requires.repeated:
+            self.add(
+                f"{given[first]} is {given[second]}",
+                repr("two arguments were one tensor in the capture and are two now"),
+            )
+        for item in self.recorded.inputs:
+            self.inputs.append(self._input(item, given))
+        self._tied()
+        self._gradients()
+        self._set_on()
+
+    def sizes(self) -> None:
+        """Sizes that are open: what they are, how far they reach, what the program asked of them.
+
+        In this order: what it asked may divide by a size that is out of range. The whole range
+        comes last, as it follows from what was asked, which has a line.
+        """
+        self._bind()
+        self._ranges(above=-sys.maxsize, below=2)
+        for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
+            if item.value.type.symbols:
+                self._geometry(item, local)
+        self._begins()
+        self._whole()
+        for guard in self.recorded.symbols.guards():
+            if guard.symbols <= self.bound:
+                symbols = sorted(map(str, guard.symbols))
+                values = ", ".join(f"{s} = {{}}" for s in symbols)
+                words = f"{guard.condition} does not hold, with {values}"
+                self.add(size_text(guard.condition), telling(words, *symbols), guard.frame)
+        self._ranges(above=2, below=sys.maxsize)
+
+    def answers(self) -> None:
+        """Questions about values that the program asked and that are asked again."""
+        for answered in self.recorded.answered:
+            holds = self.source.bind(answered.holds, "holds")
+            bound = sorted(answered.symbols, key=str)
+            sizes = ", ".join(f"{self.source.bind(s, 'symbol')}: {s}" for s in bound)
+            inputs = "".join(f"{name}, " for name in self.inputs)
+            words = repr(f"not any more: {answered.condition}")
+            self.add(f"{holds}({{{sizes}}}, ({inputs}))", words, answered.frame)
+
+    def add(self, condition: str, reason: str, at: Frame | None = None, do: str = "") -> None:
+        """One more check."""
+        self.checks.append(Check(condition, reason, at=at, do=do))
+
+    def line(self, line: str) -> None:
+        """A line that binds a name which later checks use."""
+        self.checks.append(Check(lines=(line,)))
+
+    # ---- inputs ------------------------------------------------------------------------------
+
+    def _input(self, item: Input, given: list[str]) -> str:
+        if item.gradient_of is not None:
+            local = self.source.names.new(item.role.name)
+            self.line(f"{local} = {self.inputs[self.recorded.inputs.index(item.gradient_of)]}.grad")
+            self.add(f"{local} is not None", repr(f"{item.role.name} is None now"))
+            return local
+        if item.argument is not None:
+            return given[item.argument]
+        if item.owner is None:
+            return self.source.bind(item.tensor, item.role.name)
+        module, name = item.owner
+        local, tables = self.source.names.new(item.role.name), torch_api.tensor_tables(module)
+        table = tables[item.role.kind == "buffer"]
+        self.line(f"{local} = {self.source.bind(table, 'table')}[{name!r}]")
+        return local
+
+    def _gradients(self) -> None:
+        """Whether there is a `.grad`, where the program has read it."""
+        for index, place in self.recorded.requires.gradients.items():
+            local, name = self.inputs[index], self.recorded.inputs[index].role.name
+            if place is None:
+                self.add(f"{local}.grad is None", repr(f"{name}.grad is there now, it was None"))
+            elif self.recorded.inputs[place].gradient_of is not self.recorded.inputs[index]:
+                words = repr(f"{name}.grad is another tensor than it was")
+                self.add(f"{local}.grad is {self.inputs[place]}", words)
+
+    def _begins(self) -> None:
+        """Where an input begins in memory, if the program asked."""
+        for index, at in self.recorded.requires.begins.items():
+            item, now = self.recorded.inputs[index], f"{self.inputs[index]}.storage_offset()"
+            then = item.value.type.offset
+            words = (
+                f"{item.role.name} begins at element {{}} of its memory, in the capture at {then}"
+            )
+            if _symbols(then) <= self.bound:
+                self.add(f"{now} == {size_text(then)}", telling(words, now), at)
+
+    def _whole(self) -> None:
+        """Inputs that may be no views, as where the program detaches them in place."""
+        for index, at in self.recorded.requires.whole.items():
+            is_view, name = self.source.bind(torch_api.is_view, "is_view"), self.inputs[index]
+            words = f"{self.recorded.inputs[index].role.name} is a view, which it was not"
+            self.add(f"not {is_view}({name})", repr(words), at)
+
+    def _set_on(self) -> None:
+        """Attributes of Python's on inputs."""
+        for index, name, item in self.recorded.requires.set_on:
+            words = f"{self.recorded.inputs[index].role.name}.{name}"
+            place = f"{self.inputs[index]}.__dict__[{name!r}]"
+            self.checks.append(value_check(self.source, place, words, item))
+
+    def _tied(self) -> None:
+        """Further places of a parameter that is in several."""
+        inputs = self.recorded.inputs
+        known = {
+            id(item.tensor): name for item, name in zip(inputs, self.inputs, strict=True)
+            if item.owner is not None
+        }  # fmt: skip
+        first = {(id(i.owner[0]), i.owner[1]) for i in inputs if i.owner is not None}
+        for state in self.recorded.requires.modules:
+            live = torch_api.tensor_tables(state.module)
+            for table, before in zip(live, ("_parameters", "_buffers"), strict=True):
+                for name, tensor in state.registered.get(before, {}).items():
+                    if tensor is not None and (id(state.module), name) not in first:
+                        here = self.source.bind(table, "table")
+                        local = known.get(id(tensor)) or self.source.bind(tensor, "tied")
+                        reason = repr(f"{state.path}.{name} is another tensor than it was")
+                        self.add(f"{here}[{name!r}] is {local}", reason)
+
+    # ---- sizes -------------------------------------------------------------------------------
+
+    def _bind(self) -> None:
+        """A name for each symbol: of a size or stride that is it, else of one it follows from."""
+        pairs = list(zip(self.recorded.inputs, self.inputs, strict=True))
+        for item, local in pairs:
+            if item.size is not None:
+                self._symbol(item.size, local)
+        places = [place for item, local in pairs for place in _numbers(item, local)]
+        for size, place in places:
+            self._symbol(size, place)
+        for size, place in places:
+            for symbol in sorted(_symbols(size) - self.bound, key=str):
+                whole = sympy.Symbol(self.source.names.new("whole"), integer=True)
+                expr = solved(size, symbol, whole)
+                if expr is not None and expr.free_symbols - {whole} <= self.bound:
+                    self.line(f"{whole} = {place}")
+                    self._symbol(symbol, size_text(expr))
+
+    def _symbol(self, size: Size, text: str) -> None:
+        if isinstance(size, sympy.Symbol) and size not in self.bound:
+            self.bound.add(size)
+            self.line(f"{size} = {text}")
+
+    def _ranges(self, *, above: int, below: int) -> None:
+        """How far each symbol reaches, as far as that lies between two numbers."""
+        for symbol, (least, most) in self.recorded.symbols.ranges().items():
+            few = [f"{symbol} >= {min(least, below)}"] if least > above else []
+            many = [f"{symbol} <= {most}"] if most < below - 1 else []
+            if symbol in self.bound and (few or many):
+                words = f"a dynamic size is {{}}; the capture is for sizes from {least} to {most}"
+                do = "capture with an example of this size: 0 and 1 are always sizes of their own"
+                self.add(" and ".join(few + many), telling(words, str(symbol)), do=do)
+
+    def _geometry(self, item: Input, local: str) -> None:
+        """The sizes and strides that follow from others; strides of a size 1 do not matter."""
+        type, name = item.value.type, item.role.name
+        for dim, size in enumerate(type.shape):
+            if isinstance(size, sympy.Basic) and _symbols(size) <= self.bound:
+                words = f"size {dim} of {name} is {{}}, the capture has {size}"
+                now = f"{local}.size({dim})"
+                self.add(f"{now} == {size_text(size)}", telling(words, now))
+        dims = [dim for dim, size in enumerate(type.shape) if size != 1]
+        known = [dim for dim in dims if _symbols(type.stride[dim]) <= self.bound]
+        if known and 0 not in type.shape:
+            words = f"{name} has strides {{}}, the capture has {type.stride}"
+            now = f"{local}.stride()"
+            then = "".join(f"{size_text(type.stride[d])}, " for d in known)
+            some = "".join(f"{local}.stride({dim}), " for dim in known)
+            here = now if len(known) == len(type.shape) else f"({some})"
+            do = "make it contiguous, or capture with such a layout"
+            self.add(f"{here} == ({then})", telling(words, now), do=do)
+
+
+def _numbers(item: Input, local: str) -> Iterator[tuple[Size, str]]:
+    """Sizes, strides and the offset of an input, with expressions for what they are."""
+    type = item.value.type
+    if item.size is None and type.symbols:
+        yield from ((size, f"{local}.size({dim})") for dim, size in enumerate(type.shape))
+        yield from ((size, f"{local}.stride({dim})") for dim, size in enumerate(type.stride))
+        yield type.offset, f"{local}.storage_offset()"
+
+
+def _symbols(size: Size) -> set[Any]:
+    return set() if isinstance(size, int) else set(size.free_symbols)
+
+
+def telling_lines(
+    checks: Sequence[Check], space: dict[str, Any], result: str = "None"
+) -> Iterator[str]:
+    """The checks as lines that return a Broken where one fails, else the result."""
+    space["Broken"] = Broken
+    yield "try:"
+    for number, check in enumerate(checks):
+        yield from (INDENT + line for line in check.lines)
+        if check.condition:
+            space[f"at{number}"] = check.at
+            told = f"{check.reason}, at{number}, {number}, {check.do!r}"
+            yield f"{INDENT}if not ({check.condition}):"
+            yield f"{INDENT * 2}return Broken({told})"
+    yield f"{INDENT}pass"
+    yield f"{GONE} as error:"
+    yield f"{INDENT}return Broken(f'what the capture relied on is gone: {{error}}', None)"
+    yield f"return {result}"

@@ -1,0 +1,154 @@
+"""One captured program as one generated function: its guards, then what it does.
+
+`run` answers a call, or gives MISS without having done anything. `why` is the same guards told in
+words, generated when first asked for.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+import torch
+
+from foretrace import torch_api
+from foretrace.emit.python_source import INDENT, compiled
+from foretrace.guards.arguments import Arguments
+from foretrace.guards.conditions import GONE, Broken, Conditions, telling_lines
+from foretrace.guards.guard import Check
+from foretrace.guards.tensors import Telling, TensorFacts, apart
+from foretrace.ir.program import Input, Recorded
+from foretrace.passes.select import every_op
+from foretrace.targets.attention import WHAT as ATTENTION
+from foretrace.targets.attention_call import Enabled
+
+
+class _Miss:
+    def __repr__(self) -> str:
+        return "MISS"
+
+
+MISS = _Miss()
+"""What `run` gives where a guard fails"""
+
+
+class Entry:
+    """A capture that answers calls like the one that it was made from."""
+
+    def __init__(self, run: Callable[..., Any], checks: list[Check], space: dict[str, Any]) -> None:
+        self.run, self._checks, self._space = run, checks, space
+        self._told: Callable[..., Any] | None = None
+
+    def why(self, args: Any, kwargs: Any) -> Broken | None:
+        """The first guard that fails for this call; None if all hold."""
+        if self._told is None:
+            space = dict(self._space)
+            lines = list(telling_lines(self._checks, space))
+            self._told = compiled("why", "args, kwargs", lines, space)
+        broken: Broken | None = self._told(args, kwargs)
+        return broken
+
+
+class Guards(Conditions):
+    """Writes the guards of one capture as the first lines of a source."""
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """All but what `outside` adds; gives the call's tensors in the order of the inputs."""
+        state = torch_api.global_state_guard()
+        here, tell = self.source.bind(state.check, "state"), self.source.bind(state.reason, "told")
+        self.add(f"{here}()", f"'torch is in another state: ' + {tell}()")
+        self._modes()
+        arguments = Arguments(self.source, self.recorded.requires.constants)
+        arguments.call(args, kwargs, self.recorded.requires.names)
+        self.checks += arguments.checks
+        self.take(arguments.inputs)
+        live = _live(self.recorded, args, kwargs, arguments)
+        self._tensors(live)
+        self._memory()
+        self.sizes()
+        self.answers()
+        return live
+
+    def kernels(self) -> None:
+        """The user's attention switches, where the graphs have the kernel that they led to."""
+        choices = (op.choice for op in every_op(self.recorded.ops))
+        if any(choice is not None and choice.what == ATTENTION for choice in choices):
+            now, then = self.source.bind(Enabled.now, "now"), Enabled.now()
+            self.add(
+                f"{now}() == {self.source.bind(then, 'switches')}",
+                repr("torch.backends.cuda's attention switches are set otherwise"),
+            )
+
+    def write(self) -> None:
+        """The guards as lines of the source."""
+        miss = self.source.bind(MISS, "MISS")
+        self.source.add("try:")
+        for check in self.checks:
+            self.source.add(*(INDENT + line for line in check.lines))
+            if check.condition:
+                self.source.add(f"{INDENT}if not ({check.condition}): return {miss}")
+        self.source.add(f"{GONE}: return {miss}")
+
+    # ---- parts -------------------------------------------------------------------------------
+
+    def _modes(self) -> None:
+        count = self.source.bind(torch_api.function_modes, "function_modes")
+        now = torch_api.function_modes()
+        self.add(f"{count}() == {now}", "'other torch function modes are active'")
+
+    def _tensors(self, live: list[torch.Tensor]) -> None:
+        """Type, dtype, device, sizes and so on of all inputs, in one call."""
+        inputs = self.recorded.inputs
+        places = [place for place, item in enumerate(inputs) if item.size is None]
+        if not places:
+            return
+        tensors = [live[place] for place in places]
+        shapes = [inputs[place].value.type.shape for place in places]
+        free = [
+            frozenset(d for d, n in enumerate(shape) if isinstance(n, sympy.Basic))
+            for shape in shapes
+        ]
+        check = self.source.bind(torch_api.tensor_guard(tensors, free), "tensors")
+        facts = [
+            TensorFacts.of(inputs[place].role.name, tensor, open_)
+            for place, tensor, open_ in zip(places, tensors, free, strict=True)
+        ]
+        told = self.source.bind(Telling(facts), "tell_tensors")
+        names = ", ".join(self.inputs[place] for place in places)
+        self.add(f"{check}({names})", f"{told}({names})")
+        for index in {mutation.index for mutation in self.recorded.mutations}:
+            if live[index].requires_grad:
+                leaf = live[index].is_leaf
+                name = inputs[index].role.name
+                words = repr(f"{name} is {'no' if leaf else 'a'} leaf of autograd now")
+                self.add(f"{self.inputs[index]}.is_leaf is {leaf}", words)
+
+    def _memory(self) -> None:
+        """No argument shares memory with an input that the program writes to.
+
+        What modules hold has been looked at by the capture.
+        """
+        written = {m.index for m in self.recorded.mutations if not m.rebound}
+        given = {
+            i for i, item in enumerate(self.recorded.inputs)
+            if item.argument is not None and item.size is None
+        }  # fmt: skip
+        names = [", ".join(self.inputs[i] for i in sorted(group)) for group in (written, given)]
+        if written and len(written | given) > 1 and given:
+            check = self.source.bind(apart, "apart")
+            self.add(
+                f"{check}([{names[0]}], [{names[1]}])",
+                repr("an input that the program writes to shares memory with another"),
+            )
+
+
+def _live(
+    recorded: Recorded, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: Arguments
+) -> list[torch.Tensor]:
+    """The tensors of this call, in the order of the inputs."""
+
+    def live(item: Input) -> Any:
+        if item.gradient_of is not None:
+            return live(item.gradient_of).grad
+        return item.live() if item.argument is None else arguments.found[item.argument]
+
+    return [live(item) for item in recorded.inputs]

@@ -1,0 +1,81 @@
+"""One guard as Python source: a condition for the fast path, and words for when it fails."""
+
+import math
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from foretrace.emit.python_source import Source
+from foretrace.errors import Frame
+from foretrace.python_state.plain_data import BY_VALUE, SINGLE, plain, same, snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a call has to be like: `condition` is true of it, else `reason` says what differs.
+
+    Both are Python expressions; `lines` come before them and bind names that they use.
+    """
+
+    condition: str = ""
+    reason: str = ""
+    lines: tuple[str, ...] = ()
+    at: Frame | None = None
+    """the user's line that made the guard"""
+    do: str = ""
+    """what helps, where it is not to capture again"""
+
+
+def telling(template: str, *places: str) -> str:
+    """An expression that fills the template with what the places give at the call."""
+    return f"{template!r}.format({', '.join(places)})"
+
+
+def value_check(source: Source, place: str, name: str, item: Any) -> Check:
+    """That what the expression `place` gives is still `item`."""
+    words = f"{source.bind(differs, 'differs')}({name!r}, {source.bind(_Shown(item), 'seen')}"
+    return Check(_condition(source, place, item), f"{words}, {place})")
+
+
+def _condition(source: Source, place: str, item: Any) -> str:
+    kind = type(item)
+    if isinstance(item, SINGLE):
+        return f"{place} is {source.literal(item, _wish(item))}"
+    if kind in BY_VALUE or (kind is float and item and math.isfinite(item)):
+        known = source.bind(kind, kind.__name__)
+        return f"{place} == {source.literal(item)} and type({place}) is {known}"
+    if kind is float or kind is complex or plain(item):
+        return f"{source.bind(same, 'same')}({place}, {source.bind(snapshot(item), 'seen')})"
+    return f"{place} is {source.bind(item, _wish(item))}"
+
+
+def _wish(item: Any) -> str:
+    return str(getattr(item, "__name__", type(item).__name__))
+
+
+class _Shown:
+    """A value as it is told in words, taken when the guard was made."""
+
+    def __init__(self, item: Any) -> None:
+        self.text = shown(item)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def shown(item: Any) -> str:
+    """A value in a few words."""
+    if isinstance(item, (type, types.FunctionType, types.ModuleType)):
+        return f"{type(item).__name__} {item.__name__} at {id(item):#x}"
+    if isinstance(item, torch.Tensor):
+        return f"a tensor {list(item.shape)} at {id(item):#x}"
+    if not plain(item):
+        return f"{type(item).__name__} at {id(item):#x}"
+    return f"{item!r:.80}"
+
+
+def differs(name: str, before: object, now: Any) -> str:
+    """That a value is another."""
+    return f"{name} is {shown(now)}, the capture saw {before!r}"

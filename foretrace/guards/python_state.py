@@ -1,0 +1,129 @@
+"""What the program may read of modules and of Python state outside, as guards.
+
+Modules: train() or eval(), which parameters, buffers and submodules there are, which hooks. All
+else is what `python_state/held.py` has noted: plain data is compared by value, functions, classes
+and all else by identity.
+"""
+
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from foretrace import torch_api
+from foretrace.emit.python_source import Source
+from foretrace.guards.guard import Check, value_check
+from foretrace.ir.program import Held, ModuleState, Requirements
+from foretrace.python_state.changes import MISSING
+from foretrace.python_state.held import HOOKS
+from foretrace.python_state.plain_data import own_length
+
+BY_KEY = (dict, list, tuple, types.MappingProxyType)
+"""Containers whose `[key]` runs nothing of the user's; for others that of their base is taken"""
+
+
+class Facts:
+    """Collects the checks."""
+
+    def __init__(self, source: Source, requires: Requirements) -> None:
+        self.source, self.mentioned = source, requires.mentioned
+        self.checks: list[Check] = []
+        for state in (*requires.modules, *requires.met):
+            self._module(state)
+        for held in requires.held:
+            self.checks.append(self._held(held))
+
+    # ---- modules -----------------------------------------------------------------------------
+
+    def _module(self, state: ModuleState) -> None:
+        module, path = state.module, state.path or type(state.module).__name__
+        space = self.source.bind(vars(module), "attributes")
+        other = "eval()" if state.training else "train()"
+        self._add(
+            f"{space}['training'] is {state.training}",
+            f"{path} is in {other} mode, unlike in the capture",
+        )
+        self._tables(path, state)
+        self._hooks(path, state)
+
+    def _tables(self, path: str, state: ModuleState) -> None:
+        """Which parameters, buffers and submodules there are."""
+        children = torch_api.submodule_table(state.module)
+        live = (*torch_api.tensor_tables(state.module), children)
+        before = [
+            state.registered.get(name, {}) for name in ("_parameters", "_buffers", "_modules")
+        ]
+        names = [self.source.bind(table, "table") for table in live]
+        more = f"{path} has other parameters, buffers or submodules"
+        none = [name for name, table in zip(names, before, strict=True) if not table]
+        if none:
+            self._add(f"not ({' or '.join(none)})", more)
+        for here, table in zip(names, before, strict=True):
+            if table:
+                self._add(f"len({here}) == {len(table)}", more)
+            for name, item in table.items():
+                if item is None:
+                    self._add(f"{here}[{name!r}] is None", f"{path}.{name} is no longer None")
+                elif here == names[-1]:
+                    known = self.source.bind(item, "module")
+                    self._add(f"{here}[{name!r}] is {known}", f"{path}.{name} is another module")
+
+    def _hooks(self, path: str, state: ModuleState) -> None:
+        names = [self.source.bind(vars(state.module)[name], "hooks") for name in HOOKS]
+        before = [tuple(state.registered.get(name, {}).values()) for name in HOOKS]
+        if not any(before):
+            self._add(f"not ({' or '.join(names)})", f"{path} has a hook that the capture lacked")
+            return
+        for name, hooks in zip(names, before, strict=True):
+            known = self.source.bind(hooks, "hooks")
+            self._add(f"tuple({name}.values()) == {known}", f"{path} has other hooks")
+
+    # ---- what else was held ------------------------------------------------------------------
+
+    def _held(self, held: Held) -> Check:
+        holder = self.source.bind(held.holder, held.how)
+        if held.how == "names":
+            added = self.source.bind(_Added(held, self.mentioned), "added")
+            condition = f"len({holder}) == {len(held.before)} or not {added}.names({holder})"
+            return Check(condition, f"{added}.words({holder})")
+        if held.how == "length":
+            condition = f"{self.source.bind(own_length, 'length')}({holder}) == {held.before}"
+            return Check(condition, repr(f"{held.name} has more or fewer items than it had"))
+        if held.before is MISSING:
+            key, inside = self.source.literal(held.key, "key"), f"not in {holder}"
+            there = f"{key} {inside}" if held.how == "item" else f"not hasattr({holder}, {key})"
+            return Check(there, repr(f"{held.name} is bound now"))
+        return value_check(self.source, self._place(held, holder), held.name, held.before)
+
+    def _place(self, held: Held, holder: str) -> str:
+        """The expression that gives what is there now."""
+        if held.how == "cell":
+            return f"{holder}.cell_contents"
+        if held.how == "attribute":
+            return f"{holder}.{held.key}"
+        key = self.source.literal(held.key, "key")
+        if type(held.holder) in BY_KEY:
+            return f"{holder}[{key}]"
+        base = next(each for each in BY_KEY if isinstance(held.holder, each))
+        get: Any = base.__getitem__
+        return f"{self.source.bind(get, 'get')}({holder}, {key})"
+
+    def _add(self, condition: str, reason: str) -> None:
+        self.checks.append(Check(condition, repr(reason)))
+
+
+class _Added:
+    """Which names an object has now that the program's code mentions, and had not."""
+
+    def __init__(self, held: Held, mentioned: frozenset[str]) -> None:
+        self.held, self.mentioned = held, mentioned
+
+    def names(self, space: Iterable[str]) -> list[str]:
+        """In order."""
+        return sorted(self.mentioned.intersection(space) - self.held.before)
+
+    def words(self, space: Iterable[str]) -> str:
+        """What the first of them does."""
+        name = self.names(space)[0]
+        hides = isinstance(self.held.key, type) and hasattr(self.held.key, name)
+        does = "hides that of the class" if hides else "is there now, the capture saw none"
+        return f"{self.held.name}.{name} {does}"

@@ -1,0 +1,112 @@
+"""How a tensor differs from the one that a capture saw, in words."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from foretrace.guards.guard import shown
+from foretrace.ir.types import TensorType
+
+FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType({
+    "class": lambda tensor: type(tensor).__name__,
+    "dtype": lambda tensor: tensor.dtype,
+    "device": lambda tensor: tensor.device,
+    "requires_grad": lambda tensor: tensor.requires_grad,
+    "number of dimensions": lambda tensor: tensor.dim(),
+    "layout": lambda tensor: tensor.layout,
+    "conjugate bit": lambda tensor: tensor.is_conj(),
+    "negative bit": lambda tensor: tensor.is_neg(),
+    "inference mode": lambda tensor: tensor.is_inference(),
+})  # fmt: skip
+"""What is looked at of a tensor, beside its sizes and strides."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """What a tensor was, for telling how another differs."""
+
+    name: str
+    facts: tuple[tuple[str, Any], ...]
+    shape: tuple[int | None, ...]
+    """None for a size that is open"""
+    stride: tuple[int | None, ...] | None
+    """None for one that does not matter"""
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor, free: frozenset[int]) -> "TensorFacts":
+        """All that torch's own check looks at."""
+        shape = tuple(None if d in free else n for d, n in enumerate(tensor.shape))
+        facts = tuple((what, look(tensor)) for what, look in FACTS.items())
+        return cls(name, facts, shape, None if free else tensor.stride())
+
+    @classmethod
+    def of_type(cls, name: str, type: TensorType) -> "TensorFacts":
+        """What a graph that was made for the type relies on: not on strides of sizes 0 and 1."""
+        facts = (
+            ("dtype", type.dtype),
+            ("device", type.device),
+            ("requires_grad", type.requires_grad),
+            ("number of dimensions", len(type.shape)),
+            ("layout", torch.strided),
+            ("conjugate bit", "conj" in type.lazy),
+            ("negative bit", "neg" in type.lazy),
+        )
+        shape = tuple(size if isinstance(size, int) else None for size in type.shape)
+        stride = None if type.symbols or 0 in shape else _strides(type)
+        return cls(name, facts, shape, stride)
+
+    def difference(self, now: Any) -> str:
+        """What differs, in words; empty if nothing does."""
+        if not isinstance(now, torch.Tensor):
+            return f"{self.name} is {shown(now)}, no tensor"
+        for what, before in self.facts:
+            found = FACTS[what](now)
+            if before != found:
+                return f"{self.name} has {what} {found}, the capture has {before}"
+        for dim, (size, found) in enumerate(zip(self.shape, now.shape, strict=True)):
+            if size is not None and size != found:
+                return f"size {dim} of {self.name} is {found}, the capture has {size}"
+        pairs = zip(self.stride or (), now.stride(), strict=False)
+        if any(before is not None and before != found for before, found in pairs):
+            return f"{self.name} has strides {now.stride()}, the capture has {self.stride}"
+        return ""
+
+
+def _strides(type: TensorType) -> tuple[int | None, ...]:
+    pairs = zip(type.shape, type.stride, strict=True)
+    return tuple(int(stride) if size != 1 else None for size, stride in pairs)
+
+
+class Telling:
+    """Tells what the C++ check of all tensors found."""
+
+    def __init__(self, facts: list[TensorFacts]) -> None:
+        self.facts = facts
+
+    def __call__(self, *tensors: Any) -> str:
+        for facts, tensor in zip(self.facts, tensors, strict=True):
+            found = facts.difference(tensor)
+            if found:
+                return found
+        same = one_tensor([facts.name for facts in self.facts], *tensors)
+        return same or "torch's own check of the tensors failed (modes, or keys of dispatch)"
+
+
+def one_tensor(names: Sequence[str], *tensors: Any) -> str:
+    """Which two of some tensors are one; empty if none are."""
+    seen: dict[int, str] = {}
+    for name, tensor in zip(names, tensors, strict=True):
+        if id(tensor) in seen:
+            return f"{seen[id(tensor)]} and {name} are one tensor now"
+        seen[id(tensor)] = name
+    return ""
+
+
+def apart(written: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
+    """Whether none of `written` shares memory with another tensor of either."""
+    memories = {id(t): t.untyped_storage().data_ptr() for t in (*written, *given)}
+    kept = [memory for memory in memories.values() if memory]
+    return all(kept.count(memories[id(t)]) <= 1 for t in written)

@@ -1,0 +1,1 @@
+"""Writes and shared memory, functionalized while the program runs."""

@@ -1,0 +1,335 @@
+"""Writes and shared memory, made values while they happen.
+
+Tensors that share memory form a tree: each is a view of its parent. A write gives the tree's root
+a new value and makes every other member stale; a stale member that is read again is the same view
+of the root's new value. So the recorded program never mutates anything.
+
+What autograd does on a write decides what the new value is followed by, as in eager mode: a write
+to a view rebases the history of its base (CopySlices); a write under no_grad, or through detach(),
+changes the content and leaves the history.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.op import Op, Tree, Value, Write, map_values, values_in
+from foretrace.ir.types import TensorType
+from foretrace.mutation.alias import (
+    Alias,
+    Records,
+    alias_of,
+    current,
+    rewritten,
+)
+from foretrace.mutation.in_place import check_leaves, detached, note_overwritten, reshaped
+from foretrace.mutation.inner_base import note_written, open_to_base
+from foretrace.mutation.layout import (
+    as_the_op,
+    copied,
+    drawn,
+    draws_as_value,
+    in_layout,
+    laid_out,
+    same_sizes,
+)
+from foretrace.mutation.lists import one_after_the_other
+from foretrace.mutation.offsets import FROM_START
+from foretrace.mutation.outs import RESIZES, contents, resize
+from foretrace.mutation.overlap import check_apart, meet, overlapping, overlaps, place, within
+from foretrace.tensors.abstract import FLAG, Abstract, become_like, follow
+
+aten = torch.ops.aten
+
+
+def written(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
+) -> Any:
+    """Record an op that writes to operands, and answer it as eager would."""
+    schema = recorder.semantics.schema(func)
+    if func is aten.detach_.default:
+        return detached(recorder, tensors[0])
+    if func is aten.copy_.default and isinstance(args[1], complex):
+        kept = tensors[0].is_complex() or tensors[0].dtype is torch.bool
+        args = [args[0], args[1] if kept else args[1].real]
+    if func is aten.copy_.default and not isinstance(args[1], Value):
+        func = aten.fill_.Scalar
+    if func in RESIZES:
+        return resize(recorder, func, args, kwargs, tensors[0])
+    if schema.reshapes_in_place and schema.functional is not None:
+        return reshaped(recorder, func, args, kwargs, tensors[0])
+    if schema.functional is None:
+        raise Refusal(
+            f"{func} writes in place and has no form that returns the new value",
+            kind="no functional form",
+            do="register an operator that returns the new value, and copy_ that",
+        )
+    by_value = dict(zip(values_in((args, kwargs)), tensors, strict=True))
+    targets = [by_value[value] for value in schema.written_now(args, kwargs)]
+    check_apart(recorder, func, targets, tensors)
+    operands_followed = any(v.type.requires_grad for v in values_in((args, kwargs)))
+    followed = recorder.grad_mode() and operands_followed
+    if followed:
+        check_leaves(func, targets, out_variant=bool(schema.outs))
+    if one_after_the_other(recorder, func, args, kwargs, tensors, followed=followed):
+        return None
+    if len(targets) == 1 and schema.returns_written:
+        _write_one(recorder, func, args, kwargs, targets[0], followed)
+        return targets[0]
+    if schema.outs or schema.returns_written or not schema.returns_something:
+        return _write_each(recorder, func, args, kwargs, by_value)
+    return _write_many(recorder, func, args, kwargs, targets)
+
+
+def _write_one(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], target: Abstract,
+    followed: bool,
+) -> None:  # fmt: skip
+    followed = followed and (target.dtype.is_floating_point or target.dtype.is_complex)
+    alias = alias_of(target)
+    open_to_base(recorder, alias)
+    history, path = holder(recorder, alias, followed=followed)
+    for member in path:
+        _check_seen(recorder, member, history)
+    old = current(history, recorder)
+    origin = recorder.origin()
+    with recorder.inner_scope(origin.frame) as body:
+        (new,) = _new_contents(recorder, func, args, kwargs, [target])
+        new = _scatter(recorder, history, path, new)
+    new.type = new.type.with_grad(followed or old.type.requires_grad)
+    if path or (old.type.requires_grad and not followed):
+        steps = tuple(member.step for member in path if member.step is not None)
+        op = Op(
+            Write(func, steps, followed), (old, args), kwargs, new, (new,),
+            origin=origin, region=body, writes=True,
+        )  # fmt: skip
+    else:
+        op = Op(func, args, kwargs, new, (new,), origin=origin, region=body, writes=True)
+    recorder.append(op)
+    note_written(recorder, old, op)
+    alias.version.count += 1
+    _spread(recorder, history, new)
+    if followed and alias.is_view and alias.up_to_history()[0].based and not recorder.inside:
+        recorder.rebased.append(alias)
+
+
+def holder(recorder: Records, alias: Alias, *, followed: bool = False) -> tuple[Alias, list[Alias]]:
+    """The member whose content a write makes anew, and the way down from it.
+
+    It is the one that carries the history that the write changes, or that is kept. One without a
+    history, a leaf, and one of which several elements are one place have what their owner has.
+
+    Raises:
+        Refusal: autograd is to follow what is written to part of what overlaps itself.
+    """
+    owner, path = alias.up_to_history()
+    while owner.parent is not None:
+        type = current(owner, recorder).type
+        if followed and overlaps(recorder, type):
+            raise overlapping("autograd is to follow a write to part of what overlaps itself")
+        leaf = owner.last in recorder.leaves
+        if followed or (type.requires_grad and not (leaf or overlaps(recorder, type))):
+            break
+        above, way = owner.parent.up_to_history()
+        owner, path = above, [*way, owner, *path]
+    return owner, path
+
+
+def _spread(recorder: Records, history: Alias, new: Value) -> None:
+    """Let the members of the memory know of the new value of one that carries history."""
+    root = history.root
+    if root is not history:
+        path = [history]
+        while path[-1].parent is not root:
+            path.append(path[-1].parent)  # type: ignore[arg-type]
+        path.reverse()
+        old = current(root, recorder)
+        content = rewritten(recorder, old, path, new, lambda: _scatter(recorder, root, path, new))
+        _renew(recorder, root, content, place(history, history.last))
+    _renew(recorder, history, new)
+
+
+def _renew(recorder: Records, owner: Alias, value: Value, part: TensorType | None = None) -> None:
+    """Let the owner have a new value, and the members that see the part be stale."""
+    if owner.last in recorder.leaves:
+        value = recorder.leaf(value, owner.last)
+    for member in list(_reached(recorder, owner, part)):
+        _check_seen(recorder, member, member.root)
+        note_overwritten(member, recorder)
+        member.become(value if member is owner else None)
+        tensor = member.tensor()
+        if member is owner and tensor is not None and tuple(tensor.shape) != value.type.shape:
+            become_like(tensor, recorder.abstract(value))
+        if tensor is not None and value.type.requires_grad:
+            _be_followed(tensor, member, owner)
+
+
+def _check_seen(recorder: Records, member: Alias, owner: Alias) -> None:
+    """Refuse new content of what a view sees more than: a value of its own, in a program of values.
+
+    Raises:
+        Refusal: an `as_strided` that is still held sees elements between the owner's, or behind.
+    """
+    func = None if member.step is None else member.step.func
+    if func not in FROM_START or not any(each.tensor() is not None for each in member.members()):
+        return
+    if not within(recorder, place(member, member.last), place(owner, owner.initial)):
+        raise Refusal(
+            f"{func} sees memory beside that of the tensor, which the program writes to",
+            kind="overlapping memory", do=("take the view of a clone", "or write to a clone"),
+        )  # fmt: skip
+
+
+def _reached(recorder: Records, owner: Alias, part: TensorType | None) -> Iterator[Alias]:
+    """The members of a memory but those with a history of their own that lie beside the part."""
+    yield owner
+    for child in owner.children:
+        linked = child.is_view or child.value is None
+        if part is None or linked or meet(recorder, place(child, child.last), part):
+            yield from _reached(recorder, child, part)
+
+
+def _be_followed(tensor: Abstract, member: Alias, owner: Alias) -> None:
+    """A tensor that autograd did not follow is one that it does, if its history is the owner's."""
+    history, path = member.up_to_history()
+    unbased = not history.based and any(each.loose for each in path)
+    same = history is owner.up_to_history()[0] and not unbased
+    if same and tensor.dtype.is_floating_point | tensor.dtype.is_complex:
+        tensor.ft_leaf = tensor.ft_leaf and bool(FLAG(tensor))  # as it was before the write
+        follow(tensor, requires_grad=True)
+
+
+def _new_contents(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], targets: list[Abstract]
+) -> list[Value]:
+    """What each target holds after the write, in the target's own layout and memory of its own."""
+    if func is aten.copy_.default:
+        old = current(alias_of(targets[0]), recorder)
+        return [copied(recorder, old, args[1], whole=not alias_of(targets[0]).is_view)]
+    schema = recorder.semantics.schema(func)
+    if schema.functional is None:
+        raise AssertionError(func)
+    if schema.outs:
+        stands = {v: recorder.abstract(v) for v in values_in((args, kwargs))}
+        stands.update(zip(schema.written_now(args, kwargs), targets, strict=True))
+        (new,) = filter(None, contents(recorder, func, (args, kwargs), stands))
+        return [in_layout(recorder, alias_of(targets[0]), new)]
+    for chance in values_in(args[1:]) if schema.draws_over else ():  # torch's meta kernels ask not
+        recorder.semantics.infer(aten.expand.default, (chance.type, [*args[0].type.shape]), {})
+    if schema.draws_over and not draws_as_value(func, args[0].type):
+        return [in_layout(recorder, alias_of(targets[0]), drawn(recorder, func, args, kwargs))]
+    op = recorder.call(schema.functional.call, *schema.functional.arguments(args, kwargs))
+    made = values_in(op.result)
+    news = made[len(made) - len(targets) :]
+    _check_fits(recorder, func, (args, kwargs), targets, news)
+    kept = [recorder.call(aten.clone.default, (v,)).outs[0] if v in op.operands else v
+            for v in news]  # fmt: skip
+    return [
+        in_layout(recorder, alias_of(target), new)
+        for target, new in zip(targets, kept, strict=True)
+    ]
+
+
+def _check_fits(
+    recorder: Records, func: Any, call: Tree, targets: list[Abstract], news: Sequence[Value | None]
+) -> None:
+    """Raise what eager does where new content is larger than what it is written over, or wider.
+
+    It is what the operator's own kernel says of its operands; some of torch's meta kernels do not.
+    """
+    both = zip(targets, news, strict=True)
+    for target, new in ((target, new) for target, new in both if new is not None):
+        old, made = current(alias_of(target), recorder).type, new.type
+        sized = same_sizes(recorder, old.shape, made.shape)
+        if sized and old.dtype == made.dtype:
+            continue
+        recorder.semantics.infer(func, *map_values(call, lambda v: v.type))
+        hint = recorder.types.symbols.hint
+        if not sized and [*map(hint, made.shape)] != [*map(hint, old.shape)]:
+            raise RuntimeError(f"{func} makes {[*made.shape]} of what is {[*old.shape]}")
+        if not torch.can_cast(made.dtype, old.dtype):
+            raise RuntimeError(f"{func} gives {made.dtype}, which can't be cast to {old.dtype}")
+
+
+def _write_each(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: dict[Value, Any]
+) -> Any:
+    """An op that writes to several operands as whole: what it gives, and a copy into each."""
+    schema = recorder.semantics.schema(func)
+    if schema.functional is None:
+        raise AssertionError(func)
+    values, news = schema.written_now(args, kwargs), list[Value | None]()
+    if schema.outs:
+        news = contents(recorder, func, (args, kwargs), tensors)
+    else:
+        call, given = schema.functional.call, schema.functional.arguments(args, kwargs)
+        made = recorder.again(call, *(recorder.concrete(tree, tensors) for tree in given))
+        done = recorder.semantics.schema(call).written_now(*given)
+        values = [value for value in values if value not in done]
+        news = [current(alias_of(t), recorder) for t in torch_api.tree_leaves(made)
+                if isinstance(t, Abstract)]  # fmt: skip
+        recorder.value_form = recorder.scope[-1]
+    targets = [tensors[value] for value in values]
+    if not schema.outs:
+        _check_fits(recorder, func, (args, kwargs), targets, news)
+    for target, new in zip(targets, news, strict=True):
+        if new is not None:  # a gradient that its mask leaves out
+            over = (current(alias_of(target), recorder), new)
+            written(recorder, aten.copy_.default, over, {}, [target, recorder.abstract(new)])
+    recorder.value_form = None
+    if not (schema.returns_something and schema.multiple):
+        return targets[0] if schema.returns_something else None
+    return tuple(targets[: len(values_in([kwargs[name] for name in schema.outs]))]) or targets
+
+
+def _check_not_resized(func: Any, args: Tree, targets: list[Abstract]) -> None:
+    """Statistics of nothing: a kernel that has more to write gives them another size first."""
+    empty = any(0 in target.shape for target in targets)
+    if empty and not any(0 in v.type.shape for v in values_in(args)[:1]):
+        raise Refusal(
+            f"{func} writes to an empty tensor, and gives it a size when it first runs",
+            kind="side effect", do="call the module once eagerly before the capture",
+        )  # fmt: skip
+
+
+def _write_many(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], targets: list[Abstract]
+) -> Any:
+    """An op that writes to operands beside its results, such as batch norm's statistics."""
+    schema, origin = recorder.semantics.schema(func), recorder.origin()
+    _check_not_resized(func, args, targets)
+    followed = recorder.followed_results(func, args, kwargs)
+    with recorder.inner_scope(origin.frame) as body:
+        contents = _new_contents(recorder, func, args, kwargs, targets)
+        made = body[0].outs[: len(body[0].outs) - len(targets)]
+        results = as_the_op(recorder, func, args, kwargs, made)
+    for value, on in zip(results, followed, strict=False):
+        value.type = value.type.with_grad(on)
+    result = tuple(targets) if schema.returns_written else tuple(map(recorder.abstract, results))
+    outs = (*results, *contents)
+    recorder.append(Op(func, args, kwargs, results, outs, origin=origin, region=body, writes=True))
+    for target, new in zip(targets, contents, strict=True):
+        # the kernels of autograd count the writes of in-place and of out= forms, and no others
+        alias_of(target).version.count += schema.returns_written
+        owner, path = holder(recorder, alias_of(target))
+        old, whole = current(owner, recorder), partial(_scatter, recorder, owner, path, new)
+        kept = path or old.type.requires_grad
+        _spread(recorder, owner, rewritten(recorder, old, path, new, whole) if kept else new)
+    if not schema.returns_tensors:
+        return None
+    return result if schema.multiple else result[0]
+
+
+def _scatter(recorder: Records, owner: Alias, path: list[Alias], new: Value) -> Value:
+    """The owner's content after the view at the end of `path` got the content `new`."""
+    if not path:
+        return new
+    bases = [current(parent, recorder) for parent in (owner, *path[:-1])]
+    steps = [member.step for member in path if member.step is not None]
+
+    new, like = recorder.semantics.put_back(steps, bases, new, recorder.call), bases[0].type
+    return new if new.type.same_layout(like) else laid_out(recorder, like, new)

@@ -1,0 +1,126 @@
+"""Operators in place: what autograd refuses of them, and those that change a shape alone."""
+
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.op import Op, Tree, ViewStep
+from foretrace.mutation.alias import Alias, Held, Records, alias_of, current
+from foretrace.mutation.lost_views import not_tracked
+from foretrace.tensors.abstract import Abstract, become_like, follow
+
+DETACH = torch.ops.aten.detach.default
+
+
+def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
+    """Refuse to follow a write that autograd refuses, too: of a leaf, of one view of several."""
+    if out_variant:
+        raise Refusal(
+            f"{func} has no derivative: out= does not work on tensors that require grad",
+            kind="no derivative", do="leave `out` away, or call it under torch.no_grad()",
+        )  # fmt: skip
+    for target in targets:
+        alias = alias_of(target)
+        if alias.untracked:
+            raise not_tracked(alias.untracked, f"written in place by {func}")
+        owner = alias.up_to_history()[0].tensor()
+        if owner is not None and owner.ft_leaf and owner.requires_grad:
+            raise Refusal(
+                f"{func} writes in place to a leaf that requires grad, as eager refuses too",
+                kind="in-place on leaf", do="write under torch.no_grad(), or to a clone",
+            )  # fmt: skip
+
+
+def reshaped(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensor: Abstract
+) -> Abstract:
+    """`t_`, `unsqueeze_` and their like: the same memory, seen in another shape from now on."""
+    functional = recorder.semantics.schema(func).functional
+    if functional is None or tensor.ft_leaf:
+        raise Refusal(
+            f"{func} changes the shape of an input in place", kind="side effect",
+            do="use the operator that returns a new tensor, such as reshape() or transpose()",
+        )  # fmt: skip
+    if not recorder.semantics.schema(functional.call).view_positions(args, kwargs, 1):
+        raise Refusal(
+            f"{func} lets a tensor see the memory of another", kind="no functional form",
+            do="use the other tensor, or copy_ it into this one",
+        )  # fmt: skip
+    _check_not_put_off(func, args[0].type.lazy)
+    parent, grad = alias_of(tensor), recorder.grad_mode()
+    if args[0].type.requires_grad:
+        if not grad:
+            raise Refusal(
+                f"{func} under no_grad leaves a tensor with a history of another shape",
+                kind="unsupported",
+                do="use the operator that returns a new tensor, such as transpose()",
+            )
+        check_leaves(func, [tensor], out_variant=False)
+    op = recorder.call(functional.call, *functional.arguments(args, kwargs), grad=grad)
+    (new,) = op.outs
+    step = ViewStep(op.target, op.args, op.kwargs, args[0], 0, grad, followed=True)
+    _note(parent, op, recorder)
+    parent.tensor = lambda: None  # no Python object stands for it any more
+    become_like(tensor, recorder.abstract(new))
+    tensor.ft_value = new
+    tensor.ft_alias = Alias(tensor, parent, step)
+    parent.moved = tensor.ft_alias
+    parent.children.append(parent.moved)
+    return tensor
+
+
+def _check_not_put_off(func: Any, lazy: str) -> None:
+    """Refuse a call that torch makes of a copy, to write that back over what has another shape."""
+    if torch_api.resolved_below(func, lazy):
+        raise Refusal(
+            f"{func} of a conjugation or negation that was put off writes to its memory in torch",
+            kind="unsupported", do="use the operator that returns a new tensor, such as squeeze()",
+        )  # fmt: skip
+
+
+def _note(alias: Alias, op: Op, recorder: Records) -> None:
+    """Autograd counts a write that changes a shape alone: there is no new value.
+
+    Who saves one of the values afterwards finds it as it was.
+    """
+    version = alias.version
+    for member in alias.root.members():
+        if member.value is not None:  # one that has a counter of its own is found as it was
+            held = Held(member, member.version.count, recorder.origin(), None, op)
+            recorder.overwritten.setdefault(member.value, held)
+            if member.version is version and member is not alias and member.is_view:
+                member.become(None)
+    version.count += 1
+
+
+def detached(recorder: Records, tensor: Abstract) -> Abstract:
+    """`detach_`: the same memory, which autograd follows no further; nothing in inference mode."""
+    if recorder.origin().inference:
+        return tensor
+    alias = alias_of(tensor)
+    outside = tensor.ft_gradient is not None and not tensor.ft_gradient[0].owns(tensor)
+    if alias.is_view or outside:
+        raise Refusal(
+            "detach_() of a view, as eager refuses too", kind="in-place on view", do="use detach()"
+        )
+    old, origin = current(alias, recorder), recorder.origin()
+    op = recorder.call(DETACH, (old,))
+    alias.become(op.outs[0])
+    if old.type.requires_grad and not tensor.ft_leaf:
+        step = ViewStep(op.target, op.outs, {}, op.outs[0], 0, origin.grad_mode, followed=False)
+        saved = Alias(recorder.abstract(old), alias, step)  # what sees the writes that follow, too
+        alias.children.append(saved)
+        recorder.overwritten.setdefault(old, Held(saved, alias.since, origin, None, detached=True))
+    follow(tensor, requires_grad=False)
+    return tensor
+
+
+def note_overwritten(alias: Alias, recorder: Records) -> None:
+    """A tensor's memory is written to: its value is no longer what the memory holds."""
+    if alias.value is not None:
+        before = recorder.overwritten.get(alias.value)
+        if before is None or before.detached or before.before is not None:
+            held = Held(alias, alias.since, recorder.origin(), recorder.value_form)
+            recorder.overwritten[alias.value] = held

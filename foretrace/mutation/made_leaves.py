@@ -1,0 +1,87 @@
+"""Leaves of autograd that a program makes: by `requires_grad_()`, by a factory that is told so.
+
+Each is recorded as a call that makes it one, so that what a graph makes requires grad as in eager.
+"""
+
+from typing import Any
+
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.op import Choice, Tree, Value
+from foretrace.mutation.alias import Records, current
+from foretrace.tensors.abstract import FLAG, Abstract, follow
+
+LEAF = Choice("leaf", "whole", "the program makes it a leaf of autograd")
+REQUIRES_GRAD = torch.ops.aten.requires_grad_.default
+
+
+def required(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
+) -> Abstract:
+    """Record a call of `requires_grad_`, as eager takes it."""
+    tensor, value = tensors[0], args[0]
+    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+    loose = tensor.ft_alias is not None and tensor.ft_alias.loose
+    if wanted == value.type.requires_grad and not (wanted and loose):
+        return tensor
+    if not wanted or not value.type.differentiable:
+        raise Refusal(
+            f"requires_grad_({wanted}) on what {'requires grad' if not wanted else 'cannot'}",
+            kind="autograd inside",
+            do="use detach()" if not wanted else "make it of floating point numbers first",
+        )
+    made_leaf(recorder, tensor, value)
+    return tensor
+
+
+def made_leaf(recorder: Records, tensor: Abstract, value: Value) -> Value:
+    """Record that a tensor which the program has made is a leaf from now on.
+
+    Raises:
+        Refusal: others look at its memory, which would be followed through it.
+    """
+    alias = tensor.ft_alias
+    if alias is not None and (alias.is_view or alias.children):
+        raise Refusal(
+            "requires_grad_() on a tensor that has views, or is one", kind="unsupported",
+            do="call it on a clone() of the tensor, before it is viewed",
+        )  # fmt: skip
+    leaf = recorder.leaf(value)
+    if alias is not None:
+        alias.become(leaf)
+    tensor.ft_value, tensor.ft_leaf = leaf, True
+    follow(tensor, True)
+    return leaf
+
+
+def noticed(recorder: Records, tensor: Abstract, value: Value) -> Value:
+    """The value of what a factory made: a leaf, if it was told `requires_grad=True`.
+
+    torch's bindings set the flag after the operator has answered.
+    """
+    made = FLAG(tensor) and not value.type.requires_grad
+    return made_leaf(recorder, tensor, value) if made else value
+
+
+def value_of(tensor: Abstract, recorder: Records) -> Value:
+    """What the tensor stands for now."""
+    value = tensor.ft_value or current(tensor.ft_alias, recorder)
+    return noticed(recorder, tensor, value) if value in recorder.fresh else value
+
+
+def given_back(tensor: Abstract, recorder: Records) -> Value:
+    """The value of what the program returns.
+
+    A view that it took under no_grad requires grad as what it made does: the mode around decides.
+
+    Raises:
+        Refusal: eager refuses a use of it where autograd is on, as the caller may have it.
+    """
+    with torch.enable_grad():
+        value = value_of(tensor, recorder)
+    alias, owner = tensor.ft_alias, tensor.ft_alias and tensor.ft_alias.root.tensor()
+    given = owner is not None and (owner.ft_leaf or owner.ft_gradient is not None)
+    if alias is not None and alias.loose and value.type.requires_grad and not given:
+        tensor.ft_told.append(True)
+    return value

@@ -1,0 +1,178 @@
+"""What was learnt of operators: for this capture, and for every capture of the process.
+
+What torch was once asked (types of results, bodies, derivatives) is the same in the next capture,
+as long as it is about torch's own operators. An answer about open sizes came with questions to the
+ShapeEnv of its capture; another ShapeEnv is asked them again first.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import sympy
+import torch
+
+from foretrace import torch_api
+from foretrace.ir.op import Tree
+from foretrace.ir.types import TensorType
+from foretrace.symbols.questions import NotingShapeEnv, Question
+from foretrace.symbols.sizes import Symbols
+
+T = TypeVar("T")
+
+ONE_AT_A_TIME = threading.RLock()
+"""Held by a capture, and where torch is asked: both stand in places that all threads share."""
+
+PLAIN = frozenset({
+    int, bool, str, type(None), complex, torch.dtype, torch.device, torch.layout,
+    torch.memory_format,
+})  # fmt: skip
+"""Arguments that are constants and their own key; a float's is its hexadecimal form."""
+
+
+OWN = frozenset({"aten", "prims"})
+"""Namespaces of torch's own operators; those of others may be registered anew."""
+
+MOST = 50_000
+"""Answers of one kind that are kept; a process that learns more begins again."""
+
+
+@dataclass(slots=True, eq=False)
+class Learnt:
+    """Everything that holds for all captures under the same surroundings, by kind."""
+
+    meanings: dict[Any, Any] = field(default_factory=dict)
+    formulas: dict[Any, Any] = field(default_factory=dict)
+    """meanings inside derivatives"""
+    results: dict[Any, Any] = field(default_factory=dict)
+    followed: dict[Any, Any] = field(default_factory=dict)
+    rules: dict[Any, Any] = field(default_factory=dict)
+    settled: set[Any] = field(default_factory=set)
+    """questions about sizes, with what had been known when the answer followed from it"""
+    below_autograd: set[Any] = field(default_factory=set)
+    """factories that Python calls below autograd, so that nothing follows their results"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conditional(Generic[T]):
+    """An answer about open sizes, and what their ShapeEnv was asked when it was found."""
+
+    answer: T
+    questions: tuple[Question, ...]
+
+
+class Memory(Generic[T]):
+    """Answers of one kind by key: those of this capture, then those of all."""
+
+    __slots__ = ("_asked", "_here", "_lasting", "_settled", "_symbols")
+
+    def __init__(self, lasting: dict[Any, Any], settled: set[Any], symbols: Symbols) -> None:
+        self._lasting, self._settled, self._symbols = lasting, settled, symbols
+        self._here: dict[Any, T] = {}
+        self._asked: dict[Any, tuple[Question, ...]] = {}
+
+    def get(self, key: Any) -> T | None:
+        """The answer, if it is known.
+
+        One about open sizes holds if the ShapeEnv, asked what was asked then, says the same. So it
+        makes the guards that finding the answer would have made.
+        """
+        found = self._here.get(key)
+        if found is not None:
+            if self._asked and key in self._asked:
+                self._tell(self._asked[key])
+            return found
+        found = self._lasting.get(key)
+        if found is not None:
+            self._here[key] = found  # under a key with this capture's own types: found faster
+            return found
+        return self._conditional(key, self._symbols.noting) if self._symbols.noting else None
+
+    def _tell(self, questions: tuple[Question, ...]) -> None:
+        """Whoever listens needs to know of these questions as if they were asked now."""
+        if self._symbols.noting is not None:
+            self._symbols.noting.tell(questions)
+
+    def _conditional(self, key: Any, env: NotingShapeEnv) -> T | None:
+        known = env.known_of(symbols_of(key))
+        found: Conditional[T] | None = self._lasting.get((key, known)) if known else None
+        if found is None or not env.asked_again(found.questions, self._settled):
+            return None
+        self._here[key], self._asked[key] = found.answer, found.questions
+        return found.answer
+
+    def learn(self, key: Any, ask: Callable[[], T], lasting: Callable[[T], bool]) -> T:
+        """Find the answer and remember it.
+
+        Args:
+            key: what the answer depends on.
+            ask: finds it.
+            lasting: whether the answer may hold in other captures, if its key does.
+        """
+        symbols = symbols_of(key) if self._symbols.env else None
+        if symbols:
+            answer = self._learn_of_sizes(key, symbols, ask, lasting)
+        else:
+            answer = ask()
+            if lasts(key) and lasting(answer):
+                self._store(key, answer)
+        self._here[key] = answer
+        return answer
+
+    def _learn_of_sizes(
+        self, key: Any, symbols: Iterable[sympy.Symbol], ask: Callable[[], T],
+        lasting: Callable[[T], bool],
+    ) -> T:  # fmt: skip
+        env = self._symbols.noting
+        if env is None:  # a front end's ShapeEnv
+            return ask()
+        known = env.known_of(symbols)
+        with env.listening() as questions:
+            answer = ask()
+        self._asked[key] = tuple(questions)
+        if lasts(key) and lasting(answer):
+            self._store((key, known), Conditional(answer, tuple(questions)))
+        return answer
+
+    def _store(self, key: Any, answer: Any) -> None:
+        if len(self._lasting) >= MOST:
+            self._lasting.clear()
+            self._settled.clear()
+        self._lasting[key] = answer
+
+
+def lasts(key: Any) -> bool:
+    """Whether a key means the same in every capture, as long as its symbols do."""
+    kind = type(key)
+    if kind is tuple or kind is frozenset:
+        return all(map(lasts, key))
+    if kind is torch_api.OpOverload:
+        return key.namespace in OWN
+    return kind in PLAIN or kind is TensorType or kind is type or isinstance(key, sympy.Basic)
+
+
+def symbols_of(key: Any) -> frozenset[sympy.Symbol]:
+    """The symbols in a key."""
+    if type(key) is TensorType:
+        return key.symbols
+    if type(key) is tuple:
+        return frozenset().union(*map(symbols_of, key))
+    return frozenset(key.free_symbols) if isinstance(key, sympy.Basic) else frozenset()
+
+
+def frozen(tree: Tree, *, followed: bool = True) -> Any:
+    """The structure as a key: numbers of different types, and zeros of different sign, differ.
+
+    Without `followed`, it does not matter which tensors autograd follows.
+    """
+    if isinstance(tree, TensorType):
+        return tree if followed else tree.with_grad(False)
+    if isinstance(tree, (tuple, list)):
+        return tuple([frozen(item, followed=followed) for item in tree])
+    if isinstance(tree, dict):
+        pairs = tree.items()
+        return tuple([(name, frozen(item, followed=followed)) for name, item in pairs])
+    if isinstance(tree, float):
+        return tree.hex()
+    return (type(tree), tree) if isinstance(tree, (int, bool)) else tree

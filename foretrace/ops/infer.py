@@ -1,0 +1,287 @@
+"""Types of a leaf's results: torch's meta kernels and its FakeTensor, asked once per types."""
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import OUTSIDE, Refusal
+from foretrace.ir.op import Tree
+from foretrace.ir.tree import map_tree
+from foretrace.ir.types import TensorType
+from foretrace.ops.cache import ONE_AT_A_TIME, Learnt, Memory, frozen, lasts, symbols_of
+from foretrace.ops.kernel import (
+    RAISED,
+    CpuKernels,
+    Make,
+    depends_on_data,
+    describe,
+    recast,
+    types_in,
+    with_tensors,
+)  # fmt: skip
+from foretrace.ops.layouts import as_eager, as_iterated
+from foretrace.ops.meta import MetaKernels
+from foretrace.ops.probe import probe
+from foretrace.ops.sparse import reads_sparse
+from foretrace.symbols.sizes import Symbols
+from foretrace.tensors.abstract import Types
+
+NOT_LINKED = "not linked with support for"
+NO_KERNEL = "no meta kernel"
+NUMBERS_ONLY = (
+    "does not support symbolic shapes",
+    "Expected IntList but got GenericList",  # of an argument
+)
+"""Said of open sizes by a kernel that knows numbers only."""
+NOT_STORED = "its data is not allocated yet"
+"""Said where a sparse operand stores anything: a meta kernel looks at what is stored."""
+NOT_COALESCED = "on an uncoalesced tensor"
+"""Said of what is stored in a sparse operand, which is as many elements as data makes it."""
+STORED = 999_983
+"""How many elements a sparse operand stores while types are asked: a size like it depends on data.
+
+Not none or one: torch takes such a tensor for one that need not be coalesced.
+"""
+READS_NUMBERS = "to be on CPU, got meta"
+"""Said of a tensor whose numbers a kernel reads, such as a list of scalars as one tensor."""
+TOO_STRICT = "this can't be cast because it is not safe"
+"""What torch's Python kernels say of an `out` in whose dtype eager writes all the same."""
+
+Once: TypeAlias = Callable[..., Tree]
+"""Asks about one call, without the ways round what FakeTensor does not take"""
+
+
+class Inference:
+    """Asks FakeTensor for the results of a call whose tensors are given by type."""
+
+    def __init__(
+        self,
+        types: Types,
+        symbols: Symbols,
+        learnt: Learnt,
+        mode: torch_api.FakeTensorMode | None = None,
+    ) -> None:
+        self.types, self.symbols, self.learnt = types, symbols, learnt
+        self._mode = mode
+        self._metas: dict[TensorType, torch.Tensor] = {}
+        self._known: Memory[Tree] = Memory(learnt.results, learnt.settled, symbols)
+        self._kernels = MetaKernels(types, self._meta)
+        self.of_cpu = CpuKernels(types, symbols)
+
+    @property
+    def mode(self) -> torch_api.FakeTensorMode:
+        """The fake mode: the front end's, or one of our own, made at the first question."""
+        if self._mode is None:
+            self._mode = torch_api.fake_mode(self.symbols.env)
+        return self._mode
+
+    def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        """Results with a TensorType for each new tensor, `Given(n)` for the n-th operand.
+
+        Raises:
+            Refusal: the results' sizes depend on data, or there is no meta kernel.
+            Exception: what eager raises for a wrong call.
+        """
+        key = frozen((func, args, kwargs, torch.get_default_dtype()), followed=False)
+        found = self._known.get(key)
+        if found is None:
+            ask = partial(self._ask, key, func, args, kwargs)
+            found = self._known.learn(key, ask, lambda _: True)
+        return found
+
+    def again(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        """The same, without the warnings that the run has given."""
+        with ONE_AT_A_TIME, warnings.catch_warnings(action="ignore"):
+            return self.infer(func, args, kwargs)
+
+    def written(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[TensorType, ...]:
+        """The type of each operand after a call that writes; a given `out` may be resized.
+
+        Raises:
+            Refusal: there is no meta kernel, or the sizes depend on data.
+            Exception: what eager raises for a wrong call.
+        """
+        key = ("written", frozen((func, args, kwargs, torch.get_default_dtype()), followed=False))
+        found = self._known.get(key)
+        if found is None:
+            ask = partial(self._written, func, args, kwargs)
+            found = self._known.learn(key, ask, lambda _: True)
+        return tuple(found)
+
+    def _written(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        try:
+            # each run of the program gives its own
+            with ONE_AT_A_TIME, warnings.catch_warnings(action="ignore"):
+                return self._run(func, args, kwargs, after=True)
+        except RuntimeError as error:
+            if TOO_STRICT in str(error):
+                raise _no_kernel(func) from error
+            raise
+
+    def _ask(self, key: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        plain = lasts(key) and not symbols_of(key) and not reads_sparse((args, kwargs))
+        found = self._kernels.ask(func, args, kwargs) if plain else None
+        found = as_eager(func, args, found or self._run(func, args, kwargs))
+        call, found = map_tree(((args, kwargs), found), self._settled)
+        return self.of_cpu.laid_out(func, call, found)
+
+    def _settled(self, leaf: Any) -> Any:
+        if not isinstance(leaf, TensorType) or not leaf.symbols:
+            return leaf
+        return leaf.but(shape=tuple(map(self.symbols.settled, leaf.shape)))
+
+    def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False) -> Tree:
+        ask: Once = partial(self._once, after=after)
+        try:
+            return ask(func, args, kwargs)
+        except ZeroDivisionError:  # a form in Python, over how many elements there are
+            ask = partial(self._of_kernel, after=after)
+        except RAISED as error:
+            if NOT_LINKED in str(error):
+                return self._elsewhere(func, args, kwargs, ask)
+            if NOT_STORED in str(error):
+                return self._once(func, args, kwargs, stored=0, after=after)
+            if NOT_COALESCED in str(error):
+                raise depends_on_data(func) from error
+            if READS_NUMBERS in str(error):
+                raise _reads_numbers(func) from error
+            without = isinstance(error, Refusal) and error.kind == NO_KERNEL  # runs on numbers
+            said = any(words in str(error) for words in NUMBERS_ONLY)
+            if not said and not (without and _symbolic((args, kwargs))):
+                if isinstance(error, Refusal) or not self._can_run(func, args, kwargs):
+                    raise
+                ask = partial(self._of_kernel, after=after)
+        if not _symbolic((args, kwargs)):
+            return ask(func, args, kwargs)
+        return probe(lambda call: ask(func, *call), (args, kwargs), self.symbols, str(func))
+
+    def _elsewhere(self, func: Any, args: Tree, kwargs: dict[str, Tree], once: Once) -> Tree:
+        """As on cpu: for a device that the build lacks, where a meta kernel takes a guard of it."""
+        absent = [t.device for t in types_in((args, kwargs)) if t.device.type != "cpu"]
+        there, here = absent[0], torch.device("cpu")
+        result = once(func, *_moved((args, kwargs), there, here))
+        return _moved(result, here, there)
+
+    def _can_run(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
+        """Whether the CPU's kernel may be run over zeros, which need not notice what does not fit.
+
+        Meta kernels say that it fits, of other dtypes.
+        """
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        if draws or not self.of_cpu.may_run(func, (args, kwargs)):
+            return False
+        try:
+            self._once(func, *recast((args, kwargs)))
+        except RAISED as error:
+            return isinstance(error, Refusal)
+        return True
+
+    def _of_kernel(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False
+    ) -> Tree:
+        """As the CPU's kernel says: a meta kernel may take less than it."""
+        ask: Once = partial(self.of_cpu.ask, after=after)
+        if any(type.device.type != "cpu" for type in types_in((args, kwargs))):
+            return self._elsewhere(func, args, kwargs, ask)
+        return ask(func, args, kwargs)
+
+    def _once(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], *, stored: int = STORED,
+        after: bool = False,
+    ) -> Tree:  # fmt: skip
+        """Types of the results, or `after` the call of the operands, as meta kernels say."""
+        fakes: list[torch.Tensor] = []
+        meta = partial(self._meta_of, stored, self._new_meta if after else self._meta)
+        with torch_api.no_dispatch_modes(), torch_api.with_autograd(), torch.no_grad():
+            fake = partial(self._fake, meta)
+            real_args, real_kwargs = with_tensors((args, kwargs), fakes, fake, self.symbols)
+            result = self._call(func, real_args, real_kwargs)
+        described = describe(self.types, *((fakes, []) if after else (result, fakes)))
+        if any(STORED in type.shape for type in types_in(described)):
+            raise depends_on_data(func)
+        if self.symbols.unknown([(t.shape, t.stride, t.offset) for t in types_in(described)]):
+            raise depends_on_data(func)  # a front end's mode makes a symbol for such a size
+        return described
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            with self.mode, self._python_kernels(), torch_api.quiet_fake_tensor():
+                result = torch_api.checked_call(func, args, kwargs)
+                return as_iterated(func, args, result)
+        except (
+            torch_api.DynamicOutputShapeException,
+            torch_api.DataDependentOutputException,
+        ) as error:
+            raise depends_on_data(func) from error
+        except (torch_api.UnsupportedOperatorException, NotImplementedError) as error:
+            raise _no_kernel(func) from error
+
+    def _python_kernels(self) -> AbstractContextManager[None]:
+        return torch_api.enable_python_dispatcher() if self.symbols.env else nullcontext()
+
+    def _fake(self, meta: Make, type: TensorType) -> torch.Tensor:
+        return torch_api.fake_tensor(self.mode, meta(type), type.device)
+
+    def _meta_of(self, stored: int, dense: Make, type: TensorType) -> torch.Tensor:
+        if not type.sparse:
+            return dense(type)
+        shape = map(self.symbols.number, type.shape)
+        return torch_api.sparse_meta(shape, type.dtype, type.sparse, stored)
+
+    def _meta(self, type: TensorType) -> torch.Tensor:
+        known = self._metas.get(type)
+        if known is None:
+            known = self._metas[type] = self._new_meta(type)
+        return known
+
+    def _new_meta(self, type: TensorType) -> torch.Tensor:
+        number = self.symbols.number
+        size, stride = tuple(map(number, type.shape)), tuple(map(number, type.stride))
+        meta = torch.empty_strided(size, stride, dtype=type.dtype, device="meta")
+        if type.offset != 0:
+            meta = _from(meta, number(type.offset))
+        return torch_api.put_off(meta, type.lazy)
+
+
+def _from(meta: torch.Tensor, offset: Any) -> torch.Tensor:
+    """The same tensor so many elements into memory that is large enough."""
+    size, stride = meta.shape, meta.stride()
+    empty = any(type(n) is int and not n for n in size)  # an open size is none
+    last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    end = offset if empty else offset + 1 + last
+    return meta.new_empty((end,)).as_strided(size, stride, offset)
+
+
+def _no_kernel(func: Any) -> Refusal:
+    return Refusal(
+        f"{func} has no meta kernel, so the types of its results are not known",
+        kind="no meta kernel", do=OUTSIDE if func.namespace == "aten"
+        else f"register one: torch.library.register_fake({func.name()!r})",
+    )  # fmt: skip
+
+
+def _reads_numbers(func: Any) -> Refusal:
+    return Refusal(
+        f"{func} reads the numbers in a tensor",
+        kind="data-dependent", do="give them as a list of Python numbers",
+    )  # fmt: skip
+
+
+def _symbolic(tree: Tree) -> bool:
+    return any(type.symbols for type in types_in(tree))
+
+
+def _moved(tree: Tree, old: torch.device, new: torch.device) -> Any:
+    """The structure with one device in the place of another."""
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, TensorType):
+            return leaf.on(new) if leaf.device == old else leaf
+        return new if isinstance(leaf, torch.device) and leaf == old else leaf
+
+    return map_tree(tree, moved)

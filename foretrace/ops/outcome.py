@@ -1,0 +1,211 @@
+"""What a call means, learnt once for all calls with operands of the same types."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol, TypeAlias
+
+from foretrace.ir.op import Choice, Definition, Op, Tree, Value, ViewStep, values_in
+from foretrace.ir.tree import map_tree
+from foretrace.ir.types import TensorType
+from foretrace.ops.cache import Learnt
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A result that is the operand at this position, handed back."""
+
+    operand: int
+
+
+class Share(IntEnum):
+    """What a result that shares an operand's memory has of it beside; each lacks more."""
+
+    VIEW = 0
+    """autograd follows a write to it back to the operand"""
+    VERSION = 1
+    """torch's version counter, as `detach()` has"""
+    MEMORY = 2
+    """nothing: neither schema nor autograd says that it shares memory"""
+
+
+View: TypeAlias = tuple[int, int, Share]
+"""(position of a result, that of the operand whose memory it shares, what it has of it)"""
+
+
+@dataclass(slots=True, eq=False)
+class Meaning:
+    """Types of the results, the body, and which results are views of operands.
+
+    `result` has a TensorType for each new value; `views` tells which of them share memory.
+    `inline` says that the body depends on more than the operands' types (it writes to an operand,
+    or reads a constant), so it is recorded anew for each call.
+    """
+
+    result: Tree
+    definition: Definition | None = None
+    choice: Choice | None = None
+    views: tuple[View, ...] = ()
+    inline: Callable[..., Any] | None = None
+    lasting: bool = True
+    """whether it holds in other captures too"""
+    factory: bool = False
+    """makes tensors of nothing, which torch's bindings may mark as leaves afterwards"""
+
+
+@dataclass(frozen=True, slots=True)
+class Functional:
+    """The value form of an op that writes to operands.
+
+    `call` takes the same arguments, without those named in `dropped`. Its results are the new
+    contents of `out=` arguments first, then the op's own results, then the new contents of what
+    else it writes.
+    """
+
+    call: Any
+    dropped: frozenset[str]
+    defaults: tuple[Any, ...] = ()
+    """what the op's positional arguments are when they are not given"""
+    order: tuple[int, ...] = ()
+    """where each positional argument comes from, if they are in another order"""
+    options: frozenset[str] = frozenset()
+    """arguments that, where not given, are the written tensor's: dtype and device of a factory,
+    the dtype in which a sum is computed"""
+
+    def arguments(self, args: Tree, kwargs: dict[str, Tree]) -> tuple[Tree, dict[str, Tree]]:
+        """The op's arguments as `call` takes them."""
+        kept = {name: arg for name, arg in kwargs.items() if name not in self.dropped}
+        given = values_in([kwargs.get(name) for name in self.dropped])
+        for name in self.options & {"dtype", "device"} if given else ():
+            if kept.get(name) is None:
+                kept[name] = getattr(given[0].type, name)
+        args = (*args, *self.defaults[len(args) :])
+        return tuple(args[i] for i in self.order) or args, kept
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """Facts about an operator that do not depend on its operands' types."""
+
+    arguments: tuple[str, ...]
+    writes: tuple[str, ...]
+    """names of the arguments it writes to; those given as `out=` first"""
+    writes_lists: bool
+    """writes to lists of tensors, one after the other, as `_foreach_add_` does"""
+    writes_if: str | None
+    """the boolean argument without which it does not"""
+    viewed: str | None
+    """the argument whose memory every result shares"""
+    share: Share
+    """what such a result has of that argument"""
+    random: bool
+    """draws from the generator, so runs exactly once and in order"""
+    draws_over: bool
+    """fills its first argument with what it draws, in the order of memory"""
+    reshapes_in_place: bool
+    """changes the sizes of its argument, such as unsqueeze_"""
+    returns_tensors: bool
+    """or nothing at all; else it returns numbers, which depend on data"""
+    returns_something: bool
+    returns_written: bool
+    """hands back the arguments that it wrote to, and nothing else"""
+    multiple: bool
+    """returns a tuple or a list"""
+    outs: tuple[str, ...]
+    """names of the arguments that are there to be written alone, as `out`"""
+    keeps_shape: bool
+    """an `out` of another shape is not resized if it has as many elements"""
+    functional: Functional | None
+
+    def bind(self, args: Tree, kwargs: dict[str, Tree]) -> dict[str, Tree]:
+        """The given arguments by name."""
+        return dict(zip(self.arguments, args, strict=False)) | kwargs
+
+    def written_now(self, args: Tree, kwargs: dict[str, Tree]) -> list[Value]:
+        """The operands that this call writes to."""
+        named = self.bind(args, kwargs)
+        if self.writes_if is not None and not named.get(self.writes_if):
+            return []
+        return [value for name in self.writes for value in values_in(named.get(name))]
+
+    def view_positions(self, args: Tree, kwargs: dict[str, Tree], count: int) -> tuple[View, ...]:
+        """Which of the results share memory with an operand."""
+        if self.viewed is None:
+            return ()
+        bases = values_in(self.bind(args, kwargs)[self.viewed])
+        if not bases:
+            return ()
+        operand = values_in((args, kwargs)).index(bases[0])
+        return tuple((position, operand, self.share) for position in range(count))
+
+
+class Semantics(Protocol):
+    """What the recorder asks about an operator; rules and the target answer.
+
+    What this class answers itself: no op is opened, and autograd follows none.
+    """
+
+    learnt: Learnt
+    """answers that hold in every capture"""
+
+    def body_kernel(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree]
+    ) -> tuple[Callable[..., Any] | None, Choice | None]:
+        """The kernel that takes the op apart on the target, or None for a leaf; and why."""
+        return None, None
+
+    def list_kernel(self, func: Any) -> Callable[..., Any] | None:
+        """The kernel that writes to a list one tensor after the other, where eager has such."""
+        return None
+
+    def ambient(self, func: Any) -> Any:
+        """What beside its arguments the body depends on (autocast, switches); None: nothing."""
+        return None
+
+    def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        """Results of a leaf: arguments have a TensorType for each tensor, results as well.
+
+        A result that is the n-th operand is `Given(n)`.
+        """
+
+    def written(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[TensorType, ...]:
+        """For each operand of an op that writes, its type afterwards; types as in `infer`.
+
+        Raises:
+            Refusal: there is no kernel to ask.
+            Exception: what eager raises for a wrong call.
+        """
+
+    def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
+        """For each tensor a leaf returns, whether autograd follows it, given its operands."""
+        return ()
+
+    def saved(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
+    ) -> frozenset[int]:
+        """Positions of the operands that autograd saves; types as in `infer`."""
+        return frozenset()
+
+    def schema(self, func: Any) -> Schema:
+        """What the operator's schema says, and what it leaves out."""
+
+    def put_back(
+        self, steps: Sequence[ViewStep], bases: Sequence[Value], new: Value,
+        append: Callable[..., Op],
+    ) -> Value:  # fmt: skip
+        """The first base after the view that `steps` lead to got the content `new`.
+
+        `append` records a call given as (operator, args, kwargs).
+        """
+
+
+def fill(result: Tree, operands: list[Value], made: list[Value]) -> Tree:
+    """The result structure with a new value for each type and the operand for each Given."""
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorType):
+            return operands[leaf.operand] if isinstance(leaf, Given) else leaf
+        made.append(Value(leaf))
+        return made[-1]
+
+    return map_tree(result, of)

@@ -1,0 +1,1 @@
+"""A joint graph in two: what the forward saves and what the backward computes again."""

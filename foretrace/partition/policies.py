@@ -1,0 +1,75 @@
+"""Which values the forward hands to the backward: a policy says, within what is exact."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from foretrace.errors import Refusal
+from foretrace.ir.op import Op, Value
+from foretrace.partition.network import Band
+from foretrace.partition.sides import Halves
+from foretrace.passes.live import needs, values_of
+
+Policy: TypeAlias = str | Callable[[Op], bool]
+"""A name of POLICIES, or a predicate on an Op: True saves what it made, False runs it again.
+
+A predicate is asked once of each op that could run in both halves, in the order of the program.
+"""
+Decide: TypeAlias = Callable[[Op], str]
+"""Why what the op made is saved; empty if the op runs again."""
+
+SAVE_ALL = "save_all saves what the backward uses"
+
+
+def chosen(halves: Halves, policy: Policy) -> dict[Value, str]:
+    """The values made in the forward that are handed over, each with the reason.
+
+    Raises:
+        Refusal: there is no such policy.
+    """
+    if callable(policy):
+        asks = {op: "the policy asks for it" for op in halves.early() if policy(op)}
+        return _demanded(halves, lambda op: asks.get(op, ""))
+    if policy not in POLICIES:
+        raise Refusal(
+            f"there is no policy {policy!r}", kind="unknown policy",
+            do=f"use one of {', '.join(map(repr, POLICIES))}, or a function of an Op",
+        )  # fmt: skip
+    return POLICIES[policy](halves)
+
+
+def _demanded(halves: Halves, decide: Decide) -> dict[Value, str]:
+    """From the last op to the first: what is wanted is saved, or its op wants its operands.
+
+    Views are made again from what they are views of, as they take no memory of their own. So is
+    what a checkpoint made, unless something outside of it wants it.
+    """
+    wanted = set(values_of(halves.gradients))
+    outside: set[Value] = set()
+    saved: dict[Value, str] = {}
+    for op in reversed(halves.joint.ops):
+        outs = [v for v in op.outs if v in wanted]
+        if op not in halves.late:
+            if not outs:
+                continue
+            reason = halves.forced(op)
+            again = halves.view(op) or op.because is not None
+            if not reason and not again and (not op.origin.checkpoint or outside & {*outs}):
+                reason = decide(op)
+            if reason:
+                saved.update(dict.fromkeys(outs, reason))
+                continue
+        wanted.update(needs(op))
+        outside.update(v for v in needs(op) if not halves.inside(op, v))
+    return saved
+
+
+def _min_cut(halves: Halves) -> dict[Value, str]:
+    """The fewest bytes that running cheap ops again allows."""
+    return Band(halves).cut()
+
+
+POLICIES: dict[str, Callable[[Halves], dict[Value, str]]] = {
+    "min_cut": _min_cut,
+    "save_all": lambda halves: _demanded(halves, lambda _: SAVE_ALL),
+    "recompute_all": lambda halves: _demanded(halves, lambda _: ""),
+}

@@ -1,0 +1,319 @@
+"""foretrace's own entry points: capture a program, cut it, run and explain the cuts."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from foretrace.backends.by_name import Backend, building
+from foretrace.emit.fx import to_fx
+from foretrace.errors import Refusal
+from foretrace.explain.explanation import Explanation
+from foretrace.explain.why import explain
+from foretrace.frames.sources import Asked
+from foretrace.guards.calls import CallGuards
+from foretrace.ir.program import Graph, Recorded, Signature
+from foretrace.ir.types import Arrived
+from foretrace.ir.verify import verify_graph, verify_module, verify_pair, verify_record
+from foretrace.partition.policies import Policy
+from foretrace.partition.split import Pair, Saved, partition
+from foretrace.passes.cut import Level, forward_graph, joint_graph
+from foretrace.passes.decompose import decompose
+from foretrace.passes.live import needs
+from foretrace.passes.select import Selector, check_selectors
+from foretrace.passes.table_recorder import Table
+from foretrace.recording.capture import record
+from foretrace.recording.setup import RULES, prepared
+from foretrace.rules.table import BackwardCall, Registered, rule_name
+from foretrace.runtime.calls import run_forward, run_half, run_joint
+from foretrace.runtime.compiled import Compiled, not_copied
+from foretrace.runtime.one_program import OneProgram
+from foretrace.runtime.untrained import Untrained, untrained
+from foretrace.targets.profile import Target
+from foretrace.targets.semantics import TargetSemantics
+
+HALVES = ("forward", "backward")
+
+
+class Program:
+    """One recorded run; every graph is a cut through its tree."""
+
+    def __init__(
+        self, recorded: Recorded, semantics: TargetSemantics, *, verify: bool = False
+    ) -> None:
+        self.recorded, self.semantics, self.verify = recorded, semantics, verify
+        self.guards = CallGuards(recorded)
+        if verify:
+            verify_record(recorded, semantics.inference.again)
+
+    @property
+    def target(self) -> Target:
+        """The device that the program was captured for."""
+        return self.semantics.target
+
+    def __repr__(self) -> str:
+        return _shown("program", self, f"{len(self.recorded.ops)} ops")
+
+    def __reduce__(self) -> Any:
+        """Refuse a copy or pickle."""
+        raise not_copied("a program", "capture again, or save what foretrace.export makes")
+
+    def cut(
+        self,
+        kind: str,
+        *,
+        loss: int | None = None,
+        keep: Iterable[Selector] = (),
+        open: Iterable[Selector] = (),
+        policy: Policy = "min_cut",
+        decompositions: Table | None = None,
+    ) -> "Cut":
+        """A graph of the program; the program does not run again.
+
+        Args:
+            kind: "export" (forward, ops as written), "aten" (forward, leaf ops), "joint"
+                (forward and backward), "forward" or "backward" (the halves of joint).
+            loss: for all but "export" and "aten", the index of the scalar output to differentiate;
+                None makes the gradients of the outputs inputs of the graph.
+            keep: ops to leave whole: names, OpOverloads, or predicates on an Op.
+            open: ops to take apart where the cut would leave them whole.
+            policy: for the halves, which values are saved: see `pair`.
+            decompositions: functions by OpOverload, such as torch.export.default_decompositions();
+                every op of the cut that has an entry is opened by it, as far down as that goes.
+
+        Raises:
+            Refusal: an op on the way of a gradient has no derivative, the loss is no scalar, or a
+                decomposition raises.
+        """
+        if kind in HALVES:
+            pair = self.pair(
+                loss=loss, policy=policy, keep=keep, open=open, decompositions=decompositions
+            )
+            return pair[HALVES.index(kind)]
+        level = Level(kind == "export", tuple(keep), tuple(open))
+        with self._asked():
+            check_selectors(self.recorded.ops, (*level.keep, *level.open))
+        return self._cut(kind, level, loss, decompositions)
+
+    def _cut(
+        self, kind: str, level: Level, loss: int | None, table: Table | None,
+        given: Arrived | None = None,
+    ) -> "Cut":  # fmt: skip
+        with self._asked():
+            graph = self._graph(kind, level, loss, given)
+            if table is not None:
+                graph = decompose(graph, table, self.semantics, level.kept)
+        self._verify(graph)
+        return Cut(self, graph, loss, None, lambda s: (self._cut(kind, level, loss, table, s),))
+
+    def _verify(self, *graphs: Graph) -> None:
+        for graph in graphs if self.verify else ():
+            verify_graph(graph, self.recorded, self.semantics.inference.again)
+
+    def _asked(self) -> Asked:
+        return Asked("capture", self.recorded.requires.defined)
+
+    def _graph(self, kind: str, level: Level, loss: int | None, given: Arrived | None) -> Graph:
+        if kind == "joint":
+            return joint_graph(self.recorded, self.semantics, level, loss, given)
+        if kind in ("export", "aten"):
+            return forward_graph(self.recorded, self.semantics, level, kind)
+        raise Refusal(
+            f"there is no cut {kind!r}", kind="unknown cut",
+            do='use one of "export", "aten", "joint", "forward", "backward"',
+        )  # fmt: skip
+
+    def compile(self, backend: Backend = "eager") -> Compiled:
+        """A callable for calls like the captured one, which trains through autograd.
+
+        A call that breaks a guard is refused, as a cut refuses it; `foretrace.compile` captures
+        again. Python values that are no arguments are as the capture saw them.
+
+        Args:
+            backend: as `foretrace.compile` takes it.
+
+        Raises:
+            Refusal: there is no such backend; when called: a guard is broken.
+        """
+        program = OneProgram(self.guards, self.semantics)
+        asked = self._asked()
+        with asked:
+            return Compiled(self.cut("export"), program, building(backend), asked)
+
+    def pair(
+        self,
+        *,
+        loss: int | None = None,
+        policy: Policy = "min_cut",
+        keep: Iterable[Selector] = (),
+        open: Iterable[Selector] = (),
+        decompositions: Table | None = None,
+    ) -> tuple["Cut", "Cut"]:
+        """The forward and the backward half of the joint cut.
+
+        Args:
+            loss: the index of the scalar output to differentiate; None: tangents are inputs.
+            policy: "min_cut" (fewest bytes that running cheap ops again allows), "save_all",
+                "recompute_all", or a predicate on an Op (True: save what it made). Whatever it
+                says, random numbers are drawn once, and what ran under `torch.utils.checkpoint`
+                runs again.
+            keep: ops to leave whole: names, OpOverloads, or predicates on an Op.
+            open: ops to take apart where the cut would leave them whole.
+            decompositions: as for a cut; the joint graph is opened by them before it is split.
+
+        Raises:
+            Refusal: as for the joint cut, or there is no such policy.
+        """
+        cut = self.cut("joint", loss=loss, keep=keep, open=open, decompositions=decompositions)
+
+        def halves(of: Cut) -> tuple[Cut, Cut]:
+            with self._asked():
+                pair = partition(of.graph, self.recorded, self.semantics, policy)
+            both = pair.forward, pair.backward
+            if self.verify:
+                verify_pair(of.graph, *both)
+                self._verify(*both)
+            first, second = (Cut(self, g, loss, pair, lambda s: halves(*of.again(s))) for g in both)
+            return first, second
+
+        return halves(cut)
+
+
+class Cut:
+    """One graph: callable, printable, explainable."""
+
+    def __init__(
+        self, program: Program, graph: Graph, loss: int | None, pair: Pair | None = None,
+        again: "Callable[[Arrived], tuple[Cut, ...]]" = lambda given: (),
+    ) -> None:  # fmt: skip
+        self.program, self.graph, self.loss, self.pair = program, graph, loss, pair
+        self.again: Callable[[Arrived], tuple[Cut, ...]] = cache(again)
+        """makes it, and the other half, for tangents with such strides"""
+        self._module: fx.GraphModule | None = None
+        self._untrained: Untrained | None = None
+
+    def __repr__(self) -> str:
+        graph = self.graph
+        ends = f"{len(graph.inputs)} in, {len(graph.outputs)} out"
+        return _shown(f"{graph.kind} cut", self.program, f"{len(graph.ops)} ops, {ends}")
+
+    def __reduce__(self) -> Any:
+        """Refuse a copy or pickle."""
+        raise not_copied("a cut", "copy cut.graph_module, or save what foretrace.export makes")
+
+    @property
+    def signature(self) -> Signature:
+        """Roles of every input and output, in the order of the graph module's."""
+        return self.graph.signature
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """The cut as a torch.fx.GraphModule with flat inputs and outputs; built when asked for."""
+        if self._module is None:
+            recorded = self.program.recorded
+            mode = self.program.semantics.inference.mode
+            self._module = to_fx(self.graph, recorded.symbols, mode, needs)
+            if self.program.verify:
+                verify_module(self.graph, self._module, recorded.symbols)
+        return self._module
+
+    @property
+    def saved(self) -> tuple[Saved, ...]:
+        """What the forward half hands to the backward half; empty for the other cuts."""
+        return self.pair.saved if self.pair is not None else ()
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes, in order."""
+        return tuple(node.name for node in self.graph_module.graph.nodes)
+
+    def explain(self, name: str) -> Explanation:
+        """Why a node is there: its path in the tree, from the user's line down to the op.
+
+        Args:
+            name: a node's name; "kept.node" for a node inside an op that was kept whole.
+
+        Raises:
+            Refusal: the graph has no such node.
+        """
+        recorded, module = self.program.recorded, self.graph_module
+        with Asked("capture", recorded.requires.defined):
+            return explain(recorded, self.graph, module, name, self.pair)
+
+    def __call__(
+        self, *args: Any, tangents: Sequence[torch.Tensor] | None = None, **kwargs: Any
+    ) -> Any:
+        """Run the cut on inputs like those it was captured with.
+
+        Returns:
+            What the program returns; for a joint cut, that and the gradients by name; for a half
+            of it, its results in the signature's order, as its inputs are. A half checks no
+            guards and writes nothing back.
+
+        Raises:
+            Refusal: an input breaks what the capture relied on.
+        """
+        guards = self.program.guards
+        with Asked("capture", guards.recorded.requires.defined):
+            if self.graph.kind in HALVES:
+                return run_half(self.graph_module, self.graph, args)
+            if self.graph.kind == "joint":
+                return run_joint(self, guards, args, kwargs, tangents)
+            if self._untrained is None:
+                self._untrained = untrained(self.graph, guards.recorded)
+            return run_forward(self.graph_module, guards, args, kwargs, self._untrained)
+
+
+def _shown(what: str, program: Program, inside: str) -> str:
+    at = program.recorded.requires.defined
+    name = f"{at.function} ({at.file}:{at.line})" if at is not None else "torch's own"
+    return f"<{what} of {name}: {inside}, target {program.target.name}>"
+
+
+def capture(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    target: str | Target | None = None,
+    dynamic_shapes: Any = None,
+    guard_values: bool = False,
+    verify: bool = False,
+) -> Program:
+    """Run a program once over abstract tensors and keep what it did.
+
+    Args:
+        fn: a function or nn.Module; it runs unmodified, and no kernel runs.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        target: the device to capture for; None: the inputs' own.
+        dynamic_shapes: which input sizes are symbols, in torch.export's form; True: every one.
+        guard_values: let the program ask yes or no of the example inputs' values (a Python `if`);
+            each answer is a guard, asked again at each call of a cut.
+        verify: hold the record, and each graph that is made of it, against docs/stages.md.
+
+    Raises:
+        Refusal: the program has no exact graph; the message has the user's line and a way out.
+    """
+    given = (fn, args, kwargs or {}, target, dynamic_shapes)
+    with Asked("capture", fn):
+        run, semantics = prepared(*given, guard_values=guard_values, watch=True)
+        recorded = record(fn, tuple(args), kwargs or {}, run, semantics.target)
+    return Program(recorded, semantics, verify=verify)
+
+
+def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:
+    """Let foretrace use `backward` for an operator instead of torch's own derivative.
+
+    Args:
+        op: an OpOverload, or a packet such as torch.ops.aten.histc for all its overloads; a
+            composite that has a rule is not opened on the way of a gradient.
+        backward: a function of a BackwardCall (args, kwargs, results, grads, needs) that computes
+            with torch ops, and returns the gradient of each tensor argument, or None.
+
+    Raises:
+        Refusal: `backward` is not callable.
+    """
+    RULES.register(op, Registered(backward, rule_name(op, backward)))

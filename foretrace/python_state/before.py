@@ -1,0 +1,338 @@
+"""What a program can reach of Python's state, as it was before the run.
+
+From the program and its arguments, attributes and containers are followed, and the names that code
+mentions: globals, functions, methods. Whatever the run leaves there, at any moment and in any way,
+is put back afterwards.
+"""
+
+import functools
+import gc
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from foretrace import torch_api
+from foretrace.python_state.changes import CONTENT, Change
+from foretrace.python_state.kept import (
+    ATOMS,
+    STATES,
+    Kept,
+    KeptAttributes,
+    KeptClass,
+    KeptDict,
+    KeptItems,
+    KeptModule,
+    KeptNames,
+    KeptState,
+    KeptTensor,
+    attributes_of,
+    kept_container,
+)
+from foretrace.python_state.mentioned import FOLLOWS, MEMO, UNNAMED, home, members_of, mentioned_by
+from foretrace.python_state.outside import origin_of
+from foretrace.python_state.plain_data import own_length
+from foretrace.python_state.restoring import changes_in, put_all_back
+from foretrace.tensors.abstract import Abstract
+
+MOST: Final = 20_000
+"""Objects that are looked at, the near ones first; what is farther away is not put back"""
+LARGEST: Final = 5_000
+"""Items of a container up to which they are followed; the container itself is kept in any case"""
+
+CALLS: Final = 2
+"""Methods that call methods, so deep; functions that call functions are followed to the end"""
+TENSORS = ("_parameters", "_buffers")
+PLAIN = frozenset({dict, list, set, tuple, frozenset, deque, OrderedDict, defaultdict})
+"""Containers without attributes"""
+
+
+class Before:
+    """All of it; `put_back` after the run.
+
+    Args:
+        roots: the program, and what it is given.
+        owners: modules whose parameters and buffers are replaced: the program never meets them.
+    """
+
+    def __init__(self, roots: Iterable[Any], owners: Iterable[nn.Module] = ()) -> None:
+        self._lent = set(map(id, owners))
+        self._kept: list[Kept] = []
+        self._modules: dict[int, KeptModule] = {}
+        self._memos: list[Any] = []
+        self._opaque: list[Any] = []
+        """generators, iterators: what changes in them is not to be put back"""
+        self._seen: dict[int, Any] = {}
+        self._names: dict[int, KeptNames] = {}
+        self._bare: list[dict[str, Any]] = []
+        """of functions and objects without attributes: the dicts for them"""
+        self._foreign: list[dict[str, Any]] = []
+        """the attributes of objects of a library's classes (argparse.Namespace)"""
+        self._mentioned: set[str] = set(UNNAMED)
+        self._met: dict[type, set[str]] = {}
+        """classes of objects, and the members that were looked at"""
+        self._queue = deque(roots)
+        with torch_api.no_torch_function():
+            self._walk()
+
+    def lend(self, module: nn.Module) -> KeptModule:
+        """What is kept of a module, for one who puts it back himself."""
+        return self._modules.pop(id(module), None) or KeptModule(module)
+
+    def put_back(self) -> list[str]:
+        """Leave everything as it was; gives what could not be, in words."""
+        for memo in self._memos:
+            _forget(memo)
+        failed = put_all_back(self._all())
+        held = [type(each).__name__ for each in self._opaque if _holds_abstract(each)]
+        return [*failed, *(f"a {name}, which holds a tensor of the run" for name in held)]
+
+    def undo(self) -> list[Change]:
+        """Put back what the run has left changed, and give it.
+
+        What holds a tensor of the run stays, for `escaped` to find; states, for `check_states`;
+        what holds another tensor now, as a run makes none: another thread has put it there.
+        """
+        found = list[Change]()
+        for kept in self._all():
+            if not (kept.intact or isinstance(kept, KeptState) or _holds_new_tensor(kept)):
+                found += changes_in(kept, self._name)
+                kept.put_back()
+        return found
+
+    def _all(self) -> Iterator[Kept]:
+        for module in self._modules.values():
+            yield from module.parts()
+        yield from self._names.values()
+        yield from self._kept
+        for space in filter(None, self._bare):
+            kept = KeptAttributes(space)
+            kept.before = {}
+            yield kept
+
+    def changed(self) -> list[tuple[Any, str]]:
+        """The generators and arrays in another state now; each with an attribute that holds it."""
+        return [
+            (each.item, self._name(each.item))
+            for each in self._kept
+            if isinstance(each, KeptState) and not each.intact
+        ]
+
+    def _name(self, item: Any) -> str:
+        modules = [vars(each) for each in self._seen.values() if isinstance(each, nn.Module)]
+        kept = [each.before for each in self._all() if isinstance(each, (KeptNames, KeptDict))]
+        spaces = [*modules, *kept]
+        names = (name for held in spaces for name, each in held.items() if each is item)
+        return next((name for name in names if isinstance(name, str)), f"a {type(item).__name__}")
+
+    def _walk(self) -> None:
+        ways: dict[type, Callable[[Any], None]] = {}  # as an attribute it would be a cycle
+        self._walk_queue(ways)
+        for _ in range(CALLS):
+            self._members_mentioned()
+            self._walk_queue(ways)
+
+    def _walk_queue(self, ways: dict[type, Callable[[Any], None]]) -> None:
+        queue, seen = self._queue, self._seen
+        while queue:
+            item = queue.popleft()
+            kind = type(item)
+            if kind not in ATOMS and id(item) not in seen and len(seen) < MOST:
+                seen[id(item)] = item
+                way = ways.get(kind)
+                if way is None:
+                    way = ways[kind] = self._way(kind)
+                way(item)
+
+    def _way(self, kind: type) -> Callable[[Any], None]:
+        """How objects of a type are looked at."""
+        for known, way in (
+            (nn.Module, self._module), (torch.Tensor, self._tensor), (type, self._class),
+            ((dict, list, set, deque), self._container), ((tuple, frozenset), self._inside),
+            (types.FunctionType, self._function), (types.CellType, self._cell),
+            (types.ModuleType, _nothing), (MEMO, self._memo), (tuple(STATES), self._state),
+            ((types.MethodType, staticmethod, classmethod, property, functools.partial,
+              functools.cached_property), self._callable),
+        ):  # fmt: skip
+            if issubclass(kind, known):
+                return way
+        return self._object if home(kind) in FOLLOWS else self._unknown
+
+    # ---- objects ----------------------------------------------------------------------------
+
+    def _module(self, module: nn.Module) -> None:
+        kept = self._modules[id(module)] = KeptModule(module)
+        self._of_class(kept.kind)
+        self._queue.extend(kept.others)
+        lent = id(module) in self._lent
+        for name, content in kept.contents.items():
+            if lent and name == "_modules":
+                self._lent.update(map(id, content.before.values()))
+            if not (lent and name in TENSORS):
+                self._inside(content.item)
+
+    def _tensor(self, tensor: torch.Tensor) -> None:
+        kept = KeptTensor(tensor)
+        self._kept.append(kept)
+        self._queue.extend(kept.attributes.before.values())
+
+    def _container(self, item: Any) -> None:
+        self._kept.append(kept_container(item))
+        self._inside(item)
+
+    def _inside(self, item: Any) -> None:
+        """The members of a container, without a call of its class."""
+        if own_length(item) <= LARGEST:
+            held = dict.values(item) if isinstance(item, dict) else gc.get_referents(item)
+            self._queue.extend(each for each in held if type(each) not in ATOMS)
+        if type(item) not in PLAIN:
+            self._object(item)
+
+    def _object(self, item: Any) -> None:
+        """The attributes and slots of an object; its class."""
+        kind = type(item)
+        self._of_class(kind)
+        slots = [
+            slot.__name__
+            for base in kind.__mro__
+            if "__slots__" in vars(base)
+            for slot in vars(base).values()
+            if isinstance(slot, types.MemberDescriptorType)
+        ]
+        if slots:
+            kept = KeptNames(item, slots)
+            self._kept.append(kept)
+            self._queue.extend(kept.before.values())
+        self._attributes(attributes_of(item))
+
+    def _attributes(self, space: dict[str, Any] | None) -> None:
+        if space is not None and id(space) not in self._seen:
+            self._seen[id(space)] = space
+            if not space:
+                self._bare.append(space)
+                return
+            kept = KeptAttributes(space)
+            self._kept.append(kept)
+            self._queue.extend(kept.before.values())
+
+    def _unknown(self, item: Any) -> None:
+        """An object of a library's class: of its attributes, those that code mentions are kept."""
+        space = attributes_of(item)
+        if space is not None:
+            self._foreign.append(space)
+        elif gc.is_tracked(item):
+            self._opaque.append(item)
+
+    def _state(self, item: Any) -> None:
+        for kind, (read, write) in STATES.items():
+            if isinstance(item, kind):
+                self._kept.append(KeptState(item, read, write))
+
+    # ---- code -------------------------------------------------------------------------------
+
+    def _callable(self, item: Any) -> None:
+        """A method, a partial, a property: what it is made of."""
+        names = ("__self__", "__func__", "func", "args", "keywords", "fget", "fset")
+        self._queue.extend(getattr(item, name, None) for name in names)
+
+    def _memo(self, memo: Any) -> None:
+        self._memos.append(memo)
+        self._queue.append(memo.__wrapped__)
+
+    def _cell(self, cell: types.CellType) -> None:
+        kept = KeptNames(cell, [CONTENT])
+        self._kept.append(kept)
+        self._queue.append(kept.before[CONTENT])
+
+    def _function(self, function: types.FunctionType) -> None:
+        """What it closes over, its defaults and attributes, and what its code mentions."""
+        self._queue.extend(function.__closure__ or ())
+        self._queue.extend(function.__defaults__ or ())
+        self._queue.extend((function.__kwdefaults__ or {}).values())
+        self._of_function(function)
+        found = mentioned_by(function)
+        self._mentioned |= found.names
+        self._memos += found.memos
+        self._queue.extend(found.called)
+        self._queue.extend(table.get(name) for table, name in found.values)
+        for space, name in found.bound:
+            kept = self._names.setdefault(id(space), KeptNames(space))
+            self._queue.append(kept.note(name))
+        for named in found.functions:
+            self._of_function(named)
+        for kind in found.classes:
+            self._class(kind)
+
+    def _of_function(self, function: types.FunctionType) -> None:
+        """The attributes of a function of the user's; torch keeps what it likes in its own."""
+        if origin_of(function.__code__.co_filename) == "user":
+            self._attributes(function.__dict__)
+
+    def _class(self, kind: type) -> None:
+        """The attributes of a class and of those that it is made from."""
+        for base in kind.__mro__:
+            if id(base) not in self._seen and home(base) == "user":
+                self._seen[id(base)] = base
+                self._kept.append(KeptClass(base))
+
+    def _of_class(self, kind: type) -> None:
+        """The class of an object: its attributes, and its methods as far as they may run."""
+        if kind not in self._met:
+            self._met[kind] = set()
+            self._class(kind)
+
+    def _members_mentioned(self) -> None:
+        """Look at what of these classes has a name that code mentions."""
+        for kind, done in self._met.items():
+            table = members_of(kind)
+            for name in (table.keys() & self._mentioned) - done:
+                done.add(name)
+                self._queue.append(table[name].get(name))
+        for space in self._foreign:
+            kept = self._names.setdefault(id(space), KeptNames(space))
+            for name in space.keys() & self._mentioned - kept.before.keys():
+                self._queue.append(kept.note(name))
+
+
+def _nothing(item: Any) -> None:
+    """Of what has no state."""
+
+
+def _forget(memo: Any) -> None:
+    """Take what holds an abstract tensor out of a memoized function.
+
+    `functools.cache` is a dict in C, and the entry goes; a bounded one is emptied.
+    """
+    tables = [each for each in gc.get_referents(memo) if type(each) is dict]
+    for table in tables:
+        for key, held in list(table.items()) if table is not memo.__dict__ else ():
+            if not _holds_abstract((key, held)):
+                continue
+            if memo.cache_parameters()["maxsize"] is not None:
+                memo.cache_clear()
+                return
+            table.pop(key, None)
+
+
+def _holds_new_tensor(kept: Kept) -> bool:
+    """Whether there is a tensor in it that was not: of the run, or a real one."""
+    if isinstance(kept, KeptItems) or type(kept) is KeptDict:
+        there = set(map(id, gc.get_referents(kept.before)))
+        new = (each for each in gc.get_referents(kept.item) if id(each) not in there)
+        if any(isinstance(each, torch.Tensor) for each in new):
+            return True
+    held = vars(kept.item).values() if isinstance(kept, KeptClass) else (kept.item,)
+    return any(_holds_abstract(each, 3) for each in held)
+
+
+def _holds_abstract(item: Any, depth: int = 6) -> bool:
+    if isinstance(item, Abstract):
+        return True
+    if depth == 0 or type(item) in ATOMS or isinstance(item, (type, types.ModuleType)):
+        return False
+    if isinstance(item, (types.FunctionType, nn.Module, torch.Tensor)):
+        return False
+    return any(_holds_abstract(each, depth - 1) for each in gc.get_referents(item))

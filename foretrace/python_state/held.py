@@ -1,0 +1,226 @@
+"""What the program's code may read outside of its arguments, and what was there when it ran.
+
+It is found after the run, from the globals and closure cells that the code names, its modules and
+the objects among its arguments: their attributes that the code mentions, and so on, four levels
+deep. Plain data is kept as a copy, all else as the object that it is.
+"""
+
+import functools
+import itertools
+import sys
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from foretrace import torch_api
+from foretrace.ir.program import Held, ModuleState, Requirements
+from foretrace.python_state.changes import MISSING, Change, Entry, Place
+from foretrace.python_state.kept import attributes_of
+from foretrace.python_state.outside import Outside, origin_of
+from foretrace.python_state.plain_data import LARGEST, own_items, own_length, plain, snapshot
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+TABLES = ("_parameters", "_buffers", "_modules")
+OF_MODULES = frozenset({*TABLES, *HOOKS, "training"})
+DEEPEST = 4
+"""How far attributes of attributes are followed"""
+PARTS = ("func", "args", "keywords", "__self__", "__func__")
+"""Attributes in C of partial functions and bound methods"""
+DEFAULTS = ("__defaults__", "__kwdefaults__")
+"""Attributes in C of functions; where there are none, the caller gives what is read"""
+NO_INSIDE = (type, torch.Tensor)
+SLOT = types.MemberDescriptorType
+
+
+def read_outside(
+    outside: Outside,
+    fn: Any,
+    leaves: Iterable[tuple[str, Any]],
+    requires: Requirements,
+    inputs: Iterable[Any],
+) -> None:
+    """Note what the run of `fn` that was watched may have read, now that all is as before it."""
+    reading = Reading(outside.attributes)
+    reading.modules(requires.modules)
+    reading.places(outside.places.values())
+    reading.follow("the program", fn)
+    for name, leaf in leaves:
+        reading.follow(name, leaf)
+    for index, tensor in enumerate(inputs):
+        if isinstance(tensor, torch.Tensor) and vars(tensor):
+            requires.set_on += reading.set_on(index, tensor)
+    requires.held, requires.met = reading.found, reading.met
+    requires.mentioned = reading.mentioned
+
+
+def bound_before(change: Change) -> Held:
+    """What was there, as read, where the run has bound a name."""
+    place = change.place
+    how: Any = "attribute"
+    if isinstance(place.holder, (dict, types.CellType)):
+        how = "item" if isinstance(place.holder, dict) else "cell"
+    entry = isinstance(place, Entry) and plain(place.key)
+    name = f"{place.name}[{place.key!r}]" if entry else place.name
+    return Held(name, how, place.holder, place.key, place.copy)
+
+
+class Reading:
+    """Follows what the code may read; each object is looked at once."""
+
+    def __init__(self, mentioned: Iterable[str]) -> None:
+        self.mentioned = frozenset(mentioned) | {"forward"}
+        self.found: list[Held] = []
+        self.met: list[ModuleState] = []
+        """modules that are not the program's own: their tensors are constants of the graph"""
+        self._seen: dict[int, Any] = {}
+        self._slots: dict[type, list[str]] = {}
+        """by class, for those that were looked at"""
+        self._asked: dict[tuple[Any, ...], tuple[frozenset[str], list[str]]] = {}
+        """by class and attributes, which most objects of a class have alike"""
+
+    def modules(self, states: Iterable[ModuleState]) -> None:
+        """The modules of the program."""
+        self._seen |= {id(state.module): state.module for state in states}
+        for state in states:
+            self._object(state.path or type(state.module).__name__, state.module, DEEPEST)
+
+    def places(self, places: Iterable[Place]) -> None:
+        """Globals and closure cells."""
+        for place in places:
+            if isinstance(place.holder, dict):
+                name = f"the global {place.name}"
+                self._take(name, "item", place.holder, place.name, place.before, DEEPEST)
+            elif place.before is not MISSING:
+                name = f"the closed-over {place.name}"
+                self._take(name, "cell", place.holder, None, place.before, DEEPEST)
+
+    def set_on(self, index: int, tensor: torch.Tensor) -> list[tuple[int, str, Any]]:
+        """What Python has set on an input."""
+        mentioned = [(n, item) for n, item in vars(tensor).items() if n in self.mentioned]
+        for name, item in mentioned:
+            self.follow(name, item)
+        return [(index, n, snapshot(item) if plain(item) else item) for n, item in mentioned]
+
+    def follow(self, name: str, item: Any, depth: int = DEEPEST) -> None:
+        """What an object leads to; that it is the same object is known already."""
+        kind = type(item)  # its class as it says itself is Python of the user's
+        if id(item) in self._seen or issubclass(kind, NO_INSIDE):
+            return
+        if plain(item) and not _users_function(item):
+            return
+        self._seen[id(item)] = item
+        if issubclass(kind, nn.Module):
+            self._met_module(name, item)
+        elif issubclass(kind, (dict, list, tuple)):
+            self._items(name, item, depth)
+        elif not _of_a_library(item):
+            self._object(name, item, depth)
+
+    def _take(self, name: str, how: Any, holder: Any, key: Any, item: Any, depth: int) -> None:
+        """One place, and what it leads to."""
+        data = id(item) not in self._seen and plain(item)
+        self.found.append(Held(name, how, holder, key, snapshot(item) if data else item))
+        if issubclass(type(item), type):
+            self._classes(item, 0)
+        elif depth and (not data or _users_function(item)):
+            self.follow(name, item, depth - 1)
+
+    # ---- objects -----------------------------------------------------------------------------
+
+    def _object(self, name: str, item: Any, depth: int) -> None:
+        """The attributes that the code mentions: the object's own, in slots, of its class."""
+        space = attributes_of(item)
+        if space is not None:
+            names, keys = self._asked_of(item, space)
+            self.found.append(Held(name, "names", space, type(item), names))
+            for key in keys:
+                self._take(f"{name}.{key}", "item", space, key, space[key], depth)
+        for key in (*_parts(item), *self._classes(type(item), depth)):
+            held = getattr(item, key, MISSING)
+            self._take(f"{name}.{key}", "attribute", item, key, held, depth)
+
+    def _asked_of(self, item: Any, space: dict[str, Any]) -> tuple[frozenset[str], list[str]]:
+        """The attributes of an object, and those of them that the code mentions.
+
+        That no other is added which the code mentions is asked too: it may hide that of a class.
+        """
+        known = self._asked.get(shape := (type(item), *space))
+        if known is None:
+            names = frozenset(space)
+            registered = OF_MODULES if isinstance(item, nn.Module) else frozenset()
+            known = names, sorted(self.mentioned.intersection(names) - registered)
+            self._asked[shape] = known
+        return known
+
+    def _classes(self, kind: type, depth: int) -> list[str]:
+        """A class of the user and what it inherits from; gives the names of slots."""
+        known = self._slots.get(kind)
+        if known is not None:
+            return known
+        slots = self._slots[kind] = list[str]()
+        for each in kind.__mro__:
+            if not _of_a_library(each):
+                mentioned = sorted(self.mentioned.intersection(vars(each)))
+                slots += [key for key in mentioned if isinstance(vars(each)[key], SLOT)]
+                if id(each) not in self._seen:
+                    self._seen[id(each)] = each
+                    self._class(each, mentioned, depth)
+        return slots
+
+    def _class(self, kind: type, mentioned: list[str], depth: int) -> None:
+        space = vars(kind)
+        self.found.append(Held(kind.__name__, "names", space, kind.__base__, frozenset(space)))
+        for key in mentioned:
+            if not key.startswith("__") and not isinstance(space[key], SLOT):
+                self._take(f"{kind.__name__}.{key}", "item", space, key, space[key], depth)
+
+    def _items(self, name: str, item: Any, depth: int) -> None:
+        """A container of more than plain data; of a large one, how many items it has."""
+        self.found.append(Held(name, "length", item, None, own_length(item)))
+        for key, held in itertools.islice(own_items(item), LARGEST):
+            if plain(key):
+                self._take(f"{name}[{key!r}]", "item", item, key, held, depth)
+
+    def _met_module(self, name: str, module: nn.Module) -> None:
+        states = [
+            _state(f"{name}.{path}".rstrip("."), each) for path, each in module.named_modules()
+        ]
+        self.met += states
+        self.modules(states)
+        for state in states:
+            for table in torch_api.tensor_tables(state.module):
+                for key, tensor in table.items():
+                    self.found.append(Held(f"{state.path}.{key}", "item", table, key, tensor))
+
+
+def _state(path: str, module: nn.Module) -> ModuleState:
+    space = vars(module)
+    kept = {name: dict(space[name]) for name in (*TABLES, *HOOKS)}
+    return ModuleState(path, module, module.training, kept)
+
+
+def _parts(item: Any) -> tuple[str, ...]:
+    """Attributes in C by which an object is what it is; of a function, those that may change it."""
+    if isinstance(item, functools.partial):
+        return PARTS[:3]
+    if isinstance(item, types.FunctionType):
+        return ("__code__", *(name for name in DEFAULTS if getattr(item, name) is not None))
+    return PARTS[3:] if isinstance(item, types.MethodType) else ()
+
+
+def _users_function(item: Any) -> bool:
+    """Whether it is a function that is none of a library's, which leaves its own as they are."""
+    return isinstance(item, types.FunctionType) and origin_of(item.__code__.co_filename) == "user"
+
+
+def _of_a_library(item: Any) -> bool:
+    """Whether it is a module or class of torch, Python or ours: its names stay as they are."""
+    if isinstance(item, type):
+        item = sys.modules.get(item.__module__)
+    elif not isinstance(item, types.ModuleType):
+        return False
+    file = getattr(item, "__file__", None)
+    return item is not sys.modules["__main__"] if file is None else origin_of(file) != "user"

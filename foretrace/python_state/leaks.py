@@ -1,0 +1,155 @@
+"""Abstract tensors that outlive their run: somewhere the program has stored one.
+
+A module's own attributes are looked at by name (`owners`). Anything else, such as a list of the
+module's file, a memoized function or an object deep inside another, is seen by this: an abstract
+tensor that is still alive when nothing of the capture needs it any more.
+"""
+
+import dis
+import gc
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from torch.autograd.function import Function
+
+from foretrace.errors import Refusal
+from foretrace.frames.lines import Lines
+from foretrace.frames.sources import function_of
+from foretrace.ir.program import Recorded
+from foretrace.ir.walk import every_op
+from foretrace.python_state.changes import FIRST_CALL, cell_content
+from foretrace.python_state.kept import attributes_of
+from foretrace.tensors.abstract import Abstract, Types
+from foretrace.trace.functions import Context, FunctionCall
+
+METHODS = (staticmethod, classmethod, types.FunctionType)
+"""What a Function made inside may close over a tensor with; one from outside keeps no tensor"""
+
+
+class Stranded:
+    """In the place of the alias of a tensor whose capture has ended."""
+
+    @property
+    def value(self) -> NoReturn:
+        """Asked for when the tensor is used."""
+        raise Refusal(
+            "the program uses an abstract tensor that an earlier capture left behind",
+            kind="escaped", do="clear what holds it: a list, an attribute, an object",
+        )  # fmt: skip
+
+
+@contextmanager
+def stranding(types: Types) -> Iterator[None]:
+    """What is left of a run that fails is of no use to another."""
+    try:
+        yield
+    except BaseException:
+        _strand(types.living())
+        raise
+
+
+def _strand(tensors: Iterable[Abstract]) -> None:
+    for tensor in tensors:
+        tensor.ft_value, tensor.ft_alias = None, Stranded()
+
+
+def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
+    """Refuse a program that stored a tensor where it outlives the run.
+
+    Raises:
+        Refusal: it did; with the line that stored the tensor, or else the one that made it.
+    """
+    for generation in (0, 2):  # what only a cycle holds is not stored; the run's are young ones
+        if not _stored(types, recorded):
+            return
+        gc.collect(generation)
+    refusal = next((_refusal(t, recorded, lines) for t in _stored(types, recorded)), None)
+    if refusal is not None:
+        raise refusal
+
+
+def _stored(types: Types, recorded: Recorded) -> list[Abstract]:
+    """The living tensors that the record itself does not hold."""
+    living = types.living()
+    ours = {id(each) for each in _needed(recorded)} if living else set()
+    ours -= {id(tensor()) for tensor in recorded.requires.stored}
+    return [tensor for tensor in living if id(tensor) not in ours]
+
+
+def _refusal(tensor: Abstract, recorded: Recorded, lines: Lines) -> Refusal:
+    name, holder = lines.holding(tensor) or ("", None)
+    if hasattr(holder, "cache_info"):
+        return _memoized(name, lines)
+    maker = next((op for op in every_op(recorded.ops) if tensor.ft_value in op.outs), None)
+    kind = tensor.ft_value.type if tensor.ft_value is not None else "stale"
+    where = f"in {name}, " if name else ""
+    stored = lines.binding(name, content=True) if name else None
+    calls = any(isinstance(op.target, FunctionCall) for op in every_op(recorded.ops))
+    in_ctx = ("or, in an autograd.Function: in ctx itself, and in no object there",) * calls
+    return Refusal(
+        f"the program stores a tensor, {kind}, {where}where it outlives the call",
+        kind="side effect", at=stored or (maker.origin.frame if maker is not None else None),
+        do=("return the tensor, or register it as a buffer", FIRST_CALL, *in_ctx),
+    )  # fmt: skip
+
+
+def _memoized(name: str, lines: Lines) -> Refusal:
+    return Refusal(
+        f"the program has {name} keep a tensor in its memo, which outlives the call",
+        kind="side effect",
+        at=lines.binding(name),
+        do=(
+            f"call {name}.__wrapped__ in the program, which keeps nothing",
+            "or, if no argument is a tensor of the program: call it once before",
+        ),
+    )
+
+
+def _needed(recorded: Recorded) -> Iterator[Abstract]:
+    """Abstract tensors that the record itself holds."""
+    calls = [op for op in every_op(recorded.ops) if isinstance(op.target, FunctionCall)]
+    # what an autograd.Function is given, and keeps for its backward or around its methods
+    yield from abstract_in([(op.target.context, op.target.function, op.args) for op in calls])
+    changed = [change.after for change in recorded.requires.changed]
+    yield from abstract_in(changed)  # a module's attributes, which `owners` looks at
+
+
+def abstract_in(roots: Iterable[Any], depth: int = 8) -> Iterator[Abstract]:
+    """The abstract tensors that objects, containers and closures hold."""
+    seen, level = set[int](), list(roots)
+    for _ in range(depth):
+        new = [item for item in level if id(item) not in seen]
+        seen.update(map(id, new))
+        yield from (item for item in new if isinstance(item, Abstract))
+        level = [inner for item in new for inner in _inside(item)]
+
+
+def held_before(function: type[Function], args: Any) -> bool:
+    """Whether a Function is given or holds a tensor of the run that its forward does not bind."""
+    forward, anew = function_of(function.forward), set[int]()
+    if forward is not None:
+        code, closure = forward.__code__, forward.__closure__ or ()
+        stores = dis.get_instructions(code)
+        bound = {each.argval for each in stores if each.opname == "STORE_DEREF"}
+        cells = zip(code.co_freevars, closure, strict=True)
+        rebound = [cell_content(cell) for name, cell in cells if name in bound]
+        anew = set(map(id, abstract_in(rebound)))
+    return any(id(tensor) not in anew for tensor in abstract_in((function, args)))
+
+
+def _inside(item: Any) -> Iterable[Any]:
+    if isinstance(item, Context):
+        return list(vars(item).values())
+    if isinstance(item, type) and issubclass(item, Function):
+        return [each for each in vars(item).values() if isinstance(each, METHODS)]
+    if isinstance(item, (staticmethod, classmethod)):
+        return (item.__func__,)
+    if isinstance(item, types.FunctionType):
+        return map(cell_content, item.__closure__ or ())
+    if isinstance(item, types.MethodType):
+        return (item.__func__, *(attributes_of(item.__self__) or {}).values())
+    if isinstance(item, dict):
+        return item.values()
+    return item if isinstance(item, (list, tuple, set)) else ()

@@ -1,0 +1,190 @@
+"""What code names: the globals, classes, files and functions behind the names in its bytecode.
+
+Asked of the same functions in every capture, so each answer is kept as long as its function lives.
+It has names and tables and no values: those are looked up anew.
+"""
+
+import dis
+import functools
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from foretrace.python_state.kept import ATOMS, STATES, attributes_of
+from foretrace.python_state.outside import origin_of
+
+FOLLOWED = frozenset({"collections", "types", "weakref", "functools", "contextlib", "torch"})
+"""Libraries of which objects are followed as those of the user's classes are"""
+TOOLS = ("torch._", "torch.fx", "torch.jit", "torch.export", "torch.library", "torch.utils._")
+"""Parts of torch that look at programs: no program keeps its state there"""
+NO_STATE = frozenset({"builtins", "numpy", "sympy", "mpmath", "networkx", "foretrace"})
+MEMO = type(functools.cache(len))
+NO_VALUES = (
+    types.FunctionType, staticmethod, classmethod, property, MEMO, functools.cached_property,
+    type, types.ModuleType,
+)  # fmt: skip
+"""What names stand for that holds no state itself"""
+CODE = (*NO_VALUES[:-2], types.MethodType, functools.partial)
+HOLDING = (
+    dict, list, set, tuple, frozenset, types.MethodType, functools.partial, type(None), *STATES,
+)  # fmt: skip
+"""Of types that are no user's, what may hold state; None: it may be something else next time"""
+FOLLOWS = frozenset({"user", "followed"})
+"""Homes of classes whose objects may hold state of the program"""
+BINDING = frozenset({dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]})
+SETTING = frozenset({dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]})
+MAKING = frozenset({"__init__", "__new__", "__post_init__"})
+"""Run when code calls the class"""
+UNNAMED = frozenset({
+    "forward", "setup_context", "__call__", "__enter__", "__exit__", "__getattr__", "__setattr__",
+    "__delattr__", "__getitem__", "__setitem__", "__iter__", "__next__", "__len__",
+    "__torch_function__",
+})  # fmt: skip
+"""Methods that run without a mention of their name"""
+
+
+@dataclass(slots=True)
+class Mentioned:
+    """What a function may reach by name outside of what it is given."""
+
+    values: list[tuple[Mapping[str, Any], str]] = field(default_factory=list)
+    """tables and names of what may hold state"""
+    bound: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    """tables and names that the code may bind anew"""
+    classes: list[type] = field(default_factory=list)
+    """classes of which it may set attributes"""
+    functions: list[types.FunctionType] = field(default_factory=list)
+    """functions of which it may"""
+    called: list[types.FunctionType] = field(default_factory=list)
+    """functions that it may call"""
+    memos: list[Any] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    """every name, of attributes too"""
+    followed: list[tuple[Mapping[str, Any], str, Any]] = field(default_factory=list)
+    """what names stood for that were looked through here"""
+
+    @property
+    def stands(self) -> bool:
+        """Whether the names still stand for what was looked through."""
+        return all(table.get(name) is item for table, name, item in self.followed)
+
+
+def functions_in(item: Any) -> list[types.FunctionType]:
+    """The functions that a method, a property, a partial or a memoized function is made of."""
+    found, queue = list[types.FunctionType](), [item]
+    while queue:
+        each = queue.pop()
+        if type(each) is types.FunctionType:
+            found.append(each)
+        elif isinstance(each, CODE):
+            names = ("__func__", "__wrapped__", "func", "fget", "fset")
+            queue += [inner for name in names if (inner := getattr(each, name, None)) is not None]
+    return found
+
+
+KNOWN: Final = WeakKeyDictionary[types.FunctionType, Mentioned]()
+MEMBERS: Final = WeakKeyDictionary[type, dict[str, Mapping[str, Any]]]()
+
+
+def mentioned_by(function: types.FunctionType) -> Mentioned:
+    """What its code mentions; what it closes over is no name."""
+    known = KNOWN.get(function)
+    if known is None or not known.stands:
+        known = Mentioned()
+        _Reading(known).read(function)
+        KNOWN[function] = known
+    return known
+
+
+def members_of(kind: type) -> dict[str, Mapping[str, Any]]:
+    """For each name in a class that is not a library's, the table that has it."""
+    known = MEMBERS.get(kind)
+    if known is None:
+        tables = [vars(base) for base in reversed(kind.__mro__) if home(base) == "user"]
+        known = {name: table for table in tables for name in table if name not in MAKING}
+        MEMBERS[kind] = known
+    return known
+
+
+class _Reading:
+    """One function."""
+
+    def __init__(self, found: Mentioned) -> None:
+        self.found = found
+
+    def read(self, function: types.FunctionType) -> None:
+        """Note what it mentions."""
+        if _of_user(function):
+            items = self._scan(function.__code__, function.__globals__)
+            called = (each for item in items for each in self._functions(item))
+            self.found.called += [each for each in called if each.__closure__ or _of_user(each)]
+
+    def _functions(self, item: Any) -> list[types.FunctionType]:
+        if isinstance(item, MEMO):
+            self.found.memos.append(item)
+        return functions_in(item) if isinstance(item, CODE) else []
+
+    def _scan(self, code: types.CodeType, space: dict[str, Any]) -> list[Any]:
+        """Note the names in code; gives the functions and classes that they stand for."""
+        names, told = code.co_names, set(code.co_code[::2])
+        self.found.names.update(names)
+        if told & BINDING:
+            self.found.bound += [(space, name) for name in names]
+        here: list[tuple[Mapping[str, Any], str]] = [(space, n) for n in names if n in space]
+        for owner in [table[name] for table, name in here]:
+            here += self._members(owner, names, setting=bool(told & SETTING))
+        items = [self._value(table, name) for table, name in here]
+        for inner in code.co_consts:
+            if type(inner) is types.CodeType:
+                items += self._scan(inner, space)
+        return items
+
+    def _members(
+        self, owner: Any, names: Iterable[str], *, setting: bool
+    ) -> list[tuple[Mapping[str, Any], str]]:
+        """What the code may ask of a class or a file that it names."""
+        if isinstance(owner, type):
+            if setting and home(owner) == "user":
+                self.found.classes.append(owner)
+            tables = [vars(base) for base in owner.__mro__ if home(base) == "user"]
+            asked = {*names, *MAKING, *UNNAMED}
+            return [(table, name) for table in tables for name in asked if name in table]
+        if isinstance(owner, types.FunctionType) and setting:
+            self.found.functions.append(owner)
+        if isinstance(owner, types.ModuleType):
+            space = vars(owner)
+            typed = owner is sys.modules["__main__"] and "__file__" not in space
+            if typed or origin_of(space.get("__file__") or "<") == "user":
+                known = [name for name in names if name in space]
+                self.found.bound += [(space, name) for name in known if setting]
+                return [(space, name) for name in known]
+        return []
+
+    def _value(self, table: Mapping[str, Any], name: str) -> Any:
+        """The value of a name, noted if it may hold state."""
+        item = table[name]
+        if isinstance(item, (*CODE, type, types.ModuleType)):
+            self.found.followed.append((table, name, item))
+        if isinstance(item, NO_VALUES) or type(item) in ATOMS - {type(None)}:
+            return item
+        if isinstance(item, HOLDING) or attributes_of(item) or home(type(item)) in FOLLOWS:
+            self.found.values.append((table, name))
+        return item
+
+
+def _of_user(function: types.FunctionType) -> bool:
+    return origin_of(function.__code__.co_filename) == "user"
+
+
+def home(kind: type) -> str:
+    """Whose class it is: "user", "followed" (containers, torch's classes) or "library"."""
+    module = str(kind.__module__)
+    top = module.partition(".")[0]
+    if top in FOLLOWED:
+        return "library" if module.startswith(TOOLS) else "followed"
+    if top in NO_STATE or (top in sys.stdlib_module_names and top != "__main__"):
+        return "library"
+    return "user"

@@ -1,0 +1,305 @@
+"""Parameters and buffers: found, replaced by abstract tensors for one run, put back."""
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, NoReturn, TypeAlias
+
+import torch
+from torch import fx, nn
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.frames.lines import Lines
+from foretrace.ir.program import ModuleState, Requirements
+from foretrace.ir.structure import take_apart
+from foretrace.python_state.before import Before
+from foretrace.python_state.changes import FIRST_CALL, Change, Entry, Place, content_changes
+from foretrace.python_state.held import HOOKS
+from foretrace.python_state.kept import ATOMS, EMPTY, Kept, KeptModule
+from foretrace.python_state.leaks import abstract_in
+from foretrace.python_state.outside import Outside
+from foretrace.python_state.plain_data import own_items
+from foretrace.python_state.restoring import changes_in, put_all_back, put_back
+from foretrace.tensors.abstract import Abstract
+
+Stand: TypeAlias = Callable[[torch.Tensor, str, str, tuple[nn.Module, str]], Abstract]
+"""(tensor, kind, name, (module, attribute)) -> its abstract tensor"""
+
+
+def owners_of(fn: Callable[..., Any]) -> dict[str, nn.Module]:
+    """The modules that a callable reaches by name, by the prefix of their parameters' names."""
+    if isinstance(fn, nn.Module):
+        return {"": fn}
+    if isinstance(fn, fx.Interpreter):
+        return {"": fn.module}
+    if isinstance(fn, functools.partial):
+        return owners_of(fn.func)
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, nn.Module):
+        return {"": owner}
+    return {name: found for name, found in _reachable(fn) if isinstance(found, nn.Module)}
+
+
+def names_of_tensors(fn: Callable[..., Any]) -> dict[int, str]:
+    """Names under which a function's closure and globals hold tensors."""
+    return {id(found): name for name, found in _reachable(fn) if isinstance(found, torch.Tensor)}
+
+
+def _reachable(fn: Callable[..., Any]) -> list[tuple[str, Any]]:
+    if not inspect.isfunction(fn):
+        return []
+    found = inspect.getclosurevars(fn)
+    return [*found.nonlocals.items(), *found.globals.items()]
+
+
+def _with_paths(owners: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Every module once, by the first of its dotted paths."""
+    found = set[int]()
+    for prefix, owner in owners.items():
+        for path, module in owner.named_modules():
+            if id(module) not in found:
+                found.add(id(module))
+                yield f"{prefix}.{path}" if prefix and path else prefix or path, module
+
+
+class Borrowed:
+    """Modules whose tensors are replaced for one run; knows what the run left in them."""
+
+    def __init__(self, owners: dict[str, nn.Module], before: Before) -> None:
+        named = list(_with_paths(owners))
+        _check_not_scripted(named)
+        self._loans = [_Loan(path, module, before.lend(module)) for path, module in named]
+
+    def replace(self, stand: Stand) -> None:
+        """Put abstract tensors in the place of parameters and buffers."""
+        for loan in self._loans:
+            tables = torch_api.tensor_tables(loan.module)
+            for kind, table in zip(("parameter", "buffer"), tables, strict=True):
+                for name, tensor in table.items():
+                    if tensor is not None:
+                        owner = (loan.module, name)
+                        table[name] = stand(tensor, kind, loan.full_name(name), owner)
+
+    def states(self) -> list[ModuleState]:
+        """How the modules were before the run."""
+        return [
+            ModuleState(
+                loan.path,
+                loan.module,
+                loan.module.training,
+                {n: kept.before for n, kept in loan.kept.contents.items() if n in STATES},
+            )
+            for loan in self._loans
+        ]
+
+    def paths(self) -> dict[int, str]:
+        """The dotted path of every module, by id."""
+        return {id(loan.module): loan.path for loan in self._loans}
+
+    def changes(self) -> list[Change]:
+        """What the run has changed in plain attributes; `check_attributes` looks at tensors."""
+        found = [change for loan in self._loans for change in loan.changes()]
+        return [change for change in found if not _holds_abstract(change.after, set())]
+
+    def rebound(self) -> Iterator[tuple[torch.Tensor, Any]]:
+        """(tensor before, what is there now) of each buffer."""
+        for loan in self._loans:
+            _, now = torch_api.tensor_tables(loan.module)
+            for name, before in loan.registered("_buffers").items():
+                yield before, now.get(name)
+
+    def check_attributes(self, stands: set[int], lines: Lines) -> None:
+        """Refuse a program that stored an abstract tensor in a plain attribute.
+
+        Tensors that stand for inputs (their ids) may be stored: they were there before. What a
+        module has registered (parameters, buffers, hooks) has to be as it was, too.
+        """
+        for loan in self._loans:
+            loan.check_registered(lines)
+            for name, now in loan.touched():
+                if _holds_abstract(now, stands):
+                    raise Refusal(
+                        f"the program stores a tensor in the attribute `{name}`"
+                        f" of {loan.path or type(loan.module).__name__}",
+                        kind="side effect",
+                        at=lines.binding(name, type(loan.module)),
+                        module=loan.named(),
+                        do=("return the tensor, or register it as a buffer", FIRST_CALL),
+                    )
+
+    def restore(self) -> list[str]:
+        """Leave every module as it was; gives what could not be, in words."""
+        return put_all_back(part for loan in self._loans for part in loan.parts())
+
+
+def _check_not_scripted(named: list[tuple[str, nn.Module]]) -> None:
+    if any(isinstance(module, torch.jit.ScriptModule) for _, module in named):
+        scripted()
+
+
+def scripted() -> NoReturn:
+    """Refuse a module of TorchScript, whose tensors are out of Python's reach."""
+    raise Refusal(
+        "the program contains a TorchScript module, whose Python is gone",
+        kind="unsupported module",
+        do="capture the module that it was made from",
+    )
+
+
+TABLES = frozenset({"_parameters", "_buffers", "_modules"})
+STATES = TABLES.union(HOOKS)
+REGISTERED = tuple(
+    name for name, item in vars(nn.Module()).items()
+    if isinstance(item, (dict, set)) and name != "_modules"
+)  # fmt: skip
+"""Where a module keeps parameters, buffers and hooks"""
+NO_PLACES = TABLES | frozenset(REGISTERED)
+"""What `check_registered` looks at, or what the graph has"""
+
+
+class _Loan:
+    """One module's attributes, with what its dicts and lists contained."""
+
+    def __init__(self, path: str, module: nn.Module, kept: KeptModule) -> None:
+        self.path, self.module, self.kept = path, module, kept
+
+    def registered(self, name: str) -> Any:
+        """What one of the module's own tables held."""
+        content = self.kept.contents.get(name)
+        return {} if content is None else content.before
+
+    @functools.cached_property
+    def still(self) -> bool:
+        """Whether the run has bound no attribute, and filled nothing that was empty."""
+        return self.kept.intact and self.kept.attributes.intact
+
+    def parts(self) -> Iterator[Kept]:
+        """What is to be put back: where nothing was bound, as far as was looked, contents alone."""
+        looked = "still" in vars(self)
+        return iter(self.kept.contents.values()) if looked and self.still else self.kept.parts()
+
+    def changes(self) -> Iterator[Change]:
+        """What the run has changed in plain attributes."""
+        kept = self.kept
+        for name, content in kept.contents.items():
+            if name not in NO_PLACES:
+                yield from changes_in(content, functools.partial(_named, name))
+        if self.still:
+            return
+        for change in changes_in(kept.attributes, str):
+            if change.place.name not in NO_PLACES:
+                yield change
+        for name, held in kept.attributes.before.items():
+            if name in NO_PLACES or all(held is not each for each in filter(None, kept.empty)):
+                continue
+            if isinstance(held, dict):
+                yield from content_changes(name, held, {}, held)
+            else:
+                yield Change(Place(name, {}, None), None, rebound=False)
+
+    def touched(self) -> Iterator[tuple[str, Any]]:
+        """Plain attributes that are or contain something else now, as far as a glance says."""
+        before, contents = self.kept.attributes.before, self.kept.contents
+        for name, now in vars(self.module).items() if not self.still else ():
+            if name not in TABLES and (type(now) is Abstract or type(now) not in ATOMS):
+                filled = name in contents or (type(now) in EMPTY and now)
+                if now is not before.get(name) or filled:
+                    yield name, now
+        for name in contents if self.still else ():
+            if name not in TABLES:
+                yield name, before[name]
+
+    def check_registered(self, lines: Lines) -> None:
+        """Refuse a program after which the module has other parameters, buffers or hooks."""
+        space = vars(self.module)
+        contents = self.kept.contents
+        for name in filter(contents.__contains__, REGISTERED) if self.still else REGISTERED:
+            before, now = self.registered(name), space[name]
+            if (before or now) and _present(before) != _present(now):
+                what = "parameters or buffers" if name in TABLES else "hooks"
+                changed = _present(before) ^ _present(now)
+                at = [lines.binding(str(each), type(self.module)) for each in changed]
+                raise Refusal(
+                    f"the program registers or removes {what}"
+                    f" of {self.path or type(self.module).__name__}",
+                    kind="side effect",
+                    at=next(filter(None, at), None) or lines.calling("register_", "hook"),
+                    module=self.named(),
+                    do=("do it before the captured program is called", FIRST_CALL),
+                )
+
+    def named(self) -> list[str]:
+        """The module, as a refusal names it."""
+        return [self.path or type(self.module).__name__]
+
+    def full_name(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+
+def _named(name: str, _: Any) -> str:
+    return name
+
+
+def _present(registered: dict[Any, Any] | set[Any]) -> set[Any]:
+    """Names of what is registered; one may be registered as None."""
+    if isinstance(registered, set):
+        return registered
+    return {name for name, item in registered.items() if item is not None}
+
+
+def _holds_abstract(item: Any, stands: set[int]) -> bool:
+    inside = isinstance(item, (dict, list))
+    members = [each for _, each in own_items(item)] if inside else [item]
+    found = (m() if isinstance(m, weakref.ref) else m for m in members)
+    return any(isinstance(each, Abstract) and id(each) not in stands for each in found)
+
+
+@contextmanager
+def borrowed(owners: dict[str, nn.Module], before: Before | None = None) -> Iterator[Borrowed]:
+    """The modules of a program, left as they were whatever happens inside."""
+    loan = Borrowed(owners, before or Before(()))
+    with put_back(loan.restore, always=True):
+        yield loan
+
+
+@contextmanager
+def watched(
+    loan: Borrowed,
+    outside: Outside | None,
+    fn: Any,
+    call: Any,
+    requires: Requirements,
+    lines: Callable[[], Lines],
+) -> Iterator[None]:
+    """What the run inside does to the modules, and where it is watched, is noted and undone."""
+    given, form = take_apart(call)
+    try:
+        with outside.watching(fn) if outside is not None else nullcontext():
+            yield
+    finally:
+        changes = outside.changes() if outside is not None else []
+        # one that keeps an abstract tensor stays as it is, for `escaped` to find
+        keeps = [[*abstract_in([each.place.now])] for each in changes]
+        requires.stored = [weakref.ref(tensor) for found in keeps for tensor in found]
+        changes = [each for each, found in zip(changes, keeps, strict=True) if not found]
+        every = [*changes, *loan.changes(), *_arguments_changed(given, form, call)]
+        requires.changed = [located(change, lines) for change in every]
+        for change in changes:  # the modules' own are undone with the loan
+            change.undo()
+
+
+def located(change: Change, lines: Callable[[], Lines]) -> Change:
+    """The change with the line that made it."""
+    content = isinstance(change.place, Entry) or not change.rebound
+    return replace(change, at=lines().binding(change.place.name, content=content))
+
+
+def _arguments_changed(given: list[tuple[str, Any]], form: Any, call: Any) -> Iterator[Change]:
+    """A container among the arguments that the run changed: the caller's is another one."""
+    now, now_form = take_apart(call)
+    if now_form != form or any(a is not b for (_, a), (_, b) in zip(now, given, strict=True)):
+        yield Change(Place("one of its arguments", {}, None), None, rebound=False)

@@ -1,0 +1,225 @@
+"""Python state outside of the arguments: what the program's own code reads of it and changes.
+
+While the program runs, the interpreter tells of every function that is entered. The bytecode of
+each names the globals and closure cells that it may read or bind. They are kept as they were before
+the function first ran, so that what the run changed is known, and can be put back.
+"""
+
+import dis
+import gc
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from foretrace import torch_api
+from foretrace.errors import PACKAGE_DIR
+from foretrace.python_state.changes import MISSING, Change, Place, cell_content, changes_of
+from foretrace.trace.recorder import Recorder
+
+GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
+ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR"})
+LAYERS = torch_api.TORCH_DIR + "nn/"
+BELOW_TORCH = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions")
+"""What torch itself is built on"""
+TYPED = ("<stdin>", "<console>", "<python-input", "<ipython-input")
+"""Files of code that a user types in; its `__main__` has none"""
+MOST_FRAMES = 64
+"""Frames that are kept before those that have ended are let go"""
+LONGEST = 60
+"""Letters of a text constant that may be the name of an attribute (`getattr(self, "scale")`)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What one code object may read."""
+
+    globals: tuple[str, ...]
+    attributes: frozenset[str]
+    binds: frozenset[str]
+    """globals that it may bind"""
+
+
+Notes = tuple[Callable[[types.FrameType], None], ...]
+"""What is noted at each call of a function"""
+
+
+class Outside:
+    """Watches one run: what it reads from outside."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[int, str], Place] = {}
+        self.attributes: set[str] = set()
+        """names of attributes that the program's code, or torch's layers, mention"""
+        self._met: dict[int, Notes] = {}
+        """what to do at each call of what ran; by id, as to hash code is to hash its constants"""
+        self._codes: list[types.CodeType] = []
+        """what ran; alive, so that no other gets the same id"""
+        self._frames: list[tuple[types.FrameType, dict[str, Any]]] = []
+        """their calls, with what was in the cells when each began"""
+        self._functions: dict[int, tuple[types.FunctionType, dict[str, Any]]] = {}
+        """the functions that were called so"""
+        self._tell: Callable[[Any], None] | None = None
+        """lets the interpreter tell a function of events; None before and after the run"""
+        self.resting = 0
+        """how deep work of ours is going on"""
+
+    @contextmanager
+    def watching(self, fn: Any) -> Iterator[None]:
+        """The run of `fn` inside is watched; the profiler of the thread rests meanwhile."""
+        fn = getattr(fn, "__func__", fn)
+        self._cells(fn, {})
+        self._meet_as(torch_api.asking_mode.__code__, (self._rest,))
+        # A profiler written in C cannot be put back by its object, so that one is left alone.
+        profiled: Any = sys.getprofile()
+        traces = profiled is not None and not callable(profiled)
+        before = sys.gettrace() if traces else profiled
+        tell: Any = sys.settrace if traces else sys.setprofile
+        self._tell = tell
+        tell(self._event)
+        try:
+            yield
+        finally:
+            self._tell = None
+            tell(before)
+            self._closures()
+            self._met.clear()
+            self._codes.clear()
+
+    def __enter__(self) -> None:
+        """Watch nothing inside: work of ours."""
+        self.resting += 1
+        if self.resting == 1 and self._tell is not None:
+            self._tell(None)
+
+    def __exit__(self, *error: object) -> None:
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Watch again, where the outermost work of ours has ended."""
+        self.resting -= 1
+        if not self.resting and self._tell is not None:
+            self._tell(self._event)
+
+    def changes(self) -> list[Change]:
+        """What the run changed of globals and closure cells."""
+        return changes_of(self.places.values())
+
+    def _event(self, frame: types.FrameType, event: str, arg: object) -> None:
+        """What the interpreter calls."""
+        if event != "call":
+            return
+        notes = self._met.get(id(frame.f_code))
+        if notes is None:
+            notes = self._meet(frame, frame.f_code)
+        for note in notes:
+            note(frame)
+
+    def _meet(self, frame: types.FrameType, code: types.CodeType) -> Notes:
+        kind, space = origin_of(code.co_filename), frame.f_globals
+        if kind == "library":
+            return self._meet_as(code, ())
+        reads = reads_of(code)
+        self.attributes |= reads.attributes
+        if kind == "layer":
+            return self._meet_as(code, ())
+        for name in reads.globals:
+            if (name in space or name in reads.binds) and (id(space), name) not in self.places:
+                self.places[id(space), name] = Place(name, space, space.get(name, MISSING))
+        free = set(code.co_freevars) - {"__class__"}
+        return self._meet_as(code, (self._note_cells,) if free else ())
+
+    def _meet_as(self, code: types.CodeType, notes: Notes) -> Notes:
+        self._codes.append(code)
+        self._met[id(code)] = notes
+        return notes
+
+    def _note_cells(self, frame: types.FrameType) -> None:
+        """What is in the cells of a function when it is called."""
+        local = frame.f_locals
+        before = {name: local.get(name, MISSING) for name in frame.f_code.co_freevars}
+        self._frames.append((frame, before))
+        if len(self._frames) > MOST_FRAMES:
+            self._called()
+
+    def _rest(self, frame: types.FrameType) -> None:
+        """Watch nothing more if the recorder is next, which watches again when it has answered."""
+        if self._tell is not None and issubclass(frame.f_locals[torch_api.ASKED_MODE], Recorder):
+            self._tell(None)
+
+    def _cells(self, function: Any, before: dict[str, Any]) -> None:
+        """The cells of a function, with what they held if that is known."""
+        if not isinstance(function, types.FunctionType):
+            return
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            if name != "__class__" and (id(cell), "") not in self.places:
+                held = before.get(name, cell_content(cell))
+                self.places[id(cell), ""] = Place(name, cell, held)
+
+    def _closures(self) -> None:
+        """The cells of functions that ran.
+
+        Not of functions that the run itself has made: what they close over is local to it.
+        """
+        self._called()
+        every = [each for code in self._codes for each in code.co_consts]
+        made = {id(each) for each in every if isinstance(each, types.CodeType)}
+        for function, before in self._functions.values():
+            if id(function.__code__) not in made:
+                self._cells(function, before)
+        self._frames.clear()
+        self._functions.clear()
+
+    def _called(self) -> None:
+        """Find the functions of the calls that have ended: what is left of a frame holds it."""
+        running = []
+        for frame, before in self._frames:
+            held = gc.get_referents(frame)
+            found = [each for each in held if getattr(each, "__code__", None) is frame.f_code]
+            for function in found:
+                self._functions.setdefault(id(function), (function, before))
+            if not found:
+                running.append((frame, before))
+        self._frames = running
+
+
+@cache
+def origin_of(file: str) -> str:
+    """Whose code is in a file: "user", "layer" (torch.nn) or "library" (Python, torch, ours)."""
+    if file.startswith(LAYERS) and not file.endswith("/modules/module.py"):
+        return "layer"
+    if file.startswith(TYPED):
+        return "user"
+    if file.startswith((PACKAGE_DIR, "<", torch_api.TORCH_DIR)):
+        return "library"
+    if file.startswith(_below_torch()):
+        return "library"
+    own, _, installed = file.partition(sysconfig.get_paths()["stdlib"] + "/")
+    python_own = not own and not installed.startswith(("site-packages/", "dist-packages/"))
+    return "library" if python_own and installed else "user"
+
+
+@cache
+def _below_torch() -> tuple[str, ...]:
+    """Where that is: an environment may have it from another one, apart from the program's own."""
+    files = [spec.origin for spec in map(find_spec, BELOW_TORCH) if spec and spec.origin]
+    return tuple(file.removesuffix("__init__.py") for file in files)
+
+
+@cache
+def reads_of(code: types.CodeType) -> Reads:
+    """The names in its bytecode; a nested function is met when it runs."""
+    found = list(dis.get_instructions(code))
+    texts = {c for c in code.co_consts if isinstance(c, str) and len(c) <= LONGEST}
+    return Reads(
+        tuple(dict.fromkeys(i.argval for i in found if i.opname in GLOBALS)),
+        frozenset(i.argval for i in found if i.opname in ATTRIBUTES)
+        | {text for text in texts if text.isidentifier() and not text.startswith("__")},
+        frozenset(i.argval for i in found if i.opname == "STORE_GLOBAL"),
+    )

@@ -1,0 +1,101 @@
+"""What a run has changed of what is kept; and all of it left as it was, whatever fails there."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.python_state.changes import Change, Place, changes_of, content_changes
+from foretrace.python_state.kept import Kept, KeptAttributes, KeptDict, KeptItems, KeptNames
+from foretrace.python_state.plain_data import plain, same
+
+
+class _Attempt:
+    """Holds what a step raised."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> None:
+        self.error = None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        self.error = error
+        return True
+
+
+def put_all_back(kept: Iterable[Kept]) -> list[str]:
+    """Leave everything as it was, whatever fails on the way; gives what could not be, in words.
+
+    A step that an interrupt stopped half way is done again; the interrupt is raised in the end.
+    """
+    failed: list[str] = []
+    interrupt: BaseException | None = None
+    attempt = _Attempt()
+    with torch_api.no_torch_function():
+        waiting = list(kept)[::-1]
+        while waiting:
+            with attempt:
+                while waiting:
+                    waiting[-1].put_back()
+                    waiting.pop()
+            if attempt.error is None:
+                continue
+            interrupt = interrupt if isinstance(attempt.error, Exception) else attempt.error
+            with attempt:
+                waiting[-1].put_back()
+            if attempt.error is not None:
+                failed.append(f"a {type(waiting[-1].item).__name__} ({attempt.error})")
+            waiting.pop()
+    if interrupt is not None:
+        raise interrupt
+    return failed
+
+
+@contextmanager
+def put_back(step: Callable[[], list[str]], *, always: bool) -> Iterator[None]:
+    """Do a step of putting back after the block, if it fails or always; say what cannot be done.
+
+    Raises:
+        Refusal: the block ended well, and something could not be put back.
+    """
+    try:
+        yield
+    except BaseException as error:
+        failed = step()
+        if failed and isinstance(error, Refusal):
+            error.ways = (*error.ways, left_broken(failed))
+        raise
+    failed = step() if always else []
+    if failed:
+        raise Refusal(
+            "something that the program changed could not be put back",
+            kind="side effect",
+            do=left_broken(failed),
+        )
+
+
+def left_broken(failed: list[str]) -> str:
+    """What to do with what is not as it was."""
+    return f"make anew what could not be put back: {', '.join(failed)}"
+
+
+def changes_in(kept: Kept, name: Callable[[Any], str]) -> Iterable[Change]:
+    """What is other than it was: names bound anew, or the content of something, by its name."""
+    if kept.intact:
+        return ()
+    if isinstance(kept, (KeptNames, KeptAttributes)):
+        return changes_of(kept.places())
+    if isinstance(kept, (KeptItems, KeptDict)) and plain(kept.before) and _made_again(kept):
+        return ()
+    if isinstance(kept, KeptDict):
+        now = KeptDict(kept.item).before
+        return content_changes(name(kept.item), kept.item, kept.before, now)
+    return (Change(Place(name(kept.item), {}, None), None, rebound=False),)
+
+
+def _made_again(kept: Any) -> bool:
+    """Whether it holds the same numbers and text, which may be other objects."""
+    now = type(kept)(kept.item).before
+    return plain(now) and same(now, kept.before)

@@ -1,0 +1,1 @@
+"""The one run of the user's program, from its arguments to a record."""

@@ -1,0 +1,346 @@
+"""Run the user's program once over abstract tensors, and keep what it did."""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.frames.lines import Lines
+from foretrace.frames.sources import Sources, function_of, names_of, place_of
+from foretrace.ir.op import Value
+from foretrace.ir.program import (
+    Input,
+    Output,
+    Recorded,
+    Requirements,
+    Role,
+    size_input,
+)
+from foretrace.ir.structure import named_arguments, take_apart
+from foretrace.ir.types import TensorType
+from foretrace.mutation.alias import alias_of
+from foretrace.mutation.made_leaves import given_back
+from foretrace.ops.cache import ONE_AT_A_TIME, Memory
+from foretrace.ops.outcome import Semantics, Share
+from foretrace.python_state.before import Before
+from foretrace.python_state.held import bound_before, read_outside
+from foretrace.python_state.leaks import check_none_escaped, stranding
+from foretrace.python_state.module_state import (
+    borrowed,
+    located,
+    names_of_tensors,
+    owners_of,
+    watched,
+)
+from foretrace.python_state.outside import Outside
+from foretrace.python_state.restoring import put_back
+from foretrace.recording.gradients import Gradients
+from foretrace.recording.new_contents import (
+    begins_read,
+    check_attributes_kept,
+    check_together,
+    lend_attributes,
+    line_of,
+    mutations_of,
+    overwritten_in,
+    taken,
+)
+from foretrace.recording.shared_inputs import check_shared_memory
+from foretrace.recording.torch_state import running, unchanged_state, uncollected
+from foretrace.recording.watched import WatchedRecorder
+from foretrace.symbols.dynamic import Dynamic
+from foretrace.tensors.abstract import Abstract, Types
+from foretrace.tensors.admitted import check_admitted
+from foretrace.tensors.parameters import AbstractParameter
+from foretrace.trace.constants import Constants
+from foretrace.trace.generators import check_states
+from foretrace.trace.inference import normal_mode
+from foretrace.trace.recorder import Recorder
+from foretrace.trace.reported import Reported
+
+
+class Capture:
+    """One run: its inputs as they become known, and the recorder."""
+
+    def __init__(
+        self, types: Types, semantics: Semantics, sources: Sources, device: torch.device | None,
+        dynamic: Dynamic, *, guard_values: bool = False, watch: bool = False,
+    ) -> None:  # fmt: skip
+        self.types, self.device, self.dynamic = types, device, dynamic
+        self.guard_values = guard_values
+        self.constants = Constants(semantics, types.symbols.concrete)
+        self.inputs: list[Input] = []
+        self.real: list[Any] = []
+        """what was given for each input: a tensor, or a symbolic number"""
+        self.stands: list[Any] = []
+        """what the program computes with in the place of each"""
+        self._known: dict[int, Abstract] = {}
+        self._taken: set[str] = set()
+        self.names: dict[int, str] = {}
+        self.outside = Outside() if watch else None
+        self.gradients = Gradients(
+            self.inputs, self.real, self.stands, self._gradient, self.lift, self._resting
+        )
+        made: Any = (
+            types, semantics, sources, self.lift, self.lift_constant, self.answer,
+            Memory(semantics.learnt.meanings, semantics.learnt.settled, types.symbols),
+        )  # fmt: skip
+        self.recorder = WatchedRecorder(self.outside, *made) if self.outside else Recorder(*made)
+
+    def stand(
+        self, tensor: torch.Tensor, kind: Any, name: str,
+        owner: tuple[torch.nn.Module, str] | None = None, like: TensorType | None = None,
+    ) -> Abstract:  # fmt: skip
+        """The abstract tensor for a real one; the same one each time."""
+        known = self._known.get(id(tensor))
+        if known is not None:
+            return known
+        check_admitted(tensor, name, fake=self.dynamic.knows(tensor))
+        value = Value(like or self._type(tensor, name, kind), name)
+        abstract = self.types.abstract(value)
+        if self.outside is not None:
+            abstract.ft_gradient = (self.gradients, len(self.inputs))
+        abstract.ft_leaf = torch_api.attribute_of(tensor, "is_leaf")
+        if value.type.requires_grad and torch_api.is_view(tensor):
+            alias_of(abstract).based = torch_api.base_of(tensor).requires_grad
+        if isinstance(tensor, torch.nn.Parameter):
+            torch_api.mark_parameter(abstract)
+            abstract.__class__ = AbstractParameter
+        lend_attributes(abstract, tensor)
+        self._known[id(tensor)] = abstract
+        live = None if kind == "input" else tensor
+        role = Role(kind, self._unique(name))
+        hooked = torch_api.has_hooks(tensor)
+        item = Input(value, role, abstract.ft_leaf, live, owner, hooked=hooked)
+        self._append(item, tensor, abstract)
+        if kind == "constant":
+            self.constants.give(value, tensor)
+        elif self.guard_values and not (tensor.is_meta or self.dynamic.knows(tensor)):
+            self.constants.lend(value, tensor, len(self.inputs) - 1)
+        return abstract
+
+    def note_asked(self, requires: Requirements) -> None:
+        """What the program asked that more than its arguments decides."""
+        self.gradients.note(requires)
+        wanting = any(item.value.type.requires_grad for item in self.inputs)
+        requires.asks_mode = wanting and requires.grad_mode in self.types.told
+
+    def _append(self, item: Input, real: Any, stand: Any) -> None:
+        self.inputs.append(item)
+        self.real.append(real)
+        self.stands.append(stand)
+
+    def _unique(self, name: str) -> str:
+        """The name, with a number after it if a parameter or argument has it already."""
+        count, found = 0, name
+        while found in self._taken:
+            count += 1
+            found = f"{name}_{count}"
+        self._taken.add(found)
+        return found
+
+    def arguments(self, leaves: list[tuple[str, Any]], requires: Requirements) -> list[Any]:
+        """Abstract tensors for the tensors among the arguments; open numbers are inputs too.
+
+        Anything else is a constant of the program.
+        """
+        stands: list[Any] = []
+        first = dict[int, int]()
+        places = itertools.count()
+        for name, leaf in leaves:
+            number = self._number(leaf, name)
+            if number is not None:
+                stands.append(self._size(number, name, next(places)))
+            elif isinstance(leaf, torch.Tensor):
+                place = next(places)
+                if first.setdefault(id(leaf), place) != place:
+                    requires.repeated.append((first[id(leaf)], place))
+                known = id(leaf) in self._known
+                stands.append(self.stand(leaf, "input", name))
+                if not known:
+                    self.inputs[-1] = replace(self.inputs[-1], argument=place)
+            else:
+                requires.constants[name] = leaf
+                stands.append(leaf)
+        return stands
+
+    def _number(self, leaf: Any, name: str) -> torch.SymInt | None:
+        """A number whose value is open; None for any other leaf."""
+        if isinstance(leaf, torch.SymInt):
+            return leaf
+        return self.dynamic.number(leaf, name) if type(leaf) is int else None
+
+    def _size(self, number: torch.SymInt, name: str, place: int) -> torch.SymInt:
+        role = Role("size", self._unique(name))
+        item = size_input(self.types.symbols.size(number), role, place)
+        self._append(item, number, number)
+        return number
+
+    def _type(self, tensor: torch.Tensor, name: str, kind: str) -> TensorType:
+        known = self.types.of(tensor, self._label(tensor))
+        geometry = self.dynamic.geometry(tensor, name) if kind == "input" else None
+        if geometry is None:
+            return known
+        shape, stride, offset = geometry.shape, geometry.stride, geometry.offset
+        return self.types.intern(known.but(shape=shape, stride=stride, offset=offset))
+
+    def _label(self, tensor: torch.Tensor) -> torch.device | None:
+        return self.device if tensor.device != self.device else None
+
+    def lift(self, tensor: torch.Tensor) -> Abstract:
+        """A real tensor that the program reached from outside its arguments."""
+        name = self.names.get(id(tensor)) or f"captured_{len(self.inputs)}"
+        kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "captured"
+        return self.stand(tensor, kind, name)
+
+    def _gradient(self, tensor: torch.Tensor, name: str, like: TensorType | None) -> Abstract:
+        """The abstract tensor for what `.grad` of an input is, of the same sizes if they are."""
+        like = like and self.types.intern(like.with_grad(tensor.requires_grad))
+        return self.stand(tensor, "captured", name, like=like)
+
+    def _resting(self) -> bool:
+        return self.outside is None or self.outside.resting > 0
+
+    def lift_constant(self, tensor: torch.Tensor) -> Abstract:
+        """A tensor that the program has just made from Python numbers."""
+        return self.stand(tensor, "constant", f"constant_{len(self.inputs)}")
+
+    def lines(self, fn: Any, modules: Iterable[torch.nn.Module] = ()) -> Lines:
+        """The lines of the program's functions, by which a change of Python state is found."""
+        function = function_of(fn)
+        first = {} if function is None else {function.__code__: names_of(function)}
+        owner = getattr(fn, "__self__", fn)
+        classes = [type(owner), *map(type, modules)]
+        return Lines({**first, **self.recorder.sources.ran}, classes)
+
+    def release(self, fn: Any) -> None:
+        """Let go of the abstract tensors, at the end of a run of `fn`."""
+        self.stands.clear()
+        self._known.clear()
+        self.recorder.casts.forget()
+        interpreter = getattr(fn, "__self__", fn)
+        if isinstance(interpreter, torch.fx.Interpreter):
+            interpreter.env, interpreter.args_iter = {}, iter(())  # of its last run, till the next
+
+    def answer(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+        """A number that depends on constants alone."""
+        if recorder.inside:
+            self.constants.note(recorder.scope)
+        return self.constants.answer(recorder.log, func, args, kwargs, recorder.sources.here())
+
+
+def record(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], capture: Capture,
+    target: Any,
+) -> Recorded:  # fmt: skip
+    """Run `fn(*args, **kwargs)` once; torch's state and all that it can reach is as it was before.
+
+    Raises:
+        Refusal: the program does something that has no exact graph, or raises.
+    """
+    with ONE_AT_A_TIME, stranding(capture.types), uncollected():
+        before = Before((fn, args, kwargs), owners_of(fn).values())
+        with put_back(before.put_back, always=False), normal_mode(capture.recorder):
+            recorded = _recorded(fn, args, kwargs, capture, target, before)
+            capture.release(fn)
+            check_states(before.changed(), partial(capture.lines, fn))
+            check_none_escaped(capture.types, recorded, capture.lines(fn))
+    return recorded
+
+
+def _recorded(
+    fn: Any, args: Any, kwargs: Any, capture: Capture, target: Any, before: Before
+) -> Recorded:
+    leaves, in_structure = named_arguments(fn, args, kwargs)
+    lines, recorder = partial(capture.lines, fn), capture.recorder
+    owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
+    capture.names = names_of_tensors(fn)
+    requires = _required_of_call(fn, [name for name, _ in leaves], in_structure, recorder)
+    with unchanged_state(lines), borrowed(owners, before) as loan:
+        requires.modules = loan.states()
+        lines = partial(lines, [state.module for state in requires.modules])
+        loan.replace(capture.stand)
+        call_args, call_kwargs = in_structure.build(iter(capture.arguments(leaves, requires)))
+        absent = target.device.type not in torch_api.device_types_here()
+        with running(recorder, loan.paths(), absent):
+            with (
+                watched(loan, capture.outside, fn, (call_args, call_kwargs), requires, lines),
+                capture.gradients.reading(),
+            ):
+                result = _run(fn, call_args, call_kwargs, recorder)
+            outs, requires.out_structure = take_apart(result)
+            mutations = mutations_of(recorder, capture.inputs, capture.stands, loan)
+            requires.begins = begins_read(recorder, capture.stands, mutations)
+            written = {mutation.index: mutation.value for mutation in mutations}
+            check_shared_memory(capture.real, set(written), lambda i: line_of(recorder, written[i]))
+            outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
+            capture.note_asked(requires)
+            check_together(capture.recorder, [leaf for _, leaf in outs], capture.inputs)
+            overwritten = overwritten_in(recorder)
+        capture.dynamic.check()
+        check_attributes_kept(loan, capture.real, capture.stands, lines())
+    left = [located(change, lines) for change in before.undo()]
+    requires.changed += left
+    if capture.outside is not None:
+        read_outside(capture.outside, fn, leaves, requires, capture.real)
+        requires.held += [bound_before(change) for change in left if change.rebound]
+    return Recorded(
+        recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
+        capture.constants.finish(), target, requires, overwritten,
+    )  # fmt: skip
+
+
+def _required_of_call(
+    fn: Any, names: list[str], in_structure: Any, recorder: Recorder
+) -> Requirements:
+    modes = torch.is_grad_enabled(), torch_api.autocast_devices(), torch.get_default_dtype()
+    defined = recorder.sources.defined = place_of(fn)
+    return Requirements(in_structure, names, defined, *modes)
+
+
+def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
+    recorder.sources.last = _run.__code__
+    with Reported(recorder):
+        result = fn(*args, **kwargs)
+        recorder.view_rebased()
+    if recorder.first_refusal is not None:  # the program caught it
+        raise recorder.first_refusal
+    return result
+
+
+def _output(name: str, leaf: Any, capture: Capture, written: Iterable[int]) -> Output:
+    role = Role("output", name)
+    if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return Output(capture.types.symbols.scalar(leaf), role)
+    if not isinstance(leaf, torch.Tensor):
+        return Output(leaf, role)
+    stand = leaf if isinstance(leaf, Abstract) else capture.lift(leaf)
+    value = given_back(stand, capture.recorder)
+    stands = capture.stands
+    same_as = next((i for i, each in enumerate(stands) if each is stand), None)
+    owner = alias_of(stand).root
+    view_of = next((i for i in written if stands[i] is owner.tensor()), None)
+    if same_as is not None or view_of is None:
+        return Output(value, role, same_as)
+    seen, base, alias = capture.types.of(stand), capture.types.of(stands[view_of]), alias_of(stand)
+    retyped = (seen.dtype, seen.lazy) != (base.dtype, base.lazy)
+    followed = value.type.requires_grad and not stand.ft_leaf
+    if retyped or (followed and alias.share is Share.MEMORY):
+        raise Refusal(
+            "the program returns a view of an input it writes to, of another type or history",
+            kind="aliased outputs",
+            at=next(
+                h.origin.frame for h in capture.recorder.overwritten.values() if h.alias is owner
+            ),
+            do="return a clone of the view, or take the view outside of the captured program",
+        )
+    apart = followed and alias.apart
+    through, step = None, None
+    if followed and not apart:
+        through, step = taken(alias, value, view_of, base, capture.recorder)
+    return Output(value, role, None, view_of, seen, apart, through, step)

@@ -1,0 +1,149 @@
+"""`.grad` of what a program gets or reaches: an input like the tensor itself.
+
+An eager backward beside the program makes another gradient each time, so it is read at each call,
+and whether there is one is a guard. A real tensor that the program reached, such as a parameter in
+an optimizer, is asked by Python for its `.grad` before the recorder knows of it: for the run,
+`torch.Tensor.grad` is a property that tells. So are `data` and `requires_grad`, by which Python
+changes a tensor without a call of an operator, and casts, which autocast makes as well.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Frame, Refusal
+from foretrace.frames.sources import asking_line
+from foretrace.ir.program import Input, Requirements
+from foretrace.ir.types import TensorType
+from foretrace.tensors.abstract import Abstract
+from foretrace.tensors.admitted import plain_class
+
+
+class Gradients:
+    """Those of one run.
+
+    Args:
+        inputs: the inputs so far.
+        real: what was given for each.
+        stands: what stands for each.
+        make: makes an input of a gradient: what stands for it.
+        lift: makes one of another tensor that the program reached.
+        ours: whether work of ours is going on, and not the program's.
+    """
+
+    def __init__(
+        self,
+        inputs: list[Input],
+        real: list[Any],
+        stands: list[Any],
+        make: Callable[[torch.Tensor, str, TensorType | None], Abstract],
+        lift: Callable[[torch.Tensor], Abstract],
+        ours: Callable[[], bool],
+    ) -> None:
+        self.inputs, self.real, self.stands = inputs, real, stands
+        self.make, self.lift, self.ours = make, lift, ours
+        self._busy = False
+        """whether a question of the program's is being answered, which asks others"""
+        self.found: dict[int, int | None] = {}
+        """the input that is the gradient of each whose `.grad` was read; None if there was none"""
+        self.cleared: dict[int, None] = {}
+        """inputs whose `.grad` is None now"""
+        self.whole: dict[int, Frame | None] = {}
+        """inputs that may be no views, and the line that asks it"""
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Inside, attributes of real tensors are those of what stands for them."""
+        return torch_api.attributes_replaced(self._read, self._write)
+
+    def note(self, requires: Requirements) -> None:
+        """What a later call has to be like, and to clear."""
+        requires.gradients, requires.cleared = self.found, list(self.cleared)
+        requires.whole = self.whole
+
+    def owns(self, stand: Abstract) -> bool:
+        """Whether an input is no view, in this call, and so in each."""
+        index = stand.ft_gradient[1]
+        self.whole.setdefault(index, asking_line())
+        return not torch_api.is_view(self.real[index])
+
+    def get(self, index: int) -> Abstract | None:
+        """The gradient of an input."""
+        with torch_api.switched(vars(self), _busy=True):
+            return self._get(index)
+
+    def _get(self, index: int) -> Abstract | None:
+        real = self.real[index]
+        if index in self.cleared or not (real.is_leaf or real.retains_grad):
+            return None
+        grad = torch_api.attribute_of(real, "grad")
+        if grad is None:
+            self.found.setdefault(index, None)
+            return None
+        count, of = len(self.inputs), self.inputs[index]
+        like = of.value.type if of.value.type.symbols and _alike(real, grad) else None
+        made = self.make(grad, f"{of.role.name}.grad", like)
+        place = next(i for i, each in enumerate(self.stands) if each is made)
+        if place == count:
+            live = grad if of.argument is None else None
+            self.inputs[place] = replace(self.inputs[place], gradient_of=of, tensor=live)
+        self.found[index] = place
+        return made
+
+    def set(self, index: int, new: Any) -> None:
+        """None is bound by each call; a tensor would be another one for the caller.
+
+        Raises:
+            Refusal: it is a tensor.
+        """
+        if new is not None:
+            raise Refusal(
+                f"the program binds {self.inputs[index].role.name}.grad to a tensor",
+                kind="side effect",
+                do=(
+                    "return the gradient, and bind it outside of the program",
+                    "or write to the one that is there: x.grad.copy_(new)",
+                ),
+            )
+        self.cleared[index] = None
+
+    # ---- real tensors ------------------------------------------------------------------------
+
+    def _read(self, tensor: torch.Tensor, name: str) -> Any:
+        if name in torch_api.CASTS and isinstance(tensor, Abstract):  # torch.Tensor.to(x, dtype)
+            return getattr(tensor, name)
+        if self._not_the_program(tensor):
+            return torch_api.attribute_of(tensor, name)
+        with torch_api.switched(vars(self), _busy=True):
+            if name == "grad":
+                return self.get(self._index(tensor))
+            return getattr(self.lift(tensor), name)
+
+    def _write(self, tensor: torch.Tensor, name: str, new: Any) -> None:
+        of_the_run = isinstance(new, Abstract) and plain_class(type(tensor))
+        if self._not_the_program(tensor) and not of_the_run:  # it would have no memory any more
+            torch_api.set_attribute(tensor, name, new)
+            return
+        with torch_api.switched(vars(self), _busy=True):
+            if name == "grad":
+                self.set(self._index(tensor), new)
+            else:
+                setattr(self.lift(tensor), name, new)
+
+    def _not_the_program(self, tensor: torch.Tensor) -> bool:
+        answering = self._busy or self.ours() or torch_api.functorch_active()
+        return answering or not plain_class(type(tensor))
+
+    def _index(self, tensor: torch.Tensor) -> int:
+        stand = self.lift(tensor)
+        return next(i for i, each in enumerate(self.stands) if each is stand)
+
+
+def _alike(tensor: torch.Tensor, grad: torch.Tensor) -> bool:
+    def facts(each: torch.Tensor) -> tuple[Any, ...]:
+        return each.shape, each.stride(), each.storage_offset(), each.dtype, each.device
+
+    return facts(tensor) == facts(grad)

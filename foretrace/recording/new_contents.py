@@ -1,0 +1,192 @@
+"""What a run leaves in memory: new contents of its inputs, and values that were written over."""
+
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Frame, Refusal
+from foretrace.frames.lines import Lines
+from foretrace.ir.op import Op, Value, ViewStep, Write, values_in
+from foretrace.ir.program import Input, Mutation, Output, Overwritten, Role
+from foretrace.ir.types import TensorType
+from foretrace.mutation.alias import Alias, alias_of, check_based, current
+from foretrace.mutation.functionalize import holder
+from foretrace.mutation.made_leaves import value_of
+from foretrace.mutation.outs import LEAVE_OUT
+from foretrace.mutation.overlap import place
+from foretrace.python_state.changes import FIRST_CALL
+from foretrace.python_state.module_state import Borrowed
+from foretrace.tensors.abstract import Abstract
+from foretrace.trace.recorder import Recorder
+
+NEW = "use the operator that returns a new tensor, such as detach() or transpose()"
+
+
+def mutations_of(
+    recorder: Recorder, inputs: list[Input], stands: list[Any], loan: Borrowed
+) -> list[Mutation]:
+    """Inputs that were written to, and buffers that were bound to another tensor."""
+    found = []
+    for index, (item, stand) in enumerate(zip(inputs, stands, strict=True)):
+        if item.size is not None:
+            continue
+        alias = alias_of(stand)
+        new = current(alias, recorder)
+        if alias.parent is not None:
+            raise _not_written_back(f"changes the shape of the {item.role}", new, recorder)
+        if alias.initial is not item.value:
+            raise _not_written_back(f"resizes the {item.role}", new, recorder, LEAVE_OUT)
+        if item.value.type.requires_grad and not stand.requires_grad:
+            raise _not_written_back(f"detaches the {item.role}", new, recorder)
+        if new is not item.value:
+            if not item.leaf and alias.version.count:
+                check_based(alias, line_of(recorder, new))
+            kept = _keeps_history(recorder, item.value, new)
+            found.append(Mutation(index, new, unseen=not alias.version.count, kept=kept))
+    indices = {id(item.tensor): index for index, item in enumerate(inputs)}
+    stood = {id(stand) for stand in stands}
+    for before, now in loan.rebound():
+        if isinstance(now, Abstract) and id(now) not in stood:
+            value = value_of(now, recorder)
+            found.append(Mutation(indices[id(before)], value, rebound=True))
+    return found
+
+
+def check_together(recorder: Recorder, given: list[Any], inputs: list[Input]) -> None:
+    """Refuse outputs that share memory of the program's, and have histories of their own there.
+
+    Raises:
+        Refusal: it was written to, and a graph gives each in memory of its own.
+    """
+    owners, apart = dict[Alias, Alias](), {item.value for item in inputs}
+    for each in given if recorder.overwritten else ():
+        alias = each.ft_alias if isinstance(each, Abstract) else None
+        if alias is None or alias.root.initial in apart or alias.root.initial is alias.root.last:
+            continue
+        owner, _ = holder(recorder, alias)
+        if owners.setdefault(alias.root, owner) is not owner:
+            held = recorder.overwritten.values()
+            raise Refusal(
+                "two outputs share memory that the program has written to, and each has a history"
+                " of its own",
+                kind="aliased outputs",
+                at=next((h.origin.frame for h in held if h.alias.root is alias.root), None),
+                do="return a clone of one of them, or write to a clone",
+            )
+
+
+def _keeps_history(recorder: Recorder, before: Value, new: Value) -> bool:
+    """Whether autograd has followed none of the writes that made the one of the other."""
+    for op in reversed(recorder.log):
+        if new is before or not new.type.requires_grad:
+            break
+        if new in op.outs:
+            if not isinstance(op.target, Write) or op.target.followed:
+                return False
+            new = op.args[0]
+    return new is before
+
+
+def taken(
+    alias: Alias, value: Value, view_of: int, base: TensorType, recorder: Recorder
+) -> tuple[Output | None, ViewStep | None]:
+    """How autograd has a view of a written input: the view that it was taken of, and the call.
+
+    Without the former it was taken of the input itself; without the latter it is by strides, as
+    after a write.
+    """
+    above = alias.parent
+    if above is None or above.parent is None:
+        return None, _taken_by(alias, recorder)
+    seen = place(above, above.last)
+    if (seen.dtype, seen.lazy) != (base.dtype, base.lazy):
+        return None, None
+    maker = _maker(recorder, value)
+    if maker is None or above.last not in maker.operands:
+        return None, None  # of the input itself, after a write
+    type, role = seen.but(offset=seen.offset + base.offset), Role("output", "")
+    through, step = taken(above, above.last, view_of, base, recorder)
+    output = Output(above.last, role, None, view_of, type, through=through, step=step)
+    return output, _taken_by(alias, recorder)
+
+
+def _taken_by(alias: Alias, recorder: Recorder) -> ViewStep | None:
+    """The call that made a view, if that is what autograd has still, and it asks for no more."""
+    step = alias.step
+    if step is None or step.several or step.kwargs:
+        return None
+    maker = _maker(recorder, alias.last)
+    made = maker is not None and maker.target is step.func
+    return step if made and values_in(step.args) == [step.base] == [*step.args[:1]] else None
+
+
+def begins_read(
+    recorder: Recorder, stands: list[Any], mutations: list[Mutation]
+) -> dict[int, Frame | None]:
+    """Inputs of which it matters where in memory they begin, and the line that asks.
+
+    It matters also where the program saw a written one by `as_strided`, which counts from the
+    beginning. Torch's kernels call that with what they read there.
+    """
+    found = {
+        index: stand.ft_begins
+        for index, stand in enumerate(stands)
+        if isinstance(stand, Abstract) and hasattr(stand, "ft_begins")
+    }
+    for mutation in mutations:
+        steps = (member.step for member in alias_of(stands[mutation.index]).members())
+        asked = [step.args for step in steps if step is not None and step.absolute]
+        if any(op.args is args for args in asked for op in recorder.log):
+            found.setdefault(mutation.index, None)
+    return found
+
+
+def _not_written_back(what: str, value: Value, recorder: Recorder, do: str = NEW) -> Refusal:
+    return Refusal(
+        f"the program {what} in place, and the caller's tensor would stay as it is",
+        kind="side effect", at=line_of(recorder, value), do=do,
+    )  # fmt: skip
+
+
+def line_of(recorder: Recorder, value: Value) -> Frame | None:
+    """The line that made a value."""
+    maker = _maker(recorder, value)
+    return None if maker is None else maker.origin.frame
+
+
+def _maker(recorder: Recorder, value: Value) -> Op | None:
+    return next((op for op in recorder.log if value in op.outs), None)
+
+
+def lend_attributes(stand: Abstract, tensor: torch.Tensor) -> None:
+    """Let what stands for a tensor have the Python attributes that were set on it."""
+    if not isinstance(tensor, torch_api.FakeTensor):
+        vars(stand).update(vars(tensor))
+
+
+def check_attributes_kept(loan: Borrowed, real: list[Any], stands: list[Any], lines: Lines) -> None:
+    """Refuse a program that stores a tensor in a module, or sets an attribute of a tensor."""
+    loan.check_attributes({id(stand) for stand in stands}, lines)
+    for tensor, stand in zip(real, stands, strict=True):
+        if not isinstance(stand, Abstract) or isinstance(tensor, torch_api.FakeTensor):
+            continue
+        before, now = vars(tensor), vars(stand)
+        changed = [n for n in before.keys() | now.keys() if before.get(n) is not now.get(n)]
+        if changed:
+            raise Refusal(
+                f"the program sets the attribute `{changed[0]}` of a tensor that was there before",
+                kind="side effect", at=lines.binding(changed[0]),
+                do=("set it outside of the captured program", FIRST_CALL),
+            )  # fmt: skip
+
+
+def overwritten_in(recorder: Recorder) -> dict[Value, Overwritten]:
+    """The values that their memory no longer holds, and what it holds if autograd cannot tell."""
+    return {
+        value: Overwritten(
+            None if held.seen else current(held.alias, recorder), held.origin.frame, held.form,
+            held.origin.checkpoint, held.before, held.detached,
+        )
+        for value, held in recorder.overwritten.items()
+    }  # fmt: skip

@@ -1,0 +1,101 @@
+"""What every capture begins with: a run of the program, and what operators mean in it."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.frames.sources import Sources
+from foretrace.ir.structure import take_apart
+from foretrace.recording.capture import Capture
+from foretrace.rules.norms import NORM_RULES
+from foretrace.rules.reductions import REDUCTION_RULES
+from foretrace.rules.table import RuleTable
+from foretrace.symbols.dynamic import Dynamic, dynamic_of
+from foretrace.symbols.sizes import Symbols
+from foretrace.targets.profile import Target, target_of
+from foretrace.targets.semantics import TargetSemantics
+from foretrace.tensors.abstract import Types
+
+RULES: RuleTable = RuleTable({**NORM_RULES, **REDUCTION_RULES})
+"""The rules that win over derived ones; `foretrace.rule` adds to them."""
+
+
+def set_up(
+    target: Target,
+    sizes: Callable[[Symbols], Dynamic],
+    *,
+    sources: Sources | None = None,
+    mode: torch_api.FakeTensorMode | None = None,
+    label: torch.device | None = None,
+    guard_values: bool = False,
+    watch: bool = False,
+) -> tuple[Capture, TargetSemantics]:
+    """One run, not yet begun.
+
+    Args:
+        target: the device to capture for.
+        sizes: tells which sizes are symbols, given where symbols are made.
+        sources: finds the user's lines; None: on Python's stack.
+        mode: a front end's, in whose ShapeEnv the symbols are.
+        label: the device that all tensors say they are on; None: each its own.
+        guard_values: whether a question about an input's values is answered, and guarded.
+        watch: whether the Python state that the program reads is noted, to be guarded.
+    """
+    sources = sources or Sources()
+    symbols = Symbols(sources.here, mode.shape_env if mode is not None else None)
+    types = Types(symbols)
+    semantics = TargetSemantics(target, types, RULES, mode)
+    run = Capture(
+        types, semantics, sources, label, sizes(symbols), guard_values=guard_values, watch=watch
+    )
+    return run, semantics
+
+
+def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:
+    """The device of the first tensor among the arguments and parameters; "cpu" without one."""
+    leaves = (leaf for _, leaf in take_apart((args, kwargs or {}))[0])
+    parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()
+    tensors = (leaf for leaf in chain(leaves, parameters) if isinstance(leaf, torch.Tensor))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+def prepared(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    target: str | Target | None,
+    shapes: Any,
+    *,
+    guard_values: bool = False,
+    watch: bool = False,
+) -> tuple[Capture, TargetSemantics]:
+    """What a capture of a call needs; `shapes` is its dynamic_shapes.
+
+    Raises:
+        Refusal: this is no call, or the target or the shapes are not known.
+    """
+    _check_call(fn, args, kwargs)
+    chosen = target_of(target, device_of(fn, args, kwargs))
+    label = chosen.device if target is not None else None
+    sizes = partial(dynamic_of, shapes, fn, tuple(args), kwargs)
+    return set_up(chosen, sizes, label=label, guard_values=guard_values, watch=watch)
+
+
+def _check_call(fn: Any, args: Any, kwargs: Any) -> None:
+    if not callable(fn):
+        wrong = f"{fn!r:.60} is not callable"
+    elif not isinstance(args, (tuple, list)):
+        wrong = f"args is a {type(args).__name__}, not a tuple"
+    elif not isinstance(kwargs, dict):
+        wrong = f"kwargs is a {type(kwargs).__name__}"
+    else:
+        return
+    raise Refusal(
+        wrong, kind="wrong call",
+        do="call it as foretrace.capture(function_or_module, (arg, ...), {name: arg})",
+    )  # fmt: skip

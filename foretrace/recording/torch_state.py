@@ -1,0 +1,192 @@
+"""What the program does to torch itself while it runs: refused, or followed; and put back."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import FunctionType
+from typing import Any, NoReturn
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Frame, Refusal, Way
+from foretrace.frames.lines import Lines
+from foretrace.frames.sources import function_of
+from foretrace.ir.op import Checkpoint
+from foretrace.mutation.made_leaves import value_of
+from foretrace.python_state.changes import Place, cell_content, held_by
+from foretrace.python_state.module_state import scripted
+from foretrace.python_state.switches import unswitched
+from foretrace.tensors.abstract import Abstract
+from foretrace.trace import generators
+from foretrace.trace.functions import function_calls
+from foretrace.trace.inference import check_mode, guards
+from foretrace.trace.modules import module_calls
+from foretrace.trace.recorder import Recorder
+
+BACKWARD = (
+    "return the loss, and ask for its gradient outside of the captured program",
+    "or use torch.func.grad, which brings its own autograd",
+)
+
+
+def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
+    """Stand-ins for functions of torch that no graph can repeat.
+
+    `absent`: the target is not there; then an autograd node would abort the process.
+    """
+    stand_ins: dict[str, Callable[..., Any]] = {"engine": _engine(torch_api.engine())}
+    stand_ins |= generators.refusing(recorder) | guards(recorder)
+    stand_ins["compile"] = torch_api.as_written
+    return stand_ins | ({"func.grad": _no_gradient} if absent else {})
+
+
+class Checkpoints:
+    """The functions under `torch.utils.checkpoint`: what they do is told its region; they run once.
+
+    Eager's backward runs them again, and reads what their names stand for by then.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.read: list[tuple[Checkpoint, Frame | None, list[Place]]] = []
+
+    def around(self, *given_args: Any, **given_kwargs: Any) -> Iterator[None]:
+        """What is run around a function; the outermost of nested regions makes all inside again."""
+        fn, context_fn, args = torch_api.checkpoint_call(given_args, given_kwargs)
+        recorder = self.recorder
+        check_mode(recorder, "a checkpoint")
+        outer, (context, _again) = recorder.checkpoint, context_fn()
+        saves = torch_api.selective_policy(context)
+        if outer is None and recorder.grad_mode():
+            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+            given = [t if isinstance(t, Abstract) else recorder.lift(t) for t in tensors]
+            inputs = tuple([value_of(tensor, recorder) for tensor in given])
+            region = recorder.checkpoint = Checkpoint(saves, inputs)
+            self.read.append((region, recorder.sources.here(), list(_named_by(fn, set()))))
+        try:
+            with nullcontext() if saves is not None else context:
+                yield
+        finally:
+            recorder.checkpoint = outer
+
+    def check(self) -> None:
+        """Refuse one that would compute with something else than the forward did."""
+        for region, at, places in self.read:
+            inside = (op for op in self.recorder.log if op.origin.checkpoint is region)
+            changed = next((place.name for place in places if place.changed), None)
+            if changed is not None and any(v.type.requires_grad for op in inside for v in op.outs):
+                raise Refusal(
+                    f"a checkpoint reads {changed}, which the program changes afterwards, and"
+                    " eager's backward runs it again with what is there then",
+                    kind="modified in place", at=at,
+                    do=("give it to the checkpoint as an argument", "or do not change it later"),
+                )  # fmt: skip
+
+
+def _named_by(fn: Any, seen: set[int]) -> Iterator[Place]:
+    """What a function's code names: closure cells, globals, attributes of objects that it has."""
+    function = function_of(fn)
+    if function is None or id(function) in seen:
+        return
+    seen.add(id(function))
+    code, cells = function.__code__, function.__closure__ or ()
+    places = [Place(n, c, cell_content(c)) for n, c in zip(code.co_freevars, cells, strict=True)]
+    yield from places
+    objects = [held_by(fn, "__self__"), fn, *(place.before for place in places)]
+    for space in (function.__globals__, *(held_by(item, "__dict__") for item in objects)):
+        names = code.co_names if isinstance(space, dict) else ()
+        yield from (Place(name, space, space[name]) for name in names if name in space)
+    for item in objects[2:]:
+        yield from _named_by(item, seen) if isinstance(item, FunctionType) else ()
+
+
+def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The engine for `torch.func`, which brings its own levels of autograd; else a refusal."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch_api.functorch_active():
+            return original(*args, **kwargs)
+        return _no_gradient()
+
+    return run
+
+
+def _no_gradient(*args: object, **kwargs: object) -> NoReturn:
+    raise Refusal(
+        "the program computes a gradient itself",
+        kind="autograd inside",
+        do=(Way('let cut("joint") compute it', ("capture",)), *BACKWARD),
+    )
+
+
+@contextmanager
+def followed_autocast(recorder: Recorder) -> Iterator[None]:
+    """The recorder follows autocast inside, and keeps its cache."""
+    before, casts = torch.is_autocast_cache_enabled(), recorder.casts
+    torch.set_autocast_cache_enabled(False)
+    stand_ins: dict[str, Callable[..., Any]] = {
+        "autocast": casts.switching(torch.set_autocast_enabled),
+        "autocast cache": casts.cache,
+        "autocast cache on": casts.caching,
+        "autocast end": casts.forget,
+    }
+    try:
+        with torch_api.replaced(stand_ins):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+        torch.clear_autocast_cache()
+
+
+def _by_cudnn(original: Callable[..., Any], tensor: torch.Tensor) -> bool:
+    """Whether cuDNN takes a tensor; an abstract one has no memory to be laid out for it."""
+    return not isinstance(tensor, Abstract) and original(tensor)
+
+
+@contextmanager
+def running(recorder: Recorder, paths: dict[int, str], absent: bool) -> Iterator[None]:
+    """The recorder sees every call inside."""
+    checkpoints = Checkpoints(recorder)
+    with (
+        torch_api.below_autograd(),
+        torch_api.uncompiled(),
+        torch_api.unoptimized(scripted),
+        torch_api.replaced(
+            {
+                **refusing(recorder, absent),
+                "checkpoint": checkpoints.around,
+                "cudnn": partial(_by_cudnn, torch.backends.cudnn.is_acceptable),
+            }
+        ),
+        followed_autocast(recorder),
+        function_calls(recorder),
+        module_calls(recorder, paths),
+        recorder,
+    ):
+        yield
+        checkpoints.check()
+
+
+@contextmanager
+def unchanged_state(lines: Callable[[], Lines]) -> Iterator[None]:
+    """Torch's switches and random numbers are as before, whatever happens.
+
+    Raises:
+        Refusal: the program leaves a switch of torch's in another state, or seeded or drew from a
+            generator in a way no graph can repeat; with the line of `lines` that did.
+    """
+    with generators.undrawn(lines), unswitched(lines):
+        yield
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """The collector rests: nearly all that a capture makes, it keeps."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        (gc.enable if before else gc.disable)()

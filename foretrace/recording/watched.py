@@ -1,0 +1,22 @@
+"""A recorder whose program is watched: what it does itself is not."""
+
+from typing import Any
+
+from foretrace.python_state.outside import Outside
+from foretrace.trace.recorder import Recorder
+
+
+class WatchedRecorder(Recorder):
+    """Records as its base does, and lets nobody watch meanwhile."""
+
+    def __init__(self, outside: Outside, *args: Any) -> None:
+        super().__init__(*args)
+        self.outside = self.unwatched = outside
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record one call, unseen: nobody has watched since torch asked for this mode."""
+        self.outside.resting += 1
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self.outside.go_on()

@@ -1,0 +1,266 @@
+"""Learn what a call means, once for all calls with operands of the same types.
+
+A composite's body runs once over stand-ins and is shared; where it depends on more than types (it
+writes to an operand, or asks for a constant's value), it is recorded anew at each call.
+"""
+
+from copy import copy
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.op import Definition, Op, Tree, Value, map_values, values_in
+from foretrace.ir.tree import leaves, map_tree
+from foretrace.ir.types import TensorType
+from foretrace.mutation.alias import Records, current
+from foretrace.mutation.functionalize import written
+from foretrace.mutation.inner_base import seen_inside
+from foretrace.mutation.made_leaves import REQUIRES_GRAD, required
+from foretrace.ops.outcome import Given, Meaning, Share
+from foretrace.ops.quirks import CASTS_BELOW
+from foretrace.tensors.abstract import Abstract
+from foretrace.tensors.admitted import check_dtypes
+from foretrace.tensors.autocast import INSIDE
+
+ITEM = torch.ops.aten.item.default
+"""Its body refuses the label "meta", although a constant has a value on any device."""
+PROFILER = "profiler"
+"""Operators that mark a part of a run with a name. torch.export leaves them out, too."""
+IS_NONZERO = torch.ops.aten.is_nonzero.default
+"""Its body asks for the number; the answer is yes or no, which may be a guard"""
+INDEX = torch.ops.aten.index.Tensor
+LIFTED = torch.ops.aten.lift_fresh_copy.default
+"""What `torch.tensor` ends in"""
+NOT_SYMBOLIC = "with symbolic sizes"
+
+
+def learn(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
+) -> Meaning:
+    """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
+    check_dtypes(func, args, kwargs)
+    if func is ITEM or (func is IS_NONZERO and args[0].type.numel == 1):
+        return Meaning(None, inline=Answer())
+    if func is REQUIRES_GRAD or func.namespace == PROFILER:
+        return Meaning(None, inline=required if func is REQUIRES_GRAD else aside)
+    schema = recorder.semantics.schema(func)
+    if schema.outs and schema.functional is not None:  # its kernels write as it suits them
+        return Meaning(None, inline=written)
+    kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
+    if kernel is not None:
+        body = _learn_body(recorder, func, kernel, args, kwargs, choice)
+        if body is not None:
+            return body
+    _check_autocast(recorder, func, values_in((args, kwargs)))
+    if schema.written_now(args, kwargs):
+        return Meaning(None, inline=written)
+    if not schema.returns_tensors:
+        return Meaning(None, inline=Answer())
+    typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
+    try:
+        result = recorder.semantics.infer(func, *typed)
+    except Refusal as refusal:
+        if refusal.kind != "data-dependent":
+            raise
+        return Meaning(None, inline=Fold(copy(refusal)), lasting=False)
+    fresh = [t for t in leaves(result) if isinstance(t, TensorType)]
+    views = schema.view_positions(args, kwargs, len(fresh))
+    # under no_grad a view of what requires grad does so too, though no gradient goes through it
+    seen = grad_mode or any(share is Share.VIEW for *_, share in views)
+    if seen and any(v.type.requires_grad for v in values_in((args, kwargs))):
+        followed = recorder.semantics.followed(func, *typed)
+        fresh = [t.with_grad(on) for t, on in zip(fresh, followed, strict=bool(followed))] or fresh
+    types = iter(map(recorder.types.intern, fresh))
+    result = map_tree(result, lambda t: next(types) if isinstance(t, TensorType) else t)
+    factory = "pin_memory" in schema.arguments or func is LIFTED
+    return Meaning(result, None, choice, views, factory=factory)
+
+
+def casting_inside(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
+) -> Meaning | None:
+    """A body over the call's own tensors, where autocast keeps a cast of one for later calls."""
+    if not any(map(recorder.casts.keeps, tensors)) or not recorder.casts.acts_inside(func):
+        return None
+    kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
+    return Meaning(None, inline=Inline(kernel, choice or INSIDE)) if kernel else None
+
+
+def _check_autocast(recorder: Records, func: Any, operands: list[Value]) -> None:
+    """Refuse an operator whose own kernel calls what autocast casts.
+
+    In eager autocast acts inside it, which a call of it in a graph does not show.
+    """
+    types, casts = [value.type for value in operands], recorder.casts
+    full = any(t.dtype is torch.float32 and t.device.type in casts.devices for t in types)
+    if full and func in CASTS_BELOW and casts.acts_inside(func):
+        raise Refusal(
+            f"autocast acts inside the kernel of {func}, which no graph shows",
+            kind="autocast",
+            do="call it under torch.autocast(device_type, enabled=False), on .float() operands",
+        )
+
+
+def _learn_body(
+    recorder: Records, func: Any, kernel: Any, args: Tree, kwargs: dict[str, Tree], choice: Any
+) -> Meaning | None:
+    """Run the body once over stand-ins, so that calls of equal types share it.
+
+    None where the kernel says that it does not take this call apart.
+    """
+    choice = choice or (INSIDE if recorder.casts.acts_inside(func) else None)
+    occurrences = values_in((args, kwargs))
+    operands = list(dict.fromkeys(occurrences))
+    params = [Value(v.type, v.hint) for v in operands]
+    inline = Meaning(None, choice=choice, inline=Inline(kernel, choice))
+    try:
+        with recorder.casts.inside(func):
+            ops, result, stand_ins = _run_body(recorder, kernel, (args, kwargs), operands, params)
+    except Refusal as refusal:
+        if refusal.kind != "data-dependent":
+            raise
+        return inline
+    if result is NotImplemented:
+        return None
+    if any(s.ft_value is not p for s, p in zip(stand_ins, params, strict=True)):
+        return inline
+    places = [occurrences.index(v) for v in operands]
+    return _definition_meaning(params, ops, result, stand_ins, places, choice) or inline
+
+
+def _run_body(
+    recorder: Records, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
+) -> tuple[list[Op], Any, list[Abstract]]:
+    """The ops of a body, what it returned, and the stand-ins that it ran over."""
+    try:
+        return _over_stand_ins(recorder, kernel, call, operands, params)
+    except RuntimeError as error:
+        if NOT_SYMBOLIC not in str(error):
+            raise
+    for param in params:  # C++ that knows numbers only: the sizes become guards
+        param.type = recorder.types.fixed(param.type)
+    return _over_stand_ins(recorder, kernel, call, operands, params)
+
+
+def _over_stand_ins(
+    recorder: Records, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
+) -> tuple[list[Op], Any, list[Abstract]]:
+    stand_ins, count = [recorder.abstract(param) for param in params], len(recorder.overwritten)
+    args, kwargs = recorder.concrete(call, dict(zip(operands, stand_ins, strict=True)))
+    with recorder.inner_scope() as ops, recorder.listening():
+        result = kernel(*args, **kwargs)
+    while len(recorder.overwritten) > count:  # memory of the stand-ins', which ends here
+        recorder.overwritten.popitem()
+    return ops, result, stand_ins
+
+
+def aside(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
+) -> Any:
+    """Run a call that is about the run, and leaves what is computed as it is."""
+    return func(*args, **kwargs)
+
+
+class Answer:
+    """A call that returns a number: known only where its operands are constants."""
+
+    def __call__(
+        self, recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree],
+        tensors: list[Abstract],
+    ) -> Any:  # fmt: skip
+        return recorder.answer(recorder, func, args, kwargs)
+
+
+class Fold:
+    """A call whose result's size depends on data: known where its operands are constants."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+
+    def __call__(
+        self, recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree],
+        tensors: list[Abstract],
+    ) -> Any:  # fmt: skip
+        if func is INDEX and (places := _places(recorder, args[1])) is not None:
+            return recorder.again(func, (tensors[0], places))
+        try:
+            result = recorder.answer(recorder, func, args, kwargs)
+        except Refusal as refusal:
+            # a copy, as one that was raised holds all that ran
+            raise copy(self.refusal) if refusal.kind == "data-dependent" else refusal from None
+        return map_tree(
+            result, lambda t: recorder.lift_constant(t) if isinstance(t, torch.Tensor) else t
+        )
+
+
+def _places(recorder: Records, indices: list[Value | None]) -> list[Abstract | None] | None:
+    """Constant masks among indices as the places where they are true; None if a mask is unknown."""
+    places: list[Abstract | None] = []
+    for index in indices:
+        if index is None or index.type.dtype not in (torch.bool, torch.uint8):
+            places.append(None if index is None else recorder.abstract(index))
+            continue
+        try:
+            found = recorder.answer(recorder, torch.ops.aten.nonzero.default, (index,), {})
+        except Refusal:
+            return None
+        places += [recorder.lift_constant(place) for place in found.unbind(1)]
+    return places
+
+
+class Inline:
+    """Records a body anew at each call, over the call's own tensors."""
+
+    def __init__(self, kernel: Any, choice: Any) -> None:
+        self.kernel, self.choice = kernel, choice
+
+    def __call__(
+        self, recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree],
+        tensors: list[Abstract],
+    ) -> Any:  # fmt: skip
+        env = dict(zip(values_in((args, kwargs)), tensors, strict=True))
+        origin = recorder.origin()
+        inside = recorder.casts.inside(func)
+        with recorder.inner_scope(origin.frame) as ops, recorder.listening(), inside:
+            result = self.kernel(*recorder.concrete(args, env), **recorder.concrete(kwargs, env))
+            handed = [t for t in torch_api.tree_leaves(result) if isinstance(t, Abstract)]
+            values = [t.ft_value or current(t.ft_alias, recorder) for t in (*handed, *tensors)]
+        made = {out for op in ops for out in op.outs}
+        outs = tuple(v for v in dict.fromkeys(values) if v in made)
+        named = iter(values)
+        tree = map_tree(result, lambda t: next(named) if isinstance(t, Abstract) else t)
+        recorder.append(
+            Op(func, args, kwargs, tree, outs, origin=origin, region=ops, choice=self.choice)
+        )
+        return result
+
+
+def _definition_meaning(
+    params: list[Value], ops: list[Op], result: Any, stand_ins: list[Abstract],
+    places: list[int], choice: Any,
+) -> Meaning | None:  # fmt: skip
+    """The meaning of a composite whose body ran over stand-ins; None if calls cannot share it."""
+    made = {out for op in ops for out in op.outs}
+    handed = [leaf for leaf in leaves(result) if isinstance(leaf, Abstract)]
+    outs = [v for leaf in handed if (v := leaf.ft_value) is not None and v in made]
+    if len(set(outs)) < len(outs):
+        return None
+    views = tuple(
+        (outs.index(leaf.ft_value), places[i], alias.share)
+        for leaf in handed if leaf.ft_value in made and (alias := leaf.ft_alias) is not None
+        for i, stand_in in enumerate(stand_ins) if alias.root is stand_in.ft_alias
+    )  # fmt: skip
+
+    def describe(leaf: Any) -> Any:
+        value = leaf.ft_value if isinstance(leaf, Abstract) else None
+        if value is None:
+            return leaf
+        return value.type if value in made else Given(places[params.index(value)])
+
+    seen = seen_inside(handed[0], made) if len(handed) == len(outs) == 1 else ()
+    body = Definition(tuple(params), tuple(ops), tuple(outs), seen)
+    used = {operand for op in ops for operand in op.operands}
+    closed = used <= made.union(params)  # a constant made inside is an input of this capture
+    return Meaning(map_tree(result, describe), body, choice, views, lasting=closed)
