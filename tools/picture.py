@@ -46,20 +46,20 @@ class Row:
 def rows() -> Iterator[Row]:
     """The tree of the program, as far as a cut shows it."""
     program = foretrace.capture(Block(), (torch.randn(4, 8),))
-    cuts = {kind: program.cut(kind, loss=0 if kind == "joint" else None) for kind in CUTS}
-    graphs = {kind: cut.graph_module.graph.nodes for kind, cut in cuts.items()}
+    nodes: dict[Op, dict[str, str]] = {}
+    backward: dict[Op, list[str]] = {}
+    for kind in CUTS:
+        cut = program.cut(kind, loss=0 if kind == "joint" else None)
+        for node in cut.graph_module.graph.nodes:
+            op = node.meta.get("foretrace")
+            if op is not None and op.because is not None:
+                backward.setdefault(op.because, []).append(node.name)
+            elif op is not None:
+                nodes.setdefault(op.piece_of or op, {})[kind] = node.name
     for op, depth in _walk(program.recorded.ops, 0):
-        nodes, backward = dict[str, str](), list[str]()
-        for kind, graph in graphs.items():
-            for node in graph:
-                made = node.meta.get("foretrace")
-                if made is not None and made.because is op:
-                    backward.append(node.name)
-                elif made is op or (made is not None and made.piece_of is op):
-                    nodes[kind] = node.name
-        module = isinstance(op.target, ModuleCall)
-        if module or nodes or any(_walk(op.body or (), 0)):
-            yield Row(target_name(op.target), depth, module, nodes, tuple(backward))
+        if any(below in nodes for below, _ in _walk([op], 0)):
+            name, module = target_name(op.target), isinstance(op.target, ModuleCall)
+            yield Row(name, depth, module, nodes.get(op, {}), tuple(backward.get(op, ())))
 
 
 def _walk(ops: Iterable[Op], depth: int) -> Iterator[tuple[Op, int]]:
@@ -75,7 +75,7 @@ def svg(found: list[Row]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}"',
         f' viewBox="0 0 {WIDTH} {height}" font-family="ui-monospace, monospace" font-size="13">',
         f'<rect width="{WIDTH}" height="{height}" fill="{PAPER}"/>',
-        _text(LEFT, 28, "the tree: what ran, and what it is made of", INK, bold=True),
+        _text(LEFT, 28, "the tree of one run", INK, bold=True),
         _text(NAME, 28, "every graph is a cut through it", INK, bold=True),
     ]
     for column, (kind, colour) in enumerate(CUTS.items()):
@@ -95,7 +95,7 @@ def _row(row: Row, top: int) -> Iterator[str]:
     for depth in range(row.depth):
         x = LEFT + 18 * depth + 4
         yield f'<line x1="{x}" y1="{top - 4}" x2="{x}" y2="{top + ROW - 4}" stroke="#d0d7de"/>'
-    ink = INK if row.nodes else FAINT
+    ink = INK if row.nodes or row.module else FAINT
     yield _text(LEFT + 18 * row.depth, base, row.name, ink, bold=row.module)
     for column, (kind, colour) in enumerate(CUTS.items()):
         if kind in row.nodes:
