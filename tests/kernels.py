@@ -122,7 +122,7 @@ def dispatched(name: str) -> list[Any]:
 
 
 def kernel(name: str) -> str:
-    """The operator, in place or not: its value form calls it."""
+    """The operator, in place or not: its functional form calls it."""
     name = name.removeprefix("aten::").removesuffix("_functional")
     name = name if name.endswith("__") else name.rstrip("_")
     return SAME.get(name, name)

@@ -170,7 +170,7 @@ def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
     graph = forward_graph(recorded, program.semantics, level, "export", around=around, also=seen)
     for op in graph.ops:
         _check_op(op)
-    return with_writes(recorded, graph.ops, written_over(recorded, program.semantics).unseen)
+    return with_writes(recorded, graph.ops, written_over(recorded, program.semantics).hidden)
 
 
 def _check_op(op: Op) -> None:

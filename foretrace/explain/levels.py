@@ -130,8 +130,8 @@ class Levels:
         """What takes an op apart, as lines and as one word; None if nothing is known to."""
         chosen, name = choice_notes(op.choice), target_name(op.target)
         if isinstance(op.target, Write) or op.writes:
-            form = f"by the value form of {name}: what it writes is a new value"
-            return (form, *chosen), "value form"
+            form = f"by the functional form of {name}: what it writes is a new value"
+            return (form, *chosen), "functional form"
         if has_composite_kernel(op):
             kernel = f"by {name}'s {COMPOSITE} kernel, as in eager on {self.target}"
             return (kernel, *chosen), COMPOSITE
@@ -239,8 +239,8 @@ def _write_notes(op: Op) -> tuple[str, ...]:
     if isinstance(op.target, Write):
         way = " -> ".join(target_name(step.func) for step in op.target.steps)
         where = (f"it writes through a view of its base: {way}",) if way else ()
-        unseen = () if op.target.followed else ("autograd does not follow this write",)
-        return (*where, *unseen)
+        hidden = () if op.target.followed else ("autograd does not follow this write",)
+        return (*where, *hidden)
     return ("it writes in place",) if op.writes else ()
 
 

@@ -22,7 +22,7 @@ from foretrace.ops.schemas import schema_of
 
 aten = torch.ops.aten
 
-UNSEEN = "autograd does not follow this write: new content, the history of what was there"
+HIDDEN = "autograd does not follow this write: new content, the history of what was there"
 NO_GRAD = "the program ran this under torch.no_grad(), and a graph has no grad mode"
 BELOW = "the program did not let autograd follow this, and a graph's operator would be"
 LOOSE = "a view that is taken under no_grad requires grad, and no gradient goes through it"
@@ -55,8 +55,8 @@ class History:
     refused: Callable[[Op, Collection[Value]], bool]
     """whether torch's autograd raises for a call; the values are followed, whatever their types"""
     own_formula: Callable[[Any, Op], bool]
-    """whether an operator that writes has another derivative than its value form, a call of which
-    is given (elu_, which knows its result alone)"""
+    """whether an operator that writes has another derivative than its functional form, of which a
+    call is given (elu_, which knows its result alone)"""
     around: bool = True
     copied: Mapping[Op, Value] = field(default_factory=dict)
     """writes, and the operand of which autograd saves a copy"""
@@ -67,10 +67,10 @@ class History:
 
     def stops(self, op: Op) -> bool:
         """Whether a write is to be left whole for `with_history`."""
-        return is_unseen_write(op) or op in self.copied
+        return is_hidden_write(op) or op in self.copied
 
     def trained_body(self, op: Op) -> Iterator[Op]:
-        """The body of an op, where a write that its value form has no derivative for is a copy.
+        """The body of an op; a write whose functional form has no derivative is a copy in it.
 
         That is one to a part of what autograd follows: its gradient is laid out as the whole was,
         that of a scatter as it comes. A scatter of the program's own stays: its derivative is what
@@ -85,13 +85,13 @@ class History:
         for each in op.body or ():
             inner = _relaid(each, laid)
             scatters = op.writes and inner.target in VIEWS
-            seen = not is_unseen_write(op) and not followed.isdisjoint(inner.operands)
+            seen = not is_hidden_write(op) and not followed.isdisjoint(inner.operands)
             if scatters and (seen or self.refused(inner, followed)):
                 yield from _scattered(inner, self.view)
             elif _is_in_place(op) and (_draws(op, inner) or self._differs(op, inner)):
                 yield from _in_place(op, inner, laid)
                 if _is_whole(op, inner):
-                    return  # the rest lays the value form out as what was written
+                    return  # the rest lays the functional form out as what was written
             elif op.writes and _leaves_history(op, inner):
                 yield from _copied_over(op, inner)
             elif op.writes and inner.target is aten.copy.default:
@@ -100,9 +100,9 @@ class History:
                 yield inner
 
     def _differs(self, op: Op, inner: Op) -> bool:
-        """Whether a write of a followed tensor has another derivative than its value form.
+        """Whether a write of a followed tensor has another derivative than its functional form.
 
-        The value form may have none (`zero` of complex numbers); autograd takes none of integers.
+        The functional form may have none (`zero` of complex numbers), and integers have none.
         """
         target, _ = op.called
         form = schema_of(target).functional
@@ -119,7 +119,7 @@ class History:
 def with_history(ops: Iterable[Op], history: History) -> Iterator[Op]:
     """The ops, each result followed by autograd exactly as in the recorded run."""
     for op in ops:
-        if is_unseen_write(op):
+        if is_hidden_write(op):
             yield from _overwritten(op, history)
         elif op in history.copied:
             yield from with_history(_of_a_copy(op, history), history)
@@ -146,9 +146,9 @@ def _is_in_place(op: Op) -> bool:
 
 
 def _draws(op: Op, inner: Op) -> bool:
-    """Whether this is the value form of filling a followed tensor with what is drawn.
+    """Whether this is the functional form of filling a followed tensor with what is drawn.
 
-    Some value forms have no derivative (`normal_functional`); that of the write is zero.
+    Some functional forms have no derivative (`normal_functional`); that of the write is zero.
     """
     target, _ = op.called
     if not hasattr(inner.target, "overloadpacket"):
@@ -160,7 +160,7 @@ def _draws(op: Op, inner: Op) -> bool:
 def _in_place(op: Op, inner: Op, laid: dict[Value, Value]) -> Iterator[Op]:
     """The write itself, on a copy, which has the layout of what is written.
 
-    `laid` learns what lies as the copy, and not as the value form, where a view was written.
+    `laid` learns what lies as the copy, and not as the functional form, where a view was written.
     """
     (out,), old = op.outs if _is_whole(op, inner) else inner.outs, inner.args[0].type
     if out not in op.outs and out.type.stride != old.stride:
@@ -183,7 +183,7 @@ def _relaid(op: Op, laid: dict[Value, Value]) -> Op:
 
 def _leaves_history(op: Op, last: Op) -> bool:
     """Whether a write gives a followed tensor content that does not come of it."""
-    if op.outs != last.outs or is_unseen_write(op) or not isinstance(op.args[0], Value):
+    if op.outs != last.outs or is_hidden_write(op) or not isinstance(op.args[0], Value):
         return False
     if not all(value.type.requires_grad for value in (op.args[0], *op.outs)):
         return False
@@ -214,7 +214,7 @@ def _copied_over(op: Op, last: Op) -> Iterator[Op]:
     yield called(op, aten.copy_.default, (out, new), done, REPLACED)
 
 
-def is_unseen_write(op: Op) -> bool:
+def is_hidden_write(op: Op) -> bool:
     """A write that leaves the history of a followed tensor as it was."""
     target = op.target
     if not isinstance(target, Write) or target.followed:
@@ -223,7 +223,7 @@ def is_unseen_write(op: Op) -> bool:
 
 
 def _of_a_copy(op: Op, history: History) -> Iterator[Op]:
-    """The value form of a write, of a copy of what it writes to: autograd saves one, too."""
+    """The functional form of a write, of a copy of what it writes to: autograd saves one, too."""
     old = history.copied[op]
     copy = Value(old.type)
     yield from copied(op, old, copy, COPIED)
@@ -250,8 +250,8 @@ def _without_gradient(op: Op) -> bool:
 
     torch's autograd may refuse such a call: a sum of numbers as a bool.
     """
-    unseen = op.leaf and not op.origin.grad_mode and any(v.type.requires_grad for v in op.operands)
-    return unseen and not any(out.type.differentiable for out in op.outs)
+    hidden = op.leaf and not op.origin.grad_mode and any(v.type.requires_grad for v in op.operands)
+    return hidden and not any(out.type.differentiable for out in op.outs)
 
 
 def _detached(op: Op, visible: Collection[Value]) -> Iterator[Op]:
@@ -307,16 +307,16 @@ def _noisy(op: Op) -> Iterator[Op]:
 
 
 def _overwritten(op: Op, history: History) -> Iterator[Op]:
-    """`base` with other content: its history, and the content that the write's value form gives."""
+    """`base` with other content: its history, and what the write's functional form gives."""
     (out,), base = op.outs, op.args[0]
     raw = Value(out.type.with_grad(False))
     inside = replace(history, below=lambda _: False, around=True, copied={})
     for inner in history.trained_body(op):
         yield from with_history([renamed(inner, {out: raw})], inside)
     kept, view = Value(out.type.with_grad(False)), Value(out.type.with_grad(False))
-    yield from copied(op, base, out, UNSEEN)
-    yield called(op, aten.detach.default, (out,), view, UNSEEN)
-    yield called(op, aten.copy_.default, (view, raw), kept, UNSEEN)
+    yield from copied(op, base, out, HIDDEN)
+    yield called(op, aten.detach.default, (out,), view, HIDDEN)
+    yield called(op, aten.copy_.default, (view, raw), kept, HIDDEN)
 
 
 def left_in_memory(value: Value, now: Value | None, because: Op) -> Iterator[Op]:

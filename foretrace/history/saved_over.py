@@ -25,7 +25,7 @@ class SavedOver:
     """writes, and the operand of which autograd saves a copy, as its memory does not keep it"""
     reshaped: dict[Op, Value]
     """changes of a shape in place, which autograd counts, and what owns the memory"""
-    unseen: dict[Value, Op]
+    hidden: dict[Value, Op]
     """inputs that are written without a count, and what saved their old content before"""
     owner: Callable[[Value], Value]
 
@@ -59,7 +59,7 @@ def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) 
     stale, writes = Stale(recorded.overwritten), list[Op]()
     left: dict[Value, tuple[Value | None, Op]] = {}
     reshaped: dict[Op, Value] = {}
-    unseen: dict[Value, Op] = {}
+    hidden: dict[Value, Op] = {}
     given = {item.value for item in recorded.inputs}
     stale.meet(recorded.ops)
     for op in ops:
@@ -77,7 +77,7 @@ def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) 
             if stale.base(root) not in given or became.before is not None:
                 left.setdefault(root, (became.now, op))
             elif became.now is not None:
-                unseen.setdefault(stale.base(root), op)
+                hidden.setdefault(stale.base(root), op)
             if became.before is not None:
                 reshaped[became.before] = stale.base(root)
     memories = given.union(map(stale.base, left))
@@ -86,7 +86,7 @@ def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) 
         if (old := stale.written_by(op)) is not None and stale.memory(old) in memories
         and any(old in saved_by(inner, derivatives) for inner in op.body or () if inner.leaf)
     }  # fmt: skip
-    return SavedOver(left, copies, reshaped, unseen, stale.base)
+    return SavedOver(left, copies, reshaped, hidden, stale.base)
 
 
 def _follows(op: Op) -> bool:

@@ -1,8 +1,8 @@
 """Writes through views, as autograd follows them: in place, on a copy of what is viewed.
 
-A value form adds two gradients of the base: of what the write leaves, and of what it reads. Eager
-has one, in which the part that was written is put in place (CopySlices). The sum is that to the
-last bit but for zeros: 0.0 and -0.0 give 0.0, and a dropout gives many. It lies as the base, too.
+A functional form adds two gradients of the base: of what the write leaves, and of what it reads.
+Eager has one, in which the part that was written is put in place (CopySlices). The sum is that to
+the last bit but for zeros: 0.0 and -0.0 give 0.0, and a dropout gives many. It lies as the base, too.
 Source: torch/csrc/autograd/functions/tensor.cpp.
 """
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import torch
 
 from foretrace import torch_api
-from foretrace.history.history import UNSEEN
+from foretrace.history.history import HIDDEN
 from foretrace.history.history_ops import called, copied, renamed
 from foretrace.ir.op import Op, Value, map_values, values_in
 from foretrace.ir.program import Recorded
@@ -96,7 +96,7 @@ def _uses(op: Op, value: Value) -> int:
 
 def _overwritten(op: Op) -> Value | None:
     """What a copy is of that stands for it with new content, and has its history."""
-    made = op.choice is not None and op.choice.reason == UNSEEN and op.outs[0].type.requires_grad
+    made = op.choice is not None and op.choice.reason == HIDDEN and op.outs[0].type.requires_grad
     return op.operands[-1] if made else None
 
 

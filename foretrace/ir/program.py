@@ -122,7 +122,7 @@ class Mutation:
 
     index: int
     value: Value
-    unseen: bool = False
+    hidden: bool = False
     """the op that wrote does not tell autograd (batch norm's statistics)"""
     rebound: bool = False
     """the program bound the buffer's attribute to another tensor"""
@@ -250,7 +250,7 @@ class Recorded:
 
     def writes_followed(self, mutation: Mutation) -> bool:
         """Whether an input has the history of what was written to it."""
-        item, quiet = self.inputs[mutation.index], mutation.unseen or mutation.kept
+        item, quiet = self.inputs[mutation.index], mutation.hidden or mutation.kept
         leaf = item.leaf and item.value.type.requires_grad
         return mutation.value.type.requires_grad and not (quiet or leaf)
 

@@ -137,9 +137,9 @@ class _Stage:
             yield "it returns what is neither new nor an operand"
 
     def _form(self, op: Op, *, inside: bool) -> Iterator[str]:
-        """Writes are values: in a record with their value form, in a graph by that alone."""
+        """Writes are values: in a record with their functional form, in a graph by that alone."""
         if op.writes and op.leaf:
-            yield "a write has no value form"
+            yield "a write has no functional form"
         flat = self.name not in TREES and not inside
         if flat and (op.writes or isinstance(op.target, Write)):
             yield "a write that is a value was not opened"

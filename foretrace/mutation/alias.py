@@ -27,7 +27,7 @@ class Records(Protocol):
     scope: list[Op]
     log: list[Op]
     seeing: dict[Value, Op]
-    value_form: Op | None
+    functional_form: Op | None
     overwritten: "dict[Value, Held]"
     rebased: "list[Alias]"
     fresh: set[Value]
@@ -214,7 +214,7 @@ class Held:
     since: int
     origin: Origin  # of the write
     form: Op | None
-    """the value form of the op that wrote: of what it writes to, autograd saves a copy"""
+    """the functional form of the op that wrote: of what it writes to, autograd saves a copy"""
     before: Op | None = None
     detached: bool = False
     """it was not written to, but `detach_` took its history"""

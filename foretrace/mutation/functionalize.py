@@ -214,9 +214,9 @@ def _new_contents(
     if schema.functional is None:
         raise AssertionError(func)
     if schema.outs:
-        stands = {v: recorder.abstract(v) for v in values_in((args, kwargs))}
-        stands.update(zip(schema.written_now(args, kwargs), targets, strict=True))
-        (new,) = filter(None, contents(recorder, func, (args, kwargs), stands))
+        placeholders = {v: recorder.abstract(v) for v in values_in((args, kwargs))}
+        placeholders.update(zip(schema.written_now(args, kwargs), targets, strict=True))
+        (new,) = filter(None, contents(recorder, func, (args, kwargs), placeholders))
         return [in_layout(recorder, alias_of(targets[0]), new)]
     for chance in values_in(args[1:]) if schema.draws_over else ():  # torch's meta kernels ask not
         recorder.semantics.infer(aten.expand.default, (chance.type, [*args[0].type.shape]), {})
@@ -272,7 +272,7 @@ def _write_each(
         values = [value for value in values if value not in done]
         news = [current(alias_of(t), recorder) for t in torch_api.tree_leaves(made)
                 if isinstance(t, Abstract)]  # fmt: skip
-        recorder.value_form = recorder.scope[-1]
+        recorder.functional_form = recorder.scope[-1]
     targets = [tensors[value] for value in values]
     if not schema.outs:
         _check_fits(recorder, func, (args, kwargs), targets, news)
@@ -280,7 +280,7 @@ def _write_each(
         if new is not None:  # a gradient that its mask leaves out
             over = (current(alias_of(target), recorder), new)
             written(recorder, aten.copy_.default, over, {}, [target, recorder.abstract(new)])
-    recorder.value_form = None
+    recorder.functional_form = None
     if not (schema.returns_something and schema.multiple):
         return targets[0] if schema.returns_something else None
     return tuple(targets[: len(values_in([kwargs[name] for name in schema.outs]))]) or targets

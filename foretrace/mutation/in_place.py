@@ -122,5 +122,5 @@ def note_overwritten(alias: Alias, recorder: Records) -> None:
     if alias.value is not None:
         before = recorder.overwritten.get(alias.value)
         if before is None or before.detached or before.before is not None:
-            held = Held(alias, alias.since, recorder.origin(), recorder.value_form)
+            held = Held(alias, alias.since, recorder.origin(), recorder.functional_form)
             recorder.overwritten[alias.value] = held

@@ -14,10 +14,11 @@ aten = torch.ops.aten
 
 
 def drawn(recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Value:
-    """An op that draws numbers in the order of memory where its value form would not.
+    """An op that draws numbers in the order of memory where its functional form would not.
 
-    Memory without gaps is seen in its order, as the value form goes; else the op stays in place,
-    on new memory so laid out. Of what is put off the kernel fills a copy, which is written back.
+    Memory without gaps is seen in its order, as the functional form goes; else the op stays in
+    place, on new memory so laid out. Of what is put off the kernel fills a copy, which is written
+    back.
     """
     like, functional = args[0].type, recorder.semantics.schema(func).functional
     if like.dense and not like.lazy and functional is not None:
@@ -36,7 +37,7 @@ def drawn(recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree]) -> 
 
 
 def draws_as_value(func: Any, like: TensorType) -> bool:
-    """Whether the value form draws the same numbers: it does for memory without gaps.
+    """Whether the functional form draws the same numbers: it does for memory without gaps.
 
     `bernoulli`, unlike all others, gives a contiguous result.
     """
@@ -98,7 +99,7 @@ def in_layout(recorder: Records, target: Alias, new: Value) -> Value:
 def as_the_op(
     recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], made: tuple[Value, ...]
 ) -> tuple[Value, ...]:
-    """What the value form of an op has made beside new contents, laid out as the op itself does."""
+    """What a functional form has made beside new contents, laid out as the op itself does."""
     if not made or recorder.semantics.schema(func).returns_written:
         return made
     typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]

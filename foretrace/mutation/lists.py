@@ -20,7 +20,7 @@ def one_after_the_other(
 ) -> bool:  # fmt: skip
     """Record the writes to a list as eager makes them; False if they are one call of values.
 
-    They are that where all of the memory is apart and nothing is followed: a value form has a
+    They are that where all of the memory is apart and nothing is followed: a functional form has a
     derivative for all of its tensors or for none. Eager's own saves results when all is written,
     so parts of one memory that are followed are written at once, too, if that has a derivative.
 

@@ -23,7 +23,7 @@ Call: TypeAlias = tuple[Tree, dict[str, Tree]]
 """An op's positional and named arguments"""
 
 ITSELF = Choice(
-    "out=", "whole", "its value form may round otherwise, or is of another layout or dtype"
+    "out=", "whole", "its functional form may round otherwise, or is of another layout or dtype"
 )
 LEAVE_OUT = "give a tensor of that shape, or leave `out` away and use the result"
 RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
@@ -34,9 +34,9 @@ def contents(
 ) -> list[Value | None]:
     """What each operand holds that the op writes to, those given as `out=` first.
 
-    The value form makes it where it gives the very type that `out` has. Else the op itself does,
-    on new memory like that of `out`: a kernel may round otherwise in another layout, and computes
-    in the dtype of `out`. An `out` of other sizes gets memory of the result's, as in eager.
+    The functional form makes it where it gives the very type that `out` has. Else the op itself
+    does, on new memory like that of `out`: a kernel may round otherwise in another layout, and
+    computes in the dtype of `out`. An `out` of other sizes gets memory of the result's, as in eager.
 
     Raises:
         Refusal: another tensor sees the memory of an `out` of other sizes, or the op reads it.
@@ -45,7 +45,7 @@ def contents(
     schema = recorder.semantics.schema(func)
     after = _types_after(recorder, func, call)
     with recorder.inner_scope(recorder.origin().frame) as ops:
-        news = _value_form(recorder, func, call, tensors)
+        news = _functional_form(recorder, func, call, tensors)
     now: dict[Value, Value] = {}
     for old, new in zip(schema.written_now(*call), news, strict=True):
         now[old] = old
@@ -55,7 +55,7 @@ def contents(
             _check_known(recorder, old.type, new, after.get(old))
             now[old] = _renew(recorder, tensors[old], old, new.type)
     args, kwargs = substitute(call, now)
-    if not _is_value_form(recorder, func, (args, kwargs), list(now.values()), news):
+    if not _is_functional_form(recorder, func, (args, kwargs), list(now.values()), news):
         return list(_in_place(recorder, func, (args, kwargs)))
     for op in ops:
         recorder.append(op)
@@ -106,8 +106,8 @@ def _check_known(
 ) -> None:
     """Refuse to resize an `out` where torch's kernels for types do not say what becomes of it.
 
-    They and the value form may give other strides. A result of no elements may be one that the op
-    leaves alone (batch norm in eval mode).
+    They and the functional form may give other strides. A result of no elements may be one that the
+    op leaves alone (batch norm in eval mode).
     """
     new, run = result.type, _in_numbers(recorder, result)
     straight = new.dense and new.memory_order() == list(range(len(new.shape)))
@@ -123,7 +123,7 @@ def _check_known(
         )
 
 
-def _value_form(
+def _functional_form(
     recorder: Records, func: Any, call: Call, tensors: dict[Value, Abstract]
 ) -> list[Value | None]:
     functional = recorder.semantics.schema(func).functional
@@ -138,10 +138,10 @@ def _value_form(
             for new in leaves(op.result)]  # fmt: skip
 
 
-def _is_value_form(
+def _is_functional_form(
     recorder: Records, func: Any, call: Call, olds: list[Value], news: list[Value | None]
 ) -> bool:
-    """Whether the op does what its value form does; one that returns nothing copies that."""
+    """Whether the op does what its functional form does; one that returns nothing copies that."""
     schema, given = recorder.semantics.schema(func), values_in(call)
     if not schema.returns_something:
         return True

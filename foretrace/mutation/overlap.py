@@ -27,7 +27,7 @@ ANY_ORDER = frozenset({torch.ops.aten.copy_.default})
 def check_apart(
     recorder: Records, func: Any, targets: list[Abstract], tensors: list[Abstract]
 ) -> None:
-    """Refuse a call whose writes have no value form.
+    """Refuse a call whose writes have no functional form.
 
     Args:
         recorder: knows what the tensors are now.
@@ -209,7 +209,7 @@ def _holds(symbols: Symbols, less: Any, more: Any) -> bool:
 
 
 def overlapping(what: str) -> Refusal:
-    """The refusal of a write that has no value form, as its operands overlap."""
+    """The refusal of a write that has no functional form, as its operands overlap."""
     return Refusal(
         what, kind="overlapping memory",
         do="write to a clone, or read from one",

@@ -1,4 +1,4 @@
-"""What was learnt of operators: for this capture, and for every capture of the process.
+"""What was learned of operators: for this capture, and for every capture of the process.
 
 What torch was once asked (types of results, bodies, derivatives) is the same in the next capture,
 as long as it is about torch's own operators. An answer about open sizes came with questions to the
@@ -39,12 +39,12 @@ MOST = 50_000
 
 
 @dataclass(slots=True, eq=False)
-class Learnt:
+class Learned:
     """Everything that holds for all captures under the same surroundings, by kind."""
 
-    meanings: dict[Any, Any] = field(default_factory=dict)
+    outcomes: dict[Any, Any] = field(default_factory=dict)
     formulas: dict[Any, Any] = field(default_factory=dict)
-    """meanings inside derivatives"""
+    """outcomes inside derivatives"""
     results: dict[Any, Any] = field(default_factory=dict)
     followed: dict[Any, Any] = field(default_factory=dict)
     rules: dict[Any, Any] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Conditional(Generic[T]):
     questions: tuple[Question, ...]
 
 
-class Memory(Generic[T]):
+class Cache(Generic[T]):
     """Answers of one kind by key: those of this capture, then those of all."""
 
     __slots__ = ("_asked", "_here", "_lasting", "_settled", "_symbols")

@@ -13,7 +13,7 @@ from foretrace.errors import OUTSIDE, Refusal
 from foretrace.ir.op import Tree
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
-from foretrace.ops.cache import ONE_AT_A_TIME, Learnt, Memory, frozen, lasts, symbols_of
+from foretrace.ops.cache import ONE_AT_A_TIME, Cache, Learned, frozen, lasts, symbols_of
 from foretrace.ops.kernel import (
     RAISED,
     CpuKernels,
@@ -63,13 +63,13 @@ class Inference:
         self,
         types: Types,
         symbols: Symbols,
-        learnt: Learnt,
+        learned: Learned,
         mode: torch_api.FakeTensorMode | None = None,
     ) -> None:
-        self.types, self.symbols, self.learnt = types, symbols, learnt
+        self.types, self.symbols, self.learned = types, symbols, learned
         self._mode = mode
         self._metas: dict[TensorType, torch.Tensor] = {}
-        self._known: Memory[Tree] = Memory(learnt.results, learnt.settled, symbols)
+        self._known: Cache[Tree] = Cache(learned.results, learned.settled, symbols)
         self._kernels = MetaKernels(types, self._meta)
         self.of_cpu = CpuKernels(types, symbols)
 

@@ -1,4 +1,4 @@
-"""What a call means, learnt once for all calls with operands of the same types."""
+"""The outcome of a call, learned once for all calls with operands of the same types."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 from foretrace.ir.op import Choice, Definition, Op, Tree, Value, ViewStep, values_in
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
-from foretrace.ops.cache import Learnt
+from foretrace.ops.cache import Learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ View: TypeAlias = tuple[int, int, Share]
 
 
 @dataclass(slots=True, eq=False)
-class Meaning:
+class Outcome:
     """Types of the results, the body, and which results are views of operands.
 
     `result` has a TensorType for each new value; `views` tells which of them share memory.
@@ -55,7 +55,7 @@ class Meaning:
 
 @dataclass(frozen=True, slots=True)
 class Functional:
-    """The value form of an op that writes to operands.
+    """The functional form of an op that writes to operands.
 
     `call` takes the same arguments, without those named in `dropped`. Its results are the new
     contents of `out=` arguments first, then the op's own results, then the new contents of what
@@ -145,7 +145,7 @@ class Semantics(Protocol):
     What this class answers itself: no op is opened, and autograd follows none.
     """
 
-    learnt: Learnt
+    learned: Learned
     """answers that hold in every capture"""
 
     def body_kernel(

@@ -116,7 +116,7 @@ def _as_arguments(
 
 
 def _defaults(schema: Any, functional: Any) -> tuple[Any, ...]:
-    """Defaults of positional arguments, where the value form has none (bernoulli_'s p)."""
+    """Defaults of positional arguments, where the functional form has none (bernoulli_'s p)."""
     required = {a.name for a in functional.arguments if not a.has_default_value()}
     positional = [a for a in schema.arguments if not a.kwarg_only]
     if not any(a.name in required and a.has_default_value() for a in positional):
@@ -129,7 +129,7 @@ def _writes(schema: Any) -> bool:
 
 
 def _candidates(schema: Any) -> Iterator[Any]:
-    """Overloads whose name suggests that they are the value form."""
+    """Overloads whose name suggests that they are the functional form."""
     namespace, _, name = str(schema.name).partition("::")
     library = getattr(torch.ops, namespace)
     stem = name.removesuffix("_") if not name.endswith("__") else name

@@ -5,17 +5,17 @@ from math import inf
 
 from foretrace.ir.op import Op, Value
 from foretrace.partition.mincut import Network, Node, minimum_cut
-from foretrace.partition.sides import Halves
+from foretrace.partition.sides import Sides
 from foretrace.passes.live import needs, values_of
 
 FEWEST = "it takes fewest bytes of all that the backward's operands can be made of"
 LEAVES = "a checkpoint made it, and it is used outside of it"
 
 
-class Band:
+class SavingNetwork:
     """What the backward uses, and all from which it could be made by ops that may run again."""
 
-    def __init__(self, halves: Halves) -> None:
+    def __init__(self, halves: Sides) -> None:
         self.halves, self.network = halves, Network()
         self.reached: set[Value] = set()
         self.reasons: dict[Value, str] = {}

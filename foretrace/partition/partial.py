@@ -15,7 +15,7 @@ from foretrace.history.history_ops import renamed
 from foretrace.ir.op import Op, Value, map_values, substitute
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.types import Arrived
-from foretrace.partition.sides import Halves
+from foretrace.partition.sides import Sides
 from foretrace.partition.split import SAVED_COPY, Pair, Saved, second
 from foretrace.passes.cut import Level, differentiated
 from foretrace.targets.semantics import TargetSemantics
@@ -41,7 +41,7 @@ def partial_backward(
         Refusal: it needs a value that the forward did not save.
     """
     part = opened(differentiated(recorded, semantics, Level(False), None, given))
-    halves = Halves(part, recorded, semantics)
+    halves = Sides(part, recorded, semantics)
     meant = _counterparts(part.ops, joint.ops)
     saved = set(map(_original, pair.saved))
     kept = {v: meant[v] for op in part.ops for v in op.outs if meant.get(v) in saved}

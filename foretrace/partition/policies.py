@@ -5,8 +5,8 @@ from typing import TypeAlias
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Value
-from foretrace.partition.network import Band
-from foretrace.partition.sides import Halves
+from foretrace.partition.network import SavingNetwork
+from foretrace.partition.sides import Sides
 from foretrace.passes.live import needs, values_of
 
 Policy: TypeAlias = str | Callable[[Op], bool]
@@ -20,7 +20,7 @@ Decide: TypeAlias = Callable[[Op], str]
 SAVE_ALL = "save_all saves what the backward uses"
 
 
-def chosen(halves: Halves, policy: Policy) -> dict[Value, str]:
+def chosen(halves: Sides, policy: Policy) -> dict[Value, str]:
     """The values made in the forward that are handed over, each with the reason.
 
     Raises:
@@ -37,7 +37,7 @@ def chosen(halves: Halves, policy: Policy) -> dict[Value, str]:
     return POLICIES[policy](halves)
 
 
-def _demanded(halves: Halves, decide: Decide) -> dict[Value, str]:
+def _demanded(halves: Sides, decide: Decide) -> dict[Value, str]:
     """From the last op to the first: what is wanted is saved, or its op wants its operands.
 
     Views are made again from what they are views of, as they take no memory of their own. So is
@@ -63,12 +63,12 @@ def _demanded(halves: Halves, decide: Decide) -> dict[Value, str]:
     return saved
 
 
-def _min_cut(halves: Halves) -> dict[Value, str]:
+def _min_cut(halves: Sides) -> dict[Value, str]:
     """The fewest bytes that running cheap ops again allows."""
-    return Band(halves).cut()
+    return SavingNetwork(halves).cut()
 
 
-POLICIES: dict[str, Callable[[Halves], dict[Value, str]]] = {
+POLICIES: dict[str, Callable[[Sides], dict[Value, str]]] = {
     "min_cut": _min_cut,
     "save_all": lambda halves: _demanded(halves, lambda _: SAVE_ALL),
     "recompute_all": lambda halves: _demanded(halves, lambda _: ""),

@@ -40,7 +40,7 @@ class Facts:
     reduces: bool
 
 
-class Halves:
+class Sides:
     """The two sides of a joint graph, and what may run in both."""
 
     def __init__(self, joint: Graph, recorded: Recorded, semantics: TargetSemantics) -> None:

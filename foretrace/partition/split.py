@@ -18,7 +18,7 @@ from foretrace.ir.program import Graph, Input, Output, Recorded, Role, size_inpu
 from foretrace.ir.types import Arrived, Size
 from foretrace.ir.walk import leaf_ops
 from foretrace.partition.policies import Policy, chosen
-from foretrace.partition.sides import Halves
+from foretrace.partition.sides import Sides
 from foretrace.passes.live import live, needs, values_of, with_saved
 from foretrace.symbols.questions import free_symbols
 from foretrace.targets.semantics import TargetSemantics
@@ -91,7 +91,7 @@ def partition(
     Raises:
         Refusal: there is no such policy.
     """
-    halves = Halves(joint, recorded, semantics)
+    halves = Sides(joint, recorded, semantics)
     reasons = chosen(halves, policy)
     ops, handed = second(halves, reasons)
     copies = {value: _copied(halves, value) for value in handed if value in halves.aliases}
@@ -117,7 +117,7 @@ def partition(
 # ---- the backward's ops ---------------------------------------------------------------------
 
 
-def second(halves: Halves, kept: dict[Value, str]) -> tuple[list[Op], list[Value]]:
+def second(halves: Sides, kept: dict[Value, str]) -> tuple[list[Op], list[Value]]:
     """The backward's ops, and the values it gets from the forward, in the forward's order.
 
     An op that runs again does so just before the first that needs it, to hold memory briefly.
@@ -134,7 +134,7 @@ def second(halves: Halves, kept: dict[Value, str]) -> tuple[list[Op], list[Value
 
 
 def _again(
-    halves: Halves, wanted: Iterable[Value], kept: dict[Value, str], done: set[Op],
+    halves: Sides, wanted: Iterable[Value], kept: dict[Value, str], done: set[Op],
     handed: dict[Value, None],
 ) -> Iterator[Op]:  # fmt: skip
     """The ops that have to run again to have the values wanted; `done` and `handed` learn."""
@@ -151,7 +151,7 @@ def _again(
             waiting += needs(op)
 
 
-def _missing_sizes(halves: Halves, ops: list[Op], handed: list[Value]) -> list[sympy.Symbol]:
+def _missing_sizes(halves: Sides, ops: list[Op], handed: list[Value]) -> list[sympy.Symbol]:
     """The symbols of the backward's ops that no tensor it gets has as a dimension."""
     simplify = halves.symbols.simplify
     trees = [(leaf.args, leaf.kwargs) for leaf in leaf_ops(ops)]
@@ -166,7 +166,7 @@ def _missing_sizes(halves: Halves, ops: list[Op], handed: list[Value]) -> list[s
 
 
 def _saved(
-    halves: Halves, value: Value, reasons: dict[Value, str], copies: dict[Value, list[Op]]
+    halves: Sides, value: Value, reasons: dict[Value, str], copies: dict[Value, list[Op]]
 ) -> Saved:
     size, op = value.type.bytes, halves.makers.get(value)
     if value in copies:
@@ -177,7 +177,7 @@ def _saved(
     return Saved(value, size, reasons[value], op)
 
 
-def _copied(halves: Halves, value: Value) -> list[Op]:
+def _copied(halves: Sides, value: Value) -> list[Op]:
     """Ops that copy a value in its own layout, as it is at the end of the forward."""
     type, op = value.type, halves.makers.get(value)
     if op is None:  # an input: the copy is there because of the op that writes to it

@@ -188,7 +188,7 @@ def _raises(derivatives: Derivatives, op: Op, followed: Collection[Value] = ()) 
 
 
 def _own_formula(derivatives: Derivatives, writes: Any, form: Op) -> bool:
-    """Whether an operator that writes has another derivative than its value form."""
+    """Whether an operator that writes has another derivative than its functional form."""
     args, kwargs = (map_values(tree, lambda v: v.type) for tree in (form.args, form.kwargs))
     itself = derivatives.node(writes, args, kwargs, frozenset({0}))
     return itself != derivatives.node(form.target, args, kwargs, frozenset())

@@ -74,7 +74,7 @@ def _is_for_autograd(op: Op) -> bool:
 
 
 class _Decomposition:
-    """One pass over a graph; what a decomposition does is learnt once and kept."""
+    """One pass over a graph; what a decomposition does is learned once and kept."""
 
     def __init__(
         self, entries: Entries, keep: Callable[[Op], bool], used: frozenset[Value]

@@ -119,8 +119,8 @@ class Differentiation:
         else:
             if op.origin.grad_mode:  # and takes out what was saved, of use or not
                 self.stale.check_unpacked(op, self.derivatives)
-            unseen = isinstance(op.target, Write) and not op.target.followed
-            on = op.args[:1] if unseen else op.operands if op.origin.grad_mode else ()
+            hidden = isinstance(op.target, Write) and not op.target.followed
+            on = op.args[:1] if hidden else op.operands if op.origin.grad_mode else ()
             self.reached.update(v for v in on if v.type.requires_grad)
 
     def _composite(self, op: Op) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 
-from foretrace.history.history import is_unseen_write
+from foretrace.history.history import is_hidden_write
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.program import Output
 from foretrace.ir.walk import every_op
@@ -32,10 +32,10 @@ def without_unread(ops: list[Op], wanted: list[Value], semantics: TargetSemantic
 
     Spelled out, each would be an op in place, which stays whoever reads it.
     """
-    if not any(map(is_unseen_write, ops)):
+    if not any(map(is_hidden_write, ops)):
         return ops
     read = set(live(ops, wanted, semantics))
-    return [op for op in ops if op in read or not is_unseen_write(op)]
+    return [op for op in ops if op in read or not is_hidden_write(op)]
 
 
 def needs(op: Op) -> Collection[Value]:

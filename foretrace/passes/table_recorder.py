@@ -12,7 +12,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.sources import Sources
 from foretrace.ir.op import Choice, Tree, Value, target_name
-from foretrace.ops.cache import Learnt, Memory
+from foretrace.ops.cache import Cache, Learned
 from foretrace.ops.semantics import OperatorSemantics
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Abstract
@@ -34,7 +34,7 @@ class Entries(OperatorSemantics):
 
     def __init__(self, table: Table, target: TargetSemantics) -> None:
         self.table, self.target, self.inference = _checked(table), target, target.inference
-        self.learnt = Learnt()  # of this table: its functions may change
+        self.learned = Learned()  # of this table: its functions may change
 
     def body_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]
@@ -100,7 +100,7 @@ class EntryRecorder(Recorder):
         with _quiet():
             super().__init__(
                 types, entries, Sources(), self.constant, self.constant, _no_answer,
-                Memory(entries.learnt.meanings, entries.learnt.settled, types.symbols),
+                Cache(entries.learned.outcomes, entries.learned.settled, types.symbols),
             )  # fmt: skip
 
     def run(

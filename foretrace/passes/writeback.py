@@ -33,20 +33,20 @@ class Written:
     """(input, its new content) of those that are copied back"""
 
 
-def with_writes(recorded: Recorded, ops: Iterable[Op], unseen: Container[Value]) -> Written:
+def with_writes(recorded: Recorded, ops: Iterable[Op], hidden: Container[Value]) -> Written:
     """The ops of a forward cut, and what comes of its mutations and outputs.
 
     Args:
         recorded: the program.
         ops: those of the cut.
-        unseen: inputs of which a backward reads what was written without autograd's knowing.
+        hidden: inputs of which a backward reads what was written without autograd's knowing.
 
     Raises:
         Refusal: a buffer was bound to a tensor of another type, which no graph can do.
     """
     spelling = _Spelling(recorded)
     _check_bound(recorded)
-    _check_data(recorded, unseen)
+    _check_data(recorded, hidden)
     _check_loose(recorded)
     _check_history(recorded)
     check_begins(recorded)
@@ -85,8 +85,8 @@ class _Spelling:
         """
         recorded = self.recorded
         bound = (m for m in recorded.mutations if m.rebound and recorded.writes_followed(m))
-        unseen = (m for m in recorded.mutations if m.unseen)
-        old = {recorded.inputs[m.index].value for m in (*bound, *unseen)}
+        hidden = (m for m in recorded.mutations if m.hidden)
+        old = {recorded.inputs[m.index].value for m in (*bound, *hidden)}
         for op in ops:
             copies = {value: Value(value.type) for value in op.operands if value in old}
             for value, copy in copies.items():
@@ -176,11 +176,11 @@ def _op(func: object, args: tuple[Any, ...], out: Value, origin: Origin = NOWHER
     return Op(func, args, {}, out, (out,), origin=origin)
 
 
-def _check_data(recorded: Recorded, unseen: Container[Value]) -> None:
+def _check_data(recorded: Recorded, hidden: Container[Value]) -> None:
     """Refuse a write by way of `.data` that a backward would read: torch writes back otherwise."""
     for mutation in recorded.mutations:
         item = recorded.inputs[mutation.index]
-        if mutation.unseen and (item.value.type.requires_grad or item.value in unseen):
+        if mutation.hidden and (item.value.type.requires_grad or item.value in hidden):
             raise Refusal(
                 f"the program writes to the {item.role} in a way that autograd does not see (.data,"
                 " unsafe_split), and a backward through the exported program would not read that",

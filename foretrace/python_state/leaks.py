@@ -46,7 +46,7 @@ def stranding(types: Types) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _strand(types.living())
+        _strand(types.alive())
         raise
 
 
@@ -72,10 +72,10 @@ def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
 
 def _stored(types: Types, recorded: Recorded) -> list[Abstract]:
     """The living tensors that the record itself does not hold."""
-    living = types.living()
-    ours = {id(each) for each in _needed(recorded)} if living else set()
+    alive = types.alive()
+    ours = {id(each) for each in _needed(recorded)} if alive else set()
     ours -= {id(tensor()) for tensor in recorded.requires.stored}
-    return [tensor for tensor in living if id(tensor) not in ours]
+    return [tensor for tensor in alive if id(tensor) not in ours]
 
 
 def _refusal(tensor: Abstract, recorded: Recorded, lines: Lines) -> Refusal:

@@ -67,7 +67,7 @@ class Mentioned:
     """what names stood for that were looked through here"""
 
     @property
-    def stands(self) -> bool:
+    def placeholders(self) -> bool:
         """Whether the names still stand for what was looked through."""
         return all(table.get(name) is item for table, name, item in self.followed)
 
@@ -92,7 +92,7 @@ MEMBERS: Final = WeakKeyDictionary[type, dict[str, Mapping[str, Any]]]()
 def mentioned_by(function: types.FunctionType) -> Mentioned:
     """What its code mentions; what it closes over is no name."""
     known = KNOWN.get(function)
-    if known is None or not known.stands:
+    if known is None or not known.placeholders:
         known = Mentioned()
         _Reading(known).read(function)
         KNOWN[function] = known

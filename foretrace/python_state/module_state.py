@@ -74,7 +74,7 @@ class Borrowed:
         _check_not_scripted(named)
         self._loans = [_Loan(path, module, before.lend(module)) for path, module in named]
 
-    def replace(self, stand: Stand) -> None:
+    def replace(self, placeholder: Stand) -> None:
         """Put abstract tensors in the place of parameters and buffers."""
         for loan in self._loans:
             tables = torch_api.tensor_tables(loan.module)
@@ -82,7 +82,7 @@ class Borrowed:
                 for name, tensor in table.items():
                     if tensor is not None:
                         owner = (loan.module, name)
-                        table[name] = stand(tensor, kind, loan.full_name(name), owner)
+                        table[name] = placeholder(tensor, kind, loan.full_name(name), owner)
 
     def states(self) -> list[ModuleState]:
         """How the modules were before the run."""
@@ -112,7 +112,7 @@ class Borrowed:
             for name, before in loan.registered("_buffers").items():
                 yield before, now.get(name)
 
-    def check_attributes(self, stands: set[int], lines: Lines) -> None:
+    def check_attributes(self, placeholders: set[int], lines: Lines) -> None:
         """Refuse a program that stored an abstract tensor in a plain attribute.
 
         Tensors that stand for inputs (their ids) may be stored: they were there before. What a
@@ -121,7 +121,7 @@ class Borrowed:
         for loan in self._loans:
             loan.check_registered(lines)
             for name, now in loan.touched():
-                if _holds_abstract(now, stands):
+                if _holds_abstract(now, placeholders):
                     raise Refusal(
                         f"the program stores a tensor in the attribute `{name}`"
                         f" of {loan.path or type(loan.module).__name__}",
@@ -251,11 +251,11 @@ def _present(registered: dict[Any, Any] | set[Any]) -> set[Any]:
     return {name for name, item in registered.items() if item is not None}
 
 
-def _holds_abstract(item: Any, stands: set[int]) -> bool:
+def _holds_abstract(item: Any, placeholders: set[int]) -> bool:
     inside = isinstance(item, (dict, list))
     members = [each for _, each in own_items(item)] if inside else [item]
     found = (m() if isinstance(m, weakref.ref) else m for m in members)
-    return any(isinstance(each, Abstract) and id(each) not in stands for each in found)
+    return any(isinstance(each, Abstract) and id(each) not in placeholders for each in found)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from foretrace.ir.structure import named_arguments, take_apart
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import alias_of
 from foretrace.mutation.made_leaves import given_back
-from foretrace.ops.cache import ONE_AT_A_TIME, Memory
+from foretrace.ops.cache import ONE_AT_A_TIME, Cache
 from foretrace.ops.outcome import Semantics, Share
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import bound_before, read_outside
@@ -77,22 +77,22 @@ class Capture:
         self.inputs: list[Input] = []
         self.real: list[Any] = []
         """what was given for each input: a tensor, or a symbolic number"""
-        self.stands: list[Any] = []
+        self.placeholders: list[Any] = []
         """what the program computes with in the place of each"""
         self._known: dict[int, Abstract] = {}
         self._taken: set[str] = set()
         self.names: dict[int, str] = {}
         self.outside = Outside() if watch else None
         self.gradients = Gradients(
-            self.inputs, self.real, self.stands, self._gradient, self.lift, self._resting
+            self.inputs, self.real, self.placeholders, self._gradient, self.lift, self._resting
         )
         made: Any = (
             types, semantics, sources, self.lift, self.lift_constant, self.answer,
-            Memory(semantics.learnt.meanings, semantics.learnt.settled, types.symbols),
+            Cache(semantics.learned.outcomes, semantics.learned.settled, types.symbols),
         )  # fmt: skip
         self.recorder = WatchedRecorder(self.outside, *made) if self.outside else Recorder(*made)
 
-    def stand(
+    def placeholder(
         self, tensor: torch.Tensor, kind: Any, name: str,
         owner: tuple[torch.nn.Module, str] | None = None, like: TensorType | None = None,
     ) -> Abstract:  # fmt: skip
@@ -130,10 +130,10 @@ class Capture:
         wanting = any(item.value.type.requires_grad for item in self.inputs)
         requires.asks_mode = wanting and requires.grad_mode in self.types.told
 
-    def _append(self, item: Input, real: Any, stand: Any) -> None:
+    def _append(self, item: Input, real: Any, placeholder: Any) -> None:
         self.inputs.append(item)
         self.real.append(real)
-        self.stands.append(stand)
+        self.placeholders.append(placeholder)
 
     def _unique(self, name: str) -> str:
         """The name, with a number after it if a parameter or argument has it already."""
@@ -149,25 +149,25 @@ class Capture:
 
         Anything else is a constant of the program.
         """
-        stands: list[Any] = []
+        placeholders: list[Any] = []
         first = dict[int, int]()
         places = itertools.count()
         for name, leaf in leaves:
             number = self._number(leaf, name)
             if number is not None:
-                stands.append(self._size(number, name, next(places)))
+                placeholders.append(self._size(number, name, next(places)))
             elif isinstance(leaf, torch.Tensor):
                 place = next(places)
                 if first.setdefault(id(leaf), place) != place:
                     requires.repeated.append((first[id(leaf)], place))
                 known = id(leaf) in self._known
-                stands.append(self.stand(leaf, "input", name))
+                placeholders.append(self.placeholder(leaf, "input", name))
                 if not known:
                     self.inputs[-1] = replace(self.inputs[-1], argument=place)
             else:
                 requires.constants[name] = leaf
-                stands.append(leaf)
-        return stands
+                placeholders.append(leaf)
+        return placeholders
 
     def _number(self, leaf: Any, name: str) -> torch.SymInt | None:
         """A number whose value is open; None for any other leaf."""
@@ -196,19 +196,19 @@ class Capture:
         """A real tensor that the program reached from outside its arguments."""
         name = self.names.get(id(tensor)) or f"captured_{len(self.inputs)}"
         kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "captured"
-        return self.stand(tensor, kind, name)
+        return self.placeholder(tensor, kind, name)
 
     def _gradient(self, tensor: torch.Tensor, name: str, like: TensorType | None) -> Abstract:
         """The abstract tensor for what `.grad` of an input is, of the same sizes if they are."""
         like = like and self.types.intern(like.with_grad(tensor.requires_grad))
-        return self.stand(tensor, "captured", name, like=like)
+        return self.placeholder(tensor, "captured", name, like=like)
 
     def _resting(self) -> bool:
         return self.outside is None or self.outside.resting > 0
 
     def lift_constant(self, tensor: torch.Tensor) -> Abstract:
         """A tensor that the program has just made from Python numbers."""
-        return self.stand(tensor, "constant", f"constant_{len(self.inputs)}")
+        return self.placeholder(tensor, "constant", f"constant_{len(self.inputs)}")
 
     def lines(self, fn: Any, modules: Iterable[torch.nn.Module] = ()) -> Lines:
         """The lines of the program's functions, by which a change of Python state is found."""
@@ -220,7 +220,7 @@ class Capture:
 
     def release(self, fn: Any) -> None:
         """Let go of the abstract tensors, at the end of a run of `fn`."""
-        self.stands.clear()
+        self.placeholders.clear()
         self._known.clear()
         self.recorder.casts.forget()
         interpreter = getattr(fn, "__self__", fn)
@@ -264,7 +264,7 @@ def _recorded(
     with unchanged_state(lines), borrowed(owners, before) as loan:
         requires.modules = loan.states()
         lines = partial(lines, [state.module for state in requires.modules])
-        loan.replace(capture.stand)
+        loan.replace(capture.placeholder)
         call_args, call_kwargs = in_structure.build(iter(capture.arguments(leaves, requires)))
         absent = target.device.type not in torch_api.device_types_here()
         with running(recorder, loan.paths(), absent):
@@ -274,8 +274,8 @@ def _recorded(
             ):
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, requires.out_structure = take_apart(result)
-            mutations = mutations_of(recorder, capture.inputs, capture.stands, loan)
-            requires.begins = begins_read(recorder, capture.stands, mutations)
+            mutations = mutations_of(recorder, capture.inputs, capture.placeholders, loan)
+            requires.begins = begins_read(recorder, capture.placeholders, mutations)
             written = {mutation.index: mutation.value for mutation in mutations}
             check_shared_memory(capture.real, set(written), lambda i: line_of(recorder, written[i]))
             outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
@@ -283,7 +283,7 @@ def _recorded(
             check_together(capture.recorder, [leaf for _, leaf in outs], capture.inputs)
             overwritten = overwritten_in(recorder)
         capture.dynamic.check()
-        check_attributes_kept(loan, capture.real, capture.stands, lines())
+        check_attributes_kept(loan, capture.real, capture.placeholders, lines())
     left = [located(change, lines) for change in before.undo()]
     requires.changed += left
     if capture.outside is not None:
@@ -319,17 +319,18 @@ def _output(name: str, leaf: Any, capture: Capture, written: Iterable[int]) -> O
         return Output(capture.types.symbols.scalar(leaf), role)
     if not isinstance(leaf, torch.Tensor):
         return Output(leaf, role)
-    stand = leaf if isinstance(leaf, Abstract) else capture.lift(leaf)
-    value = given_back(stand, capture.recorder)
-    stands = capture.stands
-    same_as = next((i for i, each in enumerate(stands) if each is stand), None)
-    owner = alias_of(stand).root
-    view_of = next((i for i in written if stands[i] is owner.tensor()), None)
+    placeholder = leaf if isinstance(leaf, Abstract) else capture.lift(leaf)
+    value = given_back(placeholder, capture.recorder)
+    placeholders = capture.placeholders
+    same_as = next((i for i, each in enumerate(placeholders) if each is placeholder), None)
+    owner = alias_of(placeholder).root
+    view_of = next((i for i in written if placeholders[i] is owner.tensor()), None)
     if same_as is not None or view_of is None:
         return Output(value, role, same_as)
-    seen, base, alias = capture.types.of(stand), capture.types.of(stands[view_of]), alias_of(stand)
+    alias, of = alias_of(placeholder), capture.types.of
+    seen, base = of(placeholder), of(placeholders[view_of])
     retyped = (seen.dtype, seen.lazy) != (base.dtype, base.lazy)
-    followed = value.type.requires_grad and not stand.ft_leaf
+    followed = value.type.requires_grad and not placeholder.ft_leaf
     if retyped or (followed and alias.share is Share.MEMORY):
         raise Refusal(
             "the program returns a view of an input it writes to, of another type or history",

@@ -39,12 +39,12 @@ class Gradients:
         self,
         inputs: list[Input],
         real: list[Any],
-        stands: list[Any],
+        placeholders: list[Any],
         make: Callable[[torch.Tensor, str, TensorType | None], Abstract],
         lift: Callable[[torch.Tensor], Abstract],
         ours: Callable[[], bool],
     ) -> None:
-        self.inputs, self.real, self.stands = inputs, real, stands
+        self.inputs, self.real, self.placeholders = inputs, real, placeholders
         self.make, self.lift, self.ours = make, lift, ours
         self._busy = False
         """whether a question of the program's is being answered, which asks others"""
@@ -64,9 +64,9 @@ class Gradients:
         requires.gradients, requires.cleared = self.found, list(self.cleared)
         requires.whole = self.whole
 
-    def owns(self, stand: Abstract) -> bool:
+    def owns(self, placeholder: Abstract) -> bool:
         """Whether an input is no view, in this call, and so in each."""
-        index = stand.ft_gradient[1]
+        index = placeholder.ft_gradient[1]
         self.whole.setdefault(index, asking_line())
         return not torch_api.is_view(self.real[index])
 
@@ -86,7 +86,7 @@ class Gradients:
         count, of = len(self.inputs), self.inputs[index]
         like = of.value.type if of.value.type.symbols and _alike(real, grad) else None
         made = self.make(grad, f"{of.role.name}.grad", like)
-        place = next(i for i, each in enumerate(self.stands) if each is made)
+        place = next(i for i, each in enumerate(self.placeholders) if each is made)
         if place == count:
             live = grad if of.argument is None else None
             self.inputs[place] = replace(self.inputs[place], gradient_of=of, tensor=live)
@@ -138,8 +138,8 @@ class Gradients:
         return answering or not plain_class(type(tensor))
 
     def _index(self, tensor: torch.Tensor) -> int:
-        stand = self.lift(tensor)
-        return next(i for i, each in enumerate(self.stands) if each is stand)
+        placeholder = self.lift(tensor)
+        return next(i for i, each in enumerate(self.placeholders) if each is placeholder)
 
 
 def _alike(tensor: torch.Tensor, grad: torch.Tensor) -> bool:

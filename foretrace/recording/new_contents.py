@@ -24,28 +24,28 @@ NEW = "use the operator that returns a new tensor, such as detach() or transpose
 
 
 def mutations_of(
-    recorder: Recorder, inputs: list[Input], stands: list[Any], loan: Borrowed
+    recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: Borrowed
 ) -> list[Mutation]:
     """Inputs that were written to, and buffers that were bound to another tensor."""
     found = []
-    for index, (item, stand) in enumerate(zip(inputs, stands, strict=True)):
+    for index, (item, placeholder) in enumerate(zip(inputs, placeholders, strict=True)):
         if item.size is not None:
             continue
-        alias = alias_of(stand)
+        alias = alias_of(placeholder)
         new = current(alias, recorder)
         if alias.parent is not None:
             raise _not_written_back(f"changes the shape of the {item.role}", new, recorder)
         if alias.initial is not item.value:
             raise _not_written_back(f"resizes the {item.role}", new, recorder, LEAVE_OUT)
-        if item.value.type.requires_grad and not stand.requires_grad:
+        if item.value.type.requires_grad and not placeholder.requires_grad:
             raise _not_written_back(f"detaches the {item.role}", new, recorder)
         if new is not item.value:
             if not item.leaf and alias.version.count:
                 check_based(alias, line_of(recorder, new))
             kept = _keeps_history(recorder, item.value, new)
-            found.append(Mutation(index, new, unseen=not alias.version.count, kept=kept))
+            found.append(Mutation(index, new, hidden=not alias.version.count, kept=kept))
     indices = {id(item.tensor): index for index, item in enumerate(inputs)}
-    stood = {id(stand) for stand in stands}
+    stood = {id(placeholder) for placeholder in placeholders}
     for before, now in loan.rebound():
         if isinstance(now, Abstract) and id(now) not in stood:
             value = value_of(now, recorder)
@@ -122,7 +122,7 @@ def _taken_by(alias: Alias, recorder: Recorder) -> ViewStep | None:
 
 
 def begins_read(
-    recorder: Recorder, stands: list[Any], mutations: list[Mutation]
+    recorder: Recorder, placeholders: list[Any], mutations: list[Mutation]
 ) -> dict[int, Frame | None]:
     """Inputs of which it matters where in memory they begin, and the line that asks.
 
@@ -130,12 +130,12 @@ def begins_read(
     beginning. Torch's kernels call that with what they read there.
     """
     found = {
-        index: stand.ft_begins
-        for index, stand in enumerate(stands)
-        if isinstance(stand, Abstract) and hasattr(stand, "ft_begins")
+        index: placeholder.ft_begins
+        for index, placeholder in enumerate(placeholders)
+        if isinstance(placeholder, Abstract) and hasattr(placeholder, "ft_begins")
     }
     for mutation in mutations:
-        steps = (member.step for member in alias_of(stands[mutation.index]).members())
+        steps = (member.step for member in alias_of(placeholders[mutation.index]).members())
         asked = [step.args for step in steps if step is not None and step.absolute]
         if any(op.args is args for args in asked for op in recorder.log):
             found.setdefault(mutation.index, None)
@@ -159,19 +159,21 @@ def _maker(recorder: Recorder, value: Value) -> Op | None:
     return next((op for op in recorder.log if value in op.outs), None)
 
 
-def lend_attributes(stand: Abstract, tensor: torch.Tensor) -> None:
+def lend_attributes(placeholder: Abstract, tensor: torch.Tensor) -> None:
     """Let what stands for a tensor have the Python attributes that were set on it."""
     if not isinstance(tensor, torch_api.FakeTensor):
-        vars(stand).update(vars(tensor))
+        vars(placeholder).update(vars(tensor))
 
 
-def check_attributes_kept(loan: Borrowed, real: list[Any], stands: list[Any], lines: Lines) -> None:
+def check_attributes_kept(
+    loan: Borrowed, real: list[Any], placeholders: list[Any], lines: Lines
+) -> None:
     """Refuse a program that stores a tensor in a module, or sets an attribute of a tensor."""
-    loan.check_attributes({id(stand) for stand in stands}, lines)
-    for tensor, stand in zip(real, stands, strict=True):
-        if not isinstance(stand, Abstract) or isinstance(tensor, torch_api.FakeTensor):
+    loan.check_attributes({id(placeholder) for placeholder in placeholders}, lines)
+    for tensor, placeholder in zip(real, placeholders, strict=True):
+        if not isinstance(placeholder, Abstract) or isinstance(tensor, torch_api.FakeTensor):
             continue
-        before, now = vars(tensor), vars(stand)
+        before, now = vars(tensor), vars(placeholder)
         changed = [n for n in before.keys() | now.keys() if before.get(n) is not now.get(n)]
         if changed:
             raise Refusal(

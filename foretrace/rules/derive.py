@@ -17,9 +17,9 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Op, RuleName, Tree, Value
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
-from foretrace.ops.cache import Memory, frozen
+from foretrace.ops.cache import Cache, frozen
 from foretrace.ops.infer import Inference
-from foretrace.ops.outcome import Meaning
+from foretrace.ops.outcome import Outcome
 from foretrace.ops.quirks import FIRST_MADE_LIKE_OPERAND
 from foretrace.ops.schemas import schema_of
 from foretrace.ops.sparse import no_derivative, reads_sparse
@@ -72,12 +72,12 @@ class Derivatives:
     def __init__(self, types: Types, inference: Inference, table: RuleTable) -> None:
         self.types, self.inference, self.table = types, inference, table
         self._semantics = FormulaSemantics(inference, table)
-        learnt = inference.learnt
-        self.below_autograd = learnt.below_autograd
-        self._meanings: Memory[Meaning] = Memory(learnt.formulas, learnt.settled, types.symbols)
-        self._rules: Memory[Rule] = Memory(learnt.rules, learnt.settled, types.symbols)
-        self._followed: Memory[tuple[bool, ...]] = Memory(
-            learnt.followed, learnt.settled, types.symbols
+        learned = inference.learned
+        self.below_autograd = learned.below_autograd
+        self._meanings: Cache[Outcome] = Cache(learned.formulas, learned.settled, types.symbols)
+        self._rules: Cache[Rule] = Cache(learned.rules, learned.settled, types.symbols)
+        self._followed: Cache[tuple[bool, ...]] = Cache(
+            learned.followed, learned.settled, types.symbols
         )
 
     def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
@@ -201,13 +201,13 @@ class Derivatives:
         given = tuple(None if t is None else Value(t.with_grad(False)) for t in tangents)
         tape.results = results
         with tape, torch.no_grad():
-            stands = [tape.abstract(value) for value in operands]
-            real_args, real_kwargs = self._concrete((args, kwargs), iter(stands))
+            placeholders = [tape.abstract(value) for value in operands]
+            real_args, real_kwargs = self._concrete((args, kwargs), iter(placeholders))
             made = tuple(tape.abstract(value) for value in results)
             arrived = tuple(None if value is None else tape.abstract(value) for value in given)
             follows = tuple(t.requires_grad for t in types)
             call = BackwardCall(real_args, real_kwargs, made, arrived, follows, tape.device)
-            gradients = fitted(func, registered.backward(call), stands)
+            gradients = fitted(func, registered.backward(call), placeholders)
         values = tuple(None if g is None else current_value(g, tape) for g in gradients)
         name = RuleName(registered.name, "registered")
         ops = needed(list(flat_values(tape.scope)), values)

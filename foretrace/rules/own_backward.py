@@ -42,12 +42,12 @@ def own_rule(
     tape.results, tape.outside = (), outside
     formals = {t: Value(t.type.with_grad(False)) for t in tangents if t is not None}
     with torch_api.no_dispatch_modes(), torch_api.with_autograd(), tape:
-        stands = {i: tape.abstract(v) for i, v in enumerate(op.args) if isinstance(v, Value)}
-        *outs, token = _applied(op, call, [stands.get(i) for i in range(len(op.args))], tape)
+        placeholders = {i: tape.abstract(v) for i, v in enumerate(op.args) if isinstance(v, Value)}
+        *outs, token = _applied(op, call, [placeholders.get(i) for i in range(len(op.args))], tape)
         seeds = {tangent: tape.abstract(formal) for tangent, formal in formals.items()}
         pairs = {out: seeds[t] for out, t in zip(outs, tangents, strict=True) if t is not None}
         pairs = pairs or {token: tape.abstract(Value(token.ft_value.type.with_grad(False)))}
-        wanted = [stand for stand in stands.values() if stand.requires_grad]
+        wanted = [placeholder for placeholder in placeholders.values() if placeholder.requires_grad]
         found = iter(_gradients(call, pairs, wanted))
     _check_unwritten(call, [seed for t, seed in seeds.items() if t in held], formals.values())
     gradients = tuple(
@@ -71,7 +71,7 @@ def _check_unwritten(
         )  # fmt: skip
 
 
-def _applied(op: Op, call: FunctionCall, stands: list[Any], tape: Tape) -> tuple[Any, ...]:
+def _applied(op: Op, call: FunctionCall, placeholders: list[Any], tape: Tape) -> tuple[Any, ...]:
     """Stand-ins for the results, made by a node that has the function's own backward.
 
     The last is one more that the node has, by which the engine arrives there without a gradient.
@@ -82,7 +82,7 @@ def _applied(op: Op, call: FunctionCall, stands: list[Any], tape: Tape) -> tuple
     returned = tuple(made[v] if isinstance(v, Value) else None for v in results)
     operand = next(v for v in values_in(op.args) if v.type.requires_grad)
     token = tape.abstract(Value(operand.type.with_grad(False)))
-    outs: tuple[Any, ...] = backward_of(call, (*returned, token), loose, tape)(*stands)
+    outs: tuple[Any, ...] = backward_of(call, (*returned, token), loose, tape)(*placeholders)
     return outs
 
 

@@ -8,12 +8,12 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import target_name
-from foretrace.ops.cache import Learnt
+from foretrace.ops.cache import Learned
 
 aten = torch.ops.aten
 
 STATES = 32
-"""Surroundings (targets, states of torch's switches) of which is remembered what was learnt."""
+"""Surroundings (targets, states of torch's switches) of which is remembered what was learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class RuleTable:
     def __init__(self, rules: dict[Any, Registered] | None = None) -> None:
         self._rules = dict(rules or {})
         self._users: set[Any] = set()
-        self._learnt: dict[Hashable, Learnt] = {}
+        self._learnt: dict[Hashable, Learned] = {}
 
     def register(self, op: Any, registered: Registered) -> None:
         """Let the operator, or every overload of it, have this rule."""
@@ -67,11 +67,11 @@ class RuleTable:
         self._users.add(op)
         self.forget()
 
-    def learnt(self, surroundings: Hashable) -> Learnt:
+    def learned(self, surroundings: Hashable) -> Learned:
         """What torch was asked under these surroundings; the derived rules are part of it."""
         if surroundings not in self._learnt and len(self._learnt) >= STATES:
             self._learnt.clear()
-        return self._learnt.setdefault(surroundings, Learnt())
+        return self._learnt.setdefault(surroundings, Learned())
 
     def forget(self) -> None:
         """Ask everything anew from now on."""

@@ -17,9 +17,9 @@ from foretrace.ir.op import Op, Origin, Tree, Value, values_in
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import current
-from foretrace.ops.cache import Memory
+from foretrace.ops.cache import Cache
 from foretrace.ops.infer import Inference
-from foretrace.ops.outcome import Given, Meaning
+from foretrace.ops.outcome import Given, Outcome
 from foretrace.ops.semantics import OperatorSemantics
 from foretrace.rules.table import RuleTable
 from foretrace.tensors.abstract import Abstract, Types
@@ -43,7 +43,7 @@ class FormulaSemantics(OperatorSemantics):
     """Inside a formula every op is a leaf, and nothing is followed."""
 
     def __init__(self, inference: Inference, table: RuleTable) -> None:
-        self.inference, self.table, self.learnt = inference, table, inference.learnt
+        self.inference, self.table, self.learned = inference, table, inference.learned
 
 
 class Tape(Recorder):
@@ -54,10 +54,10 @@ class Tape(Recorder):
         types: Types,
         semantics: FormulaSemantics,
         device: torch.device,
-        meanings: Memory[Meaning],
+        outcomes: Cache[Outcome],
     ) -> None:
         super().__init__(
-            types, semantics, Sources(), self._outside, self._constant, _no_answer, meanings
+            types, semantics, Sources(), self._outside, self._constant, _no_answer, outcomes
         )
         self.outside: dict[int, Value] = {}
         """by id, real tensors that a user's backward may reach"""
@@ -206,7 +206,7 @@ def current_value(tensor: Any, tape: Tape) -> Value:
 
 
 def flat_values(ops: list[Op]) -> Iterator[Op]:
-    """The ops with the value forms of writes in their place."""
+    """The ops with the functional forms of writes in their place."""
     for op in ops:
         if op.writes:
             yield from flat_values(op.body or [])

@@ -188,7 +188,7 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
     if mutation.rebound and item.owner is not None:
         setattr(*item.owner, new)
         return
-    if mutation.unseen:
+    if mutation.hidden:
         live.data.copy_(new)
         return
     if not live.is_leaf and not torch_api.base_of(live).requires_grad:

@@ -43,8 +43,8 @@ class TargetSemantics(OperatorSemantics):
     ) -> None:
         self.target, self.table = target, table
         self.here = target.device.type in torch_api.device_types_here()
-        self.learnt = table.learnt((target, torch_api.switches()))
-        self.inference = Inference(types, types.symbols, self.learnt, mode)
+        self.learned = table.learned((target, torch_api.switches()))
+        self.inference = Inference(types, types.symbols, self.learned, mode)
         self.derivatives = Derivatives(types, self.inference, table)
         self.may_raise = Raising(self.inference.of_cpu).may_raise
         self.symbols = types.symbols

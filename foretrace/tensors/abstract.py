@@ -294,7 +294,7 @@ class Types:
         """The one object for all types equal to this."""
         return self._known.setdefault(type, type)
 
-    def living(self) -> list[Abstract]:
+    def alive(self) -> list[Abstract]:
         """The abstract tensors that something holds."""
         return [tensor for made in self._made if (tensor := made()) is not None]
 

@@ -1,1 +1,1 @@
-"""One op: recorded, its outcome looked up or learnt."""
+"""One op: recorded, its outcome looked up or learned."""

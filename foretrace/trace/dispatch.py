@@ -1,4 +1,4 @@
-"""Learn what a call means, once for all calls with operands of the same types.
+"""Learn the outcome of a call, once for all calls with operands of the same types.
 
 A composite's body runs once over stand-ins and is shared; where it depends on more than types (it
 writes to an operand, or asks for a constant's value), it is recorded anew at each call.
@@ -18,7 +18,7 @@ from foretrace.mutation.alias import Records, current
 from foretrace.mutation.functionalize import written
 from foretrace.mutation.inner_base import seen_inside
 from foretrace.mutation.made_leaves import REQUIRES_GRAD, required
-from foretrace.ops.outcome import Given, Meaning, Share
+from foretrace.ops.outcome import Given, Outcome, Share
 from foretrace.ops.quirks import CASTS_BELOW
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_dtypes
@@ -38,16 +38,16 @@ NOT_SYMBOLIC = "with symbolic sizes"
 
 def learn(
     recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
-) -> Meaning:
+) -> Outcome:
     """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
     check_dtypes(func, args, kwargs)
     if func is ITEM or (func is IS_NONZERO and args[0].type.numel == 1):
-        return Meaning(None, inline=Answer())
+        return Outcome(None, inline=Answer())
     if func is REQUIRES_GRAD or func.namespace == PROFILER:
-        return Meaning(None, inline=required if func is REQUIRES_GRAD else aside)
+        return Outcome(None, inline=required if func is REQUIRES_GRAD else aside)
     schema = recorder.semantics.schema(func)
     if schema.outs and schema.functional is not None:  # its kernels write as it suits them
-        return Meaning(None, inline=written)
+        return Outcome(None, inline=written)
     kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
     if kernel is not None:
         body = _learn_body(recorder, func, kernel, args, kwargs, choice)
@@ -55,16 +55,16 @@ def learn(
             return body
     _check_autocast(recorder, func, values_in((args, kwargs)))
     if schema.written_now(args, kwargs):
-        return Meaning(None, inline=written)
+        return Outcome(None, inline=written)
     if not schema.returns_tensors:
-        return Meaning(None, inline=Answer())
+        return Outcome(None, inline=Answer())
     typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
     try:
         result = recorder.semantics.infer(func, *typed)
     except Refusal as refusal:
         if refusal.kind != "data-dependent":
             raise
-        return Meaning(None, inline=Fold(copy(refusal)), lasting=False)
+        return Outcome(None, inline=Fold(copy(refusal)), lasting=False)
     fresh = [t for t in leaves(result) if isinstance(t, TensorType)]
     views = schema.view_positions(args, kwargs, len(fresh))
     # under no_grad a view of what requires grad does so too, though no gradient goes through it
@@ -75,17 +75,17 @@ def learn(
     types = iter(map(recorder.types.intern, fresh))
     result = map_tree(result, lambda t: next(types) if isinstance(t, TensorType) else t)
     factory = "pin_memory" in schema.arguments or func is LIFTED
-    return Meaning(result, None, choice, views, factory=factory)
+    return Outcome(result, None, choice, views, factory=factory)
 
 
 def casting_inside(
     recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
-) -> Meaning | None:
+) -> Outcome | None:
     """A body over the call's own tensors, where autocast keeps a cast of one for later calls."""
     if not any(map(recorder.casts.keeps, tensors)) or not recorder.casts.acts_inside(func):
         return None
     kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
-    return Meaning(None, inline=Inline(kernel, choice or INSIDE)) if kernel else None
+    return Outcome(None, inline=Inline(kernel, choice or INSIDE)) if kernel else None
 
 
 def _check_autocast(recorder: Records, func: Any, operands: list[Value]) -> None:
@@ -105,7 +105,7 @@ def _check_autocast(recorder: Records, func: Any, operands: list[Value]) -> None
 
 def _learn_body(
     recorder: Records, func: Any, kernel: Any, args: Tree, kwargs: dict[str, Tree], choice: Any
-) -> Meaning | None:
+) -> Outcome | None:
     """Run the body once over stand-ins, so that calls of equal types share it.
 
     None where the kernel says that it does not take this call apart.
@@ -114,7 +114,7 @@ def _learn_body(
     occurrences = values_in((args, kwargs))
     operands = list(dict.fromkeys(occurrences))
     params = [Value(v.type, v.hint) for v in operands]
-    inline = Meaning(None, choice=choice, inline=Inline(kernel, choice))
+    inline = Outcome(None, choice=choice, inline=Inline(kernel, choice))
     try:
         with recorder.casts.inside(func):
             ops, result, stand_ins = _run_body(recorder, kernel, (args, kwargs), operands, params)
@@ -240,8 +240,8 @@ class Inline:
 def _definition_meaning(
     params: list[Value], ops: list[Op], result: Any, stand_ins: list[Abstract],
     places: list[int], choice: Any,
-) -> Meaning | None:  # fmt: skip
-    """The meaning of a composite whose body ran over stand-ins; None if calls cannot share it."""
+) -> Outcome | None:  # fmt: skip
+    """The outcome of a composite whose body ran over stand-ins; None if calls cannot share it."""
     made = {out for op in ops for out in op.outs}
     handed = [leaf for leaf in leaves(result) if isinstance(leaf, Abstract)]
     outs = [v for leaf in handed if (v := leaf.ft_value) is not None and v in made]
@@ -263,4 +263,4 @@ def _definition_meaning(
     body = Definition(tuple(params), tuple(ops), tuple(outs), seen)
     used = {operand for op in ops for operand in op.operands}
     closed = used <= made.union(params)  # a constant made inside is an input of this capture
-    return Meaning(map_tree(result, describe), body, choice, views, lasting=closed)
+    return Outcome(map_tree(result, describe), body, choice, views, lasting=closed)

@@ -1,4 +1,4 @@
-"""Read a call: its arguments in values, and the key under which its meaning is kept."""
+"""Read a call: its arguments in values, and the key under which its outcome is cached."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +16,7 @@ from foretrace.tensors.parameters import AbstractParameter
 class Call:
     """One call while it is read.
 
-    `key` is what the meaning depends on: the operator, the grad mode, types of tensors, constants
+    `key` is what the outcome depends on: the operator, the grad mode, types of tensors, constants
     (numbers of different types, and zeros of different sign, differ). `tensors` are the abstract
     tensors among the arguments, each occurrence, in order, and `values` what they stand for.
     """

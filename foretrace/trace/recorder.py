@@ -32,8 +32,8 @@ from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import Alias, Held, alias_of, current, link
 from foretrace.mutation.made_leaves import LEAF, REQUIRES_GRAD
 from foretrace.mutation.offsets import FROM_START, in_graph, placed
-from foretrace.ops.cache import Memory
-from foretrace.ops.outcome import Given, Meaning, Semantics, Share, fill
+from foretrace.ops.cache import Cache
+from foretrace.ops.outcome import Given, Outcome, Semantics, Share, fill
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.tensors.autocast import Casts
 from foretrace.trace.dispatch import casting_inside, learn
@@ -62,7 +62,7 @@ class Recorder(torch_api.TorchDispatchMode):
         lift: Callable[[torch.Tensor], Abstract],
         lift_constant: Callable[[torch.Tensor], Abstract],
         answer: Callable[["Recorder", Any, Tree, dict[str, Tree]], Any],
-        meanings: Memory[Meaning],
+        outcomes: Cache[Outcome],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._mode_key = torch_api.FAKE_MODE_KEY
@@ -79,7 +79,7 @@ class Recorder(torch_api.TorchDispatchMode):
         """whether the program is in inference mode; whether it has been"""
         self.module: ModuleCall | None = None
         self.checkpoint: Checkpoint | None = None
-        self.value_form: Op | None = None
+        self.functional_form: Op | None = None
         """the op whose results are being written over what it was computed from"""
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
@@ -89,7 +89,7 @@ class Recorder(torch_api.TorchDispatchMode):
         self.first_refusal: Refusal | None = None
         self.unwatched: AbstractContextManager[None] = NOBODY
         """inside is work of ours, which nobody who watches the program has to see"""
-        self.meanings = meanings
+        self.outcomes = outcomes
         self._origins: dict[tuple[Any, ...], Origin] = {}
         self._depth = 0
         self._failure: tuple[BaseException | None, list[str]] = (None, [])
@@ -118,15 +118,15 @@ class Recorder(torch_api.TorchDispatchMode):
         call = Call(self, func, self.grad_mode())
         values, tensors = call.read_all(args), call.tensors
         named = call.read_named(kwargs) if kwargs else {}
-        meaning = self.casts.devices and casting_inside(self, func, values, named, tensors)
-        meaning = meaning or self._meaning(func, values, named, call.key, call.values)
+        outcome = self.casts.devices and casting_inside(self, func, values, named, tensors)
+        outcome = outcome or self._meaning(func, values, named, call.key, call.values)
         try:
-            if meaning.inline is not None:
-                return meaning.inline(self, func, values, named, tensors)
-            op = self.emit(func, values, named, meaning, call.values)
-            if meaning.factory and not self._depth:
+            if outcome.inline is not None:
+                return outcome.inline(self, func, values, named, tensors)
+            op = self.emit(func, values, named, outcome, call.values)
+            if outcome.factory and not self._depth:
                 self.fresh.update(op.outs)
-            return self._abstract(op, meaning, tensors)
+            return self._abstract(op, outcome, tensors)
         except Refusal as refusal:
             raise self._located(refusal, func, values, named) from None
 
@@ -150,19 +150,19 @@ class Recorder(torch_api.TorchDispatchMode):
         """Whether autograd would follow the next op."""
         return torch.is_grad_enabled() and not self.inference
 
-    # ---- meaning ----------------------------------------------------------------------------
+    # ---- outcome ----------------------------------------------------------------------------
 
     def _meaning(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], key: list[Any], operands: list[Value]
-    ) -> Meaning:
+    ) -> Outcome:
         key += filter(None, (self.semantics.ambient(func), self.casts.state()))
         if len(operands) > 1 and len(set(operands)) < len(operands):
             key.append(tuple(operands.index(operand) for operand in operands))
         whole = tuple(key)
-        if (found := self.meanings.get(whole)) is None:
+        if (found := self.outcomes.get(whole)) is None:
             try:
                 with self.unwatched:
-                    found = self.meanings.learn(
+                    found = self.outcomes.learn(
                         whole, lambda: learn(self, func, args, kwargs, grad_mode=key[1]), LASTING
                     )
             except Refusal as refusal:
@@ -211,11 +211,11 @@ class Recorder(torch_api.TorchDispatchMode):
     # ---- recording --------------------------------------------------------------------------
 
     def emit(
-        self, func: Target, args: Tree, kwargs: dict[str, Tree], meaning: Meaning,
+        self, func: Target, args: Tree, kwargs: dict[str, Tree], outcome: Outcome,
         occurrences: list[Value],
     ) -> Op:  # fmt: skip
         """Append the op for a call; `occurrences` are the values among its arguments."""
-        result = meaning.result
+        result = outcome.result
         made: list[Value] = []
         if type(result) is TensorType:
             made.append(result := Value(result))
@@ -224,10 +224,10 @@ class Recorder(torch_api.TorchDispatchMode):
         outs = tuple(made)
         op = Op(
             func, args, kwargs, result, outs,
-            origin=self.origin(), definition=meaning.definition, choice=meaning.choice,
+            origin=self.origin(), definition=outcome.definition, choice=outcome.choice,
             operands=tuple(dict.fromkeys(occurrences)),
         )  # fmt: skip
-        if meaning.definition is not None and meaning.definition.seen:
+        if outcome.definition is not None and outcome.definition.seen:
             self.seeing.update(dict.fromkeys(outs, op))
         self.append(op)
         return op
@@ -248,12 +248,12 @@ class Recorder(torch_api.TorchDispatchMode):
             key.append(name)
             key_of(arg, key)
         operands = values_in((args, kwargs))
-        meaning = self._meaning(func, args, kwargs or {}, key, operands)
-        if meaning.inline is None:
-            return self.emit(func, args, kwargs or {}, meaning, operands)
+        outcome = self._meaning(func, args, kwargs or {}, key, operands)
+        if outcome.inline is None:
+            return self.emit(func, args, kwargs or {}, outcome, operands)
         tensors = [self.abstract(value) for value in operands]
         result = map_tree(
-            meaning.inline(self, func, args, kwargs or {}, tensors),
+            outcome.inline(self, func, args, kwargs or {}, tensors),
             lambda t: current(alias_of(t), self) if isinstance(t, Abstract) else t,
         )
         outs = tuple(values_in(result))
@@ -308,20 +308,20 @@ class Recorder(torch_api.TorchDispatchMode):
         """Whether a body is being recorded."""
         return self._depth > 0
 
-    def _abstract(self, op: Op, meaning: Meaning, tensors: list[Abstract]) -> Any:
+    def _abstract(self, op: Op, outcome: Outcome, tensors: list[Abstract]) -> Any:
         """What the caller gets: an abstract tensor for each new value."""
         new = [self.abstract(out) for out in op.outs]
         alone = self.inference and op.target is torch.ops.aten.view.dtype  # no view of autograd's
-        for position, operand, share in meaning.views:
+        for position, operand, share in outcome.views:
             seen = Share.MEMORY if alone else share
             link(new[position], tensors[operand], op, position, self.grad_mode(), seen)
             if self.overwritten:
                 placed(self, new[position])
-        if type(meaning.result) is TensorType:
+        if type(outcome.result) is TensorType:
             return new[0]
         fresh = iter(new)
         return map_tree(
-            meaning.result,
+            outcome.result,
             lambda t: next(fresh) if isinstance(t, TensorType)
             else tensors[t.operand] if isinstance(t, Given) else t,
         )  # fmt: skip

@@ -191,8 +191,8 @@ def _is_ours(trace: TracebackType | None) -> bool:
     file = ""
     while trace is not None:
         file, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
-    stands = Abstract.__torch_dispatch__.__code__.co_filename  # its methods are the tensor's
-    return file.startswith(PACKAGE_DIR) and file != stands
+    placeholders = Abstract.__torch_dispatch__.__code__.co_filename  # its methods are the tensor's
+    return file.startswith(PACKAGE_DIR) and file != placeholders
 
 
 class _Question:

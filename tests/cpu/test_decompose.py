@@ -115,7 +115,7 @@ def test_as_make_fx(case: Case, kind: str, table: str) -> None:
         pytest.skip(str(refusal))
     entries = table_of(table)
     if any(torch.Tag.out in getattr(target, "tags", ()) for target in targets(plain.graph_module)):
-        pytest.skip("a table opens an out= op to its value form")
+        pytest.skip("a table opens an out= op to its functional form")
     try:
         opened = cut_of(program, case, kind, decompositions=entries).graph_module
     except foretrace.Refusal as refusal:

@@ -219,7 +219,7 @@ def test_a_write() -> None:
     assert found
     for each in found:
         assert the("written", each.links).facts["op"].startswith("aten.add_.")
-        assert the("opened", each.links).facts["by"] == "value form"
+        assert the("opened", each.links).facts["by"] == "functional form"
 
 
 def test_a_write_through_a_view_names_the_view() -> None:

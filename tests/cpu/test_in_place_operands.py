@@ -1,6 +1,6 @@
 """In-place methods with operands of any dtype and shape: what eager refuses, a capture does too.
 
-The value form of a write promotes and broadcasts freely; the write itself does neither.
+The functional form of a write promotes and broadcasts freely; the write itself does neither.
 """
 
 import random

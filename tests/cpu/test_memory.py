@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.ops.cache import Learnt, Memory, lasts
+from foretrace.ops.cache import Cache, Learned, lasts
 from foretrace.ops.infer import Inference
 from foretrace.ops.meta import MetaKernels
 from foretrace.recording.setup import RULES
@@ -31,8 +31,8 @@ def test_what_lasts() -> None:
 
 def test_what_does_not_last_is_of_one_capture() -> None:
     lasting: dict[Any, Any] = {}
-    first: Memory[int] = Memory(lasting, set(), Symbols())
-    second: Memory[int] = Memory(lasting, set(), Symbols())
+    first: Cache[int] = Cache(lasting, set(), Symbols())
+    second: Cache[int] = Cache(lasting, set(), Symbols())
     first.learn(("k",), lambda: 1, lambda _: True)
     first.learn(("l",), lambda: 2, lambda _: False)
     assert (second.get(("k",)), second.get(("l",)), first.get(("l",))) == (1, None, 2)
@@ -188,7 +188,7 @@ def test_meta_kernels_answer_as_fake_tensor_does(
         vars(self)["_kernels"] = made[-1]
 
     monkeypatch.setattr(Inference, "__init__", with_comparison)
-    monkeypatch.setattr(RULES, "learnt", lambda _: Learnt())
+    monkeypatch.setattr(RULES, "learnt", lambda _: Learned())
     subject = case.subject(4)
     try:
         program = foretrace.capture(subject.fn, subject.args, subject.kwargs)

@@ -115,7 +115,7 @@ BROKEN: dict[Callable[[Graph], None], str] = {
     has_no_rule: "has `because` and `rule`",
     has_no_line: "nothing says where it comes from",
     writes: "a write that is a value was not opened",
-    writes_without_a_value: "a write has no value form",
+    writes_without_a_value: "a write has no functional form",
 }
 
 

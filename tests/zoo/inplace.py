@@ -391,10 +391,10 @@ def parts_that_autograd_does_not_see_as_views(
     fifth, sixth = torch.unsafe_split_with_sizes(written, [1, 3])
     written.mul_(z)
     loose = z * 1
-    unseen = loose.unsafe_chunk(2)[1]
+    hidden = loose.unsafe_chunk(2)[1]
     loose.mul_(x)
     fourth.add_(third)
-    return first, second.sin(), y * x, third * x[:2], fourth, fifth * 2, sixth.sin(), unseen * 2
+    return first, second.sin(), y * x, third * x[:2], fourth, fifth * 2, sixth.sin(), hidden * 2
 
 
 @program(t(2, 6), c(2, 6))
