@@ -2,8 +2,8 @@
 
 A functional form adds two gradients of the base: of what the write leaves, and of what it reads.
 Eager has one, in which the part that was written is put in place (CopySlices). The sum is that to
-the last bit but for zeros: 0.0 and -0.0 give 0.0, and a dropout gives many. It lies as the base, too.
-Source: torch/csrc/autograd/functions/tensor.cpp.
+the last bit but for zeros: 0.0 and -0.0 give 0.0, and a dropout gives many. It lies as the base,
+too. Source: torch/csrc/autograd/functions/tensor.cpp.
 """
 
 from collections.abc import Iterator
