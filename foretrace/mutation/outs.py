@@ -38,6 +38,7 @@ def contents(
     does, on new memory like that of `out`: a kernel may round otherwise in another layout, and
     computes in the dtype of `out`. An `out` of other sizes gets memory of the result's, as in
     eager.
+
     Raises:
         Refusal: another tensor sees the memory of an `out` of other sizes, or the op reads it.
         Exception: what eager raises for an `out` of a wrong dtype or device.
