@@ -1,10 +1,11 @@
 """A program as a function of its flat arguments, for a front end that has checked the call.
 
-Dynamo's guards hold when it calls, so nothing is checked but what Dynamo does not look at: whether
-an input that is written to shares its memory with another one.
+Dynamo's guards hold when it calls. Of the list of conditions (`guards/conditions.py`) those are
+checked that it does not look at: constants, which inputs are one tensor, where they begin in
+memory, whether one that is written to shares its memory with another.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,11 @@ from foretrace.backends.autograd_function import Trained
 from foretrace.backends.eager import body, surrounded
 from foretrace.backends.graphs import Compilers, joined
 from foretrace.emit.python_source import Source
-from foretrace.errors import Refusal
+from foretrace.errors import Frame, Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.guards.arguments import result_text
 from foretrace.guards.calls import follows
+from foretrace.guards.conditions import Conditions
 from foretrace.ir.program import Recorded
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.recording.shared_inputs import check_shared_memory
@@ -25,53 +27,62 @@ from foretrace.runtime.results import called
 from foretrace.targets.semantics import TargetSemantics
 
 
-class FlatFunction:
-    """A function that is being written: its parameters, and the local name of each input."""
+class DynamoConditions(Conditions):
+    """What Dynamo does not look at, over the parameters of a flat function."""
 
-    def __init__(self, recorded: Recorded) -> None:
-        self.recorded, self.source = recorded, Source()
-        self.parameters: list[str] = []
-        given = self._parameters()
-        for first, second in recorded.requires.repeated:
-            self._check(f"{given[first]} is {given[second]}", "two inputs were one tensor")
-        self.inputs = [
-            given[item.argument] if item.argument is not None
-            else self.source.bind(item.live(), item.role.name)
-            for item in recorded.inputs
-        ]  # fmt: skip
+    def write(self, parameters: list[str]) -> None:
+        """All checks."""
+        given = self._constants(parameters)
+        self.take(given)
+        self.bound |= {item.size for item in self.recorded.inputs if item.size is not None}
+        self.places()
         self._memory()
 
-    def _parameters(self) -> list[str]:
-        """Names of the arguments that are inputs; a size goes by its own name."""
+    def _constants(self, parameters: list[str]) -> list[str]:
+        """The parameters that are inputs; the others are as they were."""
         requires, given = self.recorded.requires, list[str]()
-        sizes = {
-            item.argument: str(item.size) for item in self.recorded.inputs
-            if isinstance(item.size, sympy.Symbol)
-        }  # fmt: skip
-        for name in requires.names:
-            constant = name in requires.constants
-            wish = name if constant else sizes.get(len(given), name)
-            self.parameters.append(self.source.names.new(wish))
-            if constant:
+        for name, parameter in zip(requires.names, parameters, strict=True):
+            if name in requires.constants:
                 before = requires.constants[name]
-                same = f"{self.parameters[-1]} == {self.source.literal(before)}"
-                self._check(same, f"{name} was {before!r}")
+                same = f"{parameter} == {self.source.literal(before)}"
+                self.add(same, repr(f"{name} was {before!r} in the capture, and is not now"))
             else:
-                given.append(self.parameters[-1])
+                given.append(parameter)
         return given
 
-    def _check(self, condition: str, told: str) -> None:
-        broken = self.source.bind(_broken, "broken")
-        self.source.add(f"if not ({condition}): {broken}({told!r})")
-
     def _memory(self) -> None:
+        """No input shares memory with one that is written to; raises at the line of the write."""
         written = {mutation.index for mutation in self.recorded.mutations}
         if written and len(self.inputs) > 1:
             lines = {m.index: self.recorded.made_at(m.value) for m in self.recorded.mutations}
             checking = partial(check_shared_memory, at=lines.get)
             check = self.source.bind(checking, "check_shared_memory")
             here = self.source.bind(written, "written")
-            self.source.add(f"{check}([{', '.join(self.inputs)}], {here})")
+            self.line(f"{check}([{', '.join(self.inputs)}], {here})")
+
+
+class FlatFunction:
+    """A function that is being written: its parameters, and the local name of each input."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self.recorded, self.source = recorded, Source()
+        sizes = {
+            item.argument: str(item.size) for item in recorded.inputs
+            if isinstance(item.size, sympy.Symbol)
+        }  # fmt: skip
+        self.parameters = [self.source.names.new(name) for name in _wishes(recorded, sizes)]
+        conditions = DynamoConditions(self.source, recorded)
+        conditions.write(self.parameters)
+        self.inputs = conditions.inputs
+        self._check(conditions)
+
+    def _check(self, conditions: Conditions) -> None:
+        broken = self.source.bind(_broken, "broken")
+        for check in conditions.checks:
+            self.source.add(*check.lines)
+            if check.condition:
+                at = self.source.bind(check.at, "at")
+                self.source.add(f"if not ({check.condition}): {broken}({check.reason}, {at})")
 
     def finish(self, result: str, inside: Source, *, grad_on: bool) -> Callable[..., Any]:
         """The function: the lines so far, then those of `inside`, then what is returned."""
@@ -80,11 +91,20 @@ class FlatFunction:
         return self.source.function("graph", ", ".join(self.parameters))
 
 
-def _broken(told: str) -> None:
+def _wishes(recorded: Recorded, sizes: dict[int | None, str]) -> Iterator[str]:
+    """A name for each parameter; a size goes by its own."""
+    place = 0
+    for name in recorded.requires.names:
+        constant = name in recorded.requires.constants
+        yield name if constant else sizes.get(place, name)
+        place += not constant
+
+
+def _broken(told: str, at: Frame | None) -> None:
     raise Refusal(
-        f"guard broken: {told} in the capture, and is not now",
-        kind="guard broken", at=asking_line(),
-        do="let torch.compile call what the backend gives: it captures again where that is needed",
+        f"guard broken: {told}", kind="guard broken", at=at or asking_line(),
+        do=("use foretrace.compile, which captures again where a guard is broken",
+            "or, where no torch.compile is: let it call what the backend gives"),
     )  # fmt: skip
 
 

@@ -82,8 +82,7 @@ class Conditions:
         for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
             if item.value.type.symbols:
                 self._geometry(item, local)
-        self._begins()
-        self._whole()
+        self.places()
         for guard in self.recorded.symbols.guards():
             if guard.symbols <= self.bound:
                 symbols = sorted(map(str, guard.symbols))
@@ -91,6 +90,11 @@ class Conditions:
                 words = f"{guard.condition} does not hold, with {values}"
                 self.add(size_text(guard.condition), telling(words, *symbols), guard.frame)
         self._ranges(above=2, below=sys.maxsize)
+
+    def places(self) -> None:
+        """Where inputs begin in memory, and which are no views."""
+        self._begins()
+        self._whole()
 
     def answers(self) -> None:
         """Questions about values that the program asked and that are asked again."""

@@ -145,3 +145,11 @@ def test_views_of_written_memory_that_begins_later(fn: Program, entry: str) -> N
     if entry != "compile":
         with pytest.raises(foretrace.Refusal, match="begins at element 3 of its memory"):
             taken(trained_part(3)[1])
+
+
+def test_dynamo_does_not_look_where_an_input_begins() -> None:
+    compiled = torch.compile(viewed_before, backend="foretrace")
+    pairs = zip(with_gradient(compiled, 16), with_gradient(viewed_before, 16), strict=True)
+    assert all(torch.equal(mine, eager) for mine, eager in pairs)
+    with pytest.raises(foretrace.Refusal, match="begins at element 3 of its memory"):
+        compiled(trained_part(3)[1])

@@ -54,7 +54,7 @@ EXCUSED: dict[str, str] = {
     "symbols/shapes.py:wrong_shapes": "a wrong call",
     "targets/profile.py:_unknown": "a wrong call",
     "trace/calls.py:submodule_calls": "a wrong call",
-    "backends/for_dynamo.py:_broken": "only a caller that is not torch.compile comes there",
+    "backends/for_dynamo.py:_broken": "under torch.compile; tests/cpu/test_storage_offset.py",
     "backends/compilers.py:_check": "behind Dynamo, in a backward",
     "symbols/foreign.py:_check_backed": "behind Dynamo: tests/cpu/test_dynamo.py",
     "runtime/compiled.py:not_copied": "a wrong call",
