@@ -147,6 +147,7 @@ def test_views_of_written_memory_that_begins_later(fn: Program, entry: str) -> N
             taken(trained_part(3)[1])
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it
 def test_dynamo_does_not_look_where_an_input_begins() -> None:
     compiled = torch.compile(viewed_before, backend="foretrace")
     pairs = zip(with_gradient(compiled, 16), with_gradient(viewed_before, 16), strict=True)
