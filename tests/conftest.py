@@ -1,7 +1,16 @@
-"""What holds for every test: foretrace's own stages are verified."""
+"""What holds for every test: foretrace's own stages are verified, on one thread."""
+
+import pytest
+import torch
 
 import foretrace.cli
-from tests import verified
+from tests.support import verified
 
 assert foretrace.cli  # its modules hold the functions, too
 verified.everywhere()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """The programs are small, and sums are then in one order."""
+    torch.set_num_threads(1)

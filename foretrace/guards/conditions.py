@@ -144,7 +144,8 @@ class Conditions:
 
     def _begins(self) -> None:
         """Where an input begins in memory, if the program asked."""
-        for index, at in self.recorded.requires.begins.items():
+        requires = self.recorded.requires
+        for index, at in (requires.viewed | requires.begins).items():
             item, now = self.recorded.inputs[index], f"{self.inputs[index]}.storage_offset()"
             then = item.value.type.offset
             words = (

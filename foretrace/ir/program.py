@@ -312,6 +312,8 @@ class Requirements:
     """inputs whose `.grad` the program read, and the input that it was; None: there was none"""
     begins: dict[int, Frame | None] = field(default_factory=dict)
     """inputs of which it matters where in memory they begin, and the line that asked"""
+    viewed: dict[int, Frame | None] = field(default_factory=dict)
+    """the same of inputs whose written memory was viewed; a forward cut that trains does not ask"""
     whole: dict[int, Frame | None] = field(default_factory=dict)
     """inputs that may be no views, and the line that asks it"""
     cleared: list[int] = field(default_factory=list)

@@ -9,6 +9,7 @@ from weakref import ref
 import torch
 
 from foretrace.errors import Frame
+from foretrace.frames.sources import asking_line
 from foretrace.ir.op import AS_STRIDED, Op, Origin, Tree, Value, ViewStep, Write
 from foretrace.mutation.lost_views import not_tracked, of_another, of_detached
 from foretrace.ops.outcome import Semantics, Share
@@ -311,7 +312,7 @@ def _viewed_again(
             return again
         offset = base.type.offset + sum(m.distance for m in path) // base.type.dtype.itemsize
         if (owner := alias.root.tensor()) is not None:
-            owner.note_asked()
+            owner.ft_viewed = asking_line()
         layout = (list(like.shape), list(like.stride), offset)
         return recorder.call(AS_STRIDED, (base, *layout), grad=grad).outs[0]
 

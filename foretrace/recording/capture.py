@@ -49,6 +49,7 @@ from foretrace.recording.new_contents import (
     mutations_of,
     overwritten_in,
     taken,
+    viewed_anew,
 )
 from foretrace.recording.shared_inputs import check_shared_memory
 from foretrace.recording.torch_state import running, unchanged_state, uncollected
@@ -127,6 +128,7 @@ class Capture:
     def note_asked(self, requires: Requirements) -> None:
         """What the program asked that more than its arguments decides."""
         self.gradients.note(requires)
+        requires.viewed = viewed_anew(self.placeholders)
         wanting = any(item.value.type.requires_grad for item in self.inputs)
         requires.asks_mode = wanting and requires.grad_mode in self.types.told
 

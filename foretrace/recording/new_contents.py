@@ -129,17 +129,26 @@ def begins_read(
     It matters also where the program saw a written one by `as_strided`, which counts from the
     beginning. Torch's kernels call that with what they read there.
     """
-    found = {
-        index: placeholder.ft_begins
-        for index, placeholder in enumerate(placeholders)
-        if isinstance(placeholder, Abstract) and hasattr(placeholder, "ft_begins")
-    }
+    found = _noted(placeholders, "ft_begins")
     for mutation in mutations:
         steps = (member.step for member in alias_of(placeholders[mutation.index]).members())
         asked = [step.args for step in steps if step is not None and step.absolute]
         if any(op.args is args for args in asked for op in recorder.log):
             found.setdefault(mutation.index, None)
     return found
+
+
+def viewed_anew(placeholders: list[Any]) -> dict[int, Frame | None]:
+    """The same of written ones that autograd views by strides; a forward cut views copies."""
+    return _noted(placeholders, "ft_viewed")
+
+
+def _noted(placeholders: list[Any], name: str) -> dict[int, Frame | None]:
+    return {
+        index: getattr(placeholder, name)
+        for index, placeholder in enumerate(placeholders)
+        if isinstance(placeholder, Abstract) and hasattr(placeholder, name)
+    }
 
 
 def _not_written_back(what: str, value: Value, recorder: Recorder, do: str = NEW) -> Refusal:

@@ -3,8 +3,8 @@
 `isTensorSubclassLike` says yes of every tensor while a mode is active, so such a kernel, run by the
 recorder, does not show what eager does. Most of these kernels compute the same by both ways (`add`
 for `add_`); those that do not have a body here, which is eager's way in the kernel's own order.
-All callers in torch 2.13 were read off its binary; tests/cpu/test_leaves_are_eagers.py compares
-the leaves. Source: aten/src/ATen/TensorSubclassLikeUtils.h.
+All callers in torch 2.13 were read off its binary; the leaves are compared by
+tests/unit/targets/test_leaves_are_eagers.py. Source: aten/src/ATen/TensorSubclassLikeUtils.h.
 """
 
 from collections.abc import Callable

@@ -23,7 +23,7 @@ FLAG: Any = TENSOR.requires_grad.__get__
 OFFSET: Any = torch.Tensor.storage_offset
 """As torch has it, of an abstract tensor too: it is not the program that asks"""
 OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_indexing", "ft_leaf", "ft_told",
-        "ft_value")  # fmt: skip
+        "ft_value", "ft_viewed")  # fmt: skip
 """Attributes of an abstract tensor that no tensor of torch's has"""
 
 
@@ -45,6 +45,8 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     """the program itself asks for a cast, which autocast's cache does not answer"""
     ft_begins: Frame | None
     """the line that asked where its memory begins; no attribute where none has"""
+    ft_viewed: Frame | None
+    """the line that saw written memory of its, where it is followed; no attribute where none has"""
     ft_gradient: Any
     """what `.grad` of an input is asked of; None where it is not followed"""
     ft_indexing: Any

@@ -14,9 +14,9 @@ from tests.databases.children import Record
 from tests.databases.routes import EXPORTED, INFERENCE, JOINT, TORCHS, Attempt, made_by
 from tests.databases.sample import Case, Sample
 from tests.databases.seen import Seen, forward_run, grade, joint_run
-from tests.subject import Subject
-from tests.unchanged import state_of
-from tests.whole import facts_of
+from tests.support.subject import Subject
+from tests.support.unchanged import state_of
+from tests.support.whole import facts_of
 
 MESSAGE: Final = 300  # characters kept of what was said
 TRIES: Final = 3  # some kernels of LAPACK's round by where their memory is

@@ -10,7 +10,7 @@ from torch import nn
 from torch._export.db.examples import all_examples
 
 from tests.databases.sample import Case, Sample
-from tests.subject import Subject
+from tests.support.subject import Subject
 
 
 def export_examples(database: str) -> Iterator[Case]:

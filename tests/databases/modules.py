@@ -11,7 +11,7 @@ from torch.testing._internal.common_modules import module_db
 from torch.utils import _pytree as pytree
 
 from tests.databases.sample import Case, Sample, as_leaf, seeded, spread
-from tests.subject import Subject
+from tests.support.subject import Subject
 
 
 def modules(database: str, *, training: bool) -> Iterator[Case]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.testing._internal.common_optimizers import optim_db
 
 from tests.databases.sample import Case, Sample, seeded, spread, stateless
-from tests.subject import Subject
+from tests.support.subject import Subject
 
 
 def inside(database: str) -> Iterator[Case]:

@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 
 import foretrace
 from tests.databases.sample import Sample
-from tests.exporting import as_module
-from tests.pairs import PairCut
-from tests.subject import Subject
-from tests.whole import Facts, facts_of
+from tests.support.exporting import as_module
+from tests.support.pairs import PairCut
+from tests.support.subject import Subject
+from tests.support.whole import Facts, facts_of
 
 
 @dataclass

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tests.subject import Subject
+from tests.support.subject import Subject
 
 Call = Callable[..., object]
 

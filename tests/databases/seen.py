@@ -8,9 +8,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tests.bits import aliasing, aliasing_differences, differences, tensor_differences, tensors
-from tests.compare import _by_name as by_name
-from tests.subject import Subject
+from tests.support.bits import (
+    aliasing,
+    aliasing_differences,
+    differences,
+    tensor_differences,
+    tensors,
+)
+from tests.support.compare import _by_name as by_name
+from tests.support.subject import Subject
 
 SEED: Final = 7
 GRADES: Final = ("bitwise", "strides", "close", "wrong")

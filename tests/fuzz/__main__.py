@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
-from tests import verified
 from tests.fuzz import campaign
 from tests.fuzz.campaign import Outcome
 from tests.fuzz.values import CLOSE
+from tests.support import verified
 
 
 def main(arguments: list[str]) -> int:

@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 
 import foretrace
 from foretrace.runtime.calls import run_pair
-from tests.exporting import as_module
 from tests.fuzz.values import HISTORY, LAYOUT, look
 from tests.fuzz.world import (
     FIRST,
@@ -23,7 +22,8 @@ from tests.fuzz.world import (
     Seen,
     World,
 )
-from tests.subject import Subject
+from tests.support.exporting import as_module
+from tests.support.subject import Subject
 
 Runs = Callable[[Call], Seen]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tests.bits import bits
+from tests.support.bits import bits
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 
 import foretrace
-from tests.bits import aliasing_differences
 from tests.fuzz.routes import Route, Runs, eager, routes_of
 from tests.fuzz.values import CLOSE, Look, unlike
 from tests.fuzz.world import Call, Seen, Wanted, World, same_random
+from tests.support.bits import aliasing_differences
 
 SAME, REFUSED, WRONG, RAW, ABORT, TIMEOUT = "same", "refused", "WRONG", "raw", "abort", "timeout"
 FAILURES = (WRONG, RAW, ABORT, TIMEOUT, CLOSE)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
-from tests.bits import aliasing, same_bits, tensors, walk
 from tests.fuzz.values import Look, look
-from tests.subject import Subject
+from tests.support.bits import aliasing, same_bits, tensors, walk
+from tests.support.subject import Subject
 
 NAME: Final = "fuzzed_program"
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.kernels import events
+from tests.support.kernels import events
 
 Row = dict[str, Any]
-"""A call, as tests/pure/attention_calls.py reads it."""
+"""A call, as tests/unit/targets/attention_calls.py reads it."""
 
-DRAWN: Final = Path(__file__).parents[1] / "pure" / "attention_on_cuda.jsonl"
-"""Calls near the borders of what each kernel takes, drawn by tests/pure/attention_calls.py."""
+DRAWN: Final = Path(__file__).parents[1] / "unit/targets/attention_on_cuda.jsonl"
+"""Calls near the borders of what each kernel takes: tests/unit/targets/attention_calls.py."""
 ON: Final = (True, True, True, True, False)
 """flash, efficient, math, cuDNN; results need not be deterministic."""
 DTYPES: Final = ("float16", "bfloat16", "float32", "float64")

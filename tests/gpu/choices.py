@@ -10,7 +10,7 @@ from foretrace.targets.attention import choose_attention
 from foretrace.targets.profile import Target, target_of
 from tests.gpu.attention import Row, grid, seen
 from tests.gpu.child import Circumstances, Finding
-from tests.pure.attention_calls import Call
+from tests.unit.targets.attention_calls import Call
 
 RAISES: Final = ("wrong call", "no attention kernel")
 """Refusals that say that eager raises, too."""

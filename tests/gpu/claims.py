@@ -23,7 +23,7 @@ from tests.gpu.kernels import dropped, named
 from tests.gpu.listing import described
 from tests.gpu.recorded import Recorded
 from tests.gpu.recording import KEYS, inputs, name_of, samples
-from tests.kernels import ASKED, COMPOSITE, calls, computes, is_opened, kernel
+from tests.support.kernels import ASKED, COMPOSITE, calls, computes, is_opened, kernel
 
 CPU: Final = torch.device("cpu")
 RAISES: Final = "raises"

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tests.gpu import cuts, kernels, named
 from tests.gpu.child import Circumstances, Finding, failure
 from tests.gpu.programs import on
-from tests.subject import Subject
+from tests.support.subject import Subject
 
 Make = Callable[[], Subject]
 LENGTH, BATCH, SIZE = 5, 3, 8

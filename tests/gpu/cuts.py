@@ -13,8 +13,8 @@ from tests.gpu.leaves import eagers_leaves
 from tests.gpu.listing import apart, leaves_of
 from tests.gpu.programs import program
 from tests.gpu.runs import Run, Runner, eager, forward, joint, judged, once
-from tests.pairs import PairCut
-from tests.subject import Subject
+from tests.support.pairs import PairCut
+from tests.support.subject import Subject
 
 TRAINED: Final = ("export", "aten", "compile eager")
 """What gives outputs that autograd follows."""

@@ -1,4 +1,4 @@
-"""foretrace.compile by Inductor, held against eager by the rule of tests/cpu/test_inductor.py.
+"""foretrace.compile by Inductor, held against eager by the rule of tests/dropin/test_inductor.py.
 
 Inductor reorders sums, so its bits are not eager's: what torch allows it on whole models is `near`,
 and where a model is harder than that, ours may be twice as far from eager as torch.compile is.
@@ -13,13 +13,13 @@ from torch._dynamo.utils import same
 from torch._inductor import config
 
 import foretrace
-from tests.bits import tensors
 from tests.gpu.child import Circumstances, Finding
 from tests.gpu.cuts import Bench
 from tests.gpu.programs import program
 from tests.gpu.runs import Run, differing, forward
-from tests.shortened import shortened
-from tests.subject import modules_of
+from tests.support.bits import tensors
+from tests.support.shortened import shortened
+from tests.support.subject import modules_of
 
 WORSE: Final = 2  # times as far from eager as torch.compile, at most
 Named = dict[str, Tensor | None]

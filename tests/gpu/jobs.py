@@ -14,7 +14,7 @@ EXAMPLES: Final = (
 MODELS: Final = (
     *("llama", "qwen3", "mixtral", "gpt2", "bert", "distilbert", "t5", "swin", "convnext", "clip"),
 )
-"""Of tests/models.py."""
+"""Of tests/support/models.py."""
 PROGRAMS: Final = (*EXAMPLES, *MODELS)
 FAMILIES: Final = ("rms_norm", "batch_norm", "lstm", "dropout")
 """Composites with a grid of calls of their own: composites.py."""

@@ -11,8 +11,8 @@ from tests.gpu.child import Circumstances, Finding
 from tests.gpu.leaves import eagers_leaves
 from tests.gpu.listing import leaves_of
 from tests.gpu.programs import program
-from tests.kernels import Call, Kernels, calls, kernel
-from tests.subject import Subject
+from tests.support.kernels import Call, Kernels, calls, kernel
+from tests.support.subject import Subject
 
 KEYS: Final = {"cpu": "CPU", "cuda": "CUDA"}
 SHOWN: Final = 6

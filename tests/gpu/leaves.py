@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.databases.seen import forward_run
 from tests.gpu.listing import line
-from tests.subject import Subject
+from tests.support.subject import Subject
 
 
 class Leaves(TorchDispatchMode):

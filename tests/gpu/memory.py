@@ -9,7 +9,7 @@ from tests.gpu.child import Circumstances, Finding, failure
 from tests.gpu.cuts import Bench, routes
 from tests.gpu.programs import program
 from tests.gpu.runs import Runner, eager
-from tests.subject import Subject
+from tests.support.subject import Subject
 
 MEGA = 1e6
 

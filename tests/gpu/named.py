@@ -10,7 +10,7 @@ import foretrace
 from tests.gpu.child import Circumstances, Finding, failure
 from tests.gpu.listing import apart, nodes_of
 from tests.gpu.programs import program
-from tests.subject import Subject
+from tests.support.subject import Subject
 
 LEVELS: Final = ("export", "aten", "joint", "forward", "backward")
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from foretrace.cli.load import loaded
 from tests.gpu.children import ROOT
-from tests.subject import Subject, modules_of
+from tests.support.subject import Subject, modules_of
 
 CAST: Final = {"float32": None, "autocast": None, "bfloat16": torch.bfloat16}
 
@@ -36,7 +36,7 @@ def program(
     """The program and its inputs; an example's file can be imported from while inside.
 
     Args:
-        name: "file:function" of examples/, or an architecture of tests/models.py.
+        name: "file:function" of examples/, or an architecture of tests/support/models.py.
         dtype: one of jobs.DTYPES.
         device: where its tensors are.
         kind: the type of device that autocast is for; None: that of `device`.
@@ -52,7 +52,7 @@ def program(
 
 def of_models(name: str) -> Subject:
     """A transformers model in training mode; the module is looked up here, as it needs them."""
-    model, inputs = importlib.import_module("tests.models").make(name)
+    model, inputs = importlib.import_module("tests.support.models").make(name)
     return Subject(model.train(), (), inputs)
 
 

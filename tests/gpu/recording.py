@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from tests.databases.sample import seeded, spread
 from tests.gpu.child import Circumstances, Finding
 from tests.gpu.listing import described
-from tests.kernels import calls
+from tests.support.kernels import calls
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
 KEYS: Final = {"cpu": "CPU", "cuda": "CUDA"}

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from tests.databases.seen import SEED, Seen, _findings as findings, forward_run, joint_run
-from tests.subject import Snapshot, Subject
+from tests.support.subject import Snapshot, Subject
 
 AGAIN: Final = 4  # further runs of eager, where something differs
 SHOWN: Final = 12  # differences that a row tells

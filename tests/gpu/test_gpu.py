@@ -13,7 +13,7 @@ from tests.gpu.attention import grid
 from tests.gpu.jobs import ALL, CALLS, EXAMPLES, MODELS, Job, jobs
 from tests.gpu.programs import program
 from tests.gpu.rows import Row, table
-from tests.models import MODELS as ARCHITECTURES
+from tests.support.models import MODELS as ARCHITECTURES
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--device", "cpu", "--jobs", "1", "--program", "rms_norm:total", "--dtype", "float32"]

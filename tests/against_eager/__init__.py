@@ -1,0 +1,1 @@
+"""Every cut and compiled callable beside eager."""

@@ -1,0 +1,71 @@
+"""Every zoo program, captured once and run at every cut, against eager."""
+
+import pytest
+
+import foretrace
+from tests.programs import CASES, Case
+from tests.support import standin
+from tests.support.compare import Report, same_as_eager
+
+# torch warns of this once, eager or not
+pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+
+CAPTURED, OTHER = 11, 7  # unlike every other size, so that no two are taken for one
+AT_EVERY_CUT = [
+    pytest.param(case, cut, id=f"{case.section}.{name}-{cut}")
+    for name, case in CASES.items()
+    for cut in case.cuts
+]
+BY_NAME = [pytest.param(case, id=f"{case.section}.{name}") for name, case in CASES.items()]
+VARYING = [
+    pytest.param(case, id=f"{case.section}.{name}") for name, case in CASES.items() if case.varies
+]
+
+
+def compare(case: Case, size: int = 4, **options: object) -> Report:
+    """The comparison with what the case asks for."""
+    subject = case.subject(size)
+    return same_as_eager(
+        subject.fn,
+        subject.args,
+        subject.kwargs,
+        loss=case.loss,
+        **{"cuts": case.cuts, **options},  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("case", BY_NAME)
+def test_eager_equals_itself(case: Case) -> None:
+    """The program runs on the installed torch, and is deterministic."""
+    report = compare(case, capture=standin.capture)
+    compared = report.outputs + report.gradients + len(report.mutated)
+    assert compared, "nothing was compared"
+    assert not case.train or report.gradients, "nothing has a gradient: say train=False"
+
+
+@pytest.mark.parametrize(("case", "cut"), AT_EVERY_CUT)
+def test_same_as_eager(case: Case, cut: str) -> None:
+    """Outputs, gradients, mutations, aliasing and random state are those of eager."""
+    try:
+        compare(case, cuts=(cut,))
+    except foretrace.Refusal as refusal:
+        if not case.may_refuse:
+            raise
+        pytest.xfail(f"{case.may_refuse}: {refusal}")
+
+
+@pytest.mark.parametrize("cut", ["aten", "joint"])
+@pytest.mark.parametrize(
+    "name", ["autocast_inside_a_composite", "autocast_and_casts_of_the_program"]
+)
+def test_everything_kept_under_autocast(name: str, cut: str) -> None:
+    """A composite that is kept does what it did under autocast."""
+    compare(CASES[name], cuts=(cut,), keep=[lambda _: True])
+
+
+@pytest.mark.parametrize("case", VARYING)
+def test_another_size(case: Case) -> None:
+    """The same graphs, captured with symbolic sizes, at the captured size and at another."""
+    other = case.subject(OTHER)
+    assert not other.kwargs, "a size in a keyword does not vary yet"
+    compare(case, CAPTURED, dynamic_shapes=True, more_args=[other.args])

@@ -1,0 +1,1 @@
+"""In the place of torch's tools, and beside them."""

@@ -1,0 +1,81 @@
+"""Every zoo program through `foretrace.compile`, called twice, with and without grad, as eager."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import foretrace
+from tests.programs import CASES, Case
+from tests.support import compare
+from tests.support.bits import aliasing, tensors
+from tests.support.subject import Snapshot, Subject
+
+# torch warns of this once, eager or not
+pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+
+NEEDS_GRAD = {"hook_on_a_tensor", "gradient_of_a_gradient"}  # eager raises without
+ONE_NODE = {
+    *("reshapes_that_do_nothing", "returned_itself_after_writes_unseen"),
+    "parameter_returned_after_a_write_unseen",
+}
+BY_NAME = [pytest.param(case, id=f"{case.section}.{name}") for name, case in CASES.items()]
+BACKENDS = {"eager": "eager", "graph modules": lambda gm, inputs: gm}
+
+
+def run_both(case: Case, backend: object, *, grad: bool) -> list[foretrace.Recapture]:
+    """Twice from the same state; the second call is answered by the capture of the first."""
+    given = case.subject()
+    live = given.fresh()
+    compiled = foretrace.compile(live.fn, backend=backend)
+    for call in ("the first call", "the second call")[: 1 if "generator" in case.name else 2]:
+        fresh = given.fresh()
+        ran = Subject(live.fn, fresh.args, fresh.kwargs)
+        before = Snapshot.take(ran)
+        wrong = list(grad_differences(given, ran, compiled, case.loss) if grad
+                     else no_grad_differences(given, ran, compiled))  # fmt: skip
+        before.put_back()
+        compare._fail_on(call, wrong)
+    return compiled.recaptures
+
+
+def grad_differences(
+    given: Subject, ran: Subject, compiled: Callable[..., object], loss: int | None
+) -> Iterator[str]:
+    eager = compare._run_eager(given.fresh(), loss, 0)
+    torch.manual_seed(0)
+    seen = compare._run_forward(compiled, ran, eager, loss, train=True)
+    yield from compare._all_differences("export", eager, seen)
+
+
+def no_grad_differences(
+    given: Subject, ran: Subject, compiled: Callable[..., object]
+) -> Iterator[str]:
+    """The same without a backward, which eager has no more than the compiled callable."""
+    sides = []
+    for subject, call in ((given.fresh(), None), (ran, compiled)):
+        inputs, state = subject.inputs(), subject.state()
+        torch.manual_seed(0)
+        with torch.no_grad():
+            outputs = (call or subject.fn)(*subject.args, **subject.kwargs)
+        aliases = aliasing([*inputs, *state], tensors(outputs, "output"))
+        state = subject.state()
+        sides.append(compare.Seen(outputs, inputs, state, aliases, [], torch.get_rng_state()))
+    yield from compare._all_differences("export", *sides)
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", BY_NAME)
+def test_same_as_eager(case: Case, backend: str, grad: bool) -> None:
+    if case.name in NEEDS_GRAD and not grad:
+        pytest.skip("eager raises")
+    if case.name in ONE_NODE and grad and backend != "eager":
+        pytest.xfail("an input that is an output too: its gradients are added in another order")
+    try:
+        recaptures = run_both(case, BACKENDS[backend], grad=grad)
+    except foretrace.Refusal as refusal:
+        if not case.may_refuse:
+            raise
+        pytest.xfail(f"{case.may_refuse}: {refusal}")
+    assert not recaptures, [str(each) for each in recaptures]

@@ -1,0 +1,265 @@
+"""foretrace.export: torch's own type, its consumers, and eager's bits."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+from torch.export.graph_signature import OutputKind
+
+import foretrace
+from tests.programs import CASES, Case
+from tests.support import exporting
+from tests.support.compare import same_as_eager
+
+# torch warns of this once, eager or not
+pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+
+ZOO = [
+    pytest.param(case, id=f"{case.section}.{name}")
+    for name, case in CASES.items()
+    if "export" in case.cuts
+]
+GRADIENT_ELSEWHERE = {"closes_over_tensors", "partial_function", "method_of_an_object"}
+"""A tensor reached by closure becomes a parameter of the exported program; its gradient is there"""
+SIZES_ARE_TUPLES = {"shapes_returned"}
+"""As in what torch.export gives"""
+NOT_EXPORTED = {
+    "data_of_an_input_written_after_it_was_saved": "side effect",
+    "a_leaf_written_by_way_of_a_part_of_it": "side effect",
+    "views_of_written_memory_that_begins_elsewhere": "unsupported",
+    "dataclass_in": "unknown container", "dataclass_out": "unknown container",
+    "registered_without_keys": "unknown container",
+    "types_in": "unknown value", "set_of_constants": "unknown value",
+    "generator_of_its_own": "generator",
+    "function_given_a_captured_tensor_twice": "autograd.Function",
+    "function_behind_what_is_drawn": "autograd.Function",
+    "returned_itself_after_writes_unseen": "side effect",
+    "drawn_over_memory_with_gaps": "unsupported",  # `random_(from, to)` is no Python as text
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ZOO)
+def test_zoo_as_eager(case: Case, request: pytest.FixtureRequest) -> None:
+    """Outputs, gradients, mutations and aliasing of `.module()` are those of eager."""
+    subject, name = case.subject(4), request.node.callspec.id.rpartition(".")[2]
+    run = {"loss": case.loss, "cuts": ("export",), "capture": exporting.capture}
+    try:
+        same_as_eager(subject.fn, subject.args, subject.kwargs, **run)  # type: ignore[arg-type]
+    except foretrace.Refusal as refusal:
+        if refusal.kind == NOT_EXPORTED.get(name):
+            return
+        if not case.may_refuse:
+            raise
+        pytest.xfail(f"{case.may_refuse}: {refusal}")
+    except AssertionError as difference:
+        elsewhere = name in GRADIENT_ELSEWHERE and "gradient" in str(difference)
+        tuples = name in SIZES_ARE_TUPLES and "Size in eager, tuple in the cut" in str(difference)
+        if not (elsewhere or tuples):
+            raise
+
+
+class Everything(nn.Module):
+    """Parameters tied and unused, buffers of both kinds, constants, writes, None and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first = nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.again, self.unused = self.first, nn.Linear(2, 2)
+        self.scale, self.fixed = nn.Parameter(torch.ones(4)), torch.arange(4.0)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("offset", torch.ones(4), persistent=False)
+
+    def forward(self, input, state, *, factor=1):
+        self.calls.add_(1)
+        with torch.no_grad():
+            self.scale.mul_(0.5)
+            frozen = self.first(input)
+        state["seen"].add_(1)
+        hidden = self.norm(self.again(input)) * factor + self.offset + self.fixed * self.scale
+        made = hidden + torch.tensor([1.0, 2.0, 3.0, 4.0])
+        return {"made": made, "rest": (None, factor, frozen, input, state["seen"])}
+
+
+def everything() -> tuple[nn.Module, tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    torch.manual_seed(0)
+    return Everything(), (torch.randn(6, 4), {"seen": torch.randn(3)})
+
+
+def reloaded(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file)
+
+
+def trained(module, args, kwargs):
+    """Outputs, gradients and state after one step."""
+    out = module(*copy.deepcopy(args), **kwargs)
+    out["made"].square().sum().backward()
+    named = [*module.named_parameters(), *module.named_buffers()]
+    found = [out["made"], *(t for t in out["rest"] if isinstance(t, torch.Tensor))]
+    found += [t for _, t in named]
+    found += [t.grad for _, t in named if t.grad is not None]
+    return [t.detach() for t in found], sorted(n for n, t in named if t.grad is not None)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["fresh", "reloaded"])
+def test_everything_trains(again):
+    """One step: outputs, parameters, buffers and gradients are eager's bits."""
+    module, args = everything()
+    program = foretrace.export(module, args, {"factor": 3})
+    twin = copy.deepcopy(module)
+    program = reloaded(program) if again else program
+    (eager, grads), (ours, found) = (
+        trained(each, args, {"factor": 3}) for each in (twin, program.module())
+    )
+    assert found == grads
+    for left, right in zip(eager[:4], ours[:4], strict=True):
+        assert torch.equal(left, right)
+    named = dict(twin.named_parameters()), dict(program.module().named_parameters())
+    for name, parameter in named[0].items():
+        if parameter.grad is not None:
+            assert torch.equal(parameter.grad, named[1][name].grad), name
+        assert torch.equal(parameter, named[1][name]), name
+
+
+def test_signature_as_torch():
+    """The same inputs, by name, kind and target, in the same order; the same specs."""
+    module, args = everything()
+    ours, torchs = (
+        export(copy.deepcopy(module), args, kwargs={"factor": 3})
+        for export in (foretrace.export, exporting.of_torch)
+    )
+    assert ours.graph_signature.input_specs == torchs.graph_signature.input_specs
+    assert ours.call_spec == torchs.call_spec
+    assert ours.state_dict.keys() == torchs.state_dict.keys()
+    assert ours.constants.keys() == torchs.constants.keys()
+    assert [entry.fqn for entry in ours.module_call_graph] == [
+        entry.fqn for entry in torchs.module_call_graph
+    ]
+    kinds = [spec.kind for spec in ours.graph_signature.output_specs]
+    assert kinds.count(OutputKind.BUFFER_MUTATION) == 4
+    assert kinds.count(OutputKind.USER_INPUT_MUTATION) == 1
+    user = [spec for spec in ours.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
+    assert len(user) == len(torchs.graph_signature.output_specs)
+
+
+@pytest.mark.parametrize("use", [
+    lambda program, args: program.run_decompositions().module(),
+    lambda program, args: torch.export.unflatten(program),
+    lambda program, args: copy.deepcopy(program).module(),
+    lambda program, args: reloaded(program.run_decompositions()).module(),
+], ids=["run_decompositions", "unflatten", "deepcopy", "decomposed and reloaded"])  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_consumers(use):
+    """What torch's own tools make of it computes the same."""
+    module, args = everything()
+    twin = copy.deepcopy(module).eval()
+    program = foretrace.export(module.eval(), args, {"factor": 3})
+    with torch.no_grad():
+        made = use(program, args)(*copy.deepcopy(args), factor=3)["made"]
+        expected = twin(*copy.deepcopy(args), factor=3)["made"]
+    assert torch.allclose(made, expected)
+
+
+class Asks(nn.Module):
+    """Looks at data, unless it is told that it is exported."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and bool((x > 0).all()):
+            return x * 2
+        return x * 3
+
+
+def test_a_program_that_had_to_be_told_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="is_exporting.. true.*asks for a number"):
+        exported = foretrace.export(Asks(), (torch.ones(2),))
+    assert torch.equal(exported.module()(torch.ones(2)), torch.full((2,), 3.0))
+
+
+class Counts(nn.Module):
+    """Writes a buffer, counts in Python, tells `note` of the run; then does what `last` does."""
+
+    def __init__(self, last, note) -> None:
+        super().__init__()
+        self.last, self.note, self.count = last, note, 0
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.note(torch.compiler.is_exporting())
+        self.count += 1
+        self.calls.add_(1)
+        return self.last(self, x * self.calls)
+
+
+@pytest.mark.filterwarnings("ignore:captured with")
+def test_the_second_run_is_as_if_it_were_the_first() -> None:
+    """What the first run wrote is not there, and no one is told of an export afterwards."""
+    runs = []
+
+    def asks(_, x):
+        return x if torch.compiler.is_exporting() or bool(x.sum() > 0) else -x
+
+    module = Counts(asks, runs.append)
+    program = foretrace.export(module, (torch.ones(2),))
+    assert runs == [False, True, True]  # once more, as it counts its calls in Python
+    assert (module.calls, module.count) == (0, 0)
+    assert not torch.compiler.is_exporting()
+    assert not torch.compiler.is_compiling()
+    run = program.module()
+    assert [float(run(torch.ones(2))[0]) for _ in range(3)] == [1, 2, 3]
+
+
+class Held(nn.Module):
+    """Keeps a tensor: a side effect, whoever is told of what."""
+
+    def forward(self, owner: Counts, x: torch.Tensor) -> torch.Tensor:
+        owner.kept = x
+        return x
+
+
+REFUSED = {
+    "data-dependent": (lambda _, x: x if bool(x.sum() > 0) else -x, [False, True]),
+    "program raised": (lambda _, x: x @ torch.ones(7), [False, True]),
+    "side effect": (Held(), [False]),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.filterwarnings("error")
+def test_what_neither_run_can_do(kind: str) -> None:
+    """The first refusal is given, without a warning; only some are tried again."""
+    last, expected = REFUSED[kind]
+    runs = []
+    module = Counts(last, runs.append)
+    with pytest.raises(foretrace.Refusal) as caught:
+        foretrace.export(module, (torch.ones(2),))
+    assert (caught.value.kind, runs) == (kind, expected)
+    assert (module.calls, module.count) == (0, 0)
+    assert not torch.compiler.is_exporting()
+
+
+class Recurs(nn.Module):
+    """Binds its buffer to what autograd follows, after it has used the old tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(0.1, 0.4, 4))
+        self.register_buffer("state", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.state * x * self.state.exp()
+        self.state = torch.tanh(self.state * self.w + x)
+        return y
+
+
+def test_a_gradient_goes_through_the_state_of_several_calls() -> None:
+    """What a call has saved of the old state is as it was, though a file copies into the buffer."""
+    x = torch.randn(4)
+    eager, module = Recurs(), foretrace.export(Recurs(), (x,)).module()
+    for each in (eager, module):
+        sum(each(x).sum() for _ in range(3)).backward()
+    assert torch.equal(module.get_parameter("w").grad, eager.w.grad)
+    assert torch.equal(module.get_buffer("state"), eager.state)

@@ -1,0 +1,1 @@
+"""What a node, a program and a cut say of themselves."""

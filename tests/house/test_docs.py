@@ -1,0 +1,116 @@
+"""What the documentation shows is run: README.md and every page under docs/.
+
+Every ```python block runs, in order, in one namespace per page; a line of a block is the line of
+its page, so what an error or an explanation quotes can be found there. In every ```console block
+each `$ foretrace ...` and `$ python ...` line runs and exits with 0, or with N where the line ends
+with `# exit N`. A block that is only to be looked at is fenced ```text.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^\$ ((?:foretrace|python) .*?)(?:\s+# exit (\d+))?$", re.MULTILINE)
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The blocks in one language, each padded so that its lines have the page's numbers."""
+    text = page.read_text()
+    found = [match for match in BLOCK.finditer(text) if match[1] == language]
+    return ["\n" * text.count("\n", 0, match.start(2)) + match[2] for match in found]
+
+
+def commands(page: Path) -> list[tuple[str, int]]:
+    found = [match for block in blocks(page, "console") for match in COMMAND.finditer(block)]
+    return [(match[1], int(match[2] or 0)) for match in found]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
+def test_python(page, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    namespace = {"__name__": f"docs:{name(page)}"}
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), namespace)  # noqa: S102  (that is the test)
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        pytest.param(*found, id=f"{name(page)}: {found[0]}")
+        for page in PAGES
+        for found in commands(page)
+    ],
+)
+def test_command(command, status):
+    bin_folder = Path(sys.executable).parent
+    program, *arguments = shlex.split(command)
+    done = subprocess.run(
+        [bin_folder / program, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+
+
+def test_the_readme_is_run():
+    assert blocks(PAGES[0], "python")
+    assert commands(PAGES[0])
+
+
+def test_what_contributing_names_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"[`(]((?:foretrace|tests|tools|docs)/[\w/.-]+)", text)
+    assert len(named) > 20
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
+ROOMS_OF_FILES = sorted(path.parent for path in ROOT.glob("foretrace/*/README.md"))
+
+
+@pytest.mark.parametrize("room", ROOMS_OF_FILES, ids=lambda room: room.name)
+def test_a_room_names_its_files(room: Path) -> None:
+    named = set(re.findall(r"`(\w+\.py)`", (room / "README.md").read_text()))
+    files = {path.name for path in room.glob("*.py")} - {"__init__.py"}
+    assert files <= named
+    assert not {name for name in named - files if not list(ROOT.glob(f"foretrace/**/{name}"))}
+
+
+def test_every_room_has_a_readme() -> None:
+    rooms = {path.parent for path in ROOT.glob("foretrace/*/*.py")}
+    assert {room.name for room in rooms - set(ROOMS_OF_FILES)} <= {"torch_api"}
+
+
+ROWS = re.findall(r"^\|.*\|$", (ROOT / "docs/design.md").read_text(), re.MULTILINE)
+PLACES = [
+    (path, names.split())
+    for row in ROWS
+    for path, names in re.findall(r"`(\w+(?:/\w+)*\.py)`((?: `[\w.]+`,?)*)", row)
+]
+
+
+@pytest.mark.parametrize(("path", "names"), PLACES, ids=lambda given: str(given)[:60])
+def test_what_a_table_of_the_design_names_is_there(path: str, names: list[str]) -> None:
+    """`passes/cut.py` `flatten`: the file, and in it the function or class, or its method."""
+    text = (ROOT / "foretrace" / path).read_text()
+    for name in (part for each in names for part in each.strip("`,").split(".")):
+        assert re.search(rf"\b(?:def|class) {name}\b|^{name}\b", text, re.MULTILINE), name
+
+
+def test_the_design_has_its_tables() -> None:
+    assert len(PLACES) > 50

@@ -1,0 +1,46 @@
+"""The public names are those of docs/design.md, no more and no fewer, and each says what it is."""
+
+import pytest
+
+import foretrace
+from tests.house.test_house import ROOMS
+
+# Every public name, and the public members that the design fixes.
+PUBLIC = {
+    "capture": (),
+    "Program": ("cut", "compile"),
+    "Cut": ("graph_module", "signature", "nodes", "explain", "__call__"),
+    "Target": (),
+    "Refusal": ("to_dict",),
+    "export": (),
+    "aot_export_module": (),
+    "aot_autograd": (),
+    "compile": (),
+    "Recapture": ("reason", "at", "others", "seconds"),
+    "rule": (),
+    "Explanation": ("to_dict",),
+}
+
+
+def test_the_names_are_these():
+    assert sorted(foretrace.__all__) == sorted(PUBLIC)
+
+
+def test_nothing_else_looks_public():
+    """A name at the top is public, private, or a room."""
+    assert {name for name in vars(foretrace) if name[0] != "_"} <= {*PUBLIC, *ROOMS}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_name_says_what_it_is(name):
+    text = getattr(foretrace, name).__doc__ or ""
+    assert text.strip()
+    assert not text.startswith(f"{name}("), "the docstring that dataclass writes"
+
+
+@pytest.mark.parametrize(
+    ("name", "member"), [(name, member) for name, members in PUBLIC.items() for member in members]
+)
+def test_a_member_is_there(name, member):
+    found = getattr(foretrace, name)
+    assert hasattr(found, member) or member in found.__annotations__

@@ -1,0 +1,89 @@
+"""Calls that break what a capture relied on."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import foretrace
+from tests.refusals.registry import captured, refuses, same
+
+X, Y = torch.randn(6, 8), torch.randn(3, 8)
+
+
+def doubles(x: Tensor) -> Tensor:  # here
+    return x * 2
+
+
+def capture_again() -> None:
+    captured(doubles, Y)()
+
+
+def call_other_rows() -> object:
+    return foretrace.capture(doubles, (X,)).cut("export")(Y)
+
+
+def open_rows() -> None:
+    cut = foretrace.capture(doubles, (X,), dynamic_shapes=True).cut("export")
+    same(cut(Y), doubles(Y))
+
+
+def call_another_dtype() -> object:
+    return foretrace.capture(doubles, (X,)).cut("export")(X.double())
+
+
+def capture_double() -> None:
+    captured(doubles, X.double())()
+
+
+def call_turned() -> object:
+    return foretrace.capture(doubles, (X,)).cut("export")(torch.randn(8, 6).T)
+
+
+def make_contiguous() -> None:
+    turned = torch.randn(8, 6).T
+    laid = turned.contiguous()
+    same(foretrace.capture(doubles, (X,)).cut("export")(laid), doubles(laid))
+
+
+BROKEN = "guards/calls.py:_refusal"
+refuses("guard broken", BROKEN, call_other_rows, doubles, open_rows)
+refuses("guard broken", BROKEN, call_another_dtype, doubles, capture_double)
+refuses("guard broken", BROKEN, call_turned, doubles, make_contiguous)
+
+
+def asks_rows(x: Tensor) -> Tensor:
+    return x * 2 if x.shape[0] > 4 else x * 3  # here
+
+
+def does_not_ask(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def call_few_rows() -> object:
+    return foretrace.capture(asks_rows, (X,), dynamic_shapes=True).cut("export")(Y)
+
+
+def without_the_question() -> None:
+    cut = foretrace.capture(does_not_ask, (X,), dynamic_shapes=True).cut("export")
+    same(cut(Y), does_not_ask(Y))
+
+
+refuses("guard broken", "guards/calls.py:_refusal", call_few_rows, asks_rows,
+        captured(asks_rows, Y), without_the_question)  # fmt: skip
+
+
+def call_under_autocast() -> object:
+    compiled: Any = foretrace.capture(doubles, (X,)).compile()
+    with torch.autocast("cpu", torch.bfloat16):
+        return compiled(X)
+
+
+def capture_under_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        same(foretrace.capture(doubles, (X,)).compile()(X), doubles(X))
+        same(foretrace.compile(doubles)(X), doubles(X))
+
+
+refuses("guard broken", "guards/calls.py:broken", call_under_autocast, doubles,
+        capture_under_autocast)  # fmt: skip

@@ -1,0 +1,515 @@
+"""What only one entry point asks for: a file's contents, torch's conventions, a backend's."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import foretrace
+from tests.refusals.registry import (
+    Calls,
+    captured,
+    captures,
+    compiled,
+    cuts,
+    exported,
+    exports,
+    refuses,
+    same,
+    trained,
+)
+
+X = torch.randn(6, 8)
+W = torch.randn(6, 8, requires_grad=True)
+OUTSIDE = torch.randn(6, 8, requires_grad=True)
+GROWN = OUTSIDE * 2
+aten = torch.ops.aten
+
+
+@dataclass
+class Batch:
+    """Torch's pytree does not know it."""
+
+    x: Tensor
+
+
+@dataclass
+class Known:
+    """It knows this one."""
+
+    x: Tensor
+
+
+torch.export.register_dataclass(Known)
+
+
+def of_a_batch(batch: Any) -> Tensor:  # here
+    out: Tensor = batch.x * 2
+    return out
+
+
+def of_a_dict(batch: dict[str, Tensor]) -> Tensor:
+    return batch["x"] * 2
+
+
+class OfABatch(nn.Module):
+    def forward(self, batch: Any) -> Tensor:  # here
+        out: Tensor = batch.x * 2
+        return out
+
+
+refuses(
+    "unknown container", "compat/export.py:_check_plain", exports(OfABatch(), Batch(X)),
+    OfABatch.forward, exported(OfABatch(), Known(X)), exported(of_a_dict, {"x": X}),
+)  # fmt: skip
+
+
+class Keyless(list[Tensor]):
+    """Registered, but not by which names."""
+
+
+torch.utils._pytree.register_pytree_node(
+    Keyless, lambda item: (list(item), None), lambda held, _: Keyless(held)
+)
+
+
+class Keyed(list[Tensor]):
+    """Registered with them."""
+
+
+torch.utils._pytree.register_pytree_node(
+    Keyed, lambda item: (list(item), None), lambda held, _: Keyed(held),
+    flatten_with_keys_fn=lambda item: (
+        [(torch.utils._pytree.SequenceKey(i), each) for i, each in enumerate(item)], None,
+    ),
+)  # fmt: skip
+
+
+class OfAKeyless(nn.Module):
+    def forward(self, pair: Any) -> Tensor:  # here
+        out: Tensor = pair[0] * pair[1]
+        return out
+
+
+refuses("unknown container", "compat/export.py:_check_keys", exports(OfAKeyless(), Keyless((X, X))),
+        OfAKeyless.forward, exported(OfAKeyless(), Keyed((X, X))))  # fmt: skip
+
+
+class OfAType(nn.Module):
+    def forward(self, x: Tensor, kind: Any) -> Any:  # here
+        return x * 2
+
+
+refuses("unknown value", "compat/export.py:_check_leaf", exports(OfAType(), X, frozenset({1})),
+        OfAType.forward, exported(OfAType(), X, 1))  # fmt: skip
+
+
+class Grown(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:  # here
+        return x * GROWN
+
+
+refuses("captured history", "emit/export_inputs.py:_reached", exports(Grown(), X), Grown.forward,
+        exported(lambda x, y: x * y, X, GROWN.detach()))  # fmt: skip
+
+
+def asks_where_it_begins(x: Tensor) -> Tensor:
+    return x * x.storage_offset()  # here
+
+
+refuses(
+    "unsupported", "passes/writeback.py:check_begins", exports(asks_where_it_begins, X[1:]),
+    asks_where_it_begins, captured(asks_where_it_begins, X[1:]),
+    exported(lambda x, begin: x * begin, X[1:], 8),
+)  # fmt: skip
+
+# ---- aot_export_module ---------------------------------------------------------------------------
+
+
+def aot(module: nn.Module, *args: Any, joint: bool = True, index: Any = 0) -> Any:
+    """`foretrace.aot_export_module`, later."""
+    index = index if joint else None
+    return lambda: foretrace.aot_export_module(
+        module, args, trace_joint=joint, output_loss_index=index
+    )
+
+
+refuses("unknown container", "compat/aot.py:_check_containers",
+        aot(OfABatch(), Batch(X), joint=False), OfABatch.forward,
+        aot(OfABatch(), Known(X), joint=False))  # fmt: skip
+
+
+class Losses(nn.Module):
+    """Two outputs that want a gradient."""
+
+    def __init__(self, detached: bool = False) -> None:
+        super().__init__()
+        self.w, self.detached = nn.Parameter(torch.randn(8)), detached
+
+    def forward(self, x: Tensor) -> Any:  # here
+        y = x * self.w
+        return y.sum(), y.detach() if self.detached else y
+
+
+class Other(Losses):
+    def forward(self, x: Tensor) -> Any:
+        y = x * self.w  # here
+        return y.sum(), y
+
+
+def joint_of_other() -> None:
+    assert foretrace.capture(Other(), (X,)).cut("joint", loss=0).nodes
+
+
+refuses("wrong loss", "compat/aot.py:_loss", aot(Losses(), X, index=5), Losses.forward,
+        aot(Losses(detached=True), X))  # fmt: skip
+refuses("wrong loss", "compat/aot.py:_loss", aot(Other(), X), Other.forward,
+        aot(Losses(detached=True), X))  # fmt: skip
+
+
+class Reaches(nn.Module):
+    """A gradient for a tensor from outside."""
+
+    def forward(self, x: Tensor) -> Tensor:  # here
+        return (x * OUTSIDE).sum()
+
+
+def reached_jointly() -> None:
+    assert foretrace.capture(Reaches(), (X,)).cut("joint", loss=0).nodes
+
+
+refuses("captured gradient", "compat/aot.py:_gradient_outside", aot(Reaches(), X),
+        Reaches.forward, aot(Calls(lambda x, y: (x * y).sum()), X, W), reached_jointly)  # fmt: skip
+
+COUNTER = torch.zeros(())
+
+
+class Counts(nn.Module):
+    """Writes to a tensor from outside."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        COUNTER.add_(1)  # here
+        return x * 2
+
+
+class CountsInABuffer(nn.Module):
+    """The same in a buffer."""
+
+    counter: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("counter", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.counter.add_(1)
+        return x * 2
+
+
+refuses("side effect", "compat/aot.py:_written", aot(Counts(), X, joint=False), Counts.forward,
+        aot(CountsInABuffer(), X, joint=False))  # fmt: skip
+
+
+class Clamps(nn.Module):
+    """Writes to a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.w.clamp_(-1, 1)  # here
+        return (x * self.w).sum()
+
+
+class ClampsAClone(Clamps):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.w.clone().clamp_(-1, 1)).sum()
+
+
+refuses("mutated input", "compat/aot.py:_written", aot(Clamps(), X), Clamps.forward,
+        aot(ClampsAClone(), X))  # fmt: skip
+
+
+# ---- decompositions and rules --------------------------------------------------------------------
+
+
+def activates(x: Tensor) -> Tensor:  # here
+    return torch.nn.functional.gelu(x).sum()
+
+
+def activates_here(x: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x).sum()  # here
+
+
+def opened(entry: Any) -> Any:
+    table = {aten.gelu.default: entry} if callable(entry) else entry
+    return cuts(activates_here, X, cut="aten", decompositions=table)
+
+
+def raises(x: Tensor, *, approximate: str = "none") -> Tensor:
+    raise ValueError("not this one")
+
+
+def asks(x: Tensor, *, approximate: str = "none") -> Tensor:
+    return x if x.sum() > 0 else -x
+
+
+CONSTANT = torch.randn(8)
+
+
+def reaches(x: Tensor, *, approximate: str = "none") -> Tensor:
+    return x * CONSTANT
+
+
+def makes_inside(x: Tensor, *, approximate: str = "none") -> Tensor:
+    return x * torch.full((8,), 2.0)
+
+
+without = opened({})
+refuses(
+    "wrong decompositions",
+    "passes/table_recorder.py:_checked",
+    cuts(activates, X, cut="aten", decompositions=[1]),
+    activates,
+    cuts(activates, X, cut="aten", decompositions=torch.export.default_decompositions()),
+)
+refuses("decomposition raised", "passes/table_recorder.py:__exit__", opened(raises), activates_here,
+        without)  # fmt: skip
+refuses(
+    "data-dependent", "passes/table_recorder.py:_no_answer", opened(asks), activates_here, without
+)
+refuses("wrong decompositions", "passes/table_recorder.py:constant",
+        opened(reaches), activates_here, opened(makes_inside))  # fmt: skip
+
+LIBRARY = torch.library.Library("foretrace_refused_rules", "FRAGMENT")
+for name in ("none", "many", "first", "narrow", "wide"):
+    LIBRARY.define(f"{name}(Tensor x) -> Tensor")
+    LIBRARY.impl(name, lambda x: x * 2, "CPU")
+    torch.library.register_fake(f"foretrace_refused_rules::{name}", torch.empty_like, lib=LIBRARY)
+ours = torch.ops.foretrace_refused_rules
+foretrace.rule(ours.many.default, backward=lambda call: (call.gradient, call.gradient))
+foretrace.rule(ours.narrow.default, backward=lambda call: call.gradient[:, :2])
+foretrace.rule(
+    ours.wide.default,
+    backward=lambda call: call.gradient.double().expand(3, *call.gradient.shape) * 2,
+)
+
+
+def has_many(w: Tensor) -> Tensor:
+    out: Tensor = ours.many(w).sum()  # here
+    return out
+
+
+REACHED = torch.randn(8)
+for name in ("reaches", "asks", "pair", "both"):
+    results = "Tensor" if name in ("reaches", "asks") else "(Tensor, Tensor)"
+    LIBRARY.define(f"{name}(Tensor x) -> {results}")
+    one = results == "Tensor"
+    LIBRARY.impl(name, (lambda x: x * 2) if one else (lambda x: (x * 2, x * 3)), "CPU")
+    torch.library.register_fake(
+        f"foretrace_refused_rules::{name}",
+        torch.empty_like if one else lambda x: (torch.empty_like(x), torch.empty_like(x)),
+        lib=LIBRARY,
+    )
+foretrace.rule(ours.reaches.default, backward=lambda call: call.gradient * REACHED)
+
+
+def asks_for_data(call: Any) -> Any:
+    return call.gradient * (2 if call.gradient.sum() > 0 else 3)  # here
+
+
+foretrace.rule(ours.asks.default, backward=asks_for_data)
+foretrace.rule(ours.pair.default, backward=lambda call: call.gradient * 2)
+foretrace.rule(ours.both.default, backward=lambda call: call.grads[1] * 3)
+
+
+def has_a_reaching_rule(w: Tensor) -> Tensor:
+    out: Tensor = ours.reaches(w).sum()  # here
+    return out
+
+
+def misfitting(w: Tensor) -> Tensor:
+    out: Tensor = ours.narrow(w).sum()  # here
+    return out
+
+
+def wider_gradient() -> None:
+    found = foretrace.capture(lambda w: ours.wide(w).sum(), (W,)).cut("joint", loss=0)(W)[1]
+    same(found["w"], torch.full_like(W, 6.0))
+
+
+def takes_second(w: Tensor) -> Tensor:
+    out: Tensor = ours.pair(w)[1].sum()  # here
+    return out
+
+
+def has_an_asking_rule(w: Tensor) -> Tensor:
+    out: Tensor = ours.asks(w).sum()
+    return out
+
+
+def detaches_before(w: Tensor) -> Tensor:
+    out: Tensor = (ours.asks(w.detach()) * w).sum()
+    return out
+
+
+def by_grads() -> None:
+    cut = foretrace.capture(lambda w: ours.both(w)[1].sum(), (W,)).cut("joint", loss=0)
+    same(cut(W)[1]["w"], torch.full_like(W, 3.0))
+
+
+def one_gradient() -> None:
+    foretrace.rule(ours.first.default, backward=lambda call: call.gradient * 2)
+    found = foretrace.capture(lambda w: ours.first(w).sum(), (W,)).cut("joint", loss=0)(W)[1]
+    same(found["w"], torch.full_like(W, 2.0))
+
+
+refuses("wrong rule", "rules/table.py:fitted", cuts(has_many, W, loss=0), has_many,
+        one_gradient)  # fmt: skip
+refuses("wrong rule", "rules/table.py:_summed", cuts(misfitting, W, loss=0), misfitting,
+        wider_gradient)  # fmt: skip
+
+
+refuses("no derivative", "rules/tape.py:_no_lift", cuts(has_a_reaching_rule, W, loss=0),
+        has_a_reaching_rule, one_gradient)  # fmt: skip
+refuses("no derivative", "rules/tape.py:_no_answer", cuts(has_an_asking_rule, W, loss=0),
+        asks_for_data, one_gradient, trained(detaches_before, W))  # fmt: skip
+refuses("wrong rule", "rules/table.py:gradient", cuts(takes_second, W, loss=0), takes_second,
+        by_grads)  # fmt: skip
+
+WRITTEN = torch.zeros(6, 8)
+
+
+class Writes(torch.autograd.Function):
+    """Writes to a tensor from outside."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        WRITTEN.copy_(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * 2
+
+
+class Plain(Writes):
+    """Writes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def writes_inside(w: Tensor) -> Any:
+    return Writes.apply(w).sum()  # here
+
+
+def writes_outside(w: Tensor) -> Any:
+    out = Plain.apply(w).sum()
+    WRITTEN.copy_(w.detach())
+    return out
+
+
+refuses("autograd.Function", "passes/cut.py:_check_untrained",
+        cuts(writes_inside, W, cut="export"), writes_inside, trained(writes_inside, W),
+        captured(writes_outside, W))  # fmt: skip
+
+
+class Weighs(torch.autograd.Function):
+    """Calls what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, fn: Callable[..., Tensor], *xs: Tensor) -> Tensor:
+        return fn(*xs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return None, g, *([None] * (len(ctx.needs_input_grad) - 2))
+
+
+def holds_a_tensor(w: Tensor) -> Any:
+    weight = w.detach().exp()
+    return Weighs.apply(lambda x: x * weight, w).sum()  # here
+
+
+def gives_the_tensor(w: Tensor) -> Any:
+    return Weighs.apply(torch.mul, w, w.detach().exp()).sum()
+
+
+refuses("autograd.Function", "passes/cut.py:_check_untrained",
+        cuts(holds_a_tensor, W, cut="export"), holds_a_tensor, trained(holds_a_tensor, W),
+        captured(gives_the_tensor, W))  # fmt: skip
+
+
+def multiplies_sparse(w: Tensor) -> Tensor:
+    return torch.sparse.mm(w.to_sparse(), w.T).sum()  # here
+
+
+def multiplies_dense(w: Tensor) -> Tensor:
+    return (w @ w.T).sum()
+
+
+refuses(
+    "no derivative",
+    "ops/sparse.py:no_derivative",
+    cuts(multiplies_sparse, W, loss=0),
+    multiplies_sparse,
+    trained(multiplies_dense, W),
+    compiled(multiplies_sparse, W),
+)
+
+
+class Casts(nn.Module):
+    def forward(self, x: Tensor, kind: torch.dtype) -> Tensor:
+        return x.to(kind)
+
+
+class CastsInside(nn.Module):
+    """Calls a submodule with what is no tensor and no number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Casts()
+
+    def forward(self, x: Tensor) -> Any:  # here
+        return self.inner(x, torch.float64)
+
+
+refuses("wrong call", "compat/export_calls.py:_argument",
+        exports(CastsInside(), X, preserve_module_call_signature=("inner",)), CastsInside.forward,
+        exported(CastsInside(), X))  # fmt: skip
+
+# ---- backends ------------------------------------------------------------------------------------
+
+
+def doubles(x: Tensor) -> Tensor:  # here
+    return x * 2
+
+
+refuses("wrong backend", "backends/graphs.py:_compiled",
+        lambda: foretrace.compile(doubles, backend=lambda graph, inputs: 3)(X), doubles,
+        compiled(doubles, X, backend=lambda graph, inputs: graph))  # fmt: skip
+
+
+LIBRARY.define("apart(Tensor x) -> Tensor")
+LIBRARY.define("apart_with_a_rule(Tensor x) -> Tensor")
+for name in ("apart", "apart_with_a_rule"):
+    for key in ("CPU", "AutogradCPU"):
+        LIBRARY.impl(name, lambda x: x * 2, key)
+    torch.library.register_fake(f"foretrace_refused_rules::{name}", torch.empty_like, lib=LIBRARY)
+foretrace.rule(ours.apart_with_a_rule.default, backward=lambda call: call.gradient * 2)
+
+
+def is_taken_apart_by_autograd(w: Tensor) -> Tensor:
+    out: Tensor = ours.apart(w)  # here
+    return out.sum()
+
+
+refuses("no derivative", "rules/derive.py:_forward", captures(is_taken_apart_by_autograd, W),
+        is_taken_apart_by_autograd, trained(lambda w: ours.apart_with_a_rule(w).sum(), W),
+        trained(lambda w: (w * 2).sum(), W))  # fmt: skip

@@ -1,0 +1,921 @@
+"""Gradients: what has none, what hooks and Functions do, and what a backward is asked."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import foretrace
+from tests.refusals.registry import (
+    Calls,
+    captured,
+    captures,
+    compiled,
+    cuts,
+    exported,
+    exports,
+    refuses,
+    same,
+    trained,
+)
+
+X = torch.randn(6, 8)
+W = torch.randn(6, 8, requires_grad=True)
+SEEN = torch.randn(6, 8)
+
+
+def divides_down(w: Tensor) -> Tensor:
+    return (torch.floor_divide(w * 2, 3) + w).sum()  # here
+
+
+def divides_down_detached(w: Tensor) -> Tensor:
+    return (torch.floor_divide((w * 2).detach(), 3) + w).sum()
+
+
+refuses(
+    "no derivative", "rules/derive.py:_grad", cuts(divides_down, W, loss=0), divides_down,
+    trained(divides_down_detached, W), "tests/programs/own_backward.py registers rules",
+)  # fmt: skip
+
+
+def writes_out(w: Tensor) -> Tensor:
+    return torch.mul(w, 2, out=torch.empty(6, 8)).sum()  # here
+
+
+def writes_none(w: Tensor) -> Tensor:
+    return torch.mul(w, 2).sum()
+
+
+refuses("no derivative", "mutation/in_place.py:check_leaves", captures(writes_out, W), writes_out,
+        trained(writes_none, W))  # fmt: skip
+
+
+def copies_a_list(w: Tensor) -> Tensor:
+    rows = [w[0] * 2, w[1] * 2]
+    torch._foreach_copy_(rows, [w[2], w[3]])  # here
+    return rows[0].sum()
+
+
+def copies_a_list_unseen(w: Tensor) -> Tensor:
+    rows = [w[0].detach() * 2, w[1].detach() * 2]
+    with torch.no_grad():
+        torch._foreach_copy_(rows, [w[2], w[3]])
+    return (rows[0] * w).sum()
+
+
+def copies_each(w: Tensor) -> Tensor:
+    row = w[0] * 2
+    return row.copy_(w[2]).sum()
+
+
+refuses("no derivative", "mutation/lists.py:one_after_the_other", captures(copies_a_list, W),
+        copies_a_list, trained(copies_a_list_unseen, W), trained(copies_each, W))  # fmt: skip
+
+
+def writes_a_leaf(w: Tensor) -> Tensor:
+    return w.add_(1).sum()  # here
+
+
+def writes_a_clone(w: Tensor) -> Tensor:
+    return w.clone().add_(1).sum()
+
+
+refuses("in-place on leaf", "mutation/in_place.py:check_leaves", captures(writes_a_leaf, W),
+        writes_a_leaf, trained(writes_a_clone, W))  # fmt: skip
+
+
+def writes_an_unbound(w: Tensor) -> Tensor:
+    rows = (w * 2).unbind(0)
+    rows[0].mul_(3)  # here
+    return rows[0].sum()
+
+
+def writes_a_selected(w: Tensor) -> Tensor:
+    row = (w * 2).select(0, 0)
+    row.mul_(3)
+    return row.sum()
+
+
+refuses("in-place on view", "mutation/lost_views.py:not_tracked", captures(writes_an_unbound, W),
+        writes_an_unbound, trained(writes_a_selected, W))  # fmt: skip
+
+
+def multiplies_by_inferred(w: Tensor) -> Tensor:
+    with torch.inference_mode():
+        scale = w.abs()
+    return (scale * w).sum()  # here
+
+
+def multiplies_by_a_clone(w: Tensor) -> Tensor:
+    with torch.inference_mode():
+        scale = w.abs()
+    return (scale.clone() * w).sum()
+
+
+def multiplies_by_unfollowed(w: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = w.abs()
+    return (scale * w).sum()
+
+
+refuses("inference tensor", "trace/inference.py:check", captures(multiplies_by_inferred, W),
+        multiplies_by_inferred, trained(multiplies_by_a_clone, W),
+        trained(multiplies_by_unfollowed, W))  # fmt: skip
+
+
+def splits_in_inference(w: Tensor) -> Tensor:
+    with torch.inference_mode():
+        first, _ = w.unsafe_chunk(2)  # here
+    return first
+
+
+def chunks_in_inference(w: Tensor) -> Tensor:
+    with torch.inference_mode():
+        first, _ = w.chunk(2)
+    return first
+
+
+def splits_unfollowed(w: Tensor) -> Tensor:
+    with torch.no_grad():
+        first, _ = w.unsafe_chunk(2)
+    return first
+
+
+class Doubles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+def doubles_in_inference(x: Tensor) -> Tensor:
+    with torch.inference_mode(), torch.enable_grad():
+        return Doubles.apply(x)  # here
+
+
+def doubles_outside(x: Tensor) -> Tensor:
+    with torch.inference_mode(), torch.inference_mode(mode=False):
+        return Doubles.apply(x)
+
+
+def checkpoints_in_inference(x: Tensor) -> Tensor:
+    with torch.inference_mode(), torch.enable_grad():
+        return checkpoint(torch.sin, x, use_reentrant=False)  # here
+
+
+def checkpoints_outside(x: Tensor) -> Tensor:
+    return checkpoint(torch.sin, x, use_reentrant=False)
+
+
+refuses("inference tensor", "trace/inference.py:check_mode", captures(doubles_in_inference, W),
+        doubles_in_inference, captured(doubles_outside, W))  # fmt: skip
+refuses("inference tensor", "trace/inference.py:check_mode", captures(checkpoints_in_inference, W),
+        checkpoints_in_inference, captured(checkpoints_outside, W))  # fmt: skip
+refuses("inference tensor", "trace/inference.py:check", captures(splits_in_inference, W),
+        splits_in_inference, captured(chunks_in_inference, W),
+        captured(splits_unfollowed, W))  # fmt: skip
+
+
+def writes_what_kron_reads(w: Tensor) -> Tensor:
+    y = w * 2
+    z = torch.kron(y, y)  # here
+    y.mul_(2)
+    return z.sum()
+
+
+def writes_a_clone_beside_kron(w: Tensor) -> Tensor:
+    y = w * 2
+    z = torch.kron(y, y)
+    return z.sum() + y.clone().mul_(2).sum()
+
+
+refuses("modified in place", "history/stale.py:written_since",
+        cuts(writes_what_kron_reads, W, loss=0), writes_what_kron_reads,
+        trained(writes_a_clone_beside_kron, W))  # fmt: skip
+
+
+def writes_a_used_leaf(w: Tensor) -> Tensor:
+    leaf = torch.ones(8, requires_grad=True)
+    y = (w * leaf).sum()
+    with torch.no_grad():
+        leaf.mul_(2)  # here
+    return y
+
+
+def writes_a_leaf_first(w: Tensor) -> Tensor:
+    leaf = torch.ones(8, requires_grad=True)
+    with torch.no_grad():
+        leaf.mul_(2)
+    return (w * leaf).sum()
+
+
+refuses("unsupported", "trace/recorder.py:leaf", captures(writes_a_used_leaf, W),
+        writes_a_used_leaf, trained(writes_a_leaf_first, W))  # fmt: skip
+
+
+INNER = torch.randn(2, 6, 8)[0].requires_grad_()
+
+
+def turns_without_a_history(w: Tensor) -> Tensor:
+    y = w * 2
+    with torch.no_grad():
+        y.t_()  # here
+    return y
+
+
+def turns_what_is_new(w: Tensor) -> Tensor:
+    return (w * 2).t()
+
+
+refuses("unsupported", "mutation/in_place.py:reshaped", captures(turns_without_a_history, W),
+        turns_without_a_history, captured(turns_what_is_new, W))  # fmt: skip
+
+
+def uses_a_view_of_a_view(w: Tensor) -> Tensor:
+    row = w[0]
+    w.detach().mul_(2)
+    return row.sum()  # here
+
+
+def views_after_the_write(w: Tensor) -> Tensor:
+    w.detach().mul_(2)
+    row = w[0]
+    return row.sum()
+
+
+def writes_a_clone_of_a_view(w: Tensor) -> Tensor:
+    row = w[0]
+    return row.sum() + w.detach().clone().mul_(2).sum()
+
+
+refuses("in-place on view", "mutation/lost_views.py:of_another",
+        captures(uses_a_view_of_a_view, INNER),
+        uses_a_view_of_a_view, trained(views_after_the_write, INNER),
+        trained(writes_a_clone_of_a_view, INNER))  # fmt: skip
+
+
+def of_columns(w: Tensor, x: Tensor, *, cloned: bool) -> None:
+    cut = foretrace.capture(views_after_the_write, (w.t(),)).cut("export")
+    cut(x.t().clone() if cloned else x.t())  # here
+
+
+refuses("in-place on view", "runtime/calls.py:write_back",
+        lambda: of_columns(W, INNER, cloned=False), of_columns,
+        lambda: of_columns(W.detach().clone().requires_grad_(), INNER, cloned=True))  # fmt: skip
+
+
+def writes_what_a_checkpoint_reads(w: Tensor) -> Tensor:
+    y = w * 2
+    z = checkpoint(lambda: y.exp() * 1, use_reentrant=False)  # here
+    y.mul_(2)
+    return z.sum()
+
+
+def writes_a_clone_beside_a_checkpoint(w: Tensor) -> Tensor:
+    y = w * 2
+    z = checkpoint(lambda: y * y, use_reentrant=False)
+    y.clone().mul_(2)
+    return z.sum()
+
+
+refuses("modified in place", "history/stale.py:written_since",
+        cuts(writes_what_a_checkpoint_reads, W, loss=0), writes_what_a_checkpoint_reads,
+        trained(writes_a_clone_beside_a_checkpoint, W))  # fmt: skip
+
+
+class Normed(nn.Module):
+    """Batch norm whose statistics eager brings up to date twice, or once."""
+
+    def __init__(self, *, apart: bool) -> None:
+        super().__init__()
+        self.norm, self.apart = nn.BatchNorm1d(8), apart
+
+    def forward(self, w: Tensor) -> Tensor:
+        if self.apart:
+            return checkpoint(torch.exp, self.norm(w), use_reentrant=False).sum()
+        return checkpoint(lambda q: self.norm(q).exp(), w, use_reentrant=False).sum()  # here
+
+
+def adds_in_a_checkpoint(w: Tensor, count: Tensor) -> Tensor:
+    def counted(q: Tensor) -> Tensor:
+        count.add_(1)  # here
+        return q.exp() * 2
+
+    return checkpoint(counted, w, use_reentrant=False).sum()
+
+
+def adds_beside_a_checkpoint(w: Tensor, count: Tensor) -> Tensor:
+    count.add_(1)
+    return checkpoint(lambda q: q.exp() * 2, w, use_reentrant=False).sum()
+
+
+refuses("written twice", "history/stale.py:_written_twice",
+        cuts(adds_in_a_checkpoint, W, torch.zeros(2), loss=0), adds_in_a_checkpoint,
+        trained(adds_beside_a_checkpoint, W, torch.zeros(2)),
+        trained(Normed(apart=True), W))  # fmt: skip
+refuses("written twice", "history/stale.py:_written_twice",
+        cuts(Normed(apart=False), W, loss=0), Normed.forward,
+        trained(Normed(apart=True), W), trained(Normed(apart=False).eval(), W))  # fmt: skip
+
+
+def binds_what_a_checkpoint_reads(w: Tensor) -> Tensor:
+    scale = w.exp()
+
+    def scaled(q: Tensor) -> Tensor:
+        return q * scale
+
+    y = checkpoint(lambda q: scaled(q.sin()), w, use_reentrant=False)  # here
+    scale = w.sum()
+    return (y * scale).sum()
+
+
+def gives_what_a_checkpoint_reads(w: Tensor) -> Tensor:
+    scale = w.exp()
+    y = checkpoint(lambda q, scale: q.sin() * scale, w, scale, use_reentrant=False)
+    scale = w.sum()
+    return (y * scale).sum()
+
+
+def binds_another_name(w: Tensor) -> Tensor:
+    scale = w.exp()
+    y = checkpoint(lambda q: q.sin() * scale, w, use_reentrant=False)
+    whole = w.sum()
+    return (y * whole).sum()
+
+
+refuses("modified in place", "recording/torch_state.py:check",
+        captures(binds_what_a_checkpoint_reads, W), binds_what_a_checkpoint_reads,
+        trained(gives_what_a_checkpoint_reads, W), trained(binds_another_name, W))  # fmt: skip
+
+
+class LooseView(torch.nn.Module):
+    """Gives a view of its weight that autograd cannot go back from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(6, 8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            turned = self.weight.t()  # here
+        return turned, x @ turned
+
+
+class DetachedView(LooseView):
+    """One without a gradient."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        turned = self.weight.detach().t()
+        return turned, x @ turned
+
+
+class FollowedView(LooseView):
+    """One that autograd goes back from."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        turned = self.weight.t()
+        return turned, x @ turned
+
+
+refuses("unsupported", "passes/writeback.py:_check_loose", exports(LooseView(), X),
+        LooseView.forward, exported(DetachedView(), X), exported(FollowedView(), X))  # fmt: skip
+
+
+def writes_what_is_saved(w: Tensor) -> Tensor:
+    y = w * 2
+    z = y.exp()  # here
+    z.mul_(2)
+    return z.sum()
+
+
+def writes_anew(w: Tensor) -> Tensor:
+    y = w * 2
+    return (y.exp() * 2).sum()
+
+
+refuses(
+    "modified in place", "history/stale.py:written_since", cuts(writes_what_is_saved, W, loss=0),
+    writes_what_is_saved, trained(writes_anew, W),
+    captured(writes_what_is_saved, X),
+)  # fmt: skip
+
+
+def goes_back(w: Tensor) -> Tensor:
+    loss = (w * w).sum()
+    loss.backward()  # here
+    return loss
+
+
+def squares(w: Tensor) -> Tensor:
+    return (w * w).sum()
+
+
+refuses("autograd inside", "tensors/abstract.py:method", captures(goes_back, W), goes_back,
+        trained(squares, W))  # fmt: skip
+
+
+def asks_for_a_gradient(w: Tensor) -> Tensor:
+    return torch.autograd.grad((w * w).sum(), w)[0]  # here
+
+
+def asks_torch_func(w: Tensor) -> Any:
+    return torch.func.grad(squares)(w)
+
+
+def grad_of_compiled() -> None:
+    same(torch.autograd.grad(foretrace.compile(squares)(W), W), torch.autograd.grad(squares(W), W))
+
+
+refuses(
+    "autograd inside", "recording/torch_state.py:_no_gradient", captures(asks_for_a_gradient, W),
+    asks_for_a_gradient, trained(squares, W), grad_of_compiled, captured(asks_torch_func, X),
+)  # fmt: skip
+
+
+def asks_for_the_node(w: Tensor) -> Tensor:
+    return w * 2 if (w * 2).grad_fn is not None else w  # here
+
+
+def asks_whether_followed(w: Tensor) -> Tensor:
+    return w * 2 if (w * 2).requires_grad else w
+
+
+refuses("autograd inside", "tensors/abstract.py:grad_fn", captures(asks_for_the_node, W),
+        asks_for_the_node, captured(asks_whether_followed, W))  # fmt: skip
+
+
+class Marks(torch.autograd.Function):
+    """Writes to its input, and returns another tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2) * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * 2
+
+
+class Returns(Marks):
+    """Returns what it has written to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+
+class Makes(torch.autograd.Function):
+    """The same with a new tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * 2
+
+
+def marks(w: Tensor) -> Any:
+    return Marks.apply(w * 1).sum()  # here
+
+
+def returns_marked(w: Tensor) -> Any:
+    return Returns.apply(w * 1).sum()
+
+
+def makes(w: Tensor) -> Any:
+    return Makes.apply(w * 1).sum()
+
+
+refuses(
+    "unsupported",
+    "trace/functions.py:_refuse",
+    captures(marks, W),
+    marks,
+    trained(returns_marked, W),
+)
+
+
+def makes_for_a_file(w: Tensor) -> Any:
+    return Makes.apply(w)  # here
+
+
+@torch.library.custom_op("foretrace_refused_functions::double", mutates_args=())
+def double(x: Tensor) -> Tensor:
+    """As Makes."""
+    return x * 2
+
+
+double.register_fake(torch.empty_like)
+double.register_autograd(lambda ctx, g: g * 2)
+
+
+def exported_without_gradients() -> None:
+    with torch.no_grad():
+        program = foretrace.export(Calls(makes_for_a_file), (W,))
+        same(program.module()(W), makes_for_a_file(W))
+
+
+refuses(
+    "autograd.Function", "compat/export.py:_check_op", exports(makes_for_a_file, W),
+    makes_for_a_file, exported(double, W), exported_without_gradients,
+)  # fmt: skip
+
+
+def asked_of_the_aten_cut() -> None:
+    foretrace.capture(makes_for_a_file, (W,)).cut("aten")(W).sum().backward()
+
+
+def trained_by_the_export_cut() -> None:
+    cut, w = foretrace.capture(makes_for_a_file, (W,)).cut("export"), W.detach().requires_grad_()
+    cut(w).sum().backward()
+    same(w.grad, torch.full_like(w, 2))
+
+
+refuses(
+    "autograd.Function", "runtime/untrained.py:_opened", asked_of_the_aten_cut,
+    makes_for_a_file, trained_by_the_export_cut, trained(makes, W),
+)  # fmt: skip
+
+
+def draws_between(x: Tensor) -> Tensor:
+    return x * (x.detach().clone().random_(2, 9) > 1)  # here
+
+
+def draws_from_zero(x: Tensor) -> Tensor:
+    return x * (x.detach().clone().random_(9) >= 0)
+
+
+refuses(
+    "unsupported", "compat/export.py:_check_op", exports(draws_between, W), draws_between,
+    exported(draws_from_zero, W),
+    exported(lambda x: x * (torch.randint_like(x.detach(), 2, 9) > 1), W),
+)  # fmt: skip
+
+
+def hooked(w: Tensor) -> Tensor:  # here
+    return (w * w).sum()
+
+
+HOOKED = torch.randn(6, 8, requires_grad=True)
+HOOKED.register_hook(lambda g: g * 2)
+
+
+def change_the_gradient() -> None:
+    plain = HOOKED.detach().requires_grad_()
+    _, found = foretrace.capture(hooked, (plain,)).cut("joint", loss=0)(plain)
+    gradient = found["w"]
+    assert gradient is not None
+    same(gradient * 2, torch.autograd.grad(hooked(HOOKED), HOOKED)[0])
+
+
+refuses("hook", "passes/cut.py:_check_hooks", cuts(hooked, HOOKED, loss=0), hooked,
+        change_the_gradient)  # fmt: skip
+
+
+def follows_nothing(x: Tensor) -> Tensor:  # here
+    return (x * x).sum()
+
+
+def in_an_aten_cut() -> None:
+    cut = foretrace.capture(follows_nothing, (X,)).cut("aten")
+    same(cut(X), follows_nothing(X))
+    trained(follows_nothing, W)()
+
+
+refuses("nothing to differentiate", "passes/cut.py:_seed", cuts(follows_nothing, X),
+        follows_nothing, in_an_aten_cut)  # fmt: skip
+
+
+def two(w: Tensor) -> tuple[Tensor, Tensor]:  # here
+    return (w * w).sum(), w * 2
+
+
+def unfollowed(w: Tensor) -> tuple[Tensor, Tensor]:
+    y = w.detach().sum()  # here
+    return y, (w * w).sum()
+
+
+def large(w: Tensor) -> Tensor:
+    return w * w  # here
+
+
+refuses("wrong loss", "passes/cut.py:_loss_value", cuts(two, W, loss=7), two, trained(two, W))
+refuses("wrong loss", "passes/cut.py:_loss_value", cuts(unfollowed, W, loss=0), unfollowed,
+        trained(unfollowed, W, loss=1))  # fmt: skip
+refuses("wrong loss", "passes/cut.py:_loss_value", cuts(large, W, loss=0), large,
+        trained(large, W, loss=None))  # fmt: skip
+
+
+def called_without_tangents() -> object:
+    return foretrace.capture(doubles, (W,)).cut("joint")(W)
+
+
+def called_with_wrong_tangents() -> object:
+    return foretrace.capture(doubles, (W,)).cut("joint")(W, tangents=[torch.ones(3)])
+
+
+def doubles(w: Tensor) -> Tensor:  # here
+    return w * 2
+
+
+refuses("wrong tangents", "runtime/calls.py:_as_given", called_without_tangents, doubles,
+        trained(doubles, W, loss=None))  # fmt: skip
+refuses("wrong tangents", "runtime/calls.py:strides_of", called_with_wrong_tangents, doubles,
+        trained(doubles, W, loss=None))  # fmt: skip
+
+
+def by_graphs(graph: Any, inputs: object) -> Any:
+    return graph
+
+
+def cubes(w: Tensor) -> Tensor:
+    return (w**3).sum()
+
+
+def twice(ask: Any) -> Any:
+    (slope,) = torch.autograd.grad(ask(W), W, create_graph=True)  # here
+    return torch.autograd.grad(slope.sum(), W)
+
+
+refuses(
+    "double backward", "backends/autograd_function.py:_twice",
+    lambda: twice(foretrace.compile(cubes, backend=by_graphs)), twice,
+    lambda: same(twice(foretrace.compile(cubes)), twice(cubes)),
+)  # fmt: skip
+
+
+def writes_what_is_followed(a: Tensor, w: Tensor) -> Tensor:
+    a.copy_(w * 2)  # here
+    return a.sum()
+
+
+def asks_for_what_was_written(*, detached: bool) -> None:
+    a, w = torch.zeros(6, 8), W.detach().requires_grad_()
+    foretrace.capture(writes_what_is_followed, (a, w)).cut("joint", loss=0)(a, w)
+    ((a.detach() if detached else a) * w).sum().backward()
+
+
+refuses(
+    "double backward", "runtime/untrained.py:_spent",
+    lambda: asks_for_what_was_written(detached=False), writes_what_is_followed,
+    lambda: asks_for_what_was_written(detached=True),
+)  # fmt: skip
+
+
+def by_eager() -> None:
+    first, second = torch.zeros(6, 8), torch.zeros(6, 8)
+    same(foretrace.compile(writes_what_is_followed)(first, W), writes_what_is_followed(second, W))
+
+
+refuses(
+    "followed write", "runtime/results.py:core_of",
+    lambda: foretrace.compile(writes_what_is_followed, backend=by_graphs)(torch.zeros(6, 8), W),
+    writes_what_is_followed, by_eager,
+    compiled(lambda w: (w * 2).sum(), W, backend=by_graphs),
+)  # fmt: skip
+
+
+def reenters(w: Tensor) -> Any:
+    return torch.utils.checkpoint.checkpoint(squares, w, use_reentrant=True)  # here
+
+
+def does_not_reenter(w: Tensor) -> Any:
+    return torch.utils.checkpoint.checkpoint(squares, w, use_reentrant=False)
+
+
+refuses("autograd inside", "trace/functions.py:backward_of", cuts(reenters, W, loss=0), reenters,
+        trained(does_not_reenter, W))  # fmt: skip
+
+
+class Misfits(torch.autograd.Function):
+    """Its backward returns what does not fit."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return torch.ones(5)
+
+
+class Overwrites(torch.autograd.Function):
+    """Its backward writes to the gradient that it gets."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g.mul_(2)
+
+
+class OverwritesAClone(Overwrites):
+    """The same with a clone."""
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g.clone().mul_(2)
+
+
+def overwrites(w: Tensor) -> Any:
+    return w.cos() + Overwrites.apply(w.sin())  # here
+
+
+def overwrites_a_clone(w: Tensor) -> Any:
+    return w.cos() + OverwritesAClone.apply(w.sin())
+
+
+refuses("shared gradient", "rules/own_backward.py:_check_unwritten", cuts(overwrites, W),
+        overwrites, trained(overwrites_a_clone, W, loss=None))  # fmt: skip
+
+
+def misfits(w: Tensor) -> Any:
+    return Misfits.apply(w).sum()  # here
+
+
+refuses("wrong rule", "rules/own_backward.py:_gradients", cuts(misfits, W, loss=0), misfits,
+        trained(makes, W))  # fmt: skip
+
+
+def asks_for_a_base(x: Tensor) -> Tensor:
+    y = x * 2
+    return y + 1 if y._base is None else y  # here
+
+
+def asks_nothing(x: Tensor) -> Tensor:
+    return x * 2 + 1
+
+
+refuses("autograd inside", "tensors/abstract.py:_is_view", captures(asks_for_a_base, X),
+        asks_for_a_base, captured(asks_nothing, X))  # fmt: skip
+
+
+def makes_a_leaf_of_numbers(x: Tensor) -> Tensor:
+    y = x.detach() * 2
+    return y.long().requires_grad_() + 1  # here
+
+
+def makes_a_leaf_of_floats(x: Tensor) -> Tensor:
+    y = x.detach() * 2
+    return y.long().float().requires_grad_() + 1
+
+
+refuses("autograd inside", "mutation/made_leaves.py:required", captures(makes_a_leaf_of_numbers, X),
+        makes_a_leaf_of_numbers, captured(makes_a_leaf_of_floats, X))  # fmt: skip
+
+
+def makes_a_leaf_of_a_viewed(x: Tensor) -> Tensor:
+    y = x.detach() * 2
+    row = y[0]
+    return y.requires_grad_().sum() + row  # here
+
+
+def makes_a_leaf_of_a_clone(x: Tensor) -> Tensor:
+    y = x.detach() * 2
+    row = y[0]
+    return y.clone().requires_grad_().sum() + row
+
+
+refuses("unsupported", "mutation/made_leaves.py:made_leaf", captures(makes_a_leaf_of_a_viewed, X),
+        makes_a_leaf_of_a_viewed, captured(makes_a_leaf_of_a_clone, X))  # fmt: skip
+
+
+def makes_a_leaf_of_a_view_without_history(w: Tensor) -> Tensor:
+    with torch.no_grad():
+        row = w[0]
+    return row.requires_grad_()  # here
+
+
+def makes_a_leaf_of_its_clone(w: Tensor) -> Tensor:
+    with torch.no_grad():
+        row = w[0].clone()
+    return row.requires_grad_()
+
+
+refuses("unsupported", "mutation/made_leaves.py:made_leaf",
+        captures(makes_a_leaf_of_a_view_without_history, W),
+        makes_a_leaf_of_a_view_without_history, captured(makes_a_leaf_of_its_clone, W))  # fmt: skip
+
+
+class Integral(torch.autograd.Function):
+    """Differentiates, in its backward, a function that it was given."""
+
+    @staticmethod
+    def forward(ctx: Any, fn: Any, w: Tensor) -> Tensor:
+        ctx.fn = fn
+        ctx.save_for_backward(w)
+        return fn()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        with torch.enable_grad():
+            area = ctx.fn()
+        return None, *torch.autograd.grad(area, ctx.saved_tensors, gradient)  # here
+
+
+class Cube(torch.autograd.Function):
+    """Knows its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        ctx.save_for_backward(w)
+        return w * w * w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (w,) = ctx.saved_tensors
+        return 3 * w * w * gradient
+
+
+def integrates(w: Tensor) -> Tensor:
+    v = w * 1
+    return Integral.apply(lambda: v * v * v, v).sum()
+
+
+def cubes_alone(w: Tensor) -> Tensor:
+    return Cube.apply(w).sum()
+
+
+refuses("autograd inside", "trace/reported.py:_inner_gradient", cuts(integrates, W, loss=0),
+        Integral.backward, trained(cubes_alone, W))  # fmt: skip
+
+
+def detaches_a_view(w: Tensor) -> Tensor:
+    row = (w * 2)[0]
+    row.detach_()  # here
+    return (w * row).sum()
+
+
+def detaches(w: Tensor) -> Tensor:
+    return (w * (w * 2)[0].detach()).sum()
+
+
+refuses("in-place on view", "mutation/in_place.py:detached", captures(detaches_a_view, W),
+        detaches_a_view, trained(detaches, W))  # fmt: skip
+
+
+def uses_a_view_of_a_detached(w: Tensor) -> Tensor:
+    made = w * 2
+    row = made[0]
+    made.mul_(2)
+    made.detach_()
+    return (w * row).sum()  # here
+
+
+def views_what_is_detached(w: Tensor) -> Tensor:
+    made = w * 2
+    made.mul_(2)
+    made.detach_()
+    return (w * made[0]).sum()
+
+
+refuses("in-place on view", "mutation/lost_views.py:of_detached",
+        captures(uses_a_view_of_a_detached, W), uses_a_view_of_a_detached,
+        trained(views_what_is_detached, W))  # fmt: skip
+
+
+class Turns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        return w * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return (grad * torch.tensor([2j])).imag  # here
+
+
+class TurnsBack(Turns):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return (grad * torch.full((1,), 2j)).imag
+
+
+class KeepsTurn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.tensor([2j]))
+        return w * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (turn,) = ctx.saved_tensors
+        return (grad * turn).imag
+
+
+def turns(w: Tensor) -> Tensor:
+    return Turns.apply(w).sum()
+
+
+refuses("no derivative", "rules/tape.py:_constant", cuts(turns, W, loss=0), Turns.backward,
+        trained(lambda w: TurnsBack.apply(w).sum(), W),
+        trained(lambda w: KeepsTurn.apply(w).sum(), W))  # fmt: skip

@@ -1,0 +1,146 @@
+"""The table, and what a way out has to show."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+import foretrace
+from tests.support.bits import differences
+from tests.support.compare import same_as_eager
+
+Program = Callable[..., Any]
+Way = Callable[[], None] | str
+"""Shows that a way out works; a text where it is no change of a program, and why"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A refusal, asked for."""
+
+    kind: str
+    site: str
+    ask: Callable[[], object]
+    at: Program | None
+    """the program whose line `# here` is named; None: the line that asks, in this package"""
+    ways: tuple[Way, ...]
+
+
+CASES: dict[str, Case] = {}
+EXCUSED: dict[str, str] = {
+    "cli/arguments.py:error": "the command line",
+    "cli/load.py:_module": "the command line",
+    "cli/load.py:_existing": "the command line",
+    "cli/load.py:_from_module": "the command line",
+    "cli/load.py:_function": "the command line",
+    "cli/load.py:_called": "the command line",
+    "compare/raised.py:__exit__": "the command line: tests/unit/compare/test_check.py",
+    "compat/aot.py:_check_call": "a wrong call",
+    "compat/aot_autograd.py:_check": "a wrong call",
+    "compat/compile.py:_check_options": "a wrong call",
+    "compat/compile.py:_check": "a wrong call",
+    "compat/dynamo.py:_check": "a wrong call",
+    "compat/export.py:_check_call": "a wrong call",
+    "recording/setup.py:_check_call": "a wrong call",
+    "program.py:_graph": "a wrong call",
+    "explain/why.py:_find": "a wrong call",
+    "explain/why.py:explain": "a wrong call",
+    "partition/policies.py:chosen": "a wrong call",
+    "passes/select.py:check_selectors": "a wrong call",
+    "rules/table.py:rule_name": "a wrong call",
+    "backends/by_name.py:building": "a wrong call",
+    "runtime/calls.py:run_half": "a wrong call",
+    "symbols/shapes.py:wrong_shapes": "a wrong call",
+    "targets/profile.py:_unknown": "a wrong call",
+    "trace/calls.py:submodule_calls": "a wrong call",
+    "backends/for_dynamo.py:_broken": "Dynamo: tests/against_eager/test_storage_offset.py",
+    "backends/compilers.py:_check": "behind Dynamo, in a backward",
+    "symbols/foreign.py:_check_backed": "behind Dynamo: tests/dropin/test_dynamo.py",
+    "runtime/compiled.py:not_copied": "a wrong call",
+    "trace/generators.py:check_states": "tests/refusals/test_left_as_it_was.py has its programs",
+    "runtime/compiled.py:_unstable": "a guard of what changes by itself, as by another thread",
+    "targets/attention.py:_order": "tests/unit/targets/test_attention_choice.py: a caller's target",
+    "python_state/restoring.py:put_back": "tests/unit/support/test_unchanged.py",
+    "partition/partial.py:_not_saved": "no program is known: what is not saved is computed again",
+    "ir/verify.py:_raise": "a bug of foretrace; tests/unit/ir/test_verify.py",
+    "ops/probe.py:_size": "no operator of torch 2.13 is known to come there",
+    "rules/tape.py:_value": "no formula of torch 2.13 is known to come there",
+}  # fmt: skip
+"""Places that no line of a program leads to, and why"""
+
+
+def refuses(
+    kind: str, site: str, ask: Callable[[], object], at: Program | None, *ways: Way
+) -> None:
+    """A row of the table; its name is the site, numbered."""
+    count = sum(name.partition(" ")[0] == site for name in CASES)
+    CASES[f"{site} {count}" if count else site] = Case(kind, site, ask, at, ways)
+
+
+def captures(fn: Program, *args: Any, **options: Any) -> Callable[[], object]:
+    """`foretrace.capture`, later."""
+    return lambda: foretrace.capture(fn, args, **options)
+
+
+def compiles(fn: Program, *args: Any, **options: Any) -> Callable[[], object]:
+    """A call of `foretrace.compile`, later."""
+    return lambda: foretrace.compile(fn, **options)(*args)
+
+
+class Calls(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, fn: Program) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, *args: Any) -> Any:
+        return self.fn(*args)
+
+
+def exports(fn: Program, *args: Any, **options: Any) -> Callable[[], object]:
+    """`foretrace.export`, later."""
+    module = fn if isinstance(fn, nn.Module) else Calls(fn)
+    return lambda: foretrace.export(module, args, **options)
+
+
+def cuts(fn: Program, *args: Any, cut: str = "joint", **options: Any) -> Callable[[], object]:
+    """A cut of a capture, later."""
+    return lambda: foretrace.capture(fn, args).cut(cut, **options)
+
+
+def same(given: object, expected: object) -> None:
+    """To the last bit."""
+    assert list(differences(expected, given, "")) == []
+
+
+def captured(fn: Program, *args: Any, **options: Any) -> Callable[[], None]:
+    """The program is captured, and its export cut gives what eager gives."""
+    return lambda: same(foretrace.capture(fn, args, **options).cut("export")(*args), fn(*args))
+
+
+def compiled(fn: Program, *args: Any, **options: Any) -> Callable[[], None]:
+    """The program is compiled, and gives what eager gives."""
+    return lambda: same(foretrace.compile(fn, **options)(*args), fn(*args))
+
+
+def exported(fn: Program, *args: Any) -> Callable[[], None]:
+    """The program is exported, and gives what eager gives."""
+    module = fn if isinstance(fn, nn.Module) else Calls(fn)
+    return lambda: same(foretrace.export(module, args).module()(*args), fn(*args))
+
+
+def trained(fn: Program, *args: Any, loss: int | None = 0) -> Callable[[], None]:
+    """The joint cut gives the outputs and the gradients of eager."""
+    return lambda: same_as_eager(fn, args, loss=loss, cuts=("joint",))
+
+
+def once_before(fn: Program, *args: Any) -> Callable[[], None]:
+    """Called once eagerly, the program is captured."""
+
+    def follow() -> None:
+        fn(*args)
+        captured(fn, *args)()
+
+    return follow

@@ -1,0 +1,576 @@
+"""What a program changes and a graph cannot: attributes, containers, hooks, switches, memory."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import foretrace
+from tests.refusals.registry import (
+    captured,
+    captures,
+    compiled,
+    compiles,
+    cuts,
+    exported,
+    exports,
+    once_before,
+    refuses,
+    same,
+    trained,
+)
+
+X = torch.randn(6, 8)
+HALF = torch.randn(3, 8, requires_grad=True)
+ROW = torch.randn(1, 4, requires_grad=True)
+
+
+class Remembers(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x * 2  # here
+        return x + 1
+
+
+class Returns(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + 1, x * 2
+
+
+class Caches(nn.Module):
+    """Its first call makes a table."""
+
+    table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(8) * 2.0  # here
+        return x + self.table
+
+
+ATTRIBUTES = "python_state/module_state.py:check_attributes"
+refuses(
+    "side effect", ATTRIBUTES, captures(Remembers(), X), Remembers.forward,
+    captured(Returns(), X), once_before(Caches(), X),
+)  # fmt: skip
+refuses(
+    "side effect", ATTRIBUTES, captures(Caches(), X), Caches.forward,
+    captured(Returns(), X), once_before(Caches(), X),
+)  # fmt: skip
+
+
+class Hooks(nn.Module):
+    """Its first call registers a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.ready = nn.Linear(8, 8), False
+
+    def forward(self, x: Tensor) -> Any:
+        if not self.ready:
+            self.inner.register_forward_hook(doubled)  # here
+            self.ready = True
+        return self.inner(x)
+
+
+def doubled(module: nn.Module, args: object, result: Tensor) -> Tensor:
+    return result * 2
+
+
+def hooked_before() -> nn.Module:
+    net = nn.Linear(8, 8)
+    net.register_forward_hook(doubled)
+    return net
+
+
+refuses(
+    "side effect", "python_state/module_state.py:check_registered",
+    captures(Hooks(), X), Hooks.forward,
+    captured(hooked_before(), X), once_before(Hooks(), X),
+)  # fmt: skip
+
+
+class Names(nn.Module):
+    """Registers a buffer while it runs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.register_buffer("made", x * 2)  # here
+        return x
+
+
+refuses(
+    "side effect", "python_state/module_state.py:check_registered",
+    captures(Names(), X), Names.forward,
+    captured(Returns(), X), once_before(Hooks(), X),
+)  # fmt: skip
+
+KEPT: list[Tensor] = []
+
+
+def keeps(x: Tensor) -> Tensor:
+    y = x * 2
+    KEPT.append(y)  # here
+    return x
+
+
+def returns(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x, x * 2
+
+
+ESCAPED = "python_state/leaks.py:_refusal"
+TABLES: dict[str, Tensor] = {}
+
+
+def looks_up(x: Tensor) -> Tensor:
+    if "eight" not in TABLES:
+        TABLES["eight"] = torch.arange(8) * 2.0  # here
+    return x + TABLES["eight"]
+
+
+refuses("side effect", ESCAPED, captures(keeps, X), keeps, captured(returns, X),
+        once_before(looks_up, X))  # fmt: skip
+
+
+class Notes:
+    """What a Function may put into ctx."""
+
+
+class KeepsInAnObject(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.notes = Notes()
+        ctx.notes.sine = x.sin()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.notes.sine
+
+
+class KeepsInCtx(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.sine = x.sin()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.sine
+
+
+def keeps_in_an_object(x: Tensor) -> Tensor:
+    return KeepsInAnObject.apply(x).sum()  # here
+
+
+refuses("side effect", ESCAPED, captures(keeps_in_an_object, HALF), keeps_in_an_object,
+        captured(returns, X), once_before(looks_up, X),
+        trained(lambda x: KeepsInCtx.apply(x).sum(), HALF))  # fmt: skip
+
+
+@functools.cache
+def table(n: int) -> Tensor:
+    return torch.arange(n) * 2.0
+
+
+@functools.cache
+def doubles(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def memoizes(x: Tensor) -> Tensor:
+    return x + table(8)  # here
+
+
+def does_not_memoize(x: Tensor) -> Tensor:
+    return x + table.__wrapped__(8)
+
+
+def memoizes_its_input(x: Tensor) -> Tensor:
+    return x + doubles(x)  # here
+
+
+def asks_with_no_memo() -> None:
+    """Another test may have called the function, as its way out says."""
+    table.cache_clear()
+    captures(memoizes, X)()
+
+
+MEMO = "python_state/leaks.py:_memoized"
+refuses("side effect", MEMO, asks_with_no_memo, memoizes, captured(does_not_memoize, X),
+        once_before(memoizes, X))  # fmt: skip
+refuses(
+    "side effect", MEMO, captures(memoizes_its_input, X), memoizes_its_input,
+    captured(lambda x: x + doubles.__wrapped__(x), X),
+    "its argument is a tensor of the program",
+)  # fmt: skip
+
+COUNT: list[int] = []
+LATEST: Any = None
+
+
+def counts(x: Tensor) -> Tensor:
+    COUNT.append(1)  # here
+    return x * 2
+
+
+def binds(x: Tensor) -> Tensor:
+    global LATEST  # noqa: PLW0603 - what is refused
+    LATEST = x * 2  # here
+    return x
+
+
+def follow_first_call() -> None:
+    """What its first call sets up is there before it is compiled."""
+    TABLES.clear()
+    looks_up(X)
+    compiled(looks_up, X)()
+
+
+refuses("side effect", "guards/calls.py:check_repeatable", compiles(counts, X), counts,
+        compiled(returns, X), follow_first_call)  # fmt: skip
+refuses("side effect", ESCAPED, compiles(binds, X), binds, compiled(returns, X),
+        follow_first_call)  # fmt: skip
+
+
+def leaves_grad_mode(x: Tensor) -> Tensor:
+    torch.set_grad_enabled(mode=False)  # here
+    return x * 2
+
+
+def puts_grad_mode_back(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x * 2
+
+
+refuses(
+    "side effect", "python_state/switches.py:unswitched",
+    captures(leaves_grad_mode, X), leaves_grad_mode,
+    captured(puts_grad_mode_back, X),
+)  # fmt: skip
+
+
+class Rebinds(nn.Module):
+    """Binds a buffer to a tensor of another type."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale = x.amax(0)  # here
+        return x
+
+
+class RebindsAlike(Rebinds):
+    """The same, with a buffer of that type from the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.zeros(8)
+
+
+refuses(
+    "side effect", "passes/writeback.py:_check_bound", exports(Rebinds(), X), Rebinds.forward,
+    exported(RebindsAlike(), X),
+)  # fmt: skip
+
+
+class BindsALeaf(nn.Module):
+    """From the second call on, eager's buffer is a leaf of autograd."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        old = self.scale
+        self.scale = self.scale.mul(2).detach().requires_grad_()  # here
+        return x * old
+
+
+class BindsNone(BindsALeaf):
+    def forward(self, x: Tensor) -> Tensor:
+        old = self.scale
+        self.scale = self.scale.mul(2).clamp(max=1)
+        return x * old
+
+
+refuses(
+    "followed write", "passes/writeback.py:_check_bound", exports(BindsALeaf(), X),
+    BindsALeaf.forward, exported(BindsNone(), X),
+    lambda: same(foretrace.capture(BindsALeaf(), (X,)).cut("export")(X), BindsALeaf()(X)),
+)  # fmt: skip
+
+
+class ReadsWhatHasAHistory(nn.Module):
+    """From the second call on, the buffer requires grad, and so would what reads it in a file."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(8))
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            noise = self.scale.sigmoid()  # here
+        self.scale.mul_(self.w)
+        return x * noise
+
+
+class ReadsWhatHasNone(ReadsWhatHasAHistory):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            noise = self.scale.sigmoid()
+        self.scale.mul_(self.w.detach())
+        return x * noise
+
+
+refuses(
+    "followed write", "passes/writeback.py:_check_history", exports(ReadsWhatHasAHistory(), X),
+    ReadsWhatHasAHistory.forward, exported(ReadsWhatHasNone(), X),
+    captured(ReadsWhatHasAHistory(), X),
+)  # fmt: skip
+
+
+def reshapes(x: Tensor) -> Tensor:
+    return x.t_() * 2  # here
+
+
+def returns_reshaped(x: Tensor) -> Tensor:
+    return x.t() * 2
+
+
+refuses(
+    "side effect", "mutation/in_place.py:reshaped", captures(reshapes, X), reshapes,
+    captured(returns_reshaped, X),
+)  # fmt: skip
+
+
+def detaches(x: Tensor) -> Tensor:
+    x.detach_()  # here
+    return x * 2
+
+
+def not_a_leaf() -> Tensor:
+    return torch.randn(6, 8, requires_grad=True) * 2
+
+
+refuses(
+    "side effect", "recording/new_contents.py:_not_written_back", captures(detaches, not_a_leaf()),
+    detaches, captured(lambda x: x.detach() * 2, X),
+)  # fmt: skip
+
+
+def tags(x: Tensor) -> Tensor:
+    x.tag = 3  # type: ignore[attr-defined]  # here
+    return x * 2
+
+
+def tags_once(x: Tensor) -> Tensor:
+    if not hasattr(x, "tag"):
+        x.tag = 3  # type: ignore[attr-defined]
+    return x * x.tag  # type: ignore[attr-defined,no-any-return]
+
+
+refuses("side effect", "recording/new_contents.py:check_attributes_kept", captures(tags, X), tags,
+        captured(lambda x: x * 2, X), once_before(tags_once, X.clone()))  # fmt: skip
+
+
+def sets_data(x: Tensor) -> Tensor:
+    x.data = x * 2  # here
+    return x
+
+
+def copies(x: Tensor) -> Tensor:
+    return x.copy_(x * 2)
+
+
+refuses("side effect", "tensors/abstract.py:_set_data", captures(sets_data, X), sets_data,
+        captured(lambda x: x.clone().copy_(x * 2), X))  # fmt: skip
+
+
+def starts_to_follow(x: Tensor) -> Tensor:
+    return x.requires_grad_() * 2  # here
+
+
+refuses(
+    "side effect", "tensors/abstract.py:requires_grad_", captures(starts_to_follow, X),
+    starts_to_follow, captured(lambda x: x * 2, X.clone().requires_grad_()),
+)  # fmt: skip
+
+
+def writes_one(a: Tensor, b: Tensor) -> Tensor:
+    return a.add_(1) * b.sum()  # here
+
+
+def writes_and_views(a: Tensor) -> Tensor:
+    return a.add_(1) * a[0].sum()
+
+
+def follow_clone() -> None:
+    same(
+        foretrace.capture(writes_one, (X, X[0].clone())).cut("export")(X.clone(), X[0].clone()),
+        writes_one(X.clone(), X[0].clone()),
+    )
+
+
+refuses(
+    "aliased inputs", "recording/shared_inputs.py:check_shared_memory",
+    captures(writes_one, X, X[0]),
+    writes_one, follow_clone,
+)  # fmt: skip
+
+
+def returns_bits(x: Tensor) -> Tensor:
+    x.add_(1)  # here
+    return x.view(torch.int32)
+
+
+def returns_a_part_with_a_history(x: Tensor, w: Tensor) -> Tensor:
+    part = x.unsafe_split(3)[0]
+    part.mul_(w)  # here
+    return part
+
+
+def returns_part_of_a_copy(x: Tensor, w: Tensor) -> Tensor:
+    part = x.clone().unsafe_split(3)[0]
+    part.mul_(w)
+    return part
+
+
+def returns_copied_bits(x: Tensor) -> Tensor:
+    y = x + 1
+    return y.view(torch.int32).clone()
+
+
+refuses(
+    "aliased outputs", "recording/capture.py:_output", captures(returns_bits, X), returns_bits,
+    captured(returns_copied_bits, X),
+)  # fmt: skip
+refuses(
+    "aliased outputs", "recording/capture.py:_output",
+    captures(returns_a_part_with_a_history, X, HALF), returns_a_part_with_a_history,
+    captured(returns_part_of_a_copy, X, HALF),
+)  # fmt: skip
+
+
+def returns_two_histories(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    row = y[:3].detach()
+    row.mul_(w)  # here
+    return row, y
+
+
+def returns_another_memory(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    row = y[:3].detach()
+    row.mul_(w)
+    return row, y.clone()
+
+
+refuses(
+    "aliased outputs", "recording/new_contents.py:check_together",
+    captures(returns_two_histories, X, HALF), returns_two_histories,
+    captured(returns_another_memory, X, HALF),
+)  # fmt: skip
+
+LIBRARY = torch.library.Library("foretrace_refused_state", "FRAGMENT")
+LIBRARY.define("scale_(Tensor(a!) x) -> ()")
+LIBRARY.impl("scale_", lambda x: x.mul_(2) and None, "CPU")
+LIBRARY.define("scaled(Tensor x) -> Tensor")
+LIBRARY.impl("scaled", lambda x: x * 2, "CPU")
+torch.library.register_fake("foretrace_refused_state::scaled", torch.empty_like, lib=LIBRARY)
+
+
+def writes_by_an_op(x: Tensor) -> Tensor:
+    y = x + 1
+    torch.ops.foretrace_refused_state.scale_(y)  # here
+    return y
+
+
+def copies_an_op(x: Tensor) -> Tensor:
+    y = x + 1
+    return y.copy_(torch.ops.foretrace_refused_state.scaled(y))
+
+
+refuses(
+    "no functional form", "mutation/functionalize.py:written", captures(writes_by_an_op, X),
+    writes_by_an_op, captured(copies_an_op, X),
+)  # fmt: skip
+
+
+def writes_where_rows_meet(x: Tensor) -> Tensor:
+    y = (x * 1).as_strided((3, 2), (1, 1))
+    y.square_()  # here
+    return y
+
+
+refuses(
+    "overlapping memory", "mutation/overlap.py:overlapping", captures(writes_where_rows_meet, X),
+    writes_where_rows_meet,
+    captured(lambda x: (x * 1).as_strided((3, 2), (1, 1)).clone().square_(), X),
+)  # fmt: skip
+
+
+def reads_rows_that_are_one(x: Tensor) -> Tensor:
+    y = x.expm1().expand(3, 4)
+    y.unsqueeze_(0)  # here
+    return y * 1
+
+
+refuses(
+    "overlapping memory", "history/history_ops.py:copied",
+    cuts(reads_rows_that_are_one, ROW, cut="export"), reads_rows_that_are_one,
+    captured(lambda x: x.expm1().expand(3, 4).clone().unsqueeze_(0) * 1, ROW),
+)  # fmt: skip
+
+
+class Steps(nn.Module):
+    """Computes with the number of its call, or with whether it is the first."""
+
+    def __init__(self, *, most: int) -> None:
+        super().__init__()
+        self.steps, self.most = 0, most
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps = min(self.steps + 1, self.most)  # here
+        return x * self.steps
+
+
+class StepsInABuffer(nn.Module):
+    """The same, where a graph has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        return x * self.steps
+
+
+def exported_twice() -> None:
+    ran, ours = StepsInABuffer(), StepsInABuffer()
+    graph = foretrace.export(ours, (X,)).module()
+    for _ in range(2):
+        same(graph(X), ran(X))
+
+
+def exported_after_its_first_call() -> None:
+    module = Steps(most=1)
+    module(X)
+    graph = foretrace.export(module, (X,)).module()
+    for _ in range(2):
+        same(graph(X), module(X))
+
+
+refuses(
+    "side effect", "compat/settled.py:check_settled", exports(Steps(most=9), X), Steps.forward,
+    exported_twice, exported_after_its_first_call,
+)  # fmt: skip

@@ -1,0 +1,466 @@
+"""Tensors that no graph has a place for, and writes that have no form as values."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import foretrace
+from tests.refusals.registry import captured, captures, exported, exports, refuses, same
+from tests.support.compare import same_as_eager
+
+X = torch.randn(6, 8)
+FOLLOWED = torch.randn(8, requires_grad=True)
+Q, MASK = torch.randn(1, 2, 16, 16), torch.zeros(16, 16)
+
+
+class Logged(torch.Tensor):
+    """A class of the user's."""
+
+
+def makes_a_class_of_its_own(x: Tensor) -> Tensor:
+    return Logged(x) * 2  # here
+
+
+def makes_none(x: Tensor) -> Tensor:
+    return x * 2
+
+
+refuses("unsupported tensor", "tensors/admitted.py:makes_subclass",
+        captures(makes_a_class_of_its_own, X), makes_a_class_of_its_own,
+        captured(makes_none, X))  # fmt: skip
+
+
+def makes_rows(x: Tensor) -> Tensor:
+    return x.to_sparse_csr() @ x.T  # here
+
+
+def makes_entries(x: Tensor) -> Tensor:
+    return x.to_sparse() @ x.T
+
+
+refuses("unsupported tensor", "tensors/admitted.py:sparse_dims", captures(makes_rows, X),
+        makes_rows, captured(makes_entries, X))  # fmt: skip
+
+
+def resizes_an_out(x: Tensor) -> Tensor:
+    out = torch.empty(3)
+    view = out[1:]
+    torch.mul(x, 2, out=view)  # here
+    return out
+
+
+def leaves_out_away(x: Tensor) -> Tensor:
+    return torch.mul(x, 2)
+
+
+refuses("side effect", "mutation/outs.py:_renew", captures(resizes_an_out, X), resizes_an_out,
+        captured(leaves_out_away, X))  # fmt: skip
+
+
+def resizes_a_history(x: Tensor) -> Tensor:
+    room = x[0] * FOLLOWED
+    with torch.no_grad():
+        torch.exp(x, out=room)  # here
+    return room.detach()
+
+
+def leaves_the_history_away(x: Tensor) -> Tensor:
+    return torch.exp(x)
+
+
+refuses("unsupported", "mutation/outs.py:_renew", captures(resizes_a_history, X), resizes_a_history,
+        captured(leaves_the_history_away, X))  # fmt: skip
+
+
+def resizes(x: Tensor) -> Tensor:
+    return (x * 2).resize_(3, 4)  # here
+
+
+def slices(x: Tensor) -> Tensor:
+    return (x * 2).reshape(-1)[:12].reshape(3, 4)
+
+
+refuses("no functional form", "mutation/outs.py:resize", captures(resizes, X), resizes,
+        captured(slices, X))  # fmt: skip
+
+
+def writes_bits(x: Tensor) -> Tensor:
+    y = x * 2
+    y.as_strided((2,), (1,)).view(torch.int32).zero_()  # here
+    return y
+
+
+def writes_numbers(x: Tensor) -> Tensor:
+    y = x * 2
+    y.as_strided((2,), (1,)).zero_()
+    return y
+
+
+refuses("no functional form", "ops/views.py:_put_by_place", captures(writes_bits, X),
+        writes_bits, captured(writes_numbers, X))  # fmt: skip
+
+
+def writes_through_strides(x: Tensor) -> Tensor:
+    y = (x * 2).t()[::2].clone(memory_format=torch.preserve_format)
+    y = torch.empty_strided((4, 6), (1, 5)).copy_(y)
+    y.as_strided((2,), (1,)).zero_()  # here
+    return y
+
+
+def writes_through_strides_of_rows(x: Tensor) -> Tensor:
+    y = (x * 2).t()[::2].contiguous()
+    y.as_strided((2,), (1,)).zero_()
+    return y
+
+
+refuses("no functional form", "ops/views.py:_check_contiguous",
+        captures(writes_through_strides, X),
+        writes_through_strides, captured(writes_through_strides_of_rows, X))  # fmt: skip
+
+
+def raises_with_a_tensor(x: Tensor) -> Tensor:
+    raise KeyError(x * 2)
+
+
+def left_behind() -> Tensor:
+    """A tensor of a run that was refused: its error has it."""
+    with pytest.raises(foretrace.Refusal) as caught:
+        foretrace.capture(raises_with_a_tensor, (X,))
+    error: Any = caught.value.__cause__
+    found: Tensor = error.args[0]
+    return found
+
+
+def uses_in_eager() -> Tensor:
+    left = left_behind()
+    return left + 1  # here
+
+
+def multiplies(x: Tensor, y: Tensor) -> Tensor:
+    return x * y  # here
+
+
+def from_a_cut() -> None:
+    made = foretrace.capture(makes_none, (X,)).cut("export")(X)
+    same(made + 1, makes_none(X) + 1)
+
+
+def in_another_thread(x: Tensor) -> Tensor:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            x + 1  # here
+        except foretrace.Refusal as refusal:
+            errors.append(refusal)
+
+    other = threading.Thread(target=run)
+    other.start()
+    other.join()
+    raise errors[0]
+
+
+OUTSIDE = "tensors/abstract.py:__torch_dispatch__"
+refuses("escaped", OUTSIDE, uses_in_eager, uses_in_eager, from_a_cut, captured(makes_none, X))
+refuses("escaped", OUTSIDE, captures(in_another_thread, X), in_another_thread, from_a_cut,
+        captured(makes_none, X))  # fmt: skip
+
+
+class Uses(torch.nn.Module):
+    """Uses what an earlier capture left."""
+
+    def __init__(self, left: Tensor) -> None:
+        super().__init__()
+        self.left = left
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.left  # here
+
+
+refuses("escaped", "python_state/leaks.py:value", captures(Uses(left_behind()), X),
+        Uses.forward, captured(Uses(X * 2), X))  # fmt: skip
+
+
+def differs_in_dtype(q: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, q, q.double())  # here
+
+
+def is_of_one_dtype(q: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, q, q)
+
+
+refuses("wrong call", "targets/attention.py:_wrong",
+        captures(differs_in_dtype, Q, target="cuda:sm80"), differs_in_dtype,
+        captured(is_of_one_dtype, Q))  # fmt: skip
+
+
+def attends(q: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)  # here
+
+
+def without_math(q: Tensor) -> Tensor:
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+        return F.scaled_dot_product_attention(q, q, q)  # here
+
+
+def with_math(q: Tensor) -> Tensor:
+    kernels = torch.nn.attention.SDPBackend
+    with torch.nn.attention.sdpa_kernel([kernels.CUDNN_ATTENTION, kernels.MATH]):
+        return F.scaled_dot_product_attention(q, q, q)
+
+
+def for_cuda() -> None:
+    """Captured; the device is not there to run it."""
+    assert foretrace.capture(with_math, (Q,), target="cuda:sm80").cut("export").nodes
+
+
+refuses("no attention kernel", "targets/attention.py:_none_left",
+        captures(without_math, Q, target="cuda:sm80"), without_math, for_cuda)  # fmt: skip
+refuses("wrong call", "targets/attention_conditions.py:mask_broadcasts",
+        captures(attends, Q, torch.zeros(16)), attends,
+        captured(attends, Q, MASK))  # fmt: skip
+
+
+class Weighted(torch.nn.Module):
+    """Has a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(8))
+
+
+class ReadsItsGradient(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if self.w.grad is None else x  # here
+
+
+class GivenItsGradient(Weighted):
+    def forward(self, x: Tensor, gradient: Tensor | None) -> Tensor:
+        return x * 2 if gradient is None else x
+
+
+class ClearsItsGradient(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        self.w.grad = None  # here
+        return x * self.w
+
+
+class Multiplies(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.w
+
+
+class WritesData(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        self.w.data.mul_(2)  # here
+        return x * self.w
+
+
+class WritesDataOfAnArgument(Weighted):
+    """The argument requires no grad, and the gradient of `w` reads it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.w
+        x.data.mul_(2)  # here
+        return y
+
+
+class WritesAnArgument(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone() * self.w
+        with torch.no_grad():
+            x.mul_(2)
+        return y
+
+
+class WritesUnderNoGrad(Weighted):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.w.mul_(2)
+        return x * self.w
+
+
+def binds_a_gradient(w: Tensor) -> Tensor:
+    w.grad = torch.ones_like(w)  # here
+    return w * 2
+
+
+def returns_a_gradient(w: Tensor) -> tuple[Tensor, Tensor]:
+    return w * 2, torch.ones_like(w)
+
+
+def writes_a_gradient(w: Tensor) -> Tensor:
+    assert w.grad is not None
+    w.grad.copy_(torch.ones_like(w))
+    return w * 2
+
+
+def with_gradient() -> Tensor:
+    w = torch.randn(6, 8, requires_grad=True)
+    w.grad = torch.zeros(6, 8)
+    return w
+
+
+def cut_of(module: torch.nn.Module) -> Callable[[], None]:
+    """The export cut of a capture trains as eager does."""
+    return lambda: same_as_eager(module, (X,), cuts=("export",), loss=None)
+
+
+refuses("autograd inside", "tensors/abstract.py:_gradient", exports(ReadsItsGradient(), X),
+        ReadsItsGradient.forward, exported(GivenItsGradient(), X, None))  # fmt: skip
+refuses("side effect", "tensors/abstract.py:_set_gradient", exports(ClearsItsGradient(), X),
+        ClearsItsGradient.forward, exported(Multiplies(), X))  # fmt: skip
+refuses("side effect", "recording/gradients.py:set",
+        captures(binds_a_gradient, with_gradient()), binds_a_gradient,
+        captured(returns_a_gradient, X), captured(writes_a_gradient, with_gradient()))  # fmt: skip
+refuses("side effect", "passes/writeback.py:_check_data", exports(WritesData(), X),
+        WritesData.forward, cut_of(WritesUnderNoGrad()), cut_of(WritesData()))  # fmt: skip
+refuses("side effect", "passes/writeback.py:_check_data", exports(WritesDataOfAnArgument(), X),
+        WritesDataOfAnArgument.forward, cut_of(WritesAnArgument()),
+        cut_of(WritesDataOfAnArgument()))  # fmt: skip
+
+
+def bilinear_under_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.bilinear(x, x, FILTER)  # here
+
+
+def bilinear_without(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
+        return F.bilinear(x.float(), x.float(), FILTER.float())
+
+
+FILTER = torch.randn(3, 8, 8)
+refuses("autocast", "trace/dispatch.py:_check_autocast", captures(bilinear_under_autocast, X),
+        bilinear_under_autocast, captured(bilinear_without, X))  # fmt: skip
+
+
+def factors(x: Tensor) -> Any:
+    return torch.linalg.qr(x, out=(torch.empty(0), torch.empty(0)))  # here
+
+
+def factors_alone(x: Tensor) -> Any:
+    return tuple(torch.linalg.qr(x))
+
+
+refuses("no functional form", "mutation/outs.py:_check_known", captures(factors, X), factors,
+        captured(factors_alone, X))  # fmt: skip
+
+
+def normalizes(x: Tensor, mean: Tensor, var: Tensor) -> Any:
+    outs = (torch.empty(8, 6).t(), torch.empty(8), torch.empty(8))
+    return torch.native_batch_norm(x, None, None, mean, var, True, 0.1, 1e-5, out=outs)  # here
+
+
+def normalizes_and_copies(x: Tensor, mean: Tensor, var: Tensor) -> Any:
+    out = torch.empty(8, 6).t()
+    return out.copy_(torch.native_batch_norm(x, None, None, mean, var, True, 0.1, 1e-5)[0])
+
+
+refuses("no functional form", "mutation/outs.py:_is_functional_form",
+        captures(normalizes, X, torch.zeros(8), torch.ones(8)), normalizes,
+        captured(normalizes_and_copies, X, torch.zeros(8), torch.ones(8)))  # fmt: skip
+
+
+class Observes(torch.nn.Module):
+    """Its first call gives its statistics their size."""
+
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.empty(0))
+        self.register_buffer("var", torch.empty(0))
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training and self.mean.numel() and x.dim() == 1:
+            self.reset()
+        return torch.native_batch_norm(  # here
+            x, None, None, self.mean, self.var, True, 0.1, 1e-5
+        )[0]
+
+    def reset(self) -> None:
+        self.mean, self.var = torch.zeros(8), torch.ones(8)
+
+
+def with_sizes() -> None:
+    net = Observes()
+    net.reset()
+    captured(net, X)()
+
+
+refuses("side effect", "mutation/functionalize.py:_check_not_resized", captures(Observes(), X),
+        Observes.forward, with_sizes)  # fmt: skip
+
+
+def sees_the_memory_of_another(x: Tensor) -> Tensor:
+    y = x * 2
+    y.set_(x * 3)  # here
+    return y
+
+
+def copies_another(x: Tensor) -> Tensor:
+    y = x * 2
+    y.copy_(x * 3)
+    return y
+
+
+refuses("no functional form", "mutation/in_place.py:reshaped",
+        captures(sees_the_memory_of_another, X), sees_the_memory_of_another,
+        captured(copies_another, X))  # fmt: skip
+
+
+def squeezes_what_is_put_off(x: Tensor) -> Tensor:
+    return torch.complex(x, x).conj().imag[:1].squeeze_(0)  # here
+
+
+def squeezes_what_is_new(x: Tensor) -> Tensor:
+    return torch.complex(x, x).conj().imag[:1].squeeze(0)
+
+
+refuses("unsupported", "mutation/in_place.py:_check_not_put_off",
+        captures(squeezes_what_is_put_off, X), squeezes_what_is_put_off,
+        captured(squeezes_what_is_new, X))  # fmt: skip
+
+
+def sees_what_lies_between(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x.as_strided((4,), (1,))  # here
+
+
+def saw_it_before(x: Tensor) -> Tensor:
+    y = x.as_strided((4,), (1,)) * 1
+    x.mul_(2)
+    return y
+
+
+def sees_a_clone(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x.clone(memory_format=torch.contiguous_format).as_strided((4,), (1,))
+
+
+GAPS = torch.randn(6, 8)[:, ::2]
+refuses("overlapping memory", "mutation/offsets.py:_count_in_graph",
+        captures(sees_what_lies_between, GAPS),
+        sees_what_lies_between,
+        lambda: same_as_eager(saw_it_before, (GAPS,), cuts=("export",)),
+        lambda: same_as_eager(sees_a_clone, (GAPS,), cuts=("export",)))  # fmt: skip
+
+
+def is_written_beside_a_view(x: Tensor) -> Tensor:
+    between = x.as_strided((4,), (1,))
+    x.mul_(2)  # here
+    return between
+
+
+refuses("overlapping memory", "mutation/functionalize.py:_check_seen",
+        captures(is_written_beside_a_view, GAPS),
+        is_written_beside_a_view,
+        lambda: same_as_eager(saw_it_before, (GAPS,), cuts=("export",)),
+        lambda: same_as_eager(sees_a_clone, (GAPS,), cuts=("export",)))  # fmt: skip

@@ -1,0 +1,177 @@
+"""An error while a program is captured: the program's own, or a limit that is named as one."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import foretrace
+from tests.support.bits import same_bits
+from tests.support.compare import same_as_eager
+from tests.support.refusing import check, refused
+
+X = torch.randn(6, 8)
+
+
+def traces_inside(x: Tensor) -> Any:
+    return torch.jit.trace(lambda y: y * 2, (x,))(x)  # here
+
+
+def test_a_tracer_inside_is_named() -> None:
+    refusal = refused(traces_inside, (X,))
+    check(refusal, at=traces_inside)
+    assert (refusal.kind, "jit" in str(refusal)) == ("unsupported", True)
+
+
+def weighs_with_open_sizes(x: Tensor, weights: Tensor) -> Tensor:
+    return torch.cov(x, fweights=weights)  # here
+
+
+def test_frames_of_torchs_binary_are_left_out() -> None:
+    weights = torch.ones(8, dtype=torch.int64)
+    refusal = refused(weighs_with_open_sizes, (X, weights), dynamic_shapes=True)
+    check(refusal, at=weighs_with_open_sizes)
+    assert "numel()" in str(refusal)
+    assert "frame #" not in str(refusal)
+
+
+def multiplies_wrong_shapes(x: Tensor) -> Tensor:
+    return x @ x  # here
+
+
+def asks_too_much(x: Tensor) -> Tensor:
+    return x[0, 0, 0]  # here
+
+
+def views_rows_apart(x: Tensor) -> Tensor:
+    """A size of one stands between them, over which torch's FakeTensor does not look."""
+    x.view(6, 2, 4)[:, ::2].view(-1)  # here
+    return x
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("fn", [multiplies_wrong_shapes, asks_too_much, views_rows_apart])
+def test_what_eager_raises_is_the_programs(fn: Callable[..., Any], dynamic: bool | None) -> None:
+    with pytest.raises((RuntimeError, IndexError)) as eager:
+        fn(X)
+    assert not isinstance(eager.value, foretrace.Refusal)
+    refusal = refused(fn, (X,), dynamic_shapes=dynamic)
+    check(refusal, at=fn)
+    assert refusal.kind == "program raised"
+
+
+def test_an_operator_that_eager_takes_is_not_blamed_on_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if torch had no way to run it over tensors without data."""
+
+    words = "its data is not allocated yet"
+    fails = eval(f"lambda *_: (_ for _ in ()).throw(RuntimeError({words!r}))")  # noqa: S307 - a line of nobody
+    monkeypatch.setattr("foretrace.ops.infer.Inference.infer", fails)
+    refusal = refused(takes_a_median, (X,))
+    check(refusal, at=takes_a_median)
+    assert refusal.kind == "unsupported"
+    assert "median" in str(refusal)
+    assert "program raised" not in str(refusal)
+
+
+def takes_a_median(x: Tensor) -> Tensor:
+    return torch.median(x)  # here
+
+
+def splits_at_constants(x: Tensor) -> list[Tensor]:
+    parts = [*x.tensor_split(torch.tensor([2, 3])), *x.tensor_split(torch.tensor(3), 1)]
+    return [part * 2 for part in parts]
+
+
+def transforms(x: Tensor) -> Tensor:
+    window = torch.hann_window(4)
+    return torch.view_as_real(torch.stft(x, 4, window=window, return_complex=True))
+
+
+def fills_a_diagonal(x: Tensor) -> Tensor:
+    return x.clone().fill_diagonal_(1.0)
+
+
+def compiles_inside(x: Tensor) -> Tensor:
+    return torch.compile(lambda y: y * 2, backend="eager")(x)
+
+
+@pytest.mark.parametrize("open", [None, True])
+@pytest.mark.parametrize("fn", [splits_at_constants, transforms, fills_a_diagonal, compiles_inside])
+def test_what_eager_takes_is_taken(fn: Callable[..., Any], open: Any) -> None:
+    cut = foretrace.capture(fn, (X,), dynamic_shapes=open).cut("export")
+    given, expected = cut(X), fn(X)
+    pairs = zip(given, expected, strict=True) if isinstance(given, list) else [(given, expected)]
+    assert all(same_bits(a, b) for a, b in pairs)
+
+
+def formats_a_number(x: Tensor) -> Tensor:
+    return x * len(f"{x.sum():.2f}")  # here
+
+
+def test_a_number_that_is_printed_is_asked_for() -> None:
+    refusal = refused(formats_a_number, (X,))
+    check(refusal, at=formats_a_number)
+    assert refusal.kind == "data-dependent"
+
+
+def test_what_another_thread_draws_is_left_to_it() -> None:
+    """The capture neither blames the program for it nor takes the numbers back."""
+    go, done, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def draws() -> None:
+        go.wait(10)
+        torch.manual_seed(3)
+        done.set()
+        ended.wait(10)
+
+    def program(x: Tensor) -> Tensor:
+        go.set()
+        done.wait(10)
+        return x * 2
+
+    other = threading.Thread(target=draws)
+    other.start()
+    with torch.random.fork_rng(devices=[]):
+        foretrace.capture(program, (X,))
+        drawn = torch.rand(3)
+        ended.set()
+        other.join()
+        assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(3)))
+
+
+def chooses_by_bytes(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(mask, x, 0.0), x.exp().where(mask, x)
+
+
+def indexes_by_bytes(x: Tensor, mask: Tensor) -> Tensor:
+    return x[mask]  # here
+
+
+def fills_by_bytes(x: Tensor, mask: Tensor) -> Tensor:
+    return x.masked_fill(mask, 0.0)  # here
+
+
+BYTES = (X > 0).to(torch.uint8)
+
+
+@pytest.mark.filterwarnings("ignore:.*uint8")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_mask_of_bytes(dynamic: bool) -> None:
+    """Eager takes it and warns, torch's meta kernel raises."""
+    x = X.clone().requires_grad_()
+    same_as_eager(chooses_by_bytes, (x, BYTES), loss=None, dynamic_shapes=dynamic)
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [(indexes_by_bytes, "data-dependent"), (fills_by_bytes, "program raised")],
+)
+def test_whether_eager_takes_bytes(program: Callable[..., Tensor], kind: str) -> None:
+    refusal = refused(program, (X, BYTES))
+    check(refusal, at=program)
+    assert refusal.kind == kind

@@ -1,0 +1,368 @@
+"""Values that do not exist yet, random numbers, and operators without an answer."""
+
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
+
+from tests.refusals.registry import (
+    EXCUSED,
+    captured,
+    captures,
+    compiled,
+    compiles,
+    exported,
+    exports,
+    refuses,
+)
+
+X = torch.randn(6, 8)
+LIBRARY = torch.library.Library("foretrace_refused", "FRAGMENT")
+LIBRARY.define("opaque(Tensor x) -> Tensor")
+LIBRARY.impl("opaque", lambda x: x + 1, "CPU")
+LIBRARY.define("known(Tensor x) -> Tensor")
+LIBRARY.impl("known", lambda x: x + 1, "CPU")
+torch.library.register_fake("foretrace_refused::known", torch.empty_like, lib=LIBRARY)
+
+
+def branches(x: Tensor) -> Tensor:
+    if x.sum() > 0:  # here
+        return x + 1
+    return x - 1
+
+
+def chooses(x: Tensor) -> Tensor:
+    return torch.where(x.sum() > 0, x + 1, x - 1)
+
+
+def given_the_answer(x: Tensor, positive: bool) -> Tensor:
+    return x + 1 if positive else x - 1
+
+
+POSITIVE = bool(X.sum() > 0)
+refuses(
+    "data-dependent", "trace/constants.py:_depends_on_inputs", captures(branches, X), branches,
+    captured(chooses, X), captured(given_the_answer, X, POSITIVE),
+    captured(branches, X, guard_values=True),
+)  # fmt: skip
+refuses(
+    "data-dependent", "trace/constants.py:_depends_on_inputs", exports(branches, X), branches,
+    exported(chooses, X), exported(given_the_answer, X, POSITIVE),
+)  # fmt: skip
+
+
+def scales(x: Tensor) -> Tensor:
+    return x * x.sum().item()  # here
+
+
+def scales_by_a_tensor(x: Tensor) -> Tensor:
+    return x * x.sum()
+
+
+def scales_by_a_number(x: Tensor, factor: float) -> Tensor:
+    return x * factor
+
+
+FACTOR = X.sum().item()
+for ask, follow in (
+    (captures(scales, X), captured), (captures(scales, X, guard_values=True), captured),
+    (compiles(scales, X), compiled), (exports(scales, X), exported),
+):  # fmt: skip
+    refuses(
+        "data-dependent", "trace/constants.py:_depends_on_inputs", ask, scales,
+        follow(scales_by_a_tensor, X), follow(scales_by_a_number, X, FACTOR),
+    )  # fmt: skip
+
+
+def gathers_numbers(x: Tensor) -> Tensor:
+    return x.mul(torch.tensor([x.sum(), x.max()])[0])  # here
+
+
+def gathers_tensors(x: Tensor) -> Tensor:
+    return x.mul(torch.stack([x.sum(), x.max()])[0])
+
+
+def is_given_them(x: Tensor, both: Tensor) -> Tensor:
+    return x.mul(both[0])
+
+
+for ask, follow in (
+    (captures(gathers_numbers, X), captured), (compiles(gathers_numbers, X), compiled),
+    (exports(gathers_numbers, X), exported),
+):  # fmt: skip
+    refuses(
+        "data-dependent", "trace/reported.py:_reads_memory", ask, gathers_numbers,
+        follow(gathers_tensors, X), follow(is_given_them, X, torch.stack([X.sum(), X.max()])),
+        "a program that raises in eager",
+    )  # fmt: skip
+
+
+def branches_on_chance(x: Tensor) -> Tensor:
+    return x if torch.rand(()) > 0.5 else -x  # here
+
+
+def chooses_by_chance(x: Tensor) -> Tensor:
+    return torch.where(torch.rand(()) > 2, x, -x)
+
+
+refuses(
+    "data-dependent", "trace/constants.py:_depends_on_inputs",
+    captures(branches_on_chance, X), branches_on_chance,
+    captured(chooses_by_chance, X), captured(given_the_answer, X, POSITIVE),
+)  # fmt: skip
+
+
+def asks_a_large_constant(x: Tensor) -> Tensor:
+    return x if torch.arange(2**25)[-1] > 0 else -x  # here
+
+
+def asks_a_small_constant(x: Tensor) -> Tensor:
+    return x if torch.arange(2**9)[-1] > 0 else -x
+
+
+refuses(
+    "data-dependent", "trace/constants.py:_maker",
+    captures(asks_a_large_constant, X), asks_a_large_constant,
+    captured(asks_a_small_constant, X),
+)  # fmt: skip
+
+
+def selects(x: Tensor) -> Tensor:
+    return x[x > 0].sum()  # here
+
+
+def masks(x: Tensor) -> Tensor:
+    return (x * (x > 0)).sum()
+
+
+refuses(
+    "data-dependent", "ops/kernel.py:depends_on_data", captures(selects, X), selects,
+    captured(masks, X),
+)  # fmt: skip
+
+
+def divides_by_a_tensor_of_numbers(x: Tensor) -> list[Tensor]:
+    numbers = torch.tensor([1.0])
+    torch._foreach_addcdiv_([y := x * 1], [x], [x + 9], numbers)  # here
+    return [y]
+
+
+def divides_by_numbers(x: Tensor) -> list[Tensor]:
+    torch._foreach_addcdiv_([y := x * 1], [x], [x + 9], [1.0])
+    return [y]
+
+
+if torch.__version__ < "2.15":  # whose kernel reads them as it runs
+    refuses(
+        "data-dependent", "ops/infer.py:_reads_numbers",
+        captures(divides_by_a_tensor_of_numbers, X),
+        divides_by_a_tensor_of_numbers, captured(divides_by_numbers, X),
+    )  # fmt: skip
+else:
+    EXCUSED["ops/infer.py:_reads_numbers"] = "no operator of torch 2.15 is known to come there"
+
+
+def leaves_for_numpy(x: Tensor) -> Tensor:
+    return x * x.numpy().max()  # here
+
+
+def stays(x: Tensor) -> Tensor:
+    return x * x.max()
+
+
+refuses(
+    "data-dependent", "tensors/abstract.py:method", captures(leaves_for_numpy, X), leaves_for_numpy,
+    captured(stays, X),
+)  # fmt: skip
+
+
+def calls_an_opaque_op(x: Tensor) -> Tensor:
+    return torch.ops.foretrace_refused.opaque(x)  # here
+
+
+def calls_a_known_op(x: Tensor) -> Tensor:
+    return torch.ops.foretrace_refused.known(x)
+
+
+refuses(
+    "no meta kernel", "ops/infer.py:_no_kernel", captures(calls_an_opaque_op, X),
+    calls_an_opaque_op, captured(calls_a_known_op, X),
+)  # fmt: skip
+
+
+# ---- random numbers ------------------------------------------------------------------------------
+
+
+def seeds(x: Tensor) -> Tensor:
+    torch.manual_seed(0)  # here
+    return x * 2
+
+
+def does_not_seed(x: Tensor) -> Tensor:
+    return x * 2
+
+
+refuses(
+    "side effect", "trace/generators.py:_no_seed", captures(seeds, X), seeds,
+    captured(does_not_seed, X),
+)  # fmt: skip
+
+
+def makes_a_generator(x: Tensor) -> Tensor:
+    return x + torch.rand(8, generator=torch.Generator().manual_seed(0))  # here
+
+
+def takes_numbers(x: Tensor, numbers: Tensor) -> Tensor:
+    return x + numbers
+
+
+refuses(
+    "side effect", "trace/generators.py:__call__", captures(makes_a_generator, X),
+    makes_a_generator, captured(takes_numbers, X, torch.rand(8)),
+)  # fmt: skip
+
+
+def draws_in_python(x: Tensor) -> Tensor:
+    return x * random.random()  # here
+
+
+refuses(
+    "side effect", "trace/generators.py:_drawn", captures(draws_in_python, X), draws_in_python,
+    captured(scales_by_a_number, X, 0.25),
+)  # fmt: skip
+refuses(
+    "side effect", "trace/generators.py:_drawn", compiles(draws_in_python, X), draws_in_python,
+    compiled(scales_by_a_number, X, 0.25),
+)  # fmt: skip
+
+
+# ---- operators that hold programs, tracers, what torch cannot run --------------------------------
+
+
+def cond(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))  # here
+
+
+def both(x: Tensor) -> Tensor:
+    return torch.where(x.sum() > 0, x.sin(), x.cos())
+
+
+def either(x: Tensor) -> Tensor:
+    return x.sin() if x.sum() > 0 else x.cos()
+
+
+HELD = "trace/reported.py:_holds_programs"
+refuses(
+    "higher-order operator", HELD, captures(cond, X), cond, captured(both, X),
+    captured(either, X, guard_values=True),
+)  # fmt: skip
+refuses(
+    "higher-order operator", HELD, compiles(cond, X), cond, compiled(both, X), compiled(either, X)
+)
+refuses("higher-order operator", HELD, exports(cond, X), cond, exported(both, X))
+
+
+def attends(q: Tensor) -> Tensor:
+    out: Any = flex_attention(q, q, q)  # here
+    return out
+
+
+def attends_by_torch(q: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, q, q)
+
+
+def quietly(ask: Callable[[], object]) -> Callable[[], object]:
+    """Without flex_attention's warning that nothing is compiled."""
+
+    def quiet() -> object:
+        with warnings.catch_warnings(action="ignore"):
+            return ask()
+
+    return quiet
+
+
+Q = torch.randn(1, 2, 16, 16)
+refuses(
+    "higher-order operator", HELD, quietly(captures(attends, Q)), attends,
+    captured(attends_by_torch, Q),
+)  # fmt: skip
+
+
+def traces(x: Tensor) -> Tensor:
+    made: Tensor = torch.jit.trace(lambda y: y * 2, (x,))(x)  # here
+    return made
+
+
+refuses("unsupported", "trace/reported.py:_traces", captures(traces, X, guard_values=True),
+        traces, captured(does_not_seed, X))  # fmt: skip
+
+
+def multiplies_wrong_shapes(x: Tensor) -> Tensor:
+    return x @ x  # here
+
+
+refuses(
+    "program raised", "trace/reported.py:_refusal", captures(multiplies_wrong_shapes, X),
+    multiplies_wrong_shapes, captured(lambda x: x @ x.T, X),
+    "tests/refusals/state.py follows it for what a first call stores",
+)  # fmt: skip
+
+
+def quantizes(x: Tensor) -> Tensor:
+    return torch.quantize_per_tensor(x, 0.1, 0, torch.quint8).dequantize()  # here
+
+
+def quantizes_in_floats(x: Tensor) -> Tensor:
+    return torch.fake_quantize_per_tensor_affine(x, 0.1, 0, 0, 255)
+
+
+refuses(
+    "unsupported tensor", "tensors/admitted.py:check_dtypes", captures(quantizes, X), quantizes,
+    captured(quantizes_in_floats, X),
+)  # fmt: skip
+
+ROWS = torch.export.Dim("rows")
+
+
+def fixes_a_size(x: Tensor) -> Tensor:
+    return x * int(x.shape[0])  # here
+
+
+refuses(
+    "dynamic size fixed", "symbols/dynamic.py:check",
+    captures(fixes_a_size, X, dynamic_shapes={"x": {0: ROWS}}), fixes_a_size,
+    captured(fixes_a_size, X),
+)  # fmt: skip
+
+
+def sums(x: Tensor) -> Tensor:  # here
+    return x.sum(0)
+
+
+refuses(
+    "dynamic size fixed", "symbols/dynamic.py:_constant_size",
+    captures(sums, X[:1], dynamic_shapes={"x": {0: ROWS}}), sums,
+    captured(sums, X, dynamic_shapes={"x": {0: ROWS}}),
+)  # fmt: skip
+refuses(
+    "unsupported tensor", "tensors/admitted.py:check_admitted", captures(sums, X.to_sparse()), sums,
+    captured(sums, X.to_sparse().to_dense()),
+)  # fmt: skip
+
+
+def takes_scripted(x: Tensor) -> Tensor:  # here
+    made: Tensor = SCRIPTED(x)
+    return made
+
+
+SCRIPTED = torch.jit.trace(torch.nn.Linear(8, 8), (X,))
+PLAIN = torch.nn.Linear(8, 8)
+refuses(
+    "unsupported module", "python_state/module_state.py:scripted", captures(takes_scripted, X),
+    takes_scripted, captured(PLAIN, X),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""What compares and counts."""

@@ -1,0 +1,1 @@
+"""One room of the package each."""
