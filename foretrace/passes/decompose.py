@@ -92,7 +92,7 @@ class _Decomposition:
 
     def _one(self, op: Op) -> Iterator[Op]:
         if op.choice is ITSELF:
-            yield from self.opened(self._value_form(op))
+            yield from self.opened(self._functional_form(op))
         elif self._opens_write(op):
             yield from self._written(op)
         else:
@@ -140,7 +140,7 @@ class _Decomposition:
         args = (old, new)
         yield Op(aten.copy_.default, args, {}, op.result, op.outs, origin=op.origin, piece_of=op)
 
-    def _value_form(self, op: Op) -> Iterator[Op]:
+    def _functional_form(self, op: Op) -> Iterator[Op]:
         """An `out=` op as what gives its result and puts that in the layout of `out`."""
         functional = self.entries.schema(op.target).functional
         if functional is None:

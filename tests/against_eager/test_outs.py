@@ -169,7 +169,7 @@ def test_an_out_op_is_opened_to_its_functional_form_by_a_table() -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_out_of_other_sizes_whose_strides_are_not_those_of_the_functional_form(dynamic: bool) -> None:
+def test_out_of_other_sizes_and_other_strides(dynamic: bool) -> None:
     def program(x: Tensor) -> Tensor:
         room = torch.zeros(0)
         torch.kron(x, x, out=room)
