@@ -2,7 +2,7 @@
 
 import linecache
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import CodeType, TracebackType
 from typing import Final
@@ -107,6 +107,33 @@ class Refusal(RuntimeError):
 
     def _module_path(self) -> list[str]:
         return [" / ".join(self.module)] if self.module else []
+
+
+class Refusing:
+    """While inside, an exception is raised as the refusal that `of` makes of it.
+
+    Args:
+        of: gives the refusal for an exception and its traceback; None leaves the exception.
+        kinds: what is looked at.
+    """
+
+    def __init__(
+        self,
+        of: Callable[[BaseException, TracebackType | None], Refusal | None],
+        kinds: tuple[type[BaseException], ...] = (Exception,),
+    ) -> None:
+        self.of, self.kinds = of, kinds
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        refusal = self.of(error, trace) if isinstance(error, self.kinds) else None
+        if refusal is not None:
+            known = refusal is error or refusal.__traceback__ is not None
+            raise refusal from None if known else error
 
 
 def _aligned(label: str, lines: list[str]) -> list[str]:

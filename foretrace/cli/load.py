@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from foretrace.compare.raised import Raised
+from foretrace.compare.raised import raised
 from foretrace.errors import Refusal
 
 DEFAULT = "program"
@@ -75,7 +75,7 @@ def _module(place: str) -> Iterator[ModuleType]:
     sys.path.insert(0, str(path.parent))
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        with Raised(f"{place} raised", "mend it: Python cannot import it either", str(path)):
+        with raised(f"{place} raised", "mend it: Python cannot import it either", str(path)):
             spec.loader.exec_module(module)
         yield module
     finally:
@@ -97,7 +97,7 @@ def _from_module(place: str) -> ModuleType:
     sys.path.insert(0, str(Path.cwd()))
     if _spec_of(place) is None:
         raise Refusal(f"there is no module {place}", kind="no program", do=FORM)
-    with Raised(f"{place} raised", "mend it: Python cannot import it either"):
+    with raised(f"{place} raised", "mend it: Python cannot import it either"):
         return importlib.import_module(place)
 
 
@@ -147,7 +147,7 @@ def _called(spec: str, fn: Callable[..., Any], module: ModuleType) -> Loaded:
         raise Refusal(
             f"{fn.__name__} takes arguments: {', '.join(required)}", kind="no program", do=FORM[1]
         )
-    with Raised(f"{fn.__name__} raised", "mend it: it has to run by itself", module.__file__):
+    with raised(f"{fn.__name__} raised", "mend it: it has to run by itself", module.__file__):
         made = fn()
     problem = _problem(made)
     if problem:

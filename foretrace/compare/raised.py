@@ -3,11 +3,11 @@
 from types import TracebackType
 from typing import Self
 
-from foretrace.errors import Frame, Refusal, user_frame_of
+from foretrace.errors import Frame, Refusal, Refusing, user_frame_of
 from foretrace.frames.sources import LIBRARY_DIRS
 
 
-class Raised:
+def raised(doing: str, do: str, file: str | None = None) -> Refusing:
     """While inside, an exception becomes a refusal; a refusal stays one.
 
     Args:
@@ -16,32 +16,27 @@ class Raised:
         file: the user's file, whose lines are preferred to those of what it calls.
     """
 
-    def __init__(self, doing: str, do: str, file: str | None = None) -> None:
-        self.doing, self.do, self.file = doing, do, file
+    def of(error: BaseException, trace: TracebackType | None) -> Refusal | None:
+        if isinstance(error, Refusal):
+            return None
+        return Refusal(
+            f"{doing} {type(error).__name__}: {first_line(error)}",
+            kind="program raised", at=_frame(error, trace, file), do=do,
+        )  # fmt: skip
 
-    def __enter__(self) -> None:
-        return None
+    return Refusing(of, (Exception, SystemExit))
 
-    def __exit__(
-        self, kind: object, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, Refusal) or not isinstance(error, (Exception, SystemExit)):
-            return
-        raise Refusal(
-            f"{self.doing} {type(error).__name__}: {first_line(error)}",
-            kind="program raised", at=self._frame(error, trace), do=self.do,
-        ) from error  # fmt: skip
 
-    def _frame(self, error: BaseException, trace: TracebackType | None) -> Frame | None:
-        if isinstance(error, SyntaxError) and error.filename and error.lineno:
-            return Frame(error.filename, error.lineno, "<module>")
-        found = None
-        while self.file is not None and trace is not None:
-            code = trace.tb_frame.f_code
-            if code.co_filename == self.file:
-                found = Frame(code.co_filename, trace.tb_lineno, code.co_qualname)
-            trace = trace.tb_next
-        return found or user_frame_of(error.__traceback__, LIBRARY_DIRS)
+def _frame(error: BaseException, trace: TracebackType | None, file: str | None) -> Frame | None:
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return Frame(error.filename, error.lineno, "<module>")
+    found = None
+    while file is not None and trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename == file:
+            found = Frame(code.co_filename, trace.tb_lineno, code.co_qualname)
+        trace = trace.tb_next
+    return found or user_frame_of(error.__traceback__, LIBRARY_DIRS)
 
 
 def first_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from foretrace.compare.bits import Sight
-from foretrace.compare.raised import Raised
+from foretrace.compare.raised import raised
 from foretrace.guards.calls import CallGuards
 from foretrace.ir.op import Op
 from foretrace.ir.program import Input, Recorded
@@ -74,7 +74,7 @@ class Stage:
 
     def eager(self) -> Seen:
         """The program itself, and its backward."""
-        with self._run() as run, Raised("the program raised", "mend it first: eager fails too"):
+        with self._run() as run, raised("the program raised", "mend it first: eager fails too"):
             result = self.fn(*run.args, **run.kwargs)
             return run.seen(result, self._backward(result, run))
 

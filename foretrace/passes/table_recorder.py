@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypeAlias
 
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
+from foretrace.errors import Refusal, Refusing
 from foretrace.frames.sources import Sources
 from foretrace.ir.op import Choice, Tree, Value, target_name
 from foretrace.ops.cache import Cache, Learned
@@ -74,22 +73,17 @@ class _Reported:
     decomposition: Callable[..., Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self:
+        with Refusing(self._refusal):
             return self.decomposition(*args, **kwargs)
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
-        if isinstance(error, Exception) and not isinstance(error, Refusal):
-            raise Refusal(
-                f"the decomposition of {self.func} raised {type(error).__name__}: {error}",
-                kind="decomposition raised",
-                do="take the operator out of the table, or mend its decomposition",
-            ) from error
+    def _refusal(self, error: BaseException, _: object) -> Refusal | None:
+        if isinstance(error, Refusal):
+            return None
+        return Refusal(
+            f"the decomposition of {self.func} raised {type(error).__name__}: {error}",
+            kind="decomposition raised",
+            do="take the operator out of the table, or mend its decomposition",
+        )
 
 
 class EntryRecorder(Recorder):

@@ -62,7 +62,7 @@ from foretrace.trace.constants import Constants
 from foretrace.trace.generators import check_states
 from foretrace.trace.inference import normal_mode
 from foretrace.trace.recorder import Recorder
-from foretrace.trace.reported import Reported
+from foretrace.trace.reported import reported
 
 
 class Capture:
@@ -307,7 +307,7 @@ def _required_of_call(
 
 def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     recorder.sources.last = _run.__code__
-    with Reported(recorder):
+    with reported(recorder):
         result = fn(*args, **kwargs)
         recorder.view_rebased()
     if recorder.first_refusal is not None:  # the program caught it

@@ -25,7 +25,7 @@ from foretrace.mutation.made_leaves import value_of
 from foretrace.tensors.abstract import Abstract, follow
 from foretrace.trace.inference import check_mode
 from foretrace.trace.recorder import Recorder
-from foretrace.trace.reported import Reported
+from foretrace.trace.reported import reported
 
 ALIAS = torch.ops.aten.alias.default
 DIRTY = "a tensor that it marks as written in place"
@@ -285,7 +285,7 @@ def backward_of(
         )
 
     def run(backward: Callable[..., Any], *gradients: Any) -> Any:
-        with Reported(recorder):
+        with reported(recorder):
             return call.context.unpacked_by(backward, gradients)
 
     zeros = call.context.materialize_grads

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import OUTSIDE, PACKAGE_DIR, Refusal, Way, user_frame_of
+from foretrace.errors import OUTSIDE, PACKAGE_DIR, Refusal, Refusing, Way, user_frame_of
 from foretrace.frames.sources import LIBRARY_DIRS
 from foretrace.ops.kernel import draws_undone
 from foretrace.symbols.sizes import Symbols
@@ -60,31 +60,19 @@ ANSWERED: Final = (
 """What FakeTensor raises of calls that are right"""
 
 
-class Reported:
+def reported(recorder: Recorder) -> Refusing:
     """Turns what the program raises inside into a refusal."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if not isinstance(error, Exception):
-            return
-        known, tracer = self.recorder.first_refusal, _tracer(traceback)
+    def of(error: BaseException, traceback: TracebackType | None) -> Refusal:
+        known, tracer = recorder.first_refusal, _tracer(traceback)
         if known is not None and not tracer:
-            raise known from None
+            return known
         at = user_frame_of(traceback, LIBRARY_DIRS)
         refusal = _traces(tracer, error) if tracer else _inner(error)
-        refusal = refusal or _refusal(error, self.recorder.types.symbols)
-        refusal.located(at, self.recorder.module_path(error), ())
-        raise refusal from (None if refusal is error else error)
+        refusal = refusal or _refusal(error, recorder.types.symbols)
+        return refusal.located(at, recorder.module_path(error), ())
+
+    return Refusing(of)
 
 
 def _inner(error: BaseException | None) -> Refusal | None:
@@ -94,7 +82,7 @@ def _inner(error: BaseException | None) -> Refusal | None:
     return error
 
 
-def _refusal(error: Exception, symbols: Symbols) -> Refusal:
+def _refusal(error: BaseException, symbols: Symbols) -> Refusal:
     if str(error).startswith(HOLDS_PROGRAMS):
         return _holds_programs(str(error).removeprefix(HOLDS_PROGRAMS).partition(" ")[0])
     if str(error).startswith(MAKES_SUBCLASS):
@@ -119,7 +107,7 @@ def _refusal(error: Exception, symbols: Symbols) -> Refusal:
     )
 
 
-def _traces(tracer: str, error: Exception) -> Refusal:
+def _traces(tracer: str, error: BaseException) -> Refusal:
     first = str(error).partition("\n")[0]
     return Refusal(
         f"the program traces or compiles inside, by {tracer}, while it is captured"

@@ -277,7 +277,7 @@ refuses(
     activates,
     cuts(activates, X, cut="aten", decompositions=torch.export.default_decompositions()),
 )
-refuses("decomposition raised", "passes/table_recorder.py:__exit__", opened(raises), activates_here,
+refuses("decomposition raised", "passes/table_recorder.py:_refusal", opened(raises), activates_here,
         without)  # fmt: skip
 refuses(
     "data-dependent", "passes/table_recorder.py:_no_answer", opened(asks), activates_here, without

@@ -35,7 +35,7 @@ EXCUSED: dict[str, str] = {
     "cli/load.py:_from_module": "the command line",
     "cli/load.py:_function": "the command line",
     "cli/load.py:_called": "the command line",
-    "compare/raised.py:__exit__": "the command line: tests/unit/compare/test_check.py",
+    "compare/raised.py:of": "the command line: tests/unit/compare/test_check.py",
     "compat/aot.py:_check_call": "a wrong call",
     "compat/aot_autograd.py:_check": "a wrong call",
     "compat/compile.py:_check_options": "a wrong call",
