@@ -24,15 +24,15 @@ def test_the_example_runs_from_the_wheel(tmp_path: Path) -> None:
     (site,) = (tmp_path / "env/lib").glob("python*/site-packages")
     here = sysconfig.get_path("purelib")  # a plain line: what is editable here stays out
     (site / "torch-of-this-environment.pth").write_text(f"{here}\n")
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     install = ["--python", str(python), "install", "--quiet", "--no-deps", str(wheel)]
-    subprocess.run([*pip, *install], check=True)
+    subprocess.run([*pip, *install], check=True, env=alone)
     example = (
         "import foretrace\nprint(foretrace.__file__)\n" + blocks(ROOT / "README.md", "python")[0]
     )
     (tmp_path / "example.py").write_text(example)
     done = subprocess.run(
-        [python, "-P", "example.py"], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-    )  # fmt: skip
+        [python, "example.py"], cwd=tmp_path, env=alone, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(site))
