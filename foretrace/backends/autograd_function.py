@@ -31,7 +31,7 @@ class Trained:
     """Calls a pair; `call(*inputs)` gives outputs and new contents.
 
     Args:
-        recorded: the program; its outputs own their memory (`regenerate.plan_of`).
+        recorded: the program; its outputs own their memory.
         pair: its halves.
         forward: what runs the first half.
         backward: what runs the second; None: it is made when it first runs.
