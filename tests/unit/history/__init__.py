@@ -1,0 +1,1 @@
+"""What a forward cut that trains makes of small trees."""

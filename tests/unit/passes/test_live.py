@@ -1,0 +1,41 @@
+"""`live`: what no result needs is left out, but what draws, checks or may raise."""
+
+import pytest
+import torch
+
+from foretrace.ir.notation import read, write
+from foretrace.passes.live import live
+from foretrace.recording.setup import RULES
+from foretrace.symbols.sizes import Symbols
+from foretrace.targets.profile import target_of
+from foretrace.targets.semantics import TargetSemantics
+from foretrace.tensors.abstract import Types
+
+GIVEN = "%x: f32[4]\n"
+READ = "%a = aten.mul.Tensor(%x, 2): f32[4]\n"
+UNREAD = "%b = aten.exp.default(%x): f32[4]\n"
+DRAWS = "%c = aten.bernoulli.default(%x): f32[4]\n"
+CHAIN = "%d = aten.neg.default(%a): f32[4]\n%e = aten.sin.default(%d): f32[4]\n"
+
+
+@pytest.fixture(scope="module")
+def semantics() -> TargetSemantics:
+    symbols = Symbols(lambda: None)
+    return TargetSemantics(target_of("cpu", torch.device("cpu")), Types(symbols), RULES, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "left"),
+    [
+        (READ + UNREAD, READ),
+        (READ + DRAWS, READ + DRAWS),
+        (READ + CHAIN, READ),
+        (UNREAD + READ + CHAIN + DRAWS, READ + DRAWS),
+    ],
+)
+def test_live(semantics: TargetSemantics, lines: str, left: str) -> None:
+    values, ops = read(GIVEN + lines)
+    kept = live(ops, [values["a"]], semantics)
+    expected = read(GIVEN + left)[1]
+    assert [op.target for op in kept] == [op.target for op in expected]
+    assert write(kept)
