@@ -93,7 +93,7 @@ class Levels:
         for call in op.origin.module.stack() if op.origin.module else ():
             yield module_link(call)
         if not path:
-            yield Link("written", f"{spell(op)} is not in the tree", missing=True)
+            yield Link("written", f"{print_call(op)} is not in the tree", missing=True)
             return
         calls = [each for each in path if not isinstance(each.target, ModuleCall)]
         for above, each in zip([None, *calls], calls, strict=False):
@@ -114,17 +114,17 @@ class Levels:
             return Link("line", f"none of yours: the program is {program} itself")
         if op.target is call and call.outer is None:
             return Link("line", "none of yours: capture calls the program itself")
-        return Link("line", f"the user's line of {spell(op)}", missing=True)
+        return Link("line", f"the user's line of {print_call(op)}", missing=True)
 
     # ---- one level ----------------------------------------------------------------------------
 
     def _level(self, above: Op | None, op: Op) -> Link:
         facts: dict[str, Any] = {"op": name_of(op), "outs": [repr(out.type) for out in op.outs]}
         if above is None:
-            return Link("written", spell(op), _write_notes(op), facts)
+            return Link("written", print_call(op), _write_notes(op), facts)
         how, rule = self._opened(above)
         facts |= {"by": rule, **choice_facts(above.choice)}
-        return Link("opened", spell(op), how + _write_notes(op), facts, missing=rule is None)
+        return Link("opened", print_call(op), how + _write_notes(op), facts, missing=rule is None)
 
     def _opened(self, op: Op) -> tuple[tuple[str, ...], str | None]:
         """What takes an op apart, as lines and as one word; None if nothing is known to."""
@@ -196,7 +196,7 @@ def table_links(whole: Op, pieces: Sequence[Op]) -> Iterator[Link]:
     for above, piece in zip((whole, *pieces), pieces, strict=False):
         facts = {"op": name_of(piece), **choice_facts(piece.choice)}
         if piece.choice is not None and piece.choice.what == LAYOUT:
-            yield Link("layout", spell(piece), choice_notes(piece.choice), facts)
+            yield Link("layout", print_call(piece), choice_notes(piece.choice), facts)
             continue
         if of_history(piece):
             text = f"{target_name(piece.target)} keeps what autograd follows as in the program"
@@ -205,7 +205,7 @@ def table_links(whole: Op, pieces: Sequence[Op]) -> Iterator[Link]:
         by_table = above is whole or (above.choice is not None and above.choice.what == TABLE)
         by = "the decomposition table given" if by_table else f"its {COMPOSITE} kernel"
         facts["by"] = TABLE if by_table else COMPOSITE
-        yield Link("opened", spell(piece), (f"{target_name(above.target)} by {by}",), facts)
+        yield Link("opened", print_call(piece), (f"{target_name(above.target)} by {by}",), facts)
 
 
 def of_history(op: Op) -> bool:
@@ -255,7 +255,7 @@ def name_of(op: Op) -> str:
     return str(op.called[0])
 
 
-def spell(op: Op) -> str:
+def print_call(op: Op) -> str:
     """The target and the types of what it makes."""
     outs = ", ".join(repr(out.type) for out in op.outs)
     return f"{name_of(op)} -> {outs}" if outs else name_of(op)

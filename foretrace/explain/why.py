@@ -15,8 +15,8 @@ from foretrace.explain.levels import (
     makers_of,
     name_of,
     pieces_to,
+    print_call,
     same_call,
-    spell,
     table_links,
 )
 from foretrace.explain.nodes import call_text, is_size, part_links, size_links, type_text
@@ -135,17 +135,17 @@ class _Telling:
 
     def _inside(self) -> Iterator[Link]:
         for outer in self.around:
-            yield Link("inside", spell(outer), ("the graph has it as one node",))
+            yield Link("inside", print_call(outer), ("the graph has it as one node",))
 
     def _backward_itself(self, op: Op, pieces: list[Op]) -> Link:
         facts = {"op": name_of(op), "outs": [repr(out.type) for out in op.outs]}
         if isinstance(op.target, Backward):
             of = target_name(op.target.of.target)
             notes = (f"{of} is whole in the forward, so it is in the backward",)
-            return Link("whole", spell(op), notes, facts)
+            return Link("whole", print_call(op), notes, facts)
         if pieces:
-            return Link("derived", spell(op), ("what the rule calls",), facts)
-        return Link("leaf", spell(op), facts=facts)
+            return Link("derived", print_call(op), ("what the rule calls",), facts)
+        return Link("leaf", print_call(op), facts=facts)
 
     def _because(self, op: Op, because: Op) -> Link:
         """The forward op that a backward op serves, with its own way down the tree."""
@@ -157,7 +157,7 @@ class _Telling:
         places = (known and f"node {known} of this graph", other and f"node {other} of forward")
         notes = tuple(place for place in places if place)
         facts = {"op": name_of(served), "node": known, "forward": other}
-        return Link("because", spell(served), notes, facts, tuple(self.levels.links(served)))
+        return Link("because", print_call(served), notes, facts, tuple(self.levels.links(served)))
 
     def _name(self, op: Op) -> str | None:
         """The node that calls an op of the tree, if it is whole in this graph."""
@@ -184,7 +184,7 @@ class _Telling:
         inputs = [each for each in self.module.graph.nodes if each.op == "placeholder"]
         index = inputs.index(node)
         if self.around:
-            text = f"argument {index} of the call of {spell(self.around[-1])}"
+            text = f"argument {index} of the call of {print_call(self.around[-1])}"
             return Link("input", text, facts={"index": index})
         if index >= len(self.graph.inputs):
             return Link("input", f"the role of input {index}", missing=True)

@@ -8,7 +8,7 @@ what that left.
 from collections.abc import Callable, Iterable
 
 from foretrace.errors import Refusal
-from foretrace.history.spell import located, returned, written_positions
+from foretrace.history.inline import located, returned, written_positions
 from foretrace.ir.op import (
     Checkpoint,
     Op,

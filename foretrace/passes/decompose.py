@@ -17,7 +17,7 @@ import sympy
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.history.spell import located
+from foretrace.history.inline import located
 from foretrace.ir.names import calls_target
 from foretrace.ir.op import Choice, Op, Tree, Value, copy_ops, values_in
 from foretrace.ir.program import Graph

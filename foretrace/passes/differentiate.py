@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.history.spell import (
+from foretrace.history.inline import (
+    inlined,
     located,
     returned,
-    spelled,
     used_by,
     written_positions,
 )
@@ -172,7 +172,7 @@ class Differentiation:
             if formal is not None
         )  # fmt: skip
         self._reread(op, rule, env, written_positions(op, list(occurrences)))
-        body = spelled(rule.ops, env, op, rule.name)
+        body = inlined(rule.ops, env, op, rule.name)
         found = [g and env.get(g, g) for g in rule.gradients]
         self._emit(op, rule.name, body, found)
         for value, gradient in zip(occurrences, found, strict=True):
@@ -271,7 +271,7 @@ class Differentiation:
             env[rule.results[0]] = self._part(write, now, op)
         env.update({t: part for t in rule.tangents if t is not None})
         self._reread(op, rule, env, [0])
-        body = spelled(rule.ops, env, op, rule.name)
+        body = inlined(rule.ops, env, op, rule.name)
         found = [g and env[g] for g in rule.gradients]
         self._emit(op, rule.name, body, found)
         self._put_back(op, write, base, bases, found[0])

@@ -1,4 +1,4 @@
-"""Ops in the words of one call; what ops use."""
+"""Ops of a rule over the values of one call; what ops use."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,8 +23,8 @@ def written_positions(op: Op, occurrences: list[Value]) -> list[int]:
     return [occurrences.index(value) for value in written]
 
 
-def spelled(ops: Sequence[Op], env: dict[Value, Any], because: Op, rule: RuleName) -> list[Op]:
-    """A rule's ops in the words of one call."""
+def inlined(ops: Sequence[Op], env: dict[Value, Any], because: Op, rule: RuleName) -> list[Op]:
+    """A rule's ops over the values of one call."""
     copies = []
     for op in ops:
         env.update((out, Value(out.type)) for out in op.outs)
