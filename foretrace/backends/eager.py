@@ -39,18 +39,19 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
-    """Adds the lines: with autocast off, as casts are ops, and grad mode on where it has to be."""
-    grad_on = grad_on and not torch.is_grad_enabled()
+    """Adds the lines: with autocast off, as casts are ops, and grad mode on where it has to be.
+
+    It is turned on as `inference_mode(False)` does: in inference mode nothing is followed else.
+    """
+    if grad_on and not torch.is_grad_enabled():
+        mode = source.bind(torch.inference_mode, "inference_mode")
+        lines = [f"with {mode}(False):", *(INDENT + line for line in lines)]
     casting = sorted(torch_api.autocast_devices())
-    if not casting and not grad_on:
+    if not casting:
         source.add(*lines)
         return
     switch = source.bind(torch.set_autocast_enabled, "set_autocast_enabled")
-    grad = source.bind(torch.set_grad_enabled, "set_grad_enabled")
-    before = [f"{switch}({device!r}, False)" for device in casting]
-    after = [f"{switch}({device!r}, True)" for device in casting]
-    if grad_on:
-        before, after = [*before, f"{grad}(True)"], [*after, f"{grad}(False)"]
+    before, after = ([f"{switch}({device!r}, {on})" for device in casting] for on in (False, True))
     source.add(*before, "try:", *(INDENT + line for line in lines))
     source.add("finally:", *(INDENT + line for line in after))
 

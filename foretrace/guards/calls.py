@@ -22,7 +22,7 @@ from foretrace.symbols.sizes import Numbers, Size
 
 AGAIN = "capture again with inputs like these"
 GRAD_MODE = "capture under the grad mode of the call, or use foretrace.compile"
-ON_GRAD_MODE = ("is_grad_enabled", "enable_grad", "set_grad_enabled")
+ON_GRAD_MODE = ("is_grad_enabled", "enable_grad", "set_grad_enabled", "inference_mode")
 AUTOCAST = "capture under the autocast of the call, or use foretrace.compile"
 DEFAULT_DTYPE = "capture under the default dtype of the call, or use foretrace.compile"
 DYNAMIC = "pass dynamic_shapes= to capture for sizes that vary"
@@ -65,7 +65,7 @@ class CallGuards:
         check_shared_memory(tensors, set(writes), lambda i: self.recorded.made_at(writes[i]))
         return tensors, sizes
 
-    def grad_mode(self) -> torch.set_grad_enabled:
+    def grad_mode(self) -> torch.set_grad_enabled | torch.inference_mode:
         """Sets the call's grad mode for a forward cut, or on where the program turns it on.
 
         Raises:
@@ -75,7 +75,9 @@ class CallGuards:
         knows = not requires.mentioned.isdisjoint(ON_GRAD_MODE)
         if (knows or requires.asks_mode) and on != requires.grad_mode:
             raise broken("grad mode is not as it was when the program was captured", GRAD_MODE)
-        return torch.set_grad_enabled(on or (knows and follows(self.recorded.ops)))
+        if knows and not on and follows(self.recorded.ops):
+            return torch.inference_mode(mode=False)
+        return torch.set_grad_enabled(on)
 
     def _form(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves that are inputs; the others are as they were."""

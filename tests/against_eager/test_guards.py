@@ -1,9 +1,10 @@
 """A graph is for the inputs it was captured for: anything else is refused, never answered."""
 
+import itertools
 import sys
 import types
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -138,8 +139,14 @@ def returns_a_view_taken_under_no_grad(x: torch.Tensor) -> torch.Tensor:
         return y.view(-1)
 
 
+def leaves_inference_mode(x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return x * 2
+
+
 KNOWS = [
-    reads_grad_mode, turns_grad_mode_on, asks_whether_it_requires_grad, asks_whether_it_is_a_leaf,
+    reads_grad_mode, turns_grad_mode_on, leaves_inference_mode, asks_whether_it_requires_grad,
+    asks_whether_it_is_a_leaf,
     makes_a_leaf_of_what_has_no_history,
 ]  # fmt: skip
 
@@ -162,6 +169,24 @@ def test_a_view_taken_under_no_grad_requires_grad_as_its_base(
     refused = pytest.raises(foretrace.Refusal, match="grad mode is not as it was")
     with torch.set_grad_enabled(grad_mode), refused if knows else nullcontext():
         assert cut(x).requires_grad == fn(x).requires_grad
+
+
+MODES = [torch.no_grad, torch.inference_mode, torch.enable_grad]
+
+
+@pytest.mark.parametrize("backend", ["eager", lambda graph, _: graph], ids=["eager", "graphs"])
+@pytest.mark.parametrize("fn", [turns_grad_mode_on, leaves_inference_mode])
+@pytest.mark.parametrize("modes", list(itertools.permutations(MODES, 2)))
+def test_what_a_program_follows_by_itself_is_followed_in_each_mode(
+    modes: tuple[Callable[[], AbstractContextManager[None]], ...],
+    fn: Callable[[torch.Tensor], torch.Tensor],
+    backend: object,
+) -> None:
+    x = torch.ones(3, requires_grad=True)
+    compiled = foretrace.compile(fn, backend=backend)
+    for mode in (*modes, *modes):
+        with mode():
+            assert compiled(x).requires_grad == fn(x).requires_grad
 
 
 @pytest.mark.parametrize("captured", [False, True])
