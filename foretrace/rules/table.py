@@ -59,7 +59,7 @@ class RuleTable:
     def __init__(self, rules: dict[Any, Registered] | None = None) -> None:
         self._rules = dict(rules or {})
         self._users: set[Any] = set()
-        self._learnt: dict[Hashable, Learned] = {}
+        self._learned: dict[Hashable, Learned] = {}
 
     def register(self, op: Any, registered: Registered) -> None:
         """Let the operator, or every overload of it, have this rule."""
@@ -69,13 +69,13 @@ class RuleTable:
 
     def learned(self, surroundings: Hashable) -> Learned:
         """What torch was asked under these surroundings; the derived rules are part of it."""
-        if surroundings not in self._learnt and len(self._learnt) >= STATES:
-            self._learnt.clear()
-        return self._learnt.setdefault(surroundings, Learned())
+        if surroundings not in self._learned and len(self._learned) >= STATES:
+            self._learned.clear()
+        return self._learned.setdefault(surroundings, Learned())
 
     def forget(self) -> None:
         """Ask everything anew from now on."""
-        self._learnt.clear()
+        self._learned.clear()
 
     def lasting(self, target: Any) -> bool:
         """Whether its rule is the same in every capture: not the user's own, which may change."""
