@@ -1,8 +1,8 @@
 """What compilers make of a program: the calls of fw_compiler, bw_compiler, inference_compiler.
 
-They are called when and with what AOTAutograd calls them (`torch_pair`): the forward's at once;
-the backward's at once if it has open sizes, since compiling it may then add guards, and else when
-it first runs.
+They are called when and with what AOTAutograd calls them (`aot_convention.py`): the forward's at
+once; the backward's at once if it has open sizes, since compiling it may then add guards, and else
+when it first runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence

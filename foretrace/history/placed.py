@@ -7,6 +7,7 @@ stands for it in a cut that trains begins at its own first element, and so do it
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from foretrace import torch_api
 from foretrace.history.history_ops import HISTORY
 from foretrace.ir.op import Choice, Op, Value, map_values
 from foretrace.ir.tree import leaves
@@ -36,7 +37,7 @@ def placed(ops: Iterable[Op], infer: Infer) -> Iterator[Op]:
             yield op
             continue
         counted = _counted(op, early)
-        if hasattr(op.target, "overloadpacket") and any(out.type.offset for out in op.outs):
+        if isinstance(op.target, torch_api.OpOverload) and any(out.type.offset for out in op.outs):
             early.update(_early(counted, early, infer))
         yield counted
 

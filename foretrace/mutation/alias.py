@@ -259,7 +259,8 @@ def current(alias: Alias, recorder: Records, *, content: bool = False) -> Value:
             raise AssertionError("the owner of memory is never stale")
         above = alias.base if alias.is_view and alias.rewritten else alias.parent
         base = current(above, recorder, content=content or not alias.step.followed)
-        followed = base.type.requires_grad or getattr(alias.tensor(), "requires_grad", False)
+        tensor = alias.tensor()
+        followed = base.type.requires_grad or (tensor is not None and tensor.requires_grad)
         anew = followed and alias.rewritten
         if anew and alias.is_view and not content:
             check_based(alias)
@@ -296,7 +297,8 @@ def _viewed_again(
 
     Where the version counter tells of the write, autograd gives it a new history in any grad mode:
     one by strides, but for another dtype, by which gradients lie as their owner and are summed in
-    another order. Else it has what it had. Source: VariableHooks::grad_fn in torch's variable.cpp.
+    another order. Else it has what it had.
+    Source: VariableHooks::grad_fn in torch/csrc/autograd/variable.cpp.
     """
     like, grad = alias.last.type, alias.rewritten or step.grad_mode
     history, path = alias.up_to_history()

@@ -100,8 +100,8 @@ def detached(recorder: Records, tensor: Abstract) -> Abstract:
     if recorder.origin().inference:
         return tensor
     alias = alias_of(tensor)
-    outside = tensor.ft_gradient is not None and not tensor.ft_gradient[0].owns(tensor)
-    if alias.is_view or outside:
+    given = tensor.ft_gradient  # of an input; a later call's may be a view
+    if alias.is_view or (given is not None and not given[0].is_whole(tensor)):
         raise Refusal(
             "detach_() of a view, as eager refuses too", kind="in-place on view", do="use detach()"
         )

@@ -93,7 +93,7 @@ class Before:
     def undo(self) -> list[Change]:
         """Put back what the run has left changed, and give it.
 
-        What holds a tensor of the run stays, for `escaped` to find; states, for `check_states`;
+        What holds a tensor of the run stays, for `leaks.py` to find; states, for `check_states`;
         what holds another tensor now, as a run makes none: another thread has put it there.
         """
         found = list[Change]()

@@ -1,8 +1,8 @@
 """Abstract tensors that outlive their run: somewhere the program has stored one.
 
-A module's own attributes are looked at by name (`owners`). Anything else, such as a list of the
-module's file, a memoized function or an object deep inside another, is seen by this: an abstract
-tensor that is still alive when nothing of the capture needs it any more.
+A module's own attributes are looked at by name (`module_state.py`). Anything else, such as a list
+of the module's file, a memoized function or an object deep inside another, is seen by this: an
+abstract tensor that is still alive when nothing of the capture needs it any more.
 """
 
 import dis
@@ -113,7 +113,7 @@ def _needed(recorded: Recorded) -> Iterator[Abstract]:
     # what an autograd.Function is given, and keeps for its backward or around its methods
     yield from abstract_in([(op.target.context, op.target.function, op.args) for op in calls])
     changed = [change.after for change in recorded.requires.changed]
-    yield from abstract_in(changed)  # a module's attributes, which `owners` looks at
+    yield from abstract_in(changed)  # a module's attributes, which `module_state.py` looks at
 
 
 def abstract_in(roots: Iterable[Any], depth: int = 8) -> Iterator[Abstract]:

@@ -282,7 +282,7 @@ def watched(
             yield
     finally:
         changes = outside.changes() if outside is not None else []
-        # one that keeps an abstract tensor stays as it is, for `escaped` to find
+        # one that keeps an abstract tensor stays as it is, for `leaks.py` to find
         keeps = [[*abstract_in([each.place.now])] for each in changes]
         requires.stored = [weakref.ref(tensor) for found in keeps for tensor in found]
         changes = [each for each, found in zip(changes, keeps, strict=True) if not found]

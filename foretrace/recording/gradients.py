@@ -64,7 +64,7 @@ class Gradients:
         requires.gradients, requires.cleared = self.found, list(self.cleared)
         requires.whole = self.whole
 
-    def owns(self, placeholder: Abstract) -> bool:
+    def is_whole(self, placeholder: Abstract) -> bool:
         """Whether an input is no view, in this call, and so in each."""
         index = placeholder.ft_gradient[1]
         self.whole.setdefault(index, asking_line())

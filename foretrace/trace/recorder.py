@@ -1,7 +1,7 @@
 """Record one run: every operator call becomes an op in the tree, at about 10 us a call.
 
 The program is a value program from the start: an op that writes in place becomes an op with a new
-value as its out (see `effects`), so that nothing after the recorder has to know of mutation.
+value as its out (see `mutation`), so that nothing after the recorder has to know of mutation.
 """
 
 from collections.abc import Callable, Iterator
