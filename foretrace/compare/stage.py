@@ -198,7 +198,7 @@ def generators_in(ops: list[Op]) -> list[torch.Generator]:
         for item in (*op.args, *op.kwargs.values()):
             if isinstance(item, torch.Generator):
                 found[item] = None
-        stack += op.region if op.definition is None and op.region else ()
+        stack += op.own or ()
     return list(found)
 
 

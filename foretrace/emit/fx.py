@@ -269,7 +269,7 @@ def _plain(leaf: Any) -> Any:
 
 def emit_flat(emitter: Emitter, op: Op) -> None:
     """Emit an op of a kept op's body, opened to its leaves."""
-    if op.region is None and op.definition is None:
+    if op.leaf:
         emitter.emit(op)
     else:
         for inner in op.body or ():

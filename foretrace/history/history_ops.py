@@ -56,5 +56,5 @@ def renamed(op: Op, new: dict[Value, Value]) -> Op:
     return op.but(
         args=args, kwargs=kwargs, result=substitute(op.result, new),
         outs=tuple(new.get(out, out) for out in op.outs),
-        region=[renamed(inner, new) for inner in body] if body else body,
+        below=[renamed(inner, new) for inner in body] if body else body,
     )  # fmt: skip

@@ -74,4 +74,4 @@ def _with_body(call: Op, definition: Definition, begins: Size) -> Op:
     made = {out for op in definition.ops for out in op.outs} - env.keys()
     env |= {out: Value(_moved(out.type, begins)) for out in made}
     inner = copy_ops(definition.ops, env, call)
-    return call.but(region=[op.but(piece_of=call) for op in inner])
+    return call.but(below=[op.but(piece_of=call) for op in inner])

@@ -129,7 +129,7 @@ def _read_ops(lines: list[str], values: dict[str, Value], depth: int) -> tuple[l
         op = _read_op(line, values)
         if rest and _depth(rest[0]) > depth:
             body, rest = _read_ops(rest, values, _depth(rest[0]))
-            op = op.but(region=body)
+            op = op.but(below=body)
         ops.append(op)
     return ops, rest
 

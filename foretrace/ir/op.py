@@ -3,7 +3,7 @@
 A parent and its children share the same values, so a cut is a flattening without renaming.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -177,26 +177,30 @@ class Definition:
     """the views by which its one out sees memory that the ops make"""
 
 
-FACTS = (
-    "target", "args", "kwargs", "result", "outs", "origin", "definition", "region", "because",
-    "rule", "choice", "writes", "piece_of",
-)  # fmt: skip
-"""What an op is made of"""
+class Copied(list["Op"]):
+    """The ops of a definition in the words of one call of it."""
+
+    __slots__ = ("definition",)
+
+    def __init__(self, definition: Definition, ops: Iterable["Op"]) -> None:
+        super().__init__(ops)
+        self.definition = definition
 
 
 class Op:
     """One call.
 
     `result` is what it returned (new values, operands handed back, constants), `outs` the new
-    values in it. An op without a definition and without a region is a leaf. An empty body is a
-    composite that did nothing, such as dropout in eval mode. `writes`: the target writes in place,
-    and the region is the form of it that returns the new value. `piece_of`: the op of the cut that
-    a decomposition table opened into this one.
+    values in it. `below` is what it is made of: ops of its own, a definition that it shares with
+    other calls, or None for a leaf. An empty list is a composite that did nothing, such as dropout
+    in eval mode. `writes`: the target writes in place, and the ops below are the form of it that
+    returns the new value. `piece_of`: the op of the cut that a decomposition table opened into this
+    one.
     """
 
     __slots__ = (
-        "_operands", "args", "because", "choice", "definition", "kwargs", "origin",
-        "outs", "piece_of", "region", "result", "rule", "target", "writes",
+        "_operands", "args", "because", "below", "choice", "kwargs", "origin", "outs", "piece_of",
+        "result", "rule", "target", "writes",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - an op is these facts; all callers use keywords
@@ -208,8 +212,7 @@ class Op:
         outs: tuple[Value, ...],
         *,
         origin: Origin,
-        definition: Definition | None = None,
-        region: "list[Op] | None" = None,
+        below: "list[Op] | Definition | None" = None,
         because: "Op | None" = None,
         rule: RuleName | None = None,
         choice: Choice | None = None,
@@ -219,26 +222,51 @@ class Op:
     ) -> None:
         self.target, self.args, self.kwargs = target, args, kwargs
         self._operands = operands
-        self.result, self.outs, self.origin = result, outs, origin
-        self.definition, self.region = definition, region
+        self.result, self.outs, self.origin, self.below = result, outs, origin, below
         self.because, self.rule, self.choice, self.writes = because, rule, choice, writes
         self.piece_of = piece_of
 
     def but(self, **facts: Any) -> "Op":
         """The op with other facts."""
-        return Op(**{name: getattr(self, name) for name in FACTS} | facts)
+        return Op(**{name: getattr(self, name) for name in Op.__slots__[1:]} | facts)
 
     @property
     def leaf(self) -> bool:
         """Whether nothing lies below it."""
-        return self.definition is None and self.region is None
+        return self.below is None
 
     @property
     def body(self) -> "list[Op] | None":
-        """The ops below, speaking of this op's own operands and outs; None for a leaf."""
-        if self.region is None and self.definition is not None:
-            self.region = instantiate(self.definition, self)
-        return self.region
+        """The ops below, speaking of this op's own operands and outs; None for a leaf.
+
+        Those of a definition are copied when they are first asked for, and kept: cuts name their
+        values.
+        """
+        if isinstance(self.below, Definition):
+            self.below = Copied(self.below, instantiate(self.below, self))
+        return self.below
+
+    @property
+    def own(self) -> "list[Op] | None":
+        """The ops below that it shares with no other call."""
+        return self.below if type(self.below) is list else None
+
+    @property
+    def region(self) -> "list[Op] | None":
+        """The ops below in its own words, as far as they were asked for."""
+        return None if isinstance(self.below, Definition) else self.below
+
+    @property
+    def definition(self) -> Definition | None:
+        """The definition that it shares with other calls."""
+        below = self.below
+        return below if isinstance(below, Definition) else getattr(below, "definition", None)
+
+    @property
+    def template(self) -> "Sequence[Op] | None":
+        """The ops below as they were first written: its own, or those of the definition."""
+        shared = self.definition
+        return self.region if shared is None else shared.ops
 
     @property
     def opened(self) -> bool:
@@ -330,8 +358,8 @@ def _copy_op(op: Op, env: dict[Value, Any], call: Op) -> Op:
     return Op(
         op.target, substitute(op.args, env), substitute(op.kwargs, env), substitute(op.result, env),
         tuple([env[out] for out in op.outs]),
-        origin=_under(call.origin, grad_mode=op.origin.grad_mode), definition=op.definition,
-        region=None if op.definition else op.region and copy_ops(op.region, env, call),
+        origin=_under(call.origin, grad_mode=op.origin.grad_mode),
+        below=op.definition or (op.own and copy_ops(op.own, env, call)),
         because=op.because or call.because, rule=op.rule or call.rule, choice=op.choice,
         writes=op.writes, piece_of=op.piece_of,
     )  # fmt: skip

@@ -347,7 +347,7 @@ def rewritten(
     steps = tuple(member.step for member in path if member.step is not None)
     op = Op(
         Write(aten.copy_.default, steps, followed=False), (old, (new,)), {}, content, (content,),
-        origin=origin, region=body, writes=True,
+        origin=origin, below=body, writes=True,
     )  # fmt: skip
     recorder.append(op)
     return content

@@ -105,10 +105,10 @@ def _write_one(
         steps = tuple(member.step for member in path if member.step is not None)
         op = Op(
             Write(func, steps, followed), (old, args), kwargs, new, (new,),
-            origin=origin, region=body, writes=True,
+            origin=origin, below=body, writes=True,
         )  # fmt: skip
     else:
-        op = Op(func, args, kwargs, new, (new,), origin=origin, region=body, writes=True)
+        op = Op(func, args, kwargs, new, (new,), origin=origin, below=body, writes=True)
     recorder.append(op)
     note_written(recorder, old, op)
     alias.version.count += 1
@@ -311,7 +311,7 @@ def _write_many(
         value.type = value.type.with_grad(on)
     result = tuple(targets) if schema.returns_written else tuple(map(recorder.abstract, results))
     outs = (*results, *contents)
-    recorder.append(Op(func, args, kwargs, results, outs, origin=origin, region=body, writes=True))
+    recorder.append(Op(func, args, kwargs, results, outs, origin=origin, below=body, writes=True))
     for target, new in zip(targets, contents, strict=True):
         # the kernels of autograd count the writes of in-place and of out= forms, and no others
         alias_of(target).version.count += schema.returns_written

@@ -71,7 +71,7 @@ def _opened(op: Op) -> list[ViewStep]:
         raise AssertionError(op)
     env: dict[Value, Any] = dict(zip(definition.params, op.operands, strict=True))
     env.update(zip(definition.outs, op.outs, strict=True))
-    op.region, op.definition = copy_ops(definition.ops, env, op), None
+    op.below = copy_ops(definition.ops, env, op)
     op.choice = op.choice if op.opened else WRITTEN
     return [
         replace(
@@ -90,7 +90,7 @@ def _wrapped(write: Op) -> list[ViewStep]:
     args = (base, list(seen.type.shape), list(seen.type.stride), seen.type.offset)
     origin = replace(write.origin, grad_mode=True)  # autograd takes it anew, whatever the mode is
     view = Op(AS_STRIDED, args, {}, seen, (seen,), origin=origin)
-    write.region = [write.but(outs=(base,), result=base, region=body), view]
+    write.below = [write.but(outs=(base,), result=base, below=body), view]
     (write.target, write.args), write.writes, write.choice = write.called, False, WRITTEN
     return [ViewStep(AS_STRIDED, args, {}, base, 0, grad_mode=True, followed=True)]
 

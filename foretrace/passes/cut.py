@@ -95,7 +95,7 @@ def _overwritten(op: Op) -> tuple[set[Value], set[Value]]:
         written = op.args[0] if through else schema_of(op.target).written_now(op.args, op.kwargs)
         return set(values_in(written)), set(op.outs)
     outside, made = set[Value](), set(op.outs)
-    for inner in op.region or () if op.definition is None else ():
+    for inner in op.own or ():
         written, results = _overwritten(inner)
         outside |= written - made
         made |= results

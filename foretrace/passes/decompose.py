@@ -115,12 +115,12 @@ class _Decomposition:
             return
         if isinstance(made, Choice):
             yield from self.restored(relaid)
-            yield op.but(region=None, definition=None, choice=made)
+            yield op.but(below=None, choice=made)
         elif made[0].leaf or not entry:
             yield from _typed_again(op, made) if relaid else [op]
         else:
-            body = made[0].body if len(made) == 1 else made
-            yield from self._pieces(op.but(region=body, definition=None, choice=GIVEN), op)
+            body = made[0].body or () if len(made) == 1 else made
+            yield from self._pieces(op.but(below=list(body), choice=GIVEN), op)
 
     def _opens_write(self, op: Op) -> bool:
         entry = op.target in self.entries.table and not self.keep(op)
@@ -172,7 +172,7 @@ class _Decomposition:
     def _kept(self, op: Op) -> Op:
         """An op that is whole, with the table's entries opened in its body."""
         body = list(self.opened(list(leaf_ops(op.body or ()))))
-        return op.but(region=[*body, *self.restored(op.outs)], definition=None)
+        return op.but(below=[*body, *self.restored(op.outs)])
 
     def _writes(self, op: Op) -> bool:
         """Whether it is there to write: others read what it wrote to, and not what it returns."""

@@ -96,7 +96,7 @@ class Differentiation:
             else:
                 self.walk(op.body or ())
             return
-        opened = op.region is not None and op.definition is None and not op.writes
+        opened = op.own is not None and not op.writes
         if not opened and not any(out in self.gradients for out in op.outs):
             self._without_gradient(op)
         elif isinstance(op.target, Write) and not op.target.followed:
@@ -203,7 +203,7 @@ class Differentiation:
         used = tuple(v for v in used_by(body) if v not in inside)
         target = Backward(op, name)
         self.scope.ops.append(Op(
-            target, used, {}, list(outs), outs, origin=op.origin, region=body, because=op, rule=name
+            target, used, {}, list(outs), outs, origin=op.origin, below=body, because=op, rule=name
         ))  # fmt: skip
 
     def add(self, value: Value, gradient: Value, because: Op) -> None:

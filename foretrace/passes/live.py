@@ -72,8 +72,7 @@ def effectful(op: Op, semantics: TargetSemantics, fixed: Callable[[], set[Value]
     fixed in every run or in none.
     """
     if not op.leaf:
-        inner_ops = op.definition.ops if op.definition is not None else op.region or ()
-        return any(effectful(inner, semantics, fixed) for inner in inner_ops)
+        return any(effectful(inner, semantics, fixed) for inner in op.template or ())
     if not hasattr(op.target, "overloadpacket") or op.target is REQUIRES_GRAD:
         return False
     schema = semantics.schema(op.target)

@@ -65,7 +65,6 @@ def every_op(ops: Iterable[Op]) -> Iterator[Op]:
 def _all(ops: Iterable[Op], seen: set[int]) -> Iterator[Op]:
     for op in ops:
         yield op
-        below: Any = op.region if op.definition is None else op.definition.ops
-        if below and id(op.definition or below) not in seen:
-            seen.add(id(op.definition or below))
-            yield from _all(below, seen)
+        if op.template and id(op.template) not in seen:
+            seen.add(id(op.template))
+            yield from _all(op.template, seen)

@@ -102,8 +102,7 @@ class Constants:
         """Keep what made each value."""
         for op in ops:
             self.makers.update(dict.fromkeys(op.outs, op))
-            if op.definition is None:
-                self.note(op.region or ())
+            self.note(op.own or ())
 
     def _real(self, tree: Tree, asker: Any) -> Any:
         for value in values_in(tree):
@@ -139,8 +138,8 @@ class Constants:
         return op
 
     def _run(self, op: Op) -> None:
-        if op.region is not None and op.definition is None:
-            for inner in op.region:
+        if op.own is not None:
+            for inner in op.own:
                 if not all(out in self.known for out in inner.outs):
                     self._run(inner)
             return
@@ -214,17 +213,16 @@ def _depends_on_inputs(asker: Any, *, guarded: bool) -> Refusal:
 
 
 def _needs(op: Op) -> list[Value]:
-    if op.definition is not None or op.region is None:
+    if op.own is None:
         return list(op.operands)
-    made = {out for inner in op.region for out in inner.outs}
-    return [v for inner in op.region for v in _needs(inner) if v not in made]
+    made = {out for inner in op.own for out in inner.outs}
+    return [v for inner in op.own for v in _needs(inner) if v not in made]
 
 
 def draws(op: Op, semantics: Semantics) -> bool:
     """Whether an op, or one in its body, draws random numbers."""
     if isinstance(op.target, ModuleCall):
         return False
-    inner = op.region if op.definition is None else op.definition.ops
-    if inner is not None:
-        return any(draws(each, semantics) for each in inner)
+    if op.template is not None:
+        return any(draws(each, semantics) for each in op.template)
     return hasattr(op.target, "overloadpacket") and semantics.schema(op.target).random

@@ -232,7 +232,7 @@ class Inline:
         named = iter(values)
         tree = map_tree(result, lambda t: next(named) if isinstance(t, Abstract) else t)
         recorder.append(
-            Op(func, args, kwargs, tree, outs, origin=origin, region=ops, choice=self.choice)
+            Op(func, args, kwargs, tree, outs, origin=origin, below=ops, choice=self.choice)
         )
         return result
 

@@ -162,7 +162,7 @@ class _Call:
         many = isinstance(returned, tuple)
         outs = tuple(dict.fromkeys(v for v in values_in(result) if v in made))
         tree = tuple(result) if many else result[0]
-        recorder.append(Op(call, operands, {}, tree, outs, origin=self.origin, region=body))
+        recorder.append(Op(call, operands, {}, tree, outs, origin=self.origin, below=body))
         return tuple(given) if many else given[0]
 
     def _forward(self) -> Any:

@@ -38,7 +38,7 @@ class ModuleCalls:
         call = ModuleCall(path, kind.__name__, qualified, recorder.module)
         body: list[Op] = []
         origin = Origin(recorder.sources.here(), call, checkpoint=recorder.checkpoint)
-        recorder.scope.append(Op(call, (), {}, None, (), origin=origin, region=body))
+        recorder.scope.append(Op(call, (), {}, None, (), origin=origin, below=body))
         self._open.append((recorder.scope, recorder.module, module))
         recorder.scope, recorder.module = body, call
 

@@ -224,7 +224,7 @@ class Recorder(torch_api.TorchDispatchMode):
         outs = tuple(made)
         op = Op(
             func, args, kwargs, result, outs,
-            origin=self.origin(), definition=outcome.definition, choice=outcome.choice,
+            origin=self.origin(), below=outcome.definition, choice=outcome.choice,
             operands=tuple(dict.fromkeys(occurrences)),
         )  # fmt: skip
         if outcome.definition is not None and outcome.definition.seen:

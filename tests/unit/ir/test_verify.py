@@ -97,7 +97,7 @@ def has_no_line(graph: Graph) -> None:
 
 
 def writes(graph: Graph) -> None:
-    with_last(graph, writes=True, region=[last_of(graph)])
+    with_last(graph, writes=True, below=[last_of(graph)])
 
 
 def writes_without_a_value(graph: Graph) -> None:
@@ -153,7 +153,7 @@ def test_a_record_with_a_wrong_definition() -> None:
     assert linear is not None
     shared = linear[0].definition
     assert shared is not None
-    linear[0] = linear[0].but(definition=replace(shared, params=shared.params[1:]))
+    linear[0] = linear[0].but(below=replace(shared, params=shared.params[1:]))
     with pytest.raises(foretrace.Refusal, match="takes or makes another number"):
         verify_record(recorded, INFER)
 
