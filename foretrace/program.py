@@ -213,8 +213,8 @@ class Cut:
         """The cut as a torch.fx.GraphModule with flat inputs and outputs; built when asked for."""
         if self._module is None:
             recorded = self.program.recorded
-            mode = self.program.semantics.inference.mode
-            self._module = to_fx(self.graph, recorded.symbols, mode, needs)
+            fakes = self.program.semantics.fakes
+            self._module = to_fx(self.graph, recorded.symbols, fakes, needs)
             if self.program.verify:
                 verify_module(self.graph, self._module, recorded.symbols)
         return self._module

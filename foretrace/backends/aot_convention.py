@@ -64,11 +64,11 @@ class TorchHalves:
 
     Args:
         symbols: its sizes.
-        mode: the fake mode of the `val`s.
+        fakes: makes the `val`s.
     """
 
-    def __init__(self, symbols: Symbols, mode: torch_api.FakeTensorMode) -> None:
-        self.symbols, self.mode = symbols, mode
+    def __init__(self, symbols: Symbols, fakes: torch_api.FakeTensors) -> None:
+        self.symbols, self.fakes = symbols, fakes
 
     def whole(self, graph: Graph) -> Half:
         """A forward that nothing is trained through."""
@@ -110,7 +110,7 @@ class TorchHalves:
 
     def _fx(self, graph: Graph) -> fx.GraphModule:
         named = Graph(graph.inputs, graph.ops, graph.outputs, "graph_module")
-        return to_fx(named, self.symbols, self.mode, needs)
+        return to_fx(named, self.symbols, self.fakes, needs)
 
 
 def with_sizes(pair: Pair, symbols: Symbols) -> Pair:

@@ -50,9 +50,9 @@ class TorchCompilers:
     def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
         """What runs a forward that is not trained."""
         graph = forward_graph(recorded, semantics, Level(False), "aten", trains=False)
-        halves = TorchHalves(recorded.symbols, semantics.mode)
+        halves = TorchHalves(recorded.symbols, semantics.fakes)
         half = halves.whole(self.opened(graph, semantics))
-        with torch_api.compiling(semantics.mode):
+        with torch_api.compiling(semantics.fakes.mode):
             return half.as_the_pair(self.inference(half.module, half.examples))
 
     def halves(
@@ -61,7 +61,7 @@ class TorchCompilers:
         """The pair of a joint graph, and what runs each half, and a half for some tangents."""
         joint = self.opened(joint, semantics)
         pair = with_sizes(partition(joint, recorded, semantics, self.policy), recorded.symbols)
-        halves = TorchHalves(recorded.symbols, semantics.mode)
+        halves = TorchHalves(recorded.symbols, semantics.fakes)
         forward = halves.forward(pair)
         both = compiled(self, pair, forward, halves.backward(pair, pair.backward, forward), halves)
 
@@ -95,7 +95,7 @@ def compiled(
     compilers: TorchCompilers, pair: Pair, forward: Half, backward: Half, halves: TorchHalves
 ) -> CompiledPair:
     """Give both halves to their compilers; the backward at once if it gets sizes."""
-    with torch_api.compiling(halves.mode):
+    with torch_api.compiling(halves.fakes.mode):
         with torch_api.reported_strides() as strides:
             first = forward.as_the_pair(compilers.forward(forward.module, forward.examples))
         relaid = Relaid(pair, forward, halves.symbols, strides)

@@ -129,7 +129,7 @@ class ByBackend:
         return pair, forward, partial(pair.strides) if pair.open else None, partial
 
     def _compiled(self, graph: Graph, recorded: Recorded, semantics: TargetSemantics) -> Flat:
-        module = interpretable(to_fx(graph, recorded.symbols, semantics.inference.mode, needs))
+        module = interpretable(to_fx(graph, recorded.symbols, semantics.fakes, needs))
         examples = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
         found = self.compile(module, examples)
         if not callable(found):

@@ -244,7 +244,7 @@ def _check_leaf(leaf: Any, what: str) -> None:
 def _graph(program: Program, mod: nn.Module, written: Written, inputs: Interface) -> Exported:
     recorded, kind = program.recorded, type(mod)
     outermost = ("", f"{kind.__module__}.{kind.__qualname__}")
-    mode = program.semantics.inference.mode
-    emitter = emitter_for(recorded.symbols, mode, needs, outermost)
+    fakes = program.semantics.fakes
+    emitter = emitter_for(recorded.symbols, fakes, needs, outermost)
     news = [(inputs.of(recorded.inputs[index].value), new) for index, new in written.news]
     return to_export(inputs.lifted, written.ops, news, written.outputs, emitter)

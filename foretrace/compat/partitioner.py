@@ -45,12 +45,12 @@ class WithPartitioner(TorchCompilers):
         found = joint_module(Cut(Program(recorded, semantics), joint, None))
         vals = [node.meta["val"] for node in found.module.graph.find_nodes(op="placeholder")]
         count = len(found.primals)
-        with torch_api.compiling(semantics.mode):
+        with torch_api.compiling(semantics.fakes.mode):
             modules = self.partition_fn(
                 found.module, (vals[:count], vals[count:]), num_fwd_outputs=found.num_fwd_outputs
             )
         parts = Parts(found, joint, semantics, *modules)
-        halves = TorchHalves(recorded.symbols, semantics.mode)
+        halves = TorchHalves(recorded.symbols, semantics.fakes)
         both = compiled(self, parts.pair, parts.forward, parts.backward, halves)
 
         def partial(given: Arrived) -> Flat:

@@ -203,7 +203,7 @@ def spelled(value: Tree) -> bool:
 
 
 def emitter_for(
-    symbols: Symbols, mode: torch_api.FakeTensorMode, needs: Needs, outermost: tuple[str, str]
+    symbols: Symbols, fakes: torch_api.FakeTensors, needs: Needs, outermost: tuple[str, str]
 ) -> ExportEmitter:
     """An emitter whose fake tensors are followed by autograd as the program's are."""
-    return ExportEmitter(symbols, Vals(mode, symbols, followed=True), needs, outermost)
+    return ExportEmitter(symbols, Vals(fakes, symbols, followed=True), needs, outermost)

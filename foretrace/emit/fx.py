@@ -14,7 +14,7 @@ from foretrace.emit.module_stack import ModuleStacks
 from foretrace.ir.names import Names, called_like_a_keyword, calls_target, spelled, wish
 from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.ir.program import Graph, Input, Output
-from foretrace.ir.tree import map_tree
+from foretrace.ir.tree import leaves, map_tree
 from foretrace.ir.types import TensorType
 from foretrace.ir.walk import leaf_ops
 from foretrace.symbols.questions import free_symbols
@@ -58,8 +58,11 @@ class Emitter:
 
     def placeholder(self, value: Value, name: str) -> None:
         """One tensor from outside."""
-        node = self.graph.create_node("placeholder", self.names.new(name), name=None)
-        self._learn(value, node)
+        self._learn(value, self._placeholder(name))
+
+    def _placeholder(self, name: str) -> fx.Node:
+        name = self.names.new(name)
+        return torch_api.append_node(self.graph, "placeholder", name, (), {}, name)
 
     def _learn(self, value: Value, node: fx.Node) -> None:
         self.nodes[value] = node
@@ -71,14 +74,19 @@ class Emitter:
         as_module = getattr(op.target, "as_module", None)
         if as_module is not None and calls_target(op):
             place = self._hold(name, as_module())
-            node = self.graph.create_node("call_module", place, self._arguments(op.args), {}, name)
-            self._results(op, node, op.result)
+            self._results(op, self._append("call_module", place, op.args, {}, name), op.result)
         elif calls_target(op):
-            args, kwargs = self._arguments(op.args), self._arguments(op.kwargs)
-            node = self.graph.create_node("call_function", op.target, args, kwargs, name)
+            node = self._append("call_function", op.target, op.args, op.kwargs, name)
             self._results(op, node, op.result)
         else:
             self._submodule(op, name)
+
+    def _append(
+        self, kind: str, target: Any, args: tuple[Tree, ...], kwargs: dict[str, Tree], name: str
+    ) -> fx.Node:
+        args = tuple([self._arguments(arg) for arg in args])
+        kwargs = {key: self._arguments(arg) for key, arg in kwargs.items()}
+        return torch_api.append_node(self.graph, kind, target, args, kwargs, name)
 
     def _submodule(self, op: Op, name: str) -> None:
         inputs = self.needs(op)
@@ -91,8 +99,7 @@ class Emitter:
         for each in op.body or ():
             emit_flat(inner, each)
         place = self._hold(name, inner.finish(op.outs, name))
-        args = tuple(self.nodes[value] for value in inputs) + tuple(map(self._size, symbols))
-        node = self.graph.create_node("call_module", place, args, {}, name)
+        node = self._append("call_module", place, (*inputs, *symbols), {}, name)
         self._results(op, node, tuple(op.outs))
 
     def _hold(self, name: str, module: torch.nn.Module) -> str:
@@ -109,7 +116,7 @@ class Emitter:
 
     def size_placeholder(self, size: Size, name: str) -> None:
         """A size from outside."""
-        self._learn_size(size, self.graph.create_node("placeholder", self.names.new(name)))
+        self._learn_size(size, self._placeholder(name))
 
     def _learn_size(self, size: Size, node: fx.Node) -> None:
         """What is computed of a size begins here."""
@@ -129,8 +136,9 @@ class Emitter:
     def _items(self, op: Op, node: fx.Node, result: Tree) -> None:
         for index, item in enumerate(result if isinstance(result, (tuple, list)) else ()):
             if isinstance(item, (tuple, list)) or (isinstance(item, Value) and item in op.outs):
-                part = self.graph.create_node(
-                    "call_function", operator.getitem, (node, index), {}, self.names.new("getitem")
+                name = self.names.new("getitem")
+                part = torch_api.append_node(
+                    self.graph, "call_function", operator.getitem, (node, index), {}, name
                 )
                 self.describe(part, op)
                 if isinstance(item, Value):
@@ -141,26 +149,30 @@ class Emitter:
 
     def describe(self, node: fx.Node, op: Op) -> None:
         """Say where a node comes from."""
-        node.meta["foretrace"] = op
-        frame, module = op.origin.frame, op.origin.module
+        meta, frame, module = node.meta, op.origin.frame, op.origin.module
+        meta["foretrace"] = op
         if frame is not None:
-            node.meta["stack_trace"] = self.stacks.line(frame)
+            meta["stack_trace"] = self.stacks.line(frame)
         if module is not None:
-            node.meta["nn_module_stack"] = self.stacks.of(module)
+            meta["nn_module_stack"] = self.stacks.of(module)
 
     # ---- arguments ----------------------------------------------------------------------------
 
     def _arguments(self, tree: Tree) -> Any:
-        return map_tree(tree, self._argument)
+        kind = type(tree)
+        if kind is Value:
+            return self.nodes[tree]
+        return tree if kind in SPELLED else map_tree(tree, self._argument)
 
     def _argument(self, leaf: Any) -> Any:
-        if isinstance(leaf, Value):
+        kind = type(leaf)
+        if kind is Value:
             return self.nodes[leaf]
+        if kind in SPELLED:
+            return leaf
         if isinstance(leaf, sympy.Basic):
             return self._size(leaf)
-        if type(leaf) is complex:
-            return Complex(leaf)
-        return leaf if type(leaf) in SPELLED else self._attribute(leaf)
+        return Complex(leaf) if kind is complex else self._attribute(leaf)
 
     def _attribute(self, item: Any) -> fx.Node:
         """An argument that generated code cannot spell."""
@@ -247,9 +259,9 @@ class Emitter:
 
 def module_of(root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str) -> fx.GraphModule:
     """A graph with what it holds, as a module whose code Python reads."""
-    if any(called_like_a_keyword(node.target) for node in graph.nodes):
+    if any(map(called_like_a_keyword, {node.target for node in graph.nodes})):
         graph.on_generate_code(lambda _: spelled)
-    return fx.GraphModule(root, graph, class_name=name)
+    return torch_api.LazyGraphModule(root, graph, class_name=name)
 
 
 def interpretable(module: fx.GraphModule) -> fx.GraphModule:
@@ -257,10 +269,16 @@ def interpretable(module: fx.GraphModule) -> fx.GraphModule:
 
     Its code, which stays as it is, reads them to the last bit.
     """
-    for node in module.graph.nodes:
-        if any(type(leaf) is Complex for leaf in torch_api.tree_leaves((node.args, node.kwargs))):
-            node.args, node.kwargs = map_tree((node.args, node.kwargs), _plain)
+    found = [node for node in module.graph.nodes if _complex((*node.args, *node.kwargs.values()))]
+    if found:
+        module.code  # noqa: B018 - it is written while the graph has them
+    for node in found:
+        node.args, node.kwargs = map_tree((node.args, node.kwargs), _plain)
     return module
+
+
+def _complex(arguments: Tree) -> bool:
+    return any(type(leaf) is Complex for leaf in leaves(arguments))
 
 
 def _plain(leaf: Any) -> Any:
@@ -280,9 +298,9 @@ class Vals:
     """Fake tensors for `node.meta["val"]`: one for each value, each with a storage of its own."""
 
     def __init__(
-        self, mode: torch_api.FakeTensorMode, symbols: Symbols, *, followed: bool = False
+        self, fakes: torch_api.FakeTensors, symbols: Symbols, *, followed: bool = False
     ) -> None:
-        self.mode, self.symbols, self.followed = mode, symbols, followed
+        self.fakes, self.symbols, self.followed = fakes, symbols, followed
         self._known: dict[Value, torch.Tensor] = {}
         self._bytes: dict[TensorType, Any] = {}
 
@@ -293,7 +311,7 @@ class Vals:
             type, meta = value.type, self._meta(value.type)
             if self.followed and type.requires_grad:
                 meta.requires_grad_()
-            known = torch_api.fake_tensor(self.mode, meta, type.device)
+            known = self.fakes.make(meta, type.device)
             self._known[value] = known
         return known
 
@@ -320,10 +338,10 @@ class Vals:
 
 
 def to_fx(
-    graph: Graph, symbols: Symbols, mode: torch_api.FakeTensorMode, needs: Needs
+    graph: Graph, symbols: Symbols, fakes: torch_api.FakeTensors, needs: Needs
 ) -> fx.GraphModule:
     """The graph module of a cut: its arguments and results are flat, in the signature's order."""
-    emitter = Emitter(symbols, Vals(mode, symbols), needs)
+    emitter = Emitter(symbols, Vals(fakes, symbols), needs)
     for item in graph.inputs:
         emitter.input(item)
     for op in graph.ops:

@@ -19,6 +19,7 @@ class Names:
 
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
+        self._bases: dict[str, str] = {}
         self._taken: set[str] = set()
 
     def take(self, name: str) -> str:
@@ -28,9 +29,9 @@ class Names:
 
     def new(self, wish: str) -> str:
         """The wish as an identifier, with a number after it if it is taken."""
-        base = NOT_A_NAME.sub("_", wish).rstrip("_").lower() or "value"
-        if base[0].isdigit() or keyword.iskeyword(base):
-            base = f"_{base}"
+        base = self._bases.get(wish)
+        if base is None:
+            base = self._bases[wish] = _identifier(wish)
         count, name = self._next.get(base, int(base in TAKEN)), base
         while name in self._taken or (count and name == base):
             name = f"{base}_{count}" if count else base
@@ -38,6 +39,11 @@ class Names:
         self._next[base] = max(count, 1)
         self._taken.add(name)
         return name
+
+
+def _identifier(wish: str) -> str:
+    base = NOT_A_NAME.sub("_", wish).rstrip("_").lower() or "value"
+    return f"_{base}" if base[0].isdigit() or keyword.iskeyword(base) else base
 
 
 def wish(op: Op) -> str:

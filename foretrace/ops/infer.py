@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -73,12 +73,10 @@ class Inference:
         self._kernels = MetaKernels(types, self._meta)
         self.of_cpu = CpuKernels(types, symbols)
 
-    @property
-    def mode(self) -> torch_api.FakeTensorMode:
-        """The fake mode: the front end's, or one of our own, made at the first question."""
-        if self._mode is None:
-            self._mode = torch_api.fake_mode(self.symbols.env)
-        return self._mode
+    @cached_property
+    def fakes(self) -> torch_api.FakeTensors:
+        """Of the front end's mode, or of one of our own, made at the first question."""
+        return torch_api.FakeTensors(self._mode or torch_api.fake_mode(self.symbols.env))
 
     def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         """Results with a TensorType for each new tensor, `Given(n)` for the n-th operand.
@@ -210,7 +208,7 @@ class Inference:
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            with self.mode, self._python_kernels(), torch_api.quiet_fake_tensor():
+            with self.fakes.mode, self._python_kernels(), torch_api.quiet_fake_tensor():
                 result = torch_api.checked_call(func, args, kwargs)
                 return as_iterated(func, args, result)
         except (
@@ -225,7 +223,7 @@ class Inference:
         return torch_api.enable_python_dispatcher() if self.symbols.env else nullcontext()
 
     def _fake(self, meta: Make, type: TensorType) -> torch.Tensor:
-        return torch_api.fake_tensor(self.mode, meta(type), type.device)
+        return self.fakes.make(meta(type), type.device)
 
     def _meta_of(self, stored: int, dense: Make, type: TensorType) -> torch.Tensor:
         if not type.sparse:

@@ -106,7 +106,7 @@ class Sides:
         selective = [op for op in self.joint.ops if _selective(op)]
         if not selective:
             return set()
-        vals = Vals(self.semantics.inference.mode, self.symbols)
+        vals = Vals(self.semantics.fakes, self.symbols)
         return {op for op in selective if _saves(op, *map_values((op.args, op.kwargs), vals.of))}
 
     # ---- running again --------------------------------------------------------------------------

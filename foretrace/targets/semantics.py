@@ -51,9 +51,9 @@ class TargetSemantics(OperatorSemantics):
         self._composite: dict[Any, bool] = {}
 
     @property
-    def mode(self) -> torch_api.FakeTensorMode:
-        """The fake mode in which types are inferred and `val`s are made."""
-        return self.inference.mode
+    def fakes(self) -> torch_api.FakeTensors:
+        """Makes the fake tensors by which types are inferred and those of `val`s."""
+        return self.inference.fakes
 
     def body_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree]

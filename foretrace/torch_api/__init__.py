@@ -60,11 +60,11 @@ from foretrace.torch_api.fake import (
     DynamicOutputShapeException as DynamicOutputShapeException,
     FakeTensor as FakeTensor,
     FakeTensorMode as FakeTensorMode,
+    FakeTensors as FakeTensors,
     UnsupportedOperatorException as UnsupportedOperatorException,
     checked_call as checked_call,
     enable_python_dispatcher as enable_python_dispatcher,
     fake_mode as fake_mode,
-    fake_tensor as fake_tensor,
     plain_meta_kernel as plain_meta_kernel,
     quiet_fake_tensor as quiet_fake_tensor,
     sparse_meta as sparse_meta,
@@ -74,6 +74,10 @@ from foretrace.torch_api.functions import (
     applied as applied,
     applied_as_written as applied_as_written,
     backward_node as backward_node,
+)
+from foretrace.torch_api.graphs import (
+    LazyGraphModule as LazyGraphModule,
+    append_node as append_node,
 )
 from foretrace.torch_api.inductor import (
     KERNELS_OF_EAGER as KERNELS_OF_EAGER,
