@@ -77,7 +77,7 @@ class FakeTensors:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
-        self._states: dict[torch.device, dict[str, Any]] = {}
+        self._known: dict[torch.device, tuple[torch.device, dict[str, Any]]] = {}
         unsafe = mode._allow_unsafe_data_ptr_access
         self._protect = (
             torch._C._set_warn_deprecated_on_mutable_data_ptr if unsafe
@@ -86,15 +86,16 @@ class FakeTensors:
 
     def make(self, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A FakeTensor over a meta tensor, labelled with a device that need not be there."""
-        state = self._states.get(device)
+        known = self._known.get(device)
         with no_dispatch_modes(), no_dispatch():
-            if state is None:
+            if known is None:
                 first = FakeTensor(self.mode, meta, device)
-                self._states[device] = dict(vars(first))
+                self._known[device] = first.fake_device, dict(vars(first))
                 return first
+            label, state = known
             fake = torch.Tensor._make_subclass(
                 FakeTensor, meta, meta.requires_grad, dispatch_device=True,
-                device_for_backend_keys=state["_fake_device"],
+                device_for_backend_keys=label,
             )  # fmt: skip
         self._protect(fake)
         vars(fake).update(state)
