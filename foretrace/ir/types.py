@@ -10,6 +10,9 @@ import torch
 Size: TypeAlias = int | sympy.Expr
 """A size, stride or offset: a number, or an expression over the program's symbols."""
 
+NO_SYMBOLS: frozenset[sympy.Symbol] = frozenset()
+"""One for all types, as Python makes an empty one anew each time"""
+
 Arrived: TypeAlias = tuple[tuple[Size, ...] | None, ...]
 """Of each tangent the strides that it comes in; None: it did not arrive."""
 
@@ -93,7 +96,7 @@ class TensorType:
         if self._symbols is None:
             sizes = (*self.shape, *self.stride, self.offset)
             found = (s for x in sizes if isinstance(x, sympy.Expr) for s in x.free_symbols)
-            self._symbols = frozenset(found)
+            self._symbols = frozenset(found) or NO_SYMBOLS
         return self._symbols
 
     @property

@@ -6,6 +6,7 @@ ShapeEnv of its capture; another ShapeEnv is asked them again first.
 """
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -34,20 +35,51 @@ PLAIN = frozenset({
 OWN = frozenset({"aten", "prims"})
 """Namespaces of torch's own operators; those of others may be registered anew."""
 
-MOST = 50_000
-"""Answers of one kind that are kept; a process that learns more begins again."""
+MOST = 120_000
+"""How much of one kind is kept, in parts of keys; 100,000 hold 10 to 20 MB."""
+
+
+class Lasting:
+    """Answers by key; those that were asked for least recently are dropped first.
+
+    What is kept is bounded by the size of the keys, as an answer is about as large as its question.
+    """
+
+    __slots__ = ("_answers", "_size")
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[Any, Any] = OrderedDict()
+        self._size = 0
+
+    def get(self, key: Any) -> Any:
+        """The answer, or None."""
+        found = self._answers.get(key)
+        if found is not None:
+            self._answers.move_to_end(key)
+        return found
+
+    def keep(self, key: Any, answer: Any) -> None:
+        """Remember an answer."""
+        self._size += 0 if key in self._answers else _parts(key)
+        self._answers[key] = answer
+        while self._size > MOST:
+            self._size -= _parts(self._answers.popitem(last=False)[0])
+
+
+def _parts(key: Any) -> int:
+    return 1 + sum(map(_parts, key)) if type(key) in (tuple, frozenset) else 1
 
 
 @dataclass(slots=True, eq=False)
 class Learned:
     """Everything that holds for all captures under the same surroundings, by kind."""
 
-    outcomes: dict[Any, Any] = field(default_factory=dict)
-    formulas: dict[Any, Any] = field(default_factory=dict)
+    outcomes: Lasting = field(default_factory=Lasting)
+    formulas: Lasting = field(default_factory=Lasting)
     """outcomes inside derivatives"""
-    results: dict[Any, Any] = field(default_factory=dict)
-    followed: dict[Any, Any] = field(default_factory=dict)
-    rules: dict[Any, Any] = field(default_factory=dict)
+    results: Lasting = field(default_factory=Lasting)
+    followed: Lasting = field(default_factory=Lasting)
+    rules: Lasting = field(default_factory=Lasting)
     settled: set[Any] = field(default_factory=set)
     """questions about sizes, with what had been known when the answer followed from it"""
     below_autograd: set[Any] = field(default_factory=set)
@@ -67,7 +99,7 @@ class Cache(Generic[T]):
 
     __slots__ = ("_asked", "_here", "_lasting", "_settled", "_symbols")
 
-    def __init__(self, lasting: dict[Any, Any], settled: set[Any], symbols: Symbols) -> None:
+    def __init__(self, lasting: Lasting, settled: set[Any], symbols: Symbols) -> None:
         self._lasting, self._settled, self._symbols = lasting, settled, symbols
         self._here: dict[Any, T] = {}
         self._asked: dict[Any, tuple[Question, ...]] = {}
@@ -136,10 +168,9 @@ class Cache(Generic[T]):
         return answer
 
     def _store(self, key: Any, answer: Any) -> None:
-        if len(self._lasting) >= MOST:
-            self._lasting.clear()
+        if len(self._settled) > MOST:
             self._settled.clear()
-        self._lasting[key] = answer
+        self._lasting.keep(key, answer)
 
 
 def lasts(key: Any) -> bool:

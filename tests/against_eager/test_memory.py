@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from foretrace.ops.cache import Cache, Learned, lasts
+from foretrace.ops.cache import Cache, Lasting, Learned, lasts
 from foretrace.ops.infer import Inference
 from foretrace.ops.meta import MetaKernels
 from foretrace.recording.setup import RULES
@@ -30,7 +30,7 @@ def test_what_lasts() -> None:
 
 
 def test_what_does_not_last_is_of_one_capture() -> None:
-    lasting: dict[Any, Any] = {}
+    lasting = Lasting()
     first: Cache[int] = Cache(lasting, set(), Symbols())
     second: Cache[int] = Cache(lasting, set(), Symbols())
     first.learn(("k",), lambda: 1, lambda _: True)
