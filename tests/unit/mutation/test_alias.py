@@ -1,0 +1,136 @@
+"""Tensors that share memory: who owns it, who has the history, who is stale."""
+
+import pytest
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.mutation.alias import alias_of
+from foretrace.ops.outcome import Share
+from tests.support.trees import assert_tree, recorded
+
+X = torch.zeros(2, 3)
+
+
+def told(fn, *args):
+    """What a program says of its own tensors while it runs."""
+    return [output.value for output in recorded(fn, *args).outputs]
+
+
+def test_the_owner_of_a_view_of_a_view():
+    def fn(x):
+        y = x.neg()
+        row = y[0]
+        part = row[1:]
+        one, two, three = map(alias_of, (y, row, part))
+        return (
+            three.root is one, three.parent is two, one.is_view, three.is_view,
+            three.up_to_history() == (one, [two, three]), list(one.members()) == [one, two, three],
+        )  # fmt: skip
+
+    assert told(fn, X) == [True, True, False, True, True, True]
+
+
+def test_the_distance_of_a_view_is_in_bytes_behind_its_parent():
+    def fn(x):
+        y = x.neg()
+        row = y[1]
+        return alias_of(row).distance, alias_of(row[2:]).distance
+
+    assert told(fn, X) == [12, 8]
+
+
+def test_what_a_member_has_of_the_owner():
+    def fn(x):
+        y = x.neg()
+        return alias_of(y[0]).share, alias_of(y.detach()).share, alias_of(y.data).share
+
+    assert told(fn, X) == [Share.VIEW, Share.VERSION, Share.MEMORY]
+
+
+def test_a_write_is_counted_for_all_but_data():
+    def fn(x):
+        y = x.neg()
+        row, data = y[0], y.data
+        y.add_(1)
+        return alias_of(y).version.count, alias_of(row).rewritten, alias_of(data).rewritten
+
+    assert told(fn, X) == [1, True, False]
+
+
+def test_views_are_stale_after_a_write_and_current_when_they_are_read():
+    def fn(x):
+        y = x.neg()
+        row = y[0]
+        before = alias_of(row).value
+        y.add_(1)
+        stale = alias_of(row).value is None
+        row.sin()
+        return stale, alias_of(row).value is not before, alias_of(row).value is alias_of(row).last
+
+    assert told(fn, X) == [True, True, True]
+
+
+def untracked(make):
+    return told(lambda x: alias_of(make(x.neg())).untracked, X)[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda y: y[0], ""),
+        (lambda y: y.unbind(0)[0], "one of several views that one call returned"),
+        (lambda y: y.unbind(0)[0].t(), "one of several views that one call returned"),
+        (lambda y: torch.no_grad()(y.select)(0, 0), "a view that was taken under no_grad"),
+        (lambda y: y.unbind(0)[0].detach(), ""),
+    ],
+)
+def test_views_that_autograd_follows_no_further(make, why):
+    assert untracked(make) == why
+
+
+def test_a_view_of_followed_memory_is_taken_anew_by_strides():
+    def fn(x):
+        y = x.neg()
+        column = y.t()[1]
+        y.mul_(2)
+        return column.sin()
+
+    ops = recorded(fn, X.clone().requires_grad_()).ops
+    assert_tree(
+        ops[3:],
+        """\
+%1 = aten.mul_.Tensor!(%0, 2): f32[2, 3] grad
+    %1 = aten.mul.Tensor(%0, 2): f32[2, 3] grad
+%2 = aten.as_strided.default(%1, [2], [3], 1): f32[2] by [3] at 1 grad
+%3 = aten.sin.default(%2): f32[2] grad
+""",
+    )
+
+
+def test_a_view_that_autograd_lost_is_refused_when_it_is_used():
+    def fn(x):
+        y = x.neg()
+        row, _ = y.unbind(0)
+        y.mul_(2)
+        return row.sin()
+
+    with pytest.raises(Refusal, match="one of several views") as refusal:
+        recorded(fn, X.clone().requires_grad_())
+    assert refusal.value.kind == "in-place on view"
+
+
+def test_what_keeps_its_history_gets_new_content_by_a_write_of_its_own():
+    def fn(x):
+        y = x.neg()
+        apart = y.detach().requires_grad_(False)
+        y.mul_(2)
+        return apart.sin(), y
+
+    ops = recorded(fn, X.clone().requires_grad_()).ops
+    assert_tree(
+        ops[3:],
+        """\
+%1 = aten.detach.default(%0): f32[2, 3]
+%2 = aten.sin.default(%1): f32[2, 3]
+""",
+    )
