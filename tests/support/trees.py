@@ -9,7 +9,8 @@ from expecttest import assert_expected_inline
 
 from foretrace.ir.notation import read, write
 from foretrace.ir.op import Op, Value
-from foretrace.ir.program import Input, Mutation, Output, Recorded, Requirements, Role
+from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded, Requirements, Role
+from foretrace.passes.cut import Level, joint_graph
 from foretrace.recording.capture import record
 from foretrace.recording.setup import RULES, prepared
 from foretrace.symbols.sizes import Symbols
@@ -79,3 +80,11 @@ def shown(ops: Sequence[Op]) -> str:
 def assert_tree(ops: Sequence[Op], expected: str) -> None:
     """Hold ops against a text; EXPECTTEST_ACCEPT=1 writes what there is into the test."""
     assert_expected_inline(shown(ops), expected, skip=1)
+
+
+def joint_of(
+    text: str, outputs: Sequence[str], written: Mapping[str, str] | None = None
+) -> tuple[dict[str, Value], Recorded, Graph]:
+    """The program of a text and its joint graph, with a tangent for each output."""
+    values, found = program(text, outputs, written)
+    return values, found, joint_graph(found, semantics(), Level(written=False), None)
