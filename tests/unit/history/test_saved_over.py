@@ -1,21 +1,25 @@
 """What autograd saves and the program writes over: left in memory, copied, or read apart."""
 
+from typing import Any
+
 import torch
 
-from foretrace.history.saved_over import saved_over
+from foretrace.history.saved_over import SavedOver, saved_over
+from foretrace.ir.op import Op
+from foretrace.ir.program import Recorded
 from foretrace.passes.cut import Level, flatten
 from tests.support.trees import assert_tree, recorded, semantics
 
 X = torch.zeros(2, 3, requires_grad=True)
 
 
-def over(fn, *args):
+def over(fn: Any, *args: Any) -> tuple[Recorded, list[Op], SavedOver]:
     found = recorded(fn, *args)
     leaves = list(flatten(found.ops, Level(written=False), lambda op: op.writes))
     return found, leaves, saved_over(leaves, found, semantics().derivatives)
 
 
-def test_what_data_wrote_is_left_for_the_backward():
+def test_what_data_wrote_is_left_for_the_backward() -> None:
     def fn(x):
         y = x.neg()
         z = y.sin()
@@ -29,7 +33,7 @@ def test_what_data_wrote_is_left_for_the_backward():
     assert now is not None
 
 
-def test_a_write_that_is_counted_is_left_for_the_backward_to_meet():
+def test_a_write_that_is_counted_is_left_for_the_backward_to_meet() -> None:
     def fn(x):
         y = x.neg()
         z = y.sin()
@@ -40,7 +44,7 @@ def test_a_write_that_is_counted_is_left_for_the_backward_to_meet():
     assert kept.left == {neg.outs[0]: (None, sin)}
 
 
-def test_what_autograd_saves_nothing_of_is_not_left():
+def test_what_autograd_saves_nothing_of_is_not_left() -> None:
     def fn(x):
         y = x.neg()
         z = y.add(1)
@@ -50,7 +54,7 @@ def test_what_autograd_saves_nothing_of_is_not_left():
     assert over(fn, X)[2].left == {}
 
 
-def test_an_input_that_is_written_without_a_count_is_hidden():
+def test_an_input_that_is_written_without_a_count_is_hidden() -> None:
     def fn(w, c):
         z = w.mul(c)
         c.data.zero_()
@@ -61,7 +65,7 @@ def test_an_input_that_is_written_without_a_count_is_hidden():
     assert kept.left == {}
 
 
-def test_a_write_that_saves_its_old_content_gets_a_copy_of_it():
+def test_a_write_that_saves_its_old_content_gets_a_copy_of_it() -> None:
     def fn(x, c):
         c.mul_(x)
         return c
@@ -70,7 +74,7 @@ def test_a_write_that_saves_its_old_content_gets_a_copy_of_it():
     assert kept.copied == {write: found.inputs[1].value}
 
 
-def test_what_reads_reshaped_memory_reads_a_copy():
+def test_what_reads_reshaped_memory_reads_a_copy() -> None:
     def fn(x):
         y = x.neg()
         z = y.sin()

@@ -1,5 +1,7 @@
 """`uses_apart`: each use of what is returned and was written without autograd has its own copy."""
 
+from typing import Any
+
 import torch
 
 from foretrace.history.history import HIDDEN
@@ -16,13 +18,13 @@ USES = """\
 """
 
 
-def apart(given=("x",), opened=lambda op: ()):
+def apart(given: Any = ("x",), opened: Any = lambda op: ()) -> Any:
     values, ops = tree(USES)
     copy = called(ops[0], torch.ops.aten.clone.default, (values["x"],), values["new"], HIDDEN)
     return uses_apart([copy, *ops], {values[name] for name in given}, opened), values
 
 
-def test_each_use_but_the_first_is_of_another_copy():
+def test_each_use_but_the_first_is_of_another_copy() -> None:
     (ops, copies), values = apart()
     assert len(copies) == 2
     assert set(copies.values()) == {values["new"]}
@@ -45,13 +47,13 @@ def test_each_use_but_the_first_is_of_another_copy():
     )
 
 
-def test_what_is_not_returned_stays():
+def test_what_is_not_returned_stays() -> None:
     (ops, copies), _ = apart(given=())
     assert copies == {}
     assert len(ops) == 4
 
 
-def test_what_uses_it_several_times_below_is_opened():
+def test_what_uses_it_several_times_below_is_opened() -> None:
     values, (outer, use) = tree(
         "%x: f32[2] grad\n%new: f32[2] grad\n"
         "%y = aten.square.default(%new): f32[2] grad\n"
@@ -65,7 +67,7 @@ def test_what_uses_it_several_times_below_is_opened():
     assert {"aten.mul.Tensor", "aten.add.Tensor"} <= {str(op.target) for op in ops}
 
 
-def test_returned_are_the_followed_inputs_that_are_outputs():
+def test_returned_are_the_followed_inputs_that_are_outputs() -> None:
     def fn(x, y, c):
         return x, y.neg(), c
 

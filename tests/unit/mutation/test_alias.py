@@ -1,5 +1,7 @@
 """Tensors that share memory: who owns it, who has the history, who is stale."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,12 +13,12 @@ from tests.support.trees import assert_tree, recorded
 X = torch.zeros(2, 3)
 
 
-def told(fn, *args):
+def told(fn: Any, *args: Any) -> list[Any]:
     """What a program says of its own tensors while it runs."""
     return [output.value for output in recorded(fn, *args).outputs]
 
 
-def test_the_owner_of_a_view_of_a_view():
+def test_the_owner_of_a_view_of_a_view() -> None:
     def fn(x):
         y = x.neg()
         row = y[0]
@@ -30,7 +32,7 @@ def test_the_owner_of_a_view_of_a_view():
     assert told(fn, X) == [True, True, False, True, True, True]
 
 
-def test_the_distance_of_a_view_is_in_bytes_behind_its_parent():
+def test_the_distance_of_a_view_is_in_bytes_behind_its_parent() -> None:
     def fn(x):
         y = x.neg()
         row = y[1]
@@ -39,7 +41,7 @@ def test_the_distance_of_a_view_is_in_bytes_behind_its_parent():
     assert told(fn, X) == [12, 8]
 
 
-def test_what_a_member_has_of_the_owner():
+def test_what_a_member_has_of_the_owner() -> None:
     def fn(x):
         y = x.neg()
         return alias_of(y[0]).share, alias_of(y.detach()).share, alias_of(y.data).share
@@ -47,7 +49,7 @@ def test_what_a_member_has_of_the_owner():
     assert told(fn, X) == [Share.VIEW, Share.VERSION, Share.MEMORY]
 
 
-def test_a_write_is_counted_for_all_but_data():
+def test_a_write_is_counted_for_all_but_data() -> None:
     def fn(x):
         y = x.neg()
         row, data = y[0], y.data
@@ -57,7 +59,7 @@ def test_a_write_is_counted_for_all_but_data():
     assert told(fn, X) == [1, True, False]
 
 
-def test_views_are_stale_after_a_write_and_current_when_they_are_read():
+def test_views_are_stale_after_a_write_and_current_when_they_are_read() -> None:
     def fn(x):
         y = x.neg()
         row = y[0]
@@ -70,7 +72,7 @@ def test_views_are_stale_after_a_write_and_current_when_they_are_read():
     assert told(fn, X) == [True, True, True]
 
 
-def untracked(make):
+def untracked(make: Any) -> Any:
     return told(lambda x: alias_of(make(x.neg())).untracked, X)[0]
 
 
@@ -84,11 +86,11 @@ def untracked(make):
         (lambda y: y.unbind(0)[0].detach(), ""),
     ],
 )
-def test_views_that_autograd_follows_no_further(make, why):
+def test_views_that_autograd_follows_no_further(make: Any, why: str) -> None:
     assert untracked(make) == why
 
 
-def test_a_view_of_followed_memory_is_taken_anew_by_strides():
+def test_a_view_of_followed_memory_is_taken_anew_by_strides() -> None:
     def fn(x):
         y = x.neg()
         column = y.t()[1]
@@ -107,7 +109,7 @@ def test_a_view_of_followed_memory_is_taken_anew_by_strides():
     )
 
 
-def test_a_view_that_autograd_lost_is_refused_when_it_is_used():
+def test_a_view_that_autograd_lost_is_refused_when_it_is_used() -> None:
     def fn(x):
         y = x.neg()
         row, _ = y.unbind(0)
@@ -119,7 +121,7 @@ def test_a_view_that_autograd_lost_is_refused_when_it_is_used():
     assert refusal.value.kind == "in-place on view"
 
 
-def test_what_keeps_its_history_gets_new_content_by_a_write_of_its_own():
+def test_what_keeps_its_history_gets_new_content_by_a_write_of_its_own() -> None:
     def fn(x):
         y = x.neg()
         apart = y.detach().requires_grad_(False)

@@ -10,7 +10,7 @@ from tests.support.trees import assert_tree, recorded
 X = torch.zeros(2, 3)
 
 
-def test_a_write_is_its_functional_form():
+def test_a_write_is_its_functional_form() -> None:
     def fn(x):
         y = x.neg()
         return y.add_(1, alpha=2)
@@ -25,7 +25,7 @@ def test_a_write_is_its_functional_form():
     )
 
 
-def test_a_write_to_a_view_scatters_into_the_owner():
+def test_a_write_to_a_view_scatters_into_the_owner() -> None:
     def fn(x):
         y = x.neg()
         y.t()[0].mul_(3)
@@ -45,7 +45,7 @@ def test_a_write_to_a_view_scatters_into_the_owner():
     )
 
 
-def test_a_view_is_taken_again_after_a_write_to_its_base():
+def test_a_view_is_taken_again_after_a_write_to_its_base() -> None:
     def fn(x):
         y = x.neg()
         part = y[0]
@@ -65,7 +65,7 @@ def test_a_view_is_taken_again_after_a_write_to_its_base():
     )
 
 
-def test_a_view_that_is_not_read_again_is_not_taken_again():
+def test_a_view_that_is_not_read_again_is_not_taken_again() -> None:
     def fn(x):
         y = x.neg()
         part = y[0]
@@ -83,7 +83,7 @@ def test_a_view_that_is_not_read_again_is_not_taken_again():
     )
 
 
-def test_new_content_has_the_dtype_and_strides_of_the_old():
+def test_new_content_has_the_dtype_and_strides_of_the_old() -> None:
     def fn(x, w):
         y = x.t().clone(memory_format=torch.preserve_format)
         return y.copy_(w)
@@ -102,7 +102,7 @@ def test_new_content_has_the_dtype_and_strides_of_the_old():
     )
 
 
-def test_a_write_under_no_grad_keeps_the_history():
+def test_a_write_under_no_grad_keeps_the_history() -> None:
     def fn(x):
         y = x.neg()
         with torch.no_grad():
@@ -122,7 +122,7 @@ def test_a_write_under_no_grad_keeps_the_history():
     )
 
 
-def test_a_write_through_detach_keeps_the_history():
+def test_a_write_through_detach_keeps_the_history() -> None:
     def fn(x):
         y = x.neg()
         y.detach().zero_()
@@ -139,7 +139,7 @@ def test_a_write_through_detach_keeps_the_history():
     )
 
 
-def test_statistics_are_results_beside_the_op_s_own():
+def test_statistics_are_results_beside_the_op_s_own() -> None:
     def fn(x, mean, var):
         return torch.native_batch_norm(x, None, None, mean, var, True, 0.1, 1e-5)[0]
 
@@ -152,7 +152,7 @@ def test_statistics_are_results_beside_the_op_s_own():
     assert [(m.index, m.value) for m in found.mutations] == [(1, op.outs[3]), (2, op.outs[4])]
 
 
-def test_an_operand_given_back_is_cloned():
+def test_an_operand_given_back_is_cloned() -> None:
     def fn(x, y):
         return x.neg().copy_(y), y
 
@@ -166,11 +166,11 @@ def test_an_operand_given_back_is_cloned():
     )
 
 
-def test_a_write_that_would_cast_down_is_refused_as_in_eager():
+def test_a_write_that_would_cast_down_is_refused_as_in_eager() -> None:
     with pytest.raises(Refusal, match="can't be cast"):
         recorded(lambda x: x.long().mul_(0.5), X)
 
 
-def test_a_write_of_a_larger_shape_is_refused_as_in_eager():
+def test_a_write_of_a_larger_shape_is_refused_as_in_eager() -> None:
     with pytest.raises(Refusal, match="doesn't match the broadcast shape"):
         recorded(lambda x, y: x.neg().add_(y), torch.zeros(3), X)

@@ -1,5 +1,7 @@
 """Composites that give a view of memory made inside: opened where that is written after a use."""
 
+from typing import Any
+
 import torch
 
 from foretrace.ir.op import AS_STRIDED
@@ -10,15 +12,15 @@ from tests.support.trees import recorded
 X = torch.zeros(2, 3, requires_grad=True)
 
 
-def tensordot(x):
+def tensordot(x: Any) -> torch.Tensor:
     return torch.einsum("ij,ij->i", x, x)
 
 
-def opened(fn, *args):
+def opened(fn: Any, *args: Any) -> list[bool]:
     return [op.choice is WRITTEN for op in recorded(fn, *args).ops]
 
 
-def test_a_use_before_the_write_opens_it():
+def test_a_use_before_the_write_opens_it() -> None:
     def fn(x):
         y = tensordot(x)
         used = y.sin()
@@ -27,11 +29,11 @@ def test_a_use_before_the_write_opens_it():
     assert opened(fn, X)[0]
 
 
-def test_a_write_alone_leaves_it_whole():
+def test_a_write_alone_leaves_it_whole() -> None:
     assert not any(opened(lambda x: tensordot(x).mul_(2), X))
 
 
-def test_what_autograd_does_not_follow_stays_whole():
+def test_what_autograd_does_not_follow_stays_whole() -> None:
     def fn(x):
         y = tensordot(x)
         used = y.sin()
@@ -40,7 +42,7 @@ def test_what_autograd_does_not_follow_stays_whole():
     assert not any(opened(fn, X.detach()))
 
 
-def test_the_base_gets_the_new_value_and_the_view_is_taken_again():
+def test_the_base_gets_the_new_value_and_the_view_is_taken_again() -> None:
     def fn(x):
         y = tensordot(x)
         used = y.sin()

@@ -1,9 +1,12 @@
 """New contents in the layout of what they are written over."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from foretrace.ir.notation import read
+from foretrace.ir.op import Value
 from foretrace.mutation.alias import alias_of
 from foretrace.mutation.layout import copied, drawn, draws_as_value, in_layout, laid_out
 from tests.support.trees import assert_tree, recorder, tree
@@ -19,11 +22,11 @@ VALUES = """\
 
 
 @pytest.fixture(scope="module")
-def values():
+def values() -> dict[str, Value]:
     return tree(VALUES)[0]
 
 
-def test_laid_out_in_another_order(values):
+def test_laid_out_in_another_order(values: dict[str, Value]) -> None:
     calls = recorder()
     new = laid_out(calls, values["turned"].type, values["x"])
     assert new.type.stride == (1, 2)
@@ -37,7 +40,7 @@ def test_laid_out_in_another_order(values):
     )
 
 
-def test_laid_out_with_gaps(values):
+def test_laid_out_with_gaps(values: dict[str, Value]) -> None:
     calls = recorder()
     new = laid_out(calls, values["gaps"].type, values["x"])
     assert new.type.stride == (6, 1)
@@ -51,7 +54,7 @@ def test_laid_out_with_gaps(values):
     )
 
 
-def test_copied_is_expanded_first_and_cast_last(values):
+def test_copied_is_expanded_first_and_cast_last(values: dict[str, Value]) -> None:
     calls = recorder()
     copied(calls, values["whole"], values["row"], whole=True)
     assert_tree(
@@ -63,7 +66,7 @@ def test_copied_is_expanded_first_and_cast_last(values):
     )
 
 
-def test_copied_has_memory_of_its_own(values):
+def test_copied_has_memory_of_its_own(values: dict[str, Value]) -> None:
     calls = recorder()
     assert copied(calls, values["x"], values["x"], whole=True) is not values["x"]
     assert_tree(
@@ -75,7 +78,9 @@ def test_copied_has_memory_of_its_own(values):
 
 
 @pytest.mark.parametrize(("whole", "stride"), [(True, (1, 2)), (False, (3, 1))])
-def test_copied_lies_as_the_old_if_it_is_the_whole(values, whole, stride):
+def test_copied_lies_as_the_old_if_it_is_the_whole(
+    values: dict[str, Value], whole: bool, stride: tuple[int, ...]
+) -> None:
     assert copied(recorder(), values["turned"], values["x"], whole=whole).type.stride == stride
 
 
@@ -89,11 +94,11 @@ def test_copied_lies_as_the_old_if_it_is_the_whole(values, whole, stride):
         (aten.bernoulli_.float, "f32[2, 3] by [1, 2]", False),
     ],
 )
-def test_draws_as_value(func, like, same):
+def test_draws_as_value(func: Any, like: str, same: bool) -> None:
     assert draws_as_value(func, read(f"%x: {like}\n")[0]["x"].type) == same
 
 
-def test_drawn_without_gaps_goes_in_the_order_of_memory(values):
+def test_drawn_without_gaps_goes_in_the_order_of_memory(values: dict[str, Value]) -> None:
     calls = recorder()
     drawn(calls, aten.bernoulli_.float, (values["turned"], 0.5), {})
     assert_tree(
@@ -106,7 +111,7 @@ def test_drawn_without_gaps_goes_in_the_order_of_memory(values):
     )
 
 
-def test_drawn_with_gaps_stays_in_place_on_new_memory(values):
+def test_drawn_with_gaps_stays_in_place_on_new_memory(values: dict[str, Value]) -> None:
     calls = recorder()
     new = drawn(calls, aten.normal_.default, (values["gaps"],), {})
     assert new.type.stride == (6, 1)
@@ -115,7 +120,7 @@ def test_drawn_with_gaps_stays_in_place_on_new_memory(values):
     assert (draw.target, draw.args, draw.outs) == (aten.normal_.default, empty.outs, (new,))
 
 
-def test_in_layout_casts_and_lays_out_what_owns_memory(values):
+def test_in_layout_casts_and_lays_out_what_owns_memory(values: dict[str, Value]) -> None:
     calls = recorder()
     owner = calls.abstract(values["turned"])
     new = in_layout(calls, alias_of(owner), values["whole"])

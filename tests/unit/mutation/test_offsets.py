@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.ir.op import Op
 from foretrace.mutation.alias import alias_of
 from foretrace.mutation.offsets import moved
 from tests.support.trees import assert_tree, recorded
@@ -11,7 +12,7 @@ from tests.support.trees import assert_tree, recorded
 X = torch.zeros(8)[2:]
 
 
-def strided_after(offset, size=2):
+def strided_after(offset: int, size: int = 2) -> list[Op]:
     def fn(x):
         x.mul_(2)
         return x.as_strided((size,), (1,), offset)
@@ -19,7 +20,7 @@ def strided_after(offset, size=2):
     return recorded(fn, X).ops
 
 
-def test_an_offset_is_counted_in_the_graph_s_memory():
+def test_an_offset_is_counted_in_the_graph_s_memory() -> None:
     assert_tree(
         strided_after(3)[1:],
         """\
@@ -28,7 +29,7 @@ def test_an_offset_is_counted_in_the_graph_s_memory():
     )
 
 
-def test_an_offset_that_is_the_tensor_s_own_is_left_out():
+def test_an_offset_that_is_the_tensor_s_own_is_left_out() -> None:
     assert_tree(
         strided_after(None)[1:],
         """\
@@ -37,7 +38,7 @@ def test_an_offset_that_is_the_tensor_s_own_is_left_out():
     )
 
 
-def test_an_offset_before_a_write_is_as_the_program_gives_it():
+def test_an_offset_before_a_write_is_as_the_program_gives_it() -> None:
     assert_tree(
         recorded(lambda x: x.as_strided((2,), (1,), 3), X).ops,
         """\
@@ -47,12 +48,12 @@ def test_an_offset_before_a_write_is_as_the_program_gives_it():
 
 
 @pytest.mark.parametrize(("offset", "size"), [(1, 2), (6, 3)], ids=["before", "behind"])
-def test_what_lies_beside_the_written_tensor_is_refused(offset, size):
+def test_what_lies_beside_the_written_tensor_is_refused(offset: int, size: int) -> None:
     with pytest.raises(Refusal, match="memory beside that of the tensor"):
         strided_after(offset, size)
 
 
-def test_how_far_eager_has_moved_and_that_the_program_sees_it_there():
+def test_how_far_eager_has_moved_and_that_the_program_sees_it_there() -> None:
     def fn(x):
         before = moved(alias_of(x))
         x.mul_(2)

@@ -1,6 +1,7 @@
 """Policies: which values the forward hands over, each with the reason."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,22 +22,22 @@ TREE = """\
 """
 
 
-def saved(policy, text=TREE):
+def saved(policy: Any, text: str = TREE) -> dict[str, str]:
     """The names of what is handed over, with the reasons."""
     _, found, joint = joint_of(text, ("y",))
     reasons = chosen(Sides(joint, found, semantics()), policy)
     return {value.hint: reason for value, reason in reasons.items()}
 
 
-def test_save_all_saves_what_the_backward_uses():
+def test_save_all_saves_what_the_backward_uses() -> None:
     assert saved("save_all") == {"m": SAVE_ALL, "e": SAVE_ALL}
 
 
-def test_recompute_all_saves_nothing_that_can_be_had_twice():
+def test_recompute_all_saves_nothing_that_can_be_had_twice() -> None:
     assert saved("recompute_all") == {}
 
 
-def test_recompute_all_saves_what_is_drawn():
+def test_recompute_all_saves_what_is_drawn() -> None:
     text = """\
 %x: f32[4, 4] grad
 %n = aten.bernoulli.p(%x, 0.5): f32[4, 4]
@@ -46,11 +47,11 @@ def test_recompute_all_saves_what_is_drawn():
     assert saved("recompute_all", text) == {"n": "it draws random numbers, and none is drawn twice"}
 
 
-def test_min_cut_saves_the_product_and_runs_what_is_cheap_again():
+def test_min_cut_saves_the_product_and_runs_what_is_cheap_again() -> None:
     assert set(saved("min_cut")) == {"m"}
 
 
-def test_min_cut_saves_the_smaller_of_what_is_made_of_each_other():
+def test_min_cut_saves_the_smaller_of_what_is_made_of_each_other() -> None:
     text = """\
 %x: f32[4, 4] grad
 %w: f32[4, 4] grad
@@ -63,18 +64,18 @@ def test_min_cut_saves_the_smaller_of_what_is_made_of_each_other():
     assert set(saved("min_cut", text)) == {"s"}
 
 
-def test_a_predicate_says_which_op_s_results_are_saved():
+def test_a_predicate_says_which_op_s_results_are_saved() -> None:
     assert saved(lambda op: "sin" in str(op.target)) == {"s": "the policy asks for it"}
 
 
-def test_a_predicate_is_asked_once_of_each_op_that_could_run_in_both():
+def test_a_predicate_is_asked_once_of_each_op_that_could_run_in_both() -> None:
     asked = []
     saved(lambda op: asked.append(str(op.target).split(".")[1]))
     assert asked[:4] == ["mm", "sin", "exp", "sum"]
     assert len(asked) == len(set(asked)) + asked.count("t") - 1
 
 
-def test_a_view_is_made_again_from_what_it_is_a_view_of():
+def test_a_view_is_made_again_from_what_it_is_a_view_of() -> None:
     text = """\
 %x: f32[4, 4] grad
 %s = aten.sin.default(%x): f32[4, 4] grad
@@ -85,7 +86,7 @@ def test_a_view_is_made_again_from_what_it_is_a_view_of():
     assert set(saved("save_all", text)) == {"s"}
 
 
-def test_what_a_checkpoint_made_is_made_again():
+def test_what_a_checkpoint_made_is_made_again() -> None:
     values, found = program(TREE, ("y",))
     inside = Checkpoint(inputs=(values["x"], values["w"]))
     for op in found.ops[:2]:
@@ -95,7 +96,7 @@ def test_what_a_checkpoint_made_is_made_again():
     assert {value.hint for value in reasons} == {"e"}
 
 
-def test_there_is_no_such_policy():
+def test_there_is_no_such_policy() -> None:
     with pytest.raises(Refusal, match="there is no policy 'fewest'") as refusal:
         saved("fewest")
     assert "'min_cut', 'save_all', 'recompute_all'" in str(refusal.value)

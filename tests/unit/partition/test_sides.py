@@ -1,9 +1,11 @@
 """`Sides`: what runs in the forward alone, in the backward alone, or may run in both."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from foretrace.ir.op import Op, Origin
+from foretrace.ir.op import Op, Origin, Value
 from foretrace.partition.sides import Sides
 from tests.support.trees import joint_of, semantics, tree
 
@@ -17,22 +19,24 @@ TREE = """\
 """
 
 
-def sides(text=TREE, written=None):
+def sides(
+    text: str = TREE, written: dict[str, str] | None = None
+) -> tuple[dict[str, Value], Sides]:
     values, found, joint = joint_of(text, ("y",), written)
     return values, Sides(joint, found, semantics())
 
 
-def names(ops):
+def names(ops: Any) -> list[str]:
     return [str(op.target).split(".")[1] for op in ops]
 
 
-def test_the_backward_alone_has_what_depends_on_the_gradient():
+def test_the_backward_alone_has_what_depends_on_the_gradient() -> None:
     _, halves = sides()
     assert names(halves.late) == ["expand", "mul", "mm", "mm"]
     assert names(halves.early()) == ["mm", "sin", "sum", "cos", "t", "t"]
 
 
-def test_inputs_outputs_and_gradients_have_their_sides():
+def test_inputs_outputs_and_gradients_have_their_sides() -> None:
     values, halves = sides()
     assert [item.value for item in halves.inputs] == [values["x"], values["w"]]
     assert [item.role.name for item in halves.tangents] == ["y"]
@@ -40,7 +44,7 @@ def test_inputs_outputs_and_gradients_have_their_sides():
     assert len(halves.gradients) == 2
 
 
-def test_the_order_is_that_of_the_forward():
+def test_the_order_is_that_of_the_forward() -> None:
     values, halves = sides()
     given = sorted((values[name] for name in "ysmwx"), key=halves.order)
     assert [value.hint for value in given] == ["x", "w", "m", "s", "y"]
@@ -56,7 +60,7 @@ def test_the_order_is_that_of_the_forward():
         ("aten._assert_async.default(%x)", "it returns nothing"),
     ],
 )
-def test_once(line, why):
+def test_once(line: str, why: str) -> None:
     _, (op,) = tree(f"%x: f32[4]\n{line}\n")
     told = sides()[1].once(op)
     assert told.startswith(why) if why else not told
@@ -76,7 +80,7 @@ TWICE = torch.library.custom_op("unit_partition::twice", twice, mutates_args=())
         (torch.ops.unit_partition.twice.default, "what another library's operator does"),
     ],
 )
-def test_what_is_not_torch_s_runs_once(target, why):
+def test_what_is_not_torch_s_runs_once(target: Any, why: str) -> None:
     op = Op(target, (), {}, None, (), origin=Origin(None, None))
     assert sides()[1].once(op).startswith(why)
 
@@ -91,12 +95,12 @@ def test_what_is_not_torch_s_runs_once(target, why):
         ("%y = aten.sum.default(%x): f32[]", "sum reads much and gives little"),
     ],
 )
-def test_costs(line, why):
+def test_costs(line: str, why: str) -> None:
     _, (op,) = tree(f"%x: f32[4, 4]\n{line}\n")
     assert sides()[1].costs(op) == why
 
 
-def test_view():
+def test_view() -> None:
     _, (view, not_view) = tree(
         "%x: f32[4]\n%y = aten.view.default(%x, [2, 2]): f32[2, 2]\n"
         "%z = aten.clone.default(%x): f32[4]\n"
@@ -116,13 +120,13 @@ WRITES = """\
 """
 
 
-def test_an_input_that_is_written_and_its_views_are_no_longer_free():
+def test_an_input_that_is_written_and_its_views_are_no_longer_free() -> None:
     values, halves = sides(WRITES, {"x": "new"})
     assert halves.aliases == {values["x"], values["v"]}
     assert [halves.free(values[name]) for name in ("x", "w", "m")] == [False, True, False]
 
 
-def test_what_counts_from_the_start_of_written_memory_runs_once():
+def test_what_counts_from_the_start_of_written_memory_runs_once() -> None:
     line = "%v = aten.as_strided.default(%x, [4], [1], 0)"
     values, halves = sides(WRITES.replace("%v = aten.view.default(%x, [4])", line), {"x": "new"})
     assert halves.once(halves.makers[values["v"]]).startswith("it counts from the start of memory")

@@ -1,8 +1,12 @@
 """`partition`: the two halves, and what the forward hands to the backward."""
 
+from typing import Any
+
 import pytest
 
-from foretrace.partition.split import SAVED_COPY, WRITTEN, partition
+from foretrace.ir.op import Value
+from foretrace.ir.program import Graph
+from foretrace.partition.split import SAVED_COPY, WRITTEN, Pair, partition
 from tests.support.trees import assert_tree, joint_of, semantics
 
 TREE = """\
@@ -14,16 +18,18 @@ TREE = """\
 """
 
 
-def pair(policy, text=TREE, written=None):
+def pair(
+    policy: Any, text: str = TREE, written: dict[str, str] | None = None
+) -> tuple[dict[str, Value], Graph, Pair]:
     values, found, joint = joint_of(text, ("y",), written)
     return values, joint, partition(joint, found, semantics(), policy)
 
 
-def hints(saved):
+def hints(saved: set[str]) -> list[str]:
     return [item.value.hint for item in saved]
 
 
-def test_save_all():
+def test_save_all() -> None:
     _, _, halves = pair("save_all")
     assert hints(halves.saved) == ["x", "w", "m"]
     assert_tree(
@@ -48,7 +54,7 @@ def test_save_all():
     )
 
 
-def test_recompute_all_runs_the_forward_again_before_what_needs_it():
+def test_recompute_all_runs_the_forward_again_before_what_needs_it() -> None:
     _, _, halves = pair("recompute_all")
     assert hints(halves.saved) == ["x", "w"]
     assert_tree(
@@ -66,7 +72,7 @@ def test_recompute_all_runs_the_forward_again_before_what_needs_it():
     )
 
 
-def test_an_op_that_runs_in_both_is_one_op():
+def test_an_op_that_runs_in_both_is_one_op() -> None:
     _, joint, halves = pair("recompute_all")
     both = [op for op in halves.backward.ops if op in halves.forward.ops]
     assert [str(op.target) for op in both] == ["aten.mm.default"]
@@ -74,7 +80,7 @@ def test_an_op_that_runs_in_both_is_one_op():
 
 
 @pytest.mark.parametrize("policy", ["save_all", "recompute_all", "min_cut"])
-def test_what_the_forward_gives_the_backward_takes(policy):
+def test_what_the_forward_gives_the_backward_takes(policy: Any) -> None:
     _, joint, halves = pair(policy)
     given, (*taken, tangent) = halves.forward.outputs[1:], halves.backward.inputs
     assert tangent is joint.inputs[-1]
@@ -82,7 +88,7 @@ def test_what_the_forward_gives_the_backward_takes(policy):
     assert halves.backward.outputs == joint.outputs[1:]
 
 
-def test_what_is_there_anyway_is_free_and_takes_no_bytes():
+def test_what_is_there_anyway_is_free_and_takes_no_bytes() -> None:
     _, _, halves = pair("save_all")
     assert [item.free for item in halves.saved] == [True, True, False]
     assert halves.bytes == 4 * 4 * 4
@@ -97,7 +103,7 @@ WRITES = """\
 """
 
 
-def test_an_input_that_is_written_is_saved_as_it_was():
+def test_an_input_that_is_written_is_saved_as_it_was() -> None:
     values, _, halves = pair("save_all", WRITES, {"x": "new"})
     (copy,) = [item for item in halves.saved if not item.free]
     assert (copy.reason, copy.op.choice.what) == (WRITTEN, SAVED_COPY)
@@ -106,7 +112,7 @@ def test_an_input_that_is_written_is_saved_as_it_was():
     assert copy.op not in halves.backward.ops
 
 
-def test_the_copy_lies_as_the_input_does():
+def test_the_copy_lies_as_the_input_does() -> None:
     text = WRITES.replace("f32[4]", "f32[2, 2]").replace("%x: f32[2, 2]", "%x: f32[2, 2] by [4, 1]")
     _, _, halves = pair("save_all", text, {"x": "new"})
     (copy,) = [item for item in halves.saved if not item.free]

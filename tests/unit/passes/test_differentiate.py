@@ -1,13 +1,14 @@
 """`Differentiation.walk`: the ops that the backward of a small tree has, in the engine's order."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from foretrace.errors import Refusal
 from foretrace.history.stale import Stale
-from foretrace.ir.op import Backward, Value
+from foretrace.ir.op import Backward, Op, Value
 from foretrace.passes.cut import Level, flatten
 from foretrace.passes.differentiate import Differentiation
 from tests.support.trees import assert_tree, recorded, semantics, tree
@@ -15,7 +16,7 @@ from tests.support.trees import assert_tree, recorded, semantics, tree
 LEAVES = Level(written=False)
 
 
-def walk(ops, root, level=LEAVES, overwritten=None):
+def walk(ops: Any, root: Value, level: Level = LEAVES, overwritten: Any = None) -> Differentiation:
     """The walk over ops from a gradient of `root`, which is called g."""
     known = semantics()
     asked = known.derivatives, known.inference, known.table
@@ -26,14 +27,16 @@ def walk(ops, root, level=LEAVES, overwritten=None):
     return found
 
 
-def backward(text, level=LEAVES):
+def backward(
+    text: str, level: Level = LEAVES
+) -> tuple[Differentiation, list[Op], dict[str, Value]]:
     """The walk from y, the flat backward ops, and the values by name."""
     values, ops = tree(text)
     found = walk(ops, values["y"], level)
     return found, list(flatten(found.scope.ops, level)), values
 
 
-def test_one_op_has_torch_s_own_formula():
+def test_one_op_has_torch_s_own_formula() -> None:
     _, ops, _ = backward("%x: f32[2] grad\n%y = aten.sin.default(%x): f32[2] grad\n")
     assert_tree(
         ops,
@@ -44,7 +47,7 @@ def test_one_op_has_torch_s_own_formula():
     )
 
 
-def test_every_backward_op_says_which_op_it_serves_and_by_which_rule():
+def test_every_backward_op_says_which_op_it_serves_and_by_which_rule() -> None:
     found, ops, values = backward("%x: f32[2] grad\n%y = aten.sin.default(%x): f32[2] grad\n")
     (op,) = found.scope.ops
     assert isinstance(op.target, Backward)
@@ -52,7 +55,7 @@ def test_every_backward_op_says_which_op_it_serves_and_by_which_rule():
     assert {each.rule.name for each in [op, *ops]} == {"SinBackward0"}
 
 
-def test_gradients_of_a_value_are_added_as_they_arrive_the_last_use_first():
+def test_gradients_of_a_value_are_added_as_they_arrive_the_last_use_first() -> None:
     found, ops, values = backward(
         "%x: f32[2] grad\n"
         "%a = aten.sin.default(%x): f32[2] grad\n"
@@ -73,7 +76,7 @@ def test_gradients_of_a_value_are_added_as_they_arrive_the_last_use_first():
     assert found.gradients[values["x"]] is ops[-1].outs[0]
 
 
-def test_a_value_used_twice_by_one_op_gets_both_in_order():
+def test_a_value_used_twice_by_one_op_gets_both_in_order() -> None:
     _, ops, _ = backward("%x: f32[2] grad\n%y = aten.mul.Tensor(%x, %x): f32[2] grad\n")
     assert_tree(
         ops,
@@ -85,7 +88,7 @@ def test_a_value_used_twice_by_one_op_gets_both_in_order():
     )
 
 
-def test_what_is_not_followed_gets_no_gradient():
+def test_what_is_not_followed_gets_no_gradient() -> None:
     found, ops, values = backward(
         "%x: f32[2] grad\n%c: f32[2]\n%y = aten.mul.Tensor(%x, %c): f32[2] grad\n"
     )
@@ -98,7 +101,7 @@ def test_what_is_not_followed_gets_no_gradient():
     )
 
 
-def test_an_op_without_a_gradient_has_no_backward():
+def test_an_op_without_a_gradient_has_no_backward() -> None:
     found, _, values = backward(
         "%x: f32[2] grad\n"
         "%z = aten.exp.default(%x): f32[2] grad\n"
@@ -108,7 +111,7 @@ def test_an_op_without_a_gradient_has_no_backward():
     assert values["z"] not in found.gradients
 
 
-def test_no_gradient_goes_through_what_ran_under_no_grad():
+def test_no_gradient_goes_through_what_ran_under_no_grad() -> None:
     values, ops = tree("%x: f32[2] grad\n%y = aten.view.default(%x, [2]): f32[2] grad\n")
     hidden = [op.but(origin=replace(op.origin, grad_mode=False)) for op in ops]
     assert walk(hidden, values["y"]).scope.ops == []
@@ -123,7 +126,7 @@ COMPOSITE = """\
 """
 
 
-def test_a_composite_is_opened():
+def test_a_composite_is_opened() -> None:
     assert_tree(
         backward(COMPOSITE)[1],
         """\
@@ -137,7 +140,7 @@ def test_a_composite_is_opened():
     )
 
 
-def test_a_kept_op_has_one_backward_op_with_the_derivative_of_its_body():
+def test_a_kept_op_has_one_backward_op_with_the_derivative_of_its_body() -> None:
     found, ops, values = backward(COMPOSITE, Level(written=False, keep=("linear",)))
     (op,) = found.scope.ops
     assert ops == [op]
@@ -156,14 +159,14 @@ def test_a_kept_op_has_one_backward_op_with_the_derivative_of_its_body():
     )
 
 
-def written(fn):
+def written(fn: Any) -> list[Op]:
     """The flat backward ops of what `fn` returns."""
     found = recorded(fn, torch.zeros(2, 3, requires_grad=True))
     held = walk(found.ops, found.outputs[0].value, overwritten=found.overwritten)
     return list(flatten(held.scope.ops, LEAVES))
 
 
-def test_a_write_through_a_view_is_copy_slices():
+def test_a_write_through_a_view_is_copy_slices() -> None:
     def fn(x):
         y = x.neg()
         y[1].mul_(3)
@@ -181,7 +184,7 @@ def test_a_write_through_a_view_is_copy_slices():
     )
 
 
-def test_a_hidden_write_passes_the_gradient_by():
+def test_a_hidden_write_passes_the_gradient_by() -> None:
     def fn(x):
         y = x.neg()
         with torch.no_grad():
@@ -196,7 +199,7 @@ def test_a_hidden_write_passes_the_gradient_by():
     )
 
 
-def test_a_value_that_was_written_over_is_read_as_memory_holds_it():
+def test_a_value_that_was_written_over_is_read_as_memory_holds_it() -> None:
     def fn(x):
         y = x.neg()
         z = y.sin()
@@ -213,7 +216,7 @@ def test_a_value_that_was_written_over_is_read_as_memory_holds_it():
     )
 
 
-def test_a_write_that_is_counted_refuses_the_backward():
+def test_a_write_that_is_counted_refuses_the_backward() -> None:
     def fn(x):
         y = x.neg()
         z = y.sin()
@@ -224,6 +227,6 @@ def test_a_write_that_is_counted_refuses_the_backward():
         written(fn)
 
 
-def test_an_op_without_a_derivative_is_refused():
+def test_an_op_without_a_derivative_is_refused() -> None:
     with pytest.raises(Refusal, match="no derivative"):
         backward("%x: f32[4] grad\n%y = aten.igamma.default(%x, %x): f32[4] grad\n")

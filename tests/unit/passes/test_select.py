@@ -1,5 +1,7 @@
 """What `keep=` and `open=` name."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ TREE = """\
 aten = torch.ops.aten
 
 
-def chosen(selector):
+def chosen(selector: Any) -> list[str]:
     return [str(op.target) for op in every_op(tree(TREE)[1]) if selects(selector, op)]
 
 
@@ -39,17 +41,17 @@ def chosen(selector):
         (lambda op: op.leaf, ["aten.t.default", "aten.mm.default", "aten.add.Tensor"]),
     ],
 )
-def test_selects(selector, expected):
+def test_selects(selector: Any, expected: list[str]) -> None:
     assert chosen(selector) == expected
 
 
-def test_a_module_call_is_named_by_its_class_and_its_path():
+def test_a_module_call_is_named_by_its_class_and_its_path() -> None:
     call = ModuleCall("layers.0", "Linear", "torch.nn.modules.linear.Linear")
     op = Op(call, (), {}, None, (), origin=Origin(None, None))
     assert names(op) == {"layers.0", "Linear", "torch.nn.modules.linear.Linear"}
 
 
-def test_a_shared_definition_is_looked_through_once():
+def test_a_shared_definition_is_looked_through_once() -> None:
     ops = recorded(lambda x: torch.dropout(x, 0.5, True) + torch.relu(x).trace(), torch.eye(2)).ops
     twice = [*ops, *ops]
     shared = [op for op in twice if op.definition is not None]
@@ -59,16 +61,16 @@ def test_a_shared_definition_is_looked_through_once():
 
 
 @pytest.mark.parametrize("selector", ["linear", aten.t, "mm.default", lambda op: False])
-def test_names_that_there_are(selector):
+def test_names_that_there_are(selector: Any) -> None:
     check_selectors(tree(TREE)[1], [selector])
 
 
-def test_a_name_that_no_op_has_is_refused_with_one_that_is_near():
+def test_a_name_that_no_op_has_is_refused_with_one_that_is_near() -> None:
     with pytest.raises(Refusal, match="no op of the program is linaer") as refusal:
         check_selectors(tree(TREE)[1], ["linaer"])
     assert "did you mean linear" in str(refusal.value)
 
 
-def test_an_operator_that_the_program_does_not_call_is_refused():
+def test_an_operator_that_the_program_does_not_call_is_refused() -> None:
     with pytest.raises(Refusal, match="no op of the program is"):
         check_selectors(tree(TREE)[1], [aten.sin])

@@ -1,46 +1,49 @@
 """What a run leaves in memory: new contents of inputs, buffers bound anew, outputs that see it."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from foretrace.errors import Refusal
+from foretrace.ir.program import Mutation
 from tests.support.trees import recorded
 
 X = torch.zeros(2, 3)
 
 
-def grad(*shape):
+def grad(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, requires_grad=True)
 
 
-def mutations(fn, *args):
+def mutations(fn: Any, *args: Any) -> list[Mutation]:
     return recorded(fn, *args).mutations
 
 
-def test_an_input_that_is_written_has_new_content():
+def test_an_input_that_is_written_has_new_content() -> None:
     found = recorded(lambda x, y: (x.add_(1), y.neg()), X, X.clone())
     (mutation,) = found.mutations
     assert (mutation.index, mutation.hidden, mutation.kept) == (0, False, False)
     assert mutation.value is found.ops[0].outs[0]
 
 
-def test_an_input_that_is_written_through_a_view_has_new_content():
+def test_an_input_that_is_written_through_a_view_has_new_content() -> None:
     found = recorded(lambda x: x[0].add_(1), X)
     (mutation,) = found.mutations
     assert mutation.value.type.shape == (2, 3)
 
 
-def test_what_is_read_alone_has_none():
+def test_what_is_read_alone_has_none() -> None:
     assert mutations(lambda x: x.neg().add_(1), X) == []
 
 
-def test_a_write_by_data_is_hidden_from_autograd():
+def test_a_write_by_data_is_hidden_from_autograd() -> None:
     (mutation,) = mutations(lambda x: x.data.add_(1), X)
     assert mutation.hidden
 
 
-def test_a_write_under_no_grad_keeps_the_history():
+def test_a_write_under_no_grad_keeps_the_history() -> None:
     def fn(x):
         with torch.no_grad():
             x.add_(1)
@@ -49,7 +52,7 @@ def test_a_write_under_no_grad_keeps_the_history():
     assert mutation.kept
 
 
-def test_a_write_that_is_followed_changes_the_history():
+def test_a_write_that_is_followed_changes_the_history() -> None:
     (mutation,) = mutations(lambda c, x: c.add_(x), torch.zeros(2), grad(2))
     assert not mutation.kept
 
@@ -67,7 +70,7 @@ class Bound(nn.Module):
         return new
 
 
-def test_a_buffer_that_is_bound_to_another_tensor_is_rebound():
+def test_a_buffer_that_is_bound_to_another_tensor_is_rebound() -> None:
     (mutation,) = mutations(Bound(), torch.zeros(3))
     assert mutation.rebound
     assert mutations(Bound(keep=True), torch.zeros(3)) == []
@@ -81,18 +84,18 @@ def test_a_buffer_that_is_bound_to_another_tensor_is_rebound():
         (lambda x: x.resize_(7), "resize|sizes|makes"),
     ],
 )
-def test_an_input_that_changes_its_shape_is_refused(change, what):
+def test_an_input_that_changes_its_shape_is_refused(change: Any, what: str) -> None:
     with pytest.raises(Refusal, match=what):
         recorded(change, X.clone())
 
 
-def test_an_input_that_is_detached_in_place_is_refused():
+def test_an_input_that_is_detached_in_place_is_refused() -> None:
     with pytest.raises(Refusal, match="detaches the input x") as refusal:
         recorded(lambda x: x.detach_(), grad(2))
     assert refusal.value.kind == "side effect"
 
 
-def test_a_value_that_its_memory_no_longer_holds():
+def test_a_value_that_its_memory_no_longer_holds() -> None:
     def fn(x):
         y = x.neg()
         z = y.sin()
@@ -104,7 +107,7 @@ def test_a_value_that_its_memory_no_longer_holds():
     assert over.now is not None
 
 
-def test_a_write_that_is_counted_is_for_autograd_to_tell():
+def test_a_write_that_is_counted_is_for_autograd_to_tell() -> None:
     def fn(x):
         y = x.neg()
         z = y.sin()
@@ -115,7 +118,7 @@ def test_a_write_that_is_counted_is_for_autograd_to_tell():
     assert over.now is None
 
 
-def test_an_output_that_sees_written_memory_says_which_and_how():
+def test_an_output_that_sees_written_memory_says_which_and_how() -> None:
     def fn(x):
         x.add_(1)
         return x[1], x, x.neg()
@@ -126,7 +129,7 @@ def test_an_output_that_sees_written_memory_says_which_and_how():
     assert (other.view_of, other.same_as) == (None, None)
 
 
-def test_a_view_of_a_followed_write_says_what_it_was_taken_of_and_by_which_call():
+def test_a_view_of_a_followed_write_says_what_it_was_taken_of_and_by_which_call() -> None:
     def fn(c, x):
         c.add_(x)
         row = c[1]
@@ -138,7 +141,7 @@ def test_a_view_of_a_followed_write_says_what_it_was_taken_of_and_by_which_call(
     assert output.through.through is None
 
 
-def test_two_outputs_in_written_memory_with_histories_of_their_own_are_refused():
+def test_two_outputs_in_written_memory_with_histories_of_their_own_are_refused() -> None:
     def fn(x, w):
         y = x.neg()
         row = y[:1].detach()
@@ -150,7 +153,7 @@ def test_two_outputs_in_written_memory_with_histories_of_their_own_are_refused()
     assert refusal.value.kind == "aliased outputs"
 
 
-def test_where_an_input_begins_matters_if_it_is_asked():
+def test_where_an_input_begins_matters_if_it_is_asked() -> None:
     def fn(x):
         x.add_(1)
         return x.as_strided((2,), (1,), 1)
@@ -159,7 +162,7 @@ def test_where_an_input_begins_matters_if_it_is_asked():
     assert recorded(lambda x: x.add_(1), torch.zeros(4)).requires.begins == {}
 
 
-def test_a_tensor_kept_in_a_module_is_refused():
+def test_a_tensor_kept_in_a_module_is_refused() -> None:
     class Keeps(nn.Module):
         def forward(self, x):
             self.last = x.neg()
@@ -169,7 +172,7 @@ def test_a_tensor_kept_in_a_module_is_refused():
         recorded(Keeps(), X)
 
 
-def test_an_attribute_set_on_an_input_is_refused():
+def test_an_attribute_set_on_an_input_is_refused() -> None:
     def fn(x):
         x.mark = 1
         return x.neg()

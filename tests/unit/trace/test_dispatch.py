@@ -1,13 +1,14 @@
 """`learn`: what a call comes to, for operands of certain types."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Value
 from foretrace.mutation.functionalize import written
 from foretrace.mutation.made_leaves import required
-from foretrace.ops.outcome import Given, Share
+from foretrace.ops.outcome import Given, Outcome, Share
 from foretrace.trace.dispatch import Answer, Fold, Inline, aside, learn
 from tests.support.trees import assert_tree, recorded, recorder, tree
 
@@ -21,14 +22,15 @@ VALUES = """\
 """
 
 
-def outcome(func, *args, grad_mode=True, **kwargs):
+def outcome(func: Any, *args: Any, grad_mode: bool = True, **kwargs: Any) -> Outcome:
     """The outcome of a call whose arguments name values."""
     values, _ = tree(VALUES)
     given = [values.get(arg, arg) if isinstance(arg, str) else arg for arg in args]
-    return learn(recorder(), func, given, kwargs, grad_mode)
+    named = {name: values[value] for name, value in kwargs.items()}
+    return learn(recorder(), func, given, named, grad_mode)
 
 
-def test_a_leaf_has_a_type_for_each_result():
+def test_a_leaf_has_a_type_for_each_result() -> None:
     found = outcome(aten.max.dim, "x", 1)
     assert (found.definition, found.inline, found.views) == (None, None, ())
     assert [repr(each) for each in found.result] == ["f32[2]", "i64[2]"]
@@ -45,7 +47,9 @@ def test_a_leaf_has_a_type_for_each_result():
         (aten.detach.default, ("g",), True, False),
     ],
 )
-def test_a_leaf_s_result_is_followed_as_autograd_has_it(func, args, mode, followed):
+def test_a_leaf_s_result_is_followed_as_autograd_has_it(
+    func: Any, args: Any, mode: bool, followed: bool
+) -> None:
     assert outcome(func, *args, grad_mode=mode).result.requires_grad == followed
 
 
@@ -58,11 +62,11 @@ def test_a_leaf_s_result_is_followed_as_autograd_has_it(func, args, mode, follow
         (aten.neg.default, ("x",), ()),
     ],
 )
-def test_a_leaf_s_views(func, args, views):
+def test_a_leaf_s_views(func: Any, args: Any, views: Any) -> None:
     assert outcome(func, *args).views == views
 
 
-def test_a_composite_has_a_body_over_parameters_of_its_own():
+def test_a_composite_has_a_body_over_parameters_of_its_own() -> None:
     found = outcome(aten.linear.default, "x", "w")
     assert found.lasting
     assert repr(found.result) == "f32[2, 4]"
@@ -75,13 +79,13 @@ def test_a_composite_has_a_body_over_parameters_of_its_own():
     )
 
 
-def test_a_composite_that_gives_an_operand_back_says_which():
+def test_a_composite_that_gives_an_operand_back_says_which() -> None:
     found = outcome(aten.dropout.default, "x", 0.5, False)
     assert found.result == Given(0)
     assert found.definition.ops == ()
 
 
-def test_a_composite_s_view_of_an_operand_is_a_view():
+def test_a_composite_s_view_of_an_operand_is_a_view() -> None:
     assert outcome(aten.narrow.default, "x", 1, 0, 2).views == ((0, 0, Share.VIEW),)
 
 
@@ -94,13 +98,13 @@ def test_a_composite_s_view_of_an_operand_is_a_view():
         (aten.nonzero.default, ("m",), Fold),
     ],
 )
-def test_what_depends_on_data_is_asked_at_each_call(func, args, kind):
+def test_what_depends_on_data_is_asked_at_each_call(func: Any, args: Any, kind: Any) -> None:
     found = outcome(func, *args)
     assert found.result is None
     assert isinstance(found.inline, kind)
 
 
-def test_the_size_of_a_result_that_depends_on_data_is_not_kept():
+def test_the_size_of_a_result_that_depends_on_data_is_not_kept() -> None:
     assert not outcome(aten.nonzero.default, "m").lasting
 
 
@@ -108,28 +112,28 @@ def test_the_size_of_a_result_that_depends_on_data_is_not_kept():
     ("func", "args", "kwargs", "procedure"),
     [
         (aten.add_.Tensor, ("x", 1), {}, written),
-        (aten.neg.out, ("x",), {"out": Value(None)}, written),
+        (aten.neg.out, ("x",), {"out": "x"}, written),
         (aten.requires_grad_.default, ("x",), {}, required),
         (torch.ops.profiler._record_function_enter_new.default, ("name",), {}, aside),
     ],
 )
-def test_what_writes_or_is_about_the_run_has_a_procedure_of_its_own(func, args, kwargs, procedure):
-    values, _ = tree(VALUES)
-    given = dict.fromkeys(kwargs, values["x"])
-    assert outcome(func, *args, **given).inline is procedure
+def test_what_writes_or_is_about_the_run_has_a_procedure_of_its_own(
+    func: Any, args: Any, kwargs: Any, procedure: Any
+) -> None:
+    assert outcome(func, *args, **kwargs).inline is procedure
 
 
-def test_a_composite_that_writes_is_recorded_anew_at_each_call():
+def test_a_composite_that_writes_is_recorded_anew_at_each_call() -> None:
     found = outcome(aten.dropout_.default, "x", 0.5, True)
     assert isinstance(found.inline, Inline)
 
 
-def test_a_factory_says_so():
+def test_a_factory_says_so() -> None:
     assert outcome(aten.zeros.default, [2]).factory
     assert not outcome(aten.neg.default, "x").factory
 
 
-def test_calls_of_equal_types_share_one_outcome():
+def test_calls_of_equal_types_share_one_outcome() -> None:
     one, _, other = recorded(
         lambda x, w: (torch.dropout(x, 0.5, True), x.neg(), torch.dropout(w, 0.5, True)),
         torch.zeros(2, 3), torch.zeros(2, 3),
@@ -141,7 +145,7 @@ def test_calls_of_equal_types_share_one_outcome():
 @pytest.mark.parametrize(
     "other", [torch.zeros(3, 2), torch.zeros(2, 3).double(), torch.zeros(2, 3, requires_grad=True)]
 )
-def test_calls_of_other_types_do_not(other):
+def test_calls_of_other_types_do_not(other: torch.Tensor) -> None:
     one, two = recorded(
         lambda x, w: (torch.dropout(x, 0.5, True), torch.dropout(w, 0.5, True)),
         torch.zeros(2, 3), other,
@@ -149,7 +153,7 @@ def test_calls_of_other_types_do_not(other):
     assert one.definition is not two.definition
 
 
-def test_what_has_no_kernel_for_types_is_refused():
+def test_what_has_no_kernel_for_types_is_refused() -> None:
     library = torch.library.Library("unit_dispatch", "FRAGMENT")
     library.define("bare(Tensor x) -> Tensor")
     with pytest.raises(Refusal):
