@@ -44,9 +44,10 @@ def test_the_distance_of_a_view_is_in_bytes_behind_its_parent() -> None:
 def test_what_a_member_has_of_the_owner() -> None:
     def fn(x):
         y = x.neg()
-        return alias_of(y[0]).share, alias_of(y.detach()).share, alias_of(y.data).share
+        given = y[0], y.detach(), y.data, y.unsafe_split(1)[0]
+        return [alias_of(each).share for each in given]
 
-    assert told(fn, X) == [Share.VIEW, Share.VERSION, Share.MEMORY]
+    assert told(fn, X) == [Share.VIEW, Share.VERSION, Share.MEMORY, Share.MEMORY]
 
 
 def test_a_write_is_counted_for_all_but_data() -> None:
@@ -121,10 +122,30 @@ def test_a_view_that_autograd_lost_is_refused_when_it_is_used() -> None:
     assert refusal.value.kind == "in-place on view"
 
 
-def test_what_keeps_its_history_gets_new_content_by_a_write_of_its_own() -> None:
+def test_what_has_no_history_stays_without_one_whatever_is_written_to_its_memory() -> None:
+    def fn(c, x):
+        y = c.neg()
+        part = y.unsafe_split(1)[0]
+        y.mul_(x)
+        return part.sin(), y
+
+    ops = recorded(fn, X, X.clone().requires_grad_()).ops
+    assert_tree(
+        ops[3:],
+        """\
+%1, %2 = aten.unsafe_split.Tensor(%0, 1): f32[1, 3] grad, f32[1, 3] at 3 grad
+%3 = aten.detach.default(%1): f32[1, 3]
+%4 = aten.sin.default(%3): f32[1, 3]
+%5, %6 = aten.unsafe_split.Tensor(%0, 1): f32[1, 3] grad, f32[1, 3] at 3 grad
+%7 = aten.detach.default(%6): f32[1, 3] at 3
+""",
+    )
+
+
+def test_what_was_detached_sees_the_new_content_detached() -> None:
     def fn(x):
         y = x.neg()
-        apart = y.detach().requires_grad_(False)
+        apart = y.detach()
         y.mul_(2)
         return apart.sin(), y
 

@@ -152,7 +152,7 @@ def test_statistics_are_results_beside_the_op_s_own() -> None:
     assert [(m.index, m.value) for m in found.mutations] == [(1, op.outs[3]), (2, op.outs[4])]
 
 
-def test_an_operand_given_back_is_cloned() -> None:
+def test_a_copy_has_memory_of_its_own() -> None:
     def fn(x, y):
         return x.neg().copy_(y), y
 
@@ -162,6 +162,19 @@ def test_an_operand_given_back_is_cloned() -> None:
 %0 = aten.neg.default(%x): f32[2, 3]
 %1 = aten.copy_.default!(%0, %y): f32[2, 3]
     %1 = aten.clone.default(%y): f32[2, 3]
+""",
+    )
+
+
+def test_an_operand_that_the_functional_form_gives_back_is_cloned() -> None:
+    assert_tree(
+        recorded(lambda x: x.neg().conj_physical_(), X).ops,
+        """\
+%0 = aten.neg.default(%x): f32[2, 3]
+%1 = aten.conj_physical_.default!(%0): f32[2, 3]
+    aten.conj_physical.default(%0)
+        pass
+    %1 = aten.clone.default(%0): f32[2, 3]
 """,
     )
 

@@ -89,6 +89,11 @@ def test_an_input_that_changes_its_shape_is_refused(change: Any, what: str) -> N
         recorded(change, X.clone())
 
 
+def test_so_is_one_that_is_no_leaf() -> None:
+    with pytest.raises(Refusal, match="changes the shape of the input x in place"):
+        recorded(lambda x: x.t_(), grad(2, 3).neg())
+
+
 def test_an_input_that_is_detached_in_place_is_refused() -> None:
     with pytest.raises(Refusal, match="detaches the input x") as refusal:
         recorded(lambda x: x.detach_(), grad(2))
@@ -160,6 +165,15 @@ def test_where_an_input_begins_matters_if_it_is_asked() -> None:
 
     assert recorded(fn, torch.zeros(4)).requires.begins.keys() == {0}
     assert recorded(lambda x: x.add_(1), torch.zeros(4)).requires.begins == {}
+
+
+def test_where_an_input_begins_matters_if_a_view_by_strides_is_taken_again() -> None:
+    def fn(x):
+        part = x.as_strided((2,), (1,), 1)
+        x.add_(1)
+        return part.sin()
+
+    assert recorded(fn, torch.zeros(4)).requires.begins.keys() == {0}
 
 
 def test_a_tensor_kept_in_a_module_is_refused() -> None:

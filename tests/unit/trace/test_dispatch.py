@@ -19,6 +19,7 @@ VALUES = """\
 %w: f32[4, 3]
 %n: f32[1]
 %m: b8[2, 3]
+%s: f32[3, 3]
 """
 
 
@@ -113,6 +114,7 @@ def test_the_size_of_a_result_that_depends_on_data_is_not_kept() -> None:
     [
         (aten.add_.Tensor, ("x", 1), {}, written),
         (aten.neg.out, ("x",), {"out": "x"}, written),
+        (aten.matmul.out, ("x", "s"), {"out": "x"}, written),  # which has a composite kernel, too
         (aten.requires_grad_.default, ("x",), {}, required),
         (torch.ops.profiler._record_function_enter_new.default, ("name",), {}, aside),
     ],
