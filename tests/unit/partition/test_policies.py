@@ -37,14 +37,15 @@ def test_recompute_all_saves_nothing_that_can_be_had_twice() -> None:
     assert saved("recompute_all") == {}
 
 
-def test_recompute_all_saves_what_is_drawn() -> None:
+@pytest.mark.parametrize("policy", ["recompute_all", "min_cut"])
+def test_what_is_drawn_is_saved_whatever_the_policy_says(policy: str) -> None:
     text = """\
 %x: f32[4, 4] grad
 %n = aten.bernoulli.p(%x, 0.5): f32[4, 4]
 %m = aten.mul.Tensor(%x, %n): f32[4, 4] grad
 %y = aten.sum.default(%m): f32[] grad
 """
-    assert saved("recompute_all", text) == {"n": "it draws random numbers, and none is drawn twice"}
+    assert saved(policy, text) == {"n": "it draws random numbers, and none is drawn twice"}
 
 
 def test_min_cut_saves_the_product_and_runs_what_is_cheap_again() -> None:
