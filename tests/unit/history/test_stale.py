@@ -19,6 +19,7 @@ TREE = """\
 %row = aten.select.int(%y, 0, 1): f32[3] at 3 grad
 %part = aten.slice.Tensor(%row, 0, 1): f32[2] at 4 grad
 %off = aten.detach.default(%y): f32[2, 3]
+%a, %b = aten.unsafe_split.Tensor(%y, 1): f32[1, 3] grad, f32[1, 3] at 3 grad
 %s = aten.sin.default(%part): f32[2] grad
 %e = aten.exp.default(%y): f32[2, 3] grad
 """
@@ -44,8 +45,22 @@ def test_the_root_is_what_was_written_and_the_base_owns_the_memory() -> None:
     stale, values, _, _ = met()
     assert stale.root(values["part"]) is values["y"]
     assert stale.base(values["part"]) is values["y"]
-    assert stale.memory(values["off"]) is values["y"]
     assert stale.root(values["s"]) is values["s"]
+
+
+def test_the_root_is_the_nearest_that_was_written() -> None:
+    values, ops = tree(TREE)
+    found = Overwritten(values["now"], None)
+    stale = Stale({values["y"]: found, values["row"]: found})
+    stale.meet(ops)
+    assert stale.root(values["part"]) is values["row"]
+
+
+def test_what_autograd_takes_for_no_view_shares_the_memory_all_the_same() -> None:
+    stale, values, _, _ = met()
+    assert stale.base(values["a"]) is values["a"]
+    assert stale.memory(values["a"]) is values["y"]
+    assert stale.memory(values["off"]) is values["y"]
 
 
 def test_what_changed_its_shape_alone_is_as_it_was_for_what_comes_after() -> None:

@@ -36,6 +36,13 @@ def test_the_backward_alone_has_what_depends_on_the_gradient() -> None:
     assert names(halves.early()) == ["mm", "sin", "sum", "cos", "t", "t"]
 
 
+def test_what_is_not_worth_running_in_both_is_the_backward_s_alone() -> None:
+    _, halves = sides("%x: f32[4, 4] grad\n%y = aten.std.correction(%x): f32[] grad\n")
+    (mean,) = [op for op in halves.joint.ops if op.target is aten.mean.default]
+    assert halves.tangents[0].value not in mean.operands
+    assert mean in halves.late
+
+
 def test_inputs_outputs_and_gradients_have_their_sides() -> None:
     values, halves = sides()
     assert [item.value for item in halves.inputs] == [values["x"], values["w"]]
