@@ -56,8 +56,8 @@ def note_written(recorder: Records, old: Value, write: Op) -> None:
 def _used_since(recorder: Records, op: Op) -> bool:
     """Whether an op has read what a composite gave."""
     (out,) = op.outs
-    since = takewhile(op.__ne__, reversed(recorder.scope if recorder.inside else recorder.log))
-    return any(out in later.operands for later in since)
+    since = reversed(recorder.scope if recorder.inside else recorder.log)
+    return any(out in later.operands for later in takewhile(lambda each: each is not op, since))
 
 
 def _sees(op: Op, value: Value | None) -> bool:

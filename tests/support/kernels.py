@@ -18,14 +18,16 @@ COMPOSITE: Final = "CompositeImplicitAutograd"
 MOVED: Final = frozenset({
     "_local_scalar_dense", "as_strided_scatter", "broadcast_to", "cartesian_prod", "clone", "copy",
     "diagonal_scatter", "empty", "empty_like", "empty_strided", "fill", "full", "lift_fresh",
-    "lift_fresh_copy", "new_ones", "ones", "ones_like", "repeat_interleave", "resize", "resize_as",
-    "resolve_conj", "resolve_neg", "result_type", "select_scatter", "set", "slice_scatter", "to",
-    "zero", "zeros", "zeros_like",
+    "lift_fresh_copy", "new_empty_strided", "new_ones", "ones", "ones_like", "repeat_interleave",
+    "resize", "resize_as", "resolve_conj", "resolve_neg", "result_type", "select_scatter", "set",
+    "slice_scatter", "to", "zero", "zeros", "zeros_like",
 })  # fmt: skip
 """Where elements lie, and how a write is spelled: a cut writes to nothing that is read again."""
-MOVED_THERE: Final = frozenset({"_to_copy", "new_empty_strided"})
+MOVED_THERE: Final = frozenset({"_to_copy"})
 """The same, where a device's kernels are compared: what is put on it, and casts."""
 ASKED: Final = {
+    "corrcoef": "cov looks at its degrees of freedom",
+    "cov": "looks whether weights are negative, and at its degrees of freedom",
     "quantile": "looks whether q is between 0 and 1",
     "nanquantile": "looks whether q is between 0 and 1",
     "nn.functional.max_pool1d": "a kernel without indices, of the same values",

@@ -1,0 +1,90 @@
+"""Small trees for tests of one room: text that is read, a program that is recorded."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from expecttest import assert_expected_inline
+
+from foretrace.ir.notation import read, write
+from foretrace.ir.op import Op, Value
+from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded, Requirements, Role
+from foretrace.passes.cut import Level, joint_graph
+from foretrace.recording.capture import record
+from foretrace.recording.setup import RULES, prepared
+from foretrace.symbols.sizes import Symbols
+from foretrace.targets.profile import target_of
+from foretrace.targets.semantics import TargetSemantics
+from foretrace.tensors.abstract import Types
+from foretrace.trace.recorder import Recorder
+
+CPU = target_of("cpu", torch.device("cpu"))
+
+
+@cache
+def semantics() -> TargetSemantics:
+    """What operators mean on the CPU; one for all tests, as nothing in it is of a program."""
+    return TargetSemantics(CPU, Types(Symbols(lambda: None)), RULES, None)
+
+
+def tree(text: str) -> tuple[dict[str, Value], list[Op]]:
+    """The values and ops of a text; values keep their names when they are written again."""
+    values, ops = read(text)
+    for name, value in values.items():
+        value.hint = name
+    return values, ops
+
+
+def program(
+    text: str, outputs: Sequence[str], written: Mapping[str, str] | None = None
+) -> tuple[dict[str, Value], Recorded]:
+    """A program of the ops in a text; `written`: inputs and what they hold afterwards."""
+    values, ops = tree(text)
+    made = {out for op in ops for out in op.outs}
+    inputs = [
+        Input(value, Role("input", name), leaf=True, argument=place)
+        for place, (name, value) in enumerate(values.items())
+        if value not in made and not _inside(value, ops)
+    ]
+    places = {item.role.name: place for place, item in enumerate(inputs)}
+    mutations = [Mutation(places[old], values[new]) for old, new in (written or {}).items()]
+    results = [Output(values[name], Role("output", name)) for name in outputs]
+    requires = Requirements(None, [*places], None, True, frozenset(), torch.float32)
+    symbols = semantics().symbols
+    return values, Recorded(ops, inputs, results, mutations, symbols, [], CPU, requires)
+
+
+def _inside(value: Value, ops: Sequence[Op]) -> bool:
+    return any(value in op.outs or _inside(value, op.body or ()) for op in ops)
+
+
+def recorded(fn: Callable[..., Any], *args: Any) -> Recorded:
+    """The record of one run."""
+    run, _ = prepared(fn, args, {}, None, None)
+    return record(fn, args, {}, run, CPU)
+
+
+def recorder(shapes: Any = None, *args: torch.Tensor) -> Recorder:
+    """A recorder before its run: what it is asked to call goes to its scope."""
+    run, _ = prepared(lambda *_: None, args, {}, None, shapes)
+    return run.recorder
+
+
+def shown(ops: Sequence[Op]) -> str:
+    """The ops as text, without the declarations of what they are given."""
+    lines = write(ops).splitlines(keepends=True)
+    return "".join(line for line in lines if "(" in line or line.strip() == "pass")
+
+
+def assert_tree(ops: Sequence[Op], expected: str) -> None:
+    """Hold ops against a text; EXPECTTEST_ACCEPT=1 writes what there is into the test."""
+    assert_expected_inline(shown(ops), expected, skip=1)
+
+
+def joint_of(
+    text: str, outputs: Sequence[str], written: Mapping[str, str] | None = None
+) -> tuple[dict[str, Value], Recorded, Graph]:
+    """The program of a text and its joint graph, with a tangent for each output."""
+    values, found = program(text, outputs, written)
+    return values, found, joint_graph(found, semantics(), Level(written=False), None)

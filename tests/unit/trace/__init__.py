@@ -1,0 +1,1 @@
+"""Small programs and what becomes of one op, recorded."""
