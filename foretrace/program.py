@@ -14,7 +14,7 @@ from foretrace.explain.explanation import Explanation
 from foretrace.explain.why import explain
 from foretrace.frames.sources import Asked
 from foretrace.guards.calls import CallGuards
-from foretrace.ir.program import Graph, Recorded, Signature
+from foretrace.ir.program import Graph, Recorded, Signature, Target
 from foretrace.ir.types import Arrived
 from foretrace.ir.verify import verify_graph, verify_module, verify_pair, verify_record
 from foretrace.partition.policies import Policy
@@ -31,7 +31,6 @@ from foretrace.runtime.calls import run_forward, run_half, run_joint
 from foretrace.runtime.compiled import Compiled, not_copied
 from foretrace.runtime.one_program import OneProgram
 from foretrace.runtime.untrained import Untrained, untrained
-from foretrace.targets.profile import Target
 from foretrace.targets.semantics import TargetSemantics
 
 HALVES = ("forward", "backward")

@@ -9,7 +9,7 @@ import torch
 
 from foretrace.emit.python_source import Source
 from foretrace.errors import Frame
-from foretrace.python_state.plain_data import BY_VALUE, SINGLE, plain, same, snapshot
+from foretrace.ir.plain_data import BY_VALUE, SINGLE, plain, same, snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ from typing import Any
 from foretrace import torch_api
 from foretrace.emit.python_source import Source
 from foretrace.guards.guard import Check, value_check
-from foretrace.ir.program import Held, ModuleState, Requirements
-from foretrace.python_state.changes import MISSING
+from foretrace.ir.members import MISSING, own_length
+from foretrace.ir.requirements import Held, HeldLength, HeldNames, ModuleState, Requirements
 from foretrace.python_state.held import HOOKS
-from foretrace.python_state.plain_data import own_length
 
 BY_KEY = (dict, list, tuple, types.MappingProxyType)
 """Containers whose `[key]` runs nothing of the user's; for others that of their base is taken"""
@@ -79,13 +78,13 @@ class Facts:
 
     # ---- what else was held ------------------------------------------------------------------
 
-    def _held(self, held: Held) -> Check:
-        holder = self.source.bind(held.holder, held.how)
-        if held.how == "names":
+    def _held(self, held: Held | HeldNames | HeldLength) -> Check:
+        holder = self.source.bind(held.holder, "holder")
+        if isinstance(held, HeldNames):
             added = self.source.bind(_Added(held, self.mentioned), "added")
             condition = f"len({holder}) == {len(held.before)} or not {added}.names({holder})"
             return Check(condition, f"{added}.words({holder})")
-        if held.how == "length":
+        if isinstance(held, HeldLength):
             condition = f"{self.source.bind(own_length, 'length')}({holder}) == {held.before}"
             return Check(condition, repr(f"{held.name} has more or fewer items than it had"))
         if held.before is MISSING:
@@ -114,7 +113,7 @@ class Facts:
 class _Added:
     """Which names an object has now that the program's code mentions, and had not."""
 
-    def __init__(self, held: Held, mentioned: frozenset[str]) -> None:
+    def __init__(self, held: HeldNames, mentioned: frozenset[str]) -> None:
         self.held, self.mentioned = held, mentioned
 
     def names(self, space: Iterable[str]) -> list[str]:
@@ -124,6 +123,6 @@ class _Added:
     def words(self, space: Iterable[str]) -> str:
         """What the first of them does."""
         name = self.names(space)[0]
-        hides = isinstance(self.held.key, type) and hasattr(self.held.key, name)
+        hides = self.held.kind is not None and hasattr(self.held.kind, name)
         does = "hides that of the class" if hides else "is there now, the capture saw none"
         return f"{self.held.name}.{name} {does}"

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.python_state.changes import CONTENT, Change
+from foretrace.ir.members import CONTENT, attributes_of, own_length
+from foretrace.ir.requirements import Change
 from foretrace.python_state.kept import (
     ATOMS,
     STATES,
@@ -29,12 +30,10 @@ from foretrace.python_state.kept import (
     KeptNames,
     KeptState,
     KeptTensor,
-    attributes_of,
     kept_container,
 )
 from foretrace.python_state.mentioned import FOLLOWS, MEMO, UNNAMED, home, members_of, mentioned_by
 from foretrace.python_state.outside import origin_of
-from foretrace.python_state.plain_data import own_length
 from foretrace.python_state.restoring import changes_in, put_all_back
 from foretrace.tensors.abstract import Abstract
 

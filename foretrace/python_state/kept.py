@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.python_state.changes import MISSING, Place, held_by
-from foretrace.python_state.plain_data import same_state
+from foretrace.ir.members import MISSING, held_by
+from foretrace.ir.plain_data import same_state
+from foretrace.ir.requirements import Place
 
 ATOMS = frozenset({
     bool, int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype,
@@ -45,15 +46,6 @@ class Kept(Protocol):
 def all_are(now: Sequence[Any], before: Sequence[Any]) -> bool:
     """Whether two sequences hold the same objects in the same order."""
     return len(now) == len(before) and all(map(is_, now, before))
-
-
-def attributes_of(item: Any) -> dict[str, Any] | None:
-    """The attributes of an object, without a call of its class."""
-    try:
-        space = object.__getattribute__(item, "__dict__")
-    except AttributeError:
-        return None
-    return space if type(space) is dict else None
 
 
 class KeptDict:

@@ -17,10 +17,10 @@ from torch.autograd.function import Function
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import function_of
+from foretrace.ir.members import attributes_of, cell_content
 from foretrace.ir.program import Recorded
+from foretrace.ir.requirements import FIRST_CALL
 from foretrace.ir.walk import every_op
-from foretrace.python_state.changes import FIRST_CALL, cell_content
-from foretrace.python_state.kept import attributes_of
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.trace.functions import Context, FunctionCall
 

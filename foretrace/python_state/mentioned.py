@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from foretrace.python_state.kept import ATOMS, STATES, attributes_of
+from foretrace.ir.members import attributes_of
+from foretrace.python_state.kept import ATOMS, STATES
 from foretrace.python_state.outside import origin_of
 
 FOLLOWED = frozenset({"collections", "types", "weakref", "functools", "contextlib", "torch"})

@@ -19,7 +19,9 @@ from typing import Any
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR
-from foretrace.python_state.changes import MISSING, Change, Place, cell_content, changes_of
+from foretrace.ir.members import MISSING, cell_content
+from foretrace.ir.requirements import Change, Place
+from foretrace.python_state.restoring import changes_of
 from foretrace.trace.recorder import Recorder
 
 GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})

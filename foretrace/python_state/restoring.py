@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.python_state.changes import Change, Place, changes_of, content_changes
+from foretrace.ir.members import MISSING
+from foretrace.ir.plain_data import plain, same
+from foretrace.ir.requirements import Change, Entry, Place
 from foretrace.python_state.kept import Kept, KeptAttributes, KeptDict, KeptItems, KeptNames
-from foretrace.python_state.plain_data import plain, same
+from foretrace.tensors.abstract import Abstract
 
 
 class _Attempt:
@@ -99,3 +102,28 @@ def _made_again(kept: Any) -> bool:
     """Whether it holds the same numbers and text, which may be other objects."""
     now = type(kept)(kept.item).before
     return plain(now) and same(now, kept.before)
+
+
+def changes_of(places: Iterable[Place]) -> list[Change]:
+    """What is no longer as it was."""
+    found: list[Change] = []
+    for place in places:
+        if place.changed and isinstance(place.before, dict) and not place.bound:
+            found += content_changes(place.name, place.before, place.copy, place.before)
+        elif place.changed:
+            found.append(Change(place, place.now, place.bound))
+    return found
+
+
+def content_changes(
+    name: str, item: dict[Any, Any], before: dict[Any, Any], now: dict[Any, Any]
+) -> list[Change]:
+    """The entries of a dict that are others now; all of it, if the old ones are no longer in front.
+
+    One under the class of our own tensors is none: where a cache goes by the type of a tensor,
+    eager has `torch.Tensor` in it.
+    """
+    if not all(map(is_, now, before)) or len(now) < len(before):
+        return [Change(Place(name, {}, None), None, rebound=False)]
+    keys = [key for key in now if not (isinstance(key, type) and issubclass(key, Abstract))]
+    return changes_of(Entry(name, item, key, before.get(key, MISSING)) for key in keys)

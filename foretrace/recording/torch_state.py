@@ -13,9 +13,10 @@ from foretrace import torch_api
 from foretrace.errors import Frame, Refusal, Way
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import function_of
+from foretrace.ir.members import cell_content, held_by
 from foretrace.ir.op import Checkpoint
+from foretrace.ir.requirements import Place
 from foretrace.mutation.made_leaves import value_of
-from foretrace.python_state.changes import Place, cell_content, held_by
 from foretrace.python_state.module_state import scripted
 from foretrace.python_state.switches import unswitched
 from foretrace.tensors.abstract import Abstract

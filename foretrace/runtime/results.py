@@ -12,7 +12,7 @@ from foretrace.errors import Refusal
 from foretrace.guards.calls import check_repeatable
 from foretrace.ir.op import Value
 from foretrace.ir.program import Mutation, Output, Recorded, Role
-from foretrace.python_state.changes import Change
+from foretrace.ir.requirements import Change
 from foretrace.runtime.calls import in_memory, loose, write_back
 
 
