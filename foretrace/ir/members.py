@@ -56,25 +56,26 @@ def attributes_of(item: Any) -> dict[str, Any] | None:
     return space if type(space) is dict else None
 
 
+def own_kind(item: Any) -> Any:
+    """The type of Python's that a container is made of; None if it is no container."""
+    kind = type(item)  # its class as it says itself is Python of the user's
+    return next((each for each in OWN if issubclass(kind, each)), None)
+
+
 def own_length(item: Any) -> int:
     """How many items a container has, asked of Python's own type: a class may say otherwise."""
-    kind: Any = next(kind for kind in OWN if isinstance(item, kind))
-    return int(kind.__len__(item))
+    return int(own_kind(item).__len__(item))
 
 
 def own_items(item: Any) -> Iterator[tuple[Any, Any]]:
     """Keys and items of a container, in order; of a set, numbers in the place of keys."""
-    if isinstance(item, dict):
-        return iter(dict.items(item))
-    kind: Any = next(kind for kind in OWN if isinstance(item, kind))
-    return enumerate(kind.__iter__(item))
+    kind = own_kind(item)
+    return iter(dict.items(item)) if kind is dict else enumerate(kind.__iter__(item))
 
 
 def members(item: Any) -> Iterator[tuple[Any, Any]]:
     """What a container holds, by key, or else what an object has as attributes, by name."""
-    if isinstance(item, OWN):
-        return own_items(item)
-    return iter((attributes_of(item) or {}).items())
+    return own_items(item) if own_kind(item) else iter((attributes_of(item) or {}).items())
 
 
 def reached(

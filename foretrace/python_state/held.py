@@ -195,7 +195,7 @@ class Reading:
 
     def _met_module(self, name: str, module: nn.Module) -> None:
         states = [
-            _state(f"{name}.{path}".rstrip("."), each) for path, each in module.named_modules()
+            state_of(f"{name}.{path}".rstrip("."), each) for path, each in module.named_modules()
         ]
         self.met += states
         self.modules(states)
@@ -205,9 +205,10 @@ class Reading:
                     self.found.append(Held(f"{state.path}.{key}", "item", table, key, tensor))
 
 
-def _state(path: str, module: nn.Module) -> ModuleState:
+def state_of(path: str, module: nn.Module) -> ModuleState:
+    """How a module is now."""
     space = vars(module)
-    kept = {name: dict(space[name]) for name in (*TABLES, *HOOKS)}
+    kept = {name: dict(space[name]) for name in (*TABLES, *HOOKS) if name in space}
     return ModuleState(path, module, module.training, kept)
 
 

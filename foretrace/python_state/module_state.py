@@ -18,7 +18,7 @@ from foretrace.ir.members import own_items
 from foretrace.ir.requirements import FIRST_CALL, Change, Entry, ModuleState, Place, Requirements
 from foretrace.ir.structure import take_apart
 from foretrace.python_state.before import Before
-from foretrace.python_state.held import HOOKS
+from foretrace.python_state.held import state_of
 from foretrace.python_state.kept import ATOMS, EMPTY, Kept, KeptModule
 from foretrace.python_state.leaks import abstract_in
 from foretrace.python_state.outside import Outside
@@ -84,16 +84,8 @@ class Borrowed:
                         table[name] = placeholder(tensor, kind, loan.full_name(name), owner)
 
     def states(self) -> list[ModuleState]:
-        """How the modules were before the run."""
-        return [
-            ModuleState(
-                loan.path,
-                loan.module,
-                loan.module.training,
-                {n: kept.before for n, kept in loan.kept.contents.items() if n in STATES},
-            )
-            for loan in self._loans
-        ]
+        """How the modules are now."""
+        return [state_of(loan.path, loan.module) for loan in self._loans]
 
     def paths(self) -> dict[int, str]:
         """The dotted path of every module, by id."""
@@ -150,7 +142,6 @@ def scripted() -> NoReturn:
 
 
 TABLES = frozenset({"_parameters", "_buffers", "_modules"})
-STATES = TABLES.union(HOOKS)
 REGISTERED = tuple(
     name for name, item in vars(nn.Module()).items()
     if isinstance(item, (dict, set)) and name != "_modules"

@@ -6,26 +6,12 @@ from operator import is_
 from typing import Any
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
+from foretrace.errors import Attempt, Refusal
 from foretrace.ir.members import MISSING
 from foretrace.ir.plain_data import plain, same
 from foretrace.ir.requirements import Change, Entry, Place
 from foretrace.python_state.kept import Kept, KeptAttributes, KeptDict, KeptItems, KeptNames
 from foretrace.tensors.abstract import Abstract
-
-
-class _Attempt:
-    """Holds what a step raised."""
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-
-    def __enter__(self) -> None:
-        self.error = None
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        self.error = error
-        return True
 
 
 def put_all_back(kept: Iterable[Kept]) -> list[str]:
@@ -35,7 +21,7 @@ def put_all_back(kept: Iterable[Kept]) -> list[str]:
     """
     failed: list[str] = []
     interrupt: BaseException | None = None
-    attempt = _Attempt()
+    attempt = Attempt(BaseException)
     with torch_api.no_torch_function():
         waiting = list(kept)[::-1]
         while waiting:
@@ -90,18 +76,17 @@ def changes_in(kept: Kept, name: Callable[[Any], str]) -> Iterable[Change]:
         return ()
     if isinstance(kept, (KeptNames, KeptAttributes)):
         return changes_of(kept.places())
-    if isinstance(kept, (KeptItems, KeptDict)) and plain(kept.before) and _made_again(kept):
+    if isinstance(kept, (KeptItems, KeptDict)) and _made_again(kept):
         return ()
     if isinstance(kept, KeptDict):
-        now = KeptDict(kept.item).before
-        return content_changes(name(kept.item), kept.item, kept.before, now)
+        return content_changes(name(kept.item), kept.item, kept.before, kept.now)
     return (Change(Place(name(kept.item), {}, None), None, rebound=False),)
 
 
-def _made_again(kept: Any) -> bool:
+def _made_again(kept: KeptItems | KeptDict) -> bool:
     """Whether it holds the same numbers and text, which may be other objects."""
-    now = type(kept)(kept.item).before
-    return plain(now) and same(now, kept.before)
+    now = kept.now
+    return plain(kept.before) and plain(now) and same(now, kept.before)
 
 
 def changes_of(places: Iterable[Place]) -> list[Change]:
