@@ -28,6 +28,22 @@ class Check:
     """what helps, where it is not to capture again"""
 
 
+class Checks:
+    """A list of checks that is being written, of which `source` has the objects."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.checks: list[Check] = []
+
+    def add(self, condition: str, reason: str, at: Frame | None = None, do: str = "") -> None:
+        """One more check."""
+        self.checks.append(Check(condition, reason, at=at, do=do))
+
+    def line(self, line: str) -> None:
+        """A line that binds a name which later checks use."""
+        self.checks.append(Check(lines=(line,)))
+
+
 def telling(template: str, *places: str) -> str:
     """An expression that fills the template with what the places give at the call."""
     return f"{template!r}.format({', '.join(places)})"

@@ -83,11 +83,13 @@ class Input:
     gradient_of: "Input | None" = None
     """the input whose `.grad` it is, read at each call"""
 
-    def live(self) -> torch.Tensor | None:
-        """The tensor to run with; None for an argument, which the caller gives."""
+    def live(self, given: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:
+        """The tensor to run with; of an argument, that of those given, or None without them."""
         if self.gradient_of is not None:
-            of = self.gradient_of.live()
+            of = self.gradient_of.live(given)
             return None if of is None else of.grad
+        if self.argument is not None and given:
+            return given[self.argument]
         if self.owner is None:
             return self.tensor
         module, name = self.owner
