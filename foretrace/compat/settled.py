@@ -14,6 +14,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import FIRST_CALL, Change
+from foretrace.ir.tree import map_tree
 
 
 def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:
@@ -82,10 +83,9 @@ class _Numbered:
 
     def tree(self, tree: Tree) -> Any:
         """Arguments: values as numbers with their types, all else as it is written."""
-        if isinstance(tree, Value):
-            return self._numbers.setdefault(tree, len(self._numbers)), str(tree.type)
-        if isinstance(tree, (list, tuple)):
-            return [type(tree).__name__, *map(self.tree, tree)]
-        if isinstance(tree, dict):
-            return {name: self.tree(item) for name, item in tree.items()}
-        return repr(tree)
+        return map_tree(tree, self._leaf)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Value):
+            return repr(leaf)
+        return self._numbers.setdefault(leaf, len(self._numbers)), str(leaf.type)

@@ -32,11 +32,14 @@ def called_in(ops: Iterable[Op]) -> Iterator[Op]:
 
 def made_in(ops: Iterable[Op]) -> set[Value]:
     """Everything that ops make, in their bodies too."""
-    found: set[Value] = set()
+    return {out for op in in_bodies(ops) for out in op.outs}
+
+
+def in_bodies(ops: Iterable[Op]) -> Iterator[Op]:
+    """The ops and those that they are made of, in the words of each call."""
     for op in ops:
-        found.update(op.outs)
-        found |= made_in(op.body or ())
-    return found
+        yield op
+        yield from in_bodies(op.body or ())
 
 
 Bare: TypeAlias = Literal["leaf", "loose"]
