@@ -249,7 +249,7 @@ def _symbols(size: Size) -> set[Any]:
 def check_lines(checks: Sequence[Check], fail: Callable[[int], str], gone: str) -> Iterator[str]:
     """The checks as lines that return what `fail` says of the first that fails.
 
-    `gone` is returned where a check has nothing to look at any more.
+    `gone` is the end of the line for a check that has nothing to look at any more.
     """
     yield "try:"
     for number, check in enumerate(checks):
@@ -257,7 +257,7 @@ def check_lines(checks: Sequence[Check], fail: Callable[[int], str], gone: str) 
         if check.condition:
             yield f"{INDENT}if not ({check.condition}): return {fail(number)}"
     yield f"{INDENT}pass"
-    yield f"{GONE} as error: return {gone}"
+    yield GONE + gone
 
 
 def telling_lines(
@@ -269,5 +269,5 @@ def telling_lines(
     def fail(number: int) -> str:
         return f"Broken({checks[number].reason}, at{number}, {number}, {checks[number].do!r})"
 
-    gone = "Broken(f'what the capture relied on is gone: {error}', None)"
+    gone = " as error: return Broken(f'what the capture relied on is gone: {error}', None)"
     return chain(check_lines(checks, fail, gone), [f"return {result}"])

@@ -81,7 +81,7 @@ class Guards(Conditions):
     def write(self) -> None:
         """The guards as lines of the source."""
         miss = self.source.bind(MISS, "MISS")
-        self.source.add(*check_lines(self.checks, lambda number: miss, miss))
+        self.source.add(*check_lines(self.checks, lambda number: miss, f": return {miss}"))
 
     # ---- parts -------------------------------------------------------------------------------
 
