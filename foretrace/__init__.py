@@ -6,9 +6,9 @@ from foretrace.compat.compile import compile
 from foretrace.compat.export import export
 from foretrace.errors import Refusal
 from foretrace.explain.explanation import Explanation
+from foretrace.ir.program import Target
 from foretrace.program import Cut, Program, capture, rule
 from foretrace.runtime.compiled import Recapture
-from foretrace.targets.profile import Target
 
 __version__ = "0.1.0"
 

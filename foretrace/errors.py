@@ -4,8 +4,9 @@ import linecache
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from traceback import walk_tb
 from types import CodeType, TracebackType
-from typing import Final
+from typing import Final, Self
 
 PACKAGE_DIR = __file__.rpartition("/")[0] + "/"
 PYTHON_DIR = sysconfig.get_paths()["stdlib"] + "/"
@@ -136,6 +137,21 @@ class Refusing:
             raise refusal from None if known else error
 
 
+class Attempt:
+    """While inside, an exception of these kinds ends the block and is kept in `error`."""
+
+    def __init__(self, *kinds: type[BaseException]) -> None:
+        self.kinds = kinds
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self.error = error if isinstance(error, self.kinds) else None
+        return self.error is not None
+
+
 def _aligned(label: str, lines: list[str]) -> list[str]:
     heads = [label] + [""] * (len(lines) - 1)
     return [f"  {head:<5} {line}" for head, line in zip(heads, lines, strict=False)]
@@ -151,10 +167,13 @@ def is_library(code: CodeType, library_dirs: tuple[str, ...]) -> bool:
 
 def user_frame_of(traceback: TracebackType | None, library_dirs: tuple[str, ...]) -> Frame | None:
     """The innermost user line of a traceback; None if it never was in the user's code."""
+    return innermost(traceback, lambda code: not is_library(code, library_dirs))
+
+
+def innermost(traceback: TracebackType | None, wanted: Callable[[CodeType], bool]) -> Frame | None:
+    """The innermost line of a traceback that is in wanted code; None if there is none."""
     found = None
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if not is_library(code, library_dirs):
-            found = Frame(code.co_filename, traceback.tb_lineno, code.co_qualname)
-        traceback = traceback.tb_next
+    for frame, line in walk_tb(traceback):
+        code = frame.f_code
+        found = Frame(code.co_filename, line, code.co_qualname) if wanted(code) else found
     return found

@@ -14,7 +14,7 @@ from foretrace.explain.explanation import Explanation
 from foretrace.explain.why import explain
 from foretrace.frames.sources import Asked
 from foretrace.guards.calls import CallGuards
-from foretrace.ir.program import Graph, Recorded, Signature
+from foretrace.ir.program import Graph, Recorded, Signature, Target
 from foretrace.ir.types import Arrived
 from foretrace.ir.verify import verify_graph, verify_module, verify_pair, verify_record
 from foretrace.partition.policies import Policy
@@ -28,10 +28,8 @@ from foretrace.recording.capture import record
 from foretrace.recording.setup import RULES, prepared
 from foretrace.rules.table import BackwardCall, Registered, rule_name
 from foretrace.runtime.calls import run_forward, run_half, run_joint
-from foretrace.runtime.compiled import Compiled, not_copied
-from foretrace.runtime.one_program import OneProgram
+from foretrace.runtime.compiled import Captured, Compiled, not_copied
 from foretrace.runtime.untrained import Untrained, untrained
-from foretrace.targets.profile import Target
 from foretrace.targets.semantics import TargetSemantics
 
 HALVES = ("forward", "backward")
@@ -137,10 +135,14 @@ class Program:
         Raises:
             Refusal: there is no such backend; when called: a guard is broken.
         """
-        program = OneProgram(self.guards, self.semantics)
         asked = self._asked()
+
+        def captured(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+            self.guards.inputs(args, kwargs)
+            return Captured(self.recorded, self.semantics)
+
         with asked:
-            return Compiled(self.cut("export"), program, building(backend), asked)
+            return Compiled(self.cut("export"), captured, building(backend), asked)
 
     def pair(
         self,

@@ -66,4 +66,4 @@ def body(
     for mutation in recorded.mutations:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
     leaves = leaf_texts(source, straight, recorded, inputs, spelled=spelled)
-    return result_text(source, recorded.requires.out_structure, leaves)
+    return result_text(source, recorded.out_structure, leaves)

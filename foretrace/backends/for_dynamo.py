@@ -124,6 +124,6 @@ def flat_compiled(
     written, call = FlatFunction(recorded), joined(recorded, semantics, compilers)
     inside = written.source.inner()
     leaves = called(inside, recorded, written.inputs, inside.bind(call, "graphs"))
-    result = result_text(inside, recorded.requires.out_structure, leaves)
+    result = result_text(inside, recorded.out_structure, leaves)
     grad_on = isinstance(call, Trained) or recorded.gives_followed
     return written.finish(result, inside, grad_on=grad_on)

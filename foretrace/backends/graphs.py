@@ -45,7 +45,7 @@ def paired(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
         guards.write()
         inside = source.inner()
         leaves = called(inside, recorded, guards.inputs, source.bind(call, "graphs"))
-        result = result_text(source, recorded.requires.out_structure, leaves)
+        result = result_text(source, recorded.out_structure, leaves)
         inside.add(*changes, f"return {result}")
         follows = isinstance(call, Trained) or recorded.gives_followed
         grad_on = follows and not recorded.requires.grad_mode

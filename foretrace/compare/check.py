@@ -8,8 +8,9 @@ from typing import Any, Protocol
 from torch import nn
 
 from foretrace.compare.bits import Sight, difference
-from foretrace.compare.raised import Attempt, first_line
+from foretrace.compare.raised import first_line
 from foretrace.compare.stage import Seen, Stage
+from foretrace.errors import Attempt
 from foretrace.ir.op import Value
 from foretrace.ir.program import Recorded
 from foretrace.python_state.module_state import borrowed, owners_of
@@ -144,7 +145,7 @@ def followed(recorded: Recorded) -> bool:
 def _compared(program: Captured, stage: Stage, compare: "Comparison") -> Iterator[Item]:
     for name, run in _runs(program, stage):
         seen = None
-        with Attempt() as attempt:
+        with Attempt(Exception) as attempt:
             seen = run()
         if seen is not None:
             yield from compare(name, seen)

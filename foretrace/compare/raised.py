@@ -1,9 +1,8 @@
 """What the user's code raises, as a refusal with the user's line."""
 
 from types import TracebackType
-from typing import Self
 
-from foretrace.errors import Frame, Refusal, Refusing, user_frame_of
+from foretrace.errors import Frame, Refusal, Refusing, innermost, user_frame_of
 from foretrace.frames.sources import LIBRARY_DIRS
 
 
@@ -30,30 +29,10 @@ def raised(doing: str, do: str, file: str | None = None) -> Refusing:
 def _frame(error: BaseException, trace: TracebackType | None, file: str | None) -> Frame | None:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return Frame(error.filename, error.lineno, "<module>")
-    found = None
-    while file is not None and trace is not None:
-        code = trace.tb_frame.f_code
-        if code.co_filename == file:
-            found = Frame(code.co_filename, trace.tb_lineno, code.co_qualname)
-        trace = trace.tb_next
-    return found or user_frame_of(error.__traceback__, LIBRARY_DIRS)
+    own = innermost(trace, lambda code: code.co_filename == file)
+    return own or user_frame_of(error.__traceback__, LIBRARY_DIRS)
 
 
 def first_line(error: BaseException) -> str:
     """The first line of its message."""
     return (error.msg if isinstance(error, SyntaxError) else str(error)).partition("\n")[0]
-
-
-class Attempt:
-    """While inside, an exception ends the block and is kept in `error`."""
-
-    error: Exception | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: object, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        self.error = error if isinstance(error, Exception) else None
-        return self.error is not None

@@ -13,8 +13,9 @@ from foretrace.compare.bits import Sight
 from foretrace.compare.raised import raised
 from foretrace.guards.calls import CallGuards
 from foretrace.ir.op import Op
-from foretrace.ir.program import Input, Recorded
+from foretrace.ir.program import Recorded
 from foretrace.ir.structure import take_apart
+from foretrace.ir.walk import every_op
 from foretrace.python_state.module_state import Borrowed, borrowed, owners_of
 from foretrace.runtime.calls import Half, run_pair
 
@@ -150,7 +151,7 @@ class Run:
         copies = copies_of([leaf for _, leaf in stage.leaves], keep={id(t) for t in stage.live})
         self.args, self.kwargs = stage.structure.build(iter(copies))
         given = [copy for copy in copies if isinstance(copy, Tensor)]
-        self.state = [_tensor_of(item, given) for item in recorded.inputs]
+        self.state: list[Any] = [item.live(given) for item in recorded.inputs]
         self.edges: dict[str, Any] = {}
         for item, tensor in zip(recorded.inputs, self.state, strict=True):
             if item.value.type.requires_grad:
@@ -175,31 +176,14 @@ class Run:
         )
 
 
-def _tensor_of(item: Input, given: list[Tensor]) -> Any:
-    if item.gradient_of is not None:
-        return _tensor_of(item.gradient_of, given).grad
-    if item.tensor is not None:
-        return item.tensor
-    if item.argument is None:
-        raise AssertionError("an input is an argument or a live tensor")
-    return given[item.argument]
-
-
 def _sight(leaf: Any) -> Any:
     return Sight.of(leaf) if isinstance(leaf, Tensor) else leaf
 
 
 def generators_in(ops: list[Op]) -> list[torch.Generator]:
     """The generators of the program's own that its ops draw from."""
-    found: dict[torch.Generator, None] = {}
-    stack = list(ops)
-    while stack:
-        op = stack.pop()
-        for item in (*op.args, *op.kwargs.values()):
-            if isinstance(item, torch.Generator):
-                found[item] = None
-        stack += op.own or ()
-    return list(found)
+    items = (item for op in every_op(ops) for item in (*op.args, *op.kwargs.values()))
+    return list(dict.fromkeys(item for item in items if isinstance(item, torch.Generator)))
 
 
 # ---- copies -------------------------------------------------------------------------------------

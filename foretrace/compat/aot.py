@@ -18,7 +18,7 @@ from foretrace.emit.calling_convention import Slot, arranged, as_attributes
 from foretrace.errors import Refusal
 from foretrace.frames.sources import Asked
 from foretrace.ir.op import Value
-from foretrace.ir.program import Input, Recorded, Requirements
+from foretrace.ir.program import Input, Recorded
 from foretrace.passes.cut import inference_graph
 from foretrace.passes.decompose import decompose
 from foretrace.passes.table_recorder import Table
@@ -113,7 +113,7 @@ def _run(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | Non
 
 def _loss(recorded: Recorded, index: Any) -> int:
     """Which leaf of the results is the loss; the other outputs have to be without a gradient."""
-    structure, count = recorded.requires.out_structure, len(recorded.outputs)
+    structure, count = recorded.out_structure, len(recorded.outputs)
     tops = structure.build(iter(range(count)))
     if not isinstance(tops, (tuple, list)):
         tops = torch_api.tree_leaves(tops)
@@ -145,7 +145,7 @@ class _Call:
         self, mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], recorded: Recorded
     ) -> None:
         self.recorded = recorded
-        _check_containers(recorded.requires)
+        _check_containers(recorded)
         check_begins(recorded)
         self.parameters = dict(mod.named_parameters(remove_duplicate=False))
         self.buffers = dict(mod.named_buffers(remove_duplicate=False))
@@ -174,8 +174,8 @@ class _Call:
         return named[slot] if slot < len(named) else argument(slot)
 
 
-def _check_containers(requires: Requirements) -> None:
-    for structure in (requires.in_structure, requires.out_structure):
+def _check_containers(recorded: Recorded) -> None:
+    for structure in (recorded.requires.in_structure, recorded.out_structure):
         if structure.objects:
             name = structure.objects[0][1].__name__
             raise Refusal(
@@ -287,4 +287,4 @@ def _signature(
 
 def _out_spec(recorded: Recorded) -> Any:
     leaves = iter(range(len(recorded.outputs)))
-    return torch_api.tree_flatten(recorded.requires.out_structure.build(leaves))[1]
+    return torch_api.tree_flatten(recorded.out_structure.build(leaves))[1]

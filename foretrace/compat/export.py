@@ -161,7 +161,7 @@ def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
     recorded = program.recorded
     _check_plain(recorded.requires.in_structure, "an argument")
     _check_keys(recorded.requires.in_structure)
-    _check_plain(recorded.requires.out_structure, "what the program returns")
+    _check_plain(recorded.out_structure, "what the program returns")
     for name, leaf in recorded.requires.constants.items():
         _check_leaf(leaf, f"the argument {name}")
     for output in recorded.outputs:

@@ -26,14 +26,14 @@ def module_calls(
     Raises:
         Refusal: what a submodule got or gave is nothing that the graph has.
     """
-    requires, (args, kwargs) = recorded.requires, example
+    args, kwargs = example
     positional = [name.replace(".", "_") for name in positional_names(mod, len(args))]
     signatures = {
         "": ModuleCallSignature(
             inputs=[],
             outputs=[],
-            in_spec=requires.in_structure.spec,
-            out_spec=requires.out_structure.spec,
+            in_spec=recorded.requires.in_structure.spec,
+            out_spec=recorded.out_structure.spec,
             forward_arg_names=[*positional, *kwargs],
         )
     }

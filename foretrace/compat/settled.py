@@ -4,13 +4,17 @@ Such a graph has no guards on Python values, and none of the changes that the pr
 counter that nothing depends on may stay behind; one that the results depend on may not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Any
+
+import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.alike import alike
+from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.ir.program import Recorded
-from foretrace.python_state.changes import FIRST_CALL, Change
+from foretrace.ir.requirements import FIRST_CALL, Change
+from foretrace.ir.tree import map_tree
 
 
 def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:
@@ -36,8 +40,52 @@ def _same_again(recorded: Recorded, again: Callable[[], Recorded], bound: list[C
         change.redo()
     try:
         with suppress(Refusal):
-            return alike(recorded, again())
+            return _alike(recorded, again())
     finally:
         for change in bound:
             change.undo()
     return False
+
+
+def _alike(one: Recorded, other: Recorded) -> bool:
+    """Whether the ops, their arguments, the results and the constants are the same."""
+    return _Numbered().recorded(one) == _Numbered().recorded(other) and all(
+        map(_same_constant, one.inputs, other.inputs)
+    )
+
+
+def _same_constant(one: Any, other: Any) -> bool:
+    if one.role.kind != "constant" or one.tensor is other.tensor:
+        return True
+    return torch.equal(one.tensor, other.tensor)
+
+
+class _Numbered:
+    """Values of a record as numbers, in the order in which they appear."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Value, int] = {}
+
+    def recorded(self, recorded: Recorded) -> list[Any]:
+        """All that a graph of it could have."""
+        inputs = [self.tree(item.value) for item in recorded.inputs]
+        news = [(mutation.index, self.tree(mutation.value)) for mutation in recorded.mutations]
+        results = [self.tree(output.value) for output in recorded.outputs]
+        return [inputs, self.ops(recorded.ops), news, results]
+
+    def ops(self, ops: Iterable[Op]) -> list[Any]:
+        """Ops with those that ran inside of them."""
+        return [
+            (target_name(op.target), self.tree(op.args), self.tree(op.kwargs),
+             self.tree(op.outs), self.ops(op.region or ()))
+            for op in ops
+        ]  # fmt: skip
+
+    def tree(self, tree: Tree) -> Any:
+        """Arguments: values as numbers with their types, all else as it is written."""
+        return map_tree(tree, self._leaf)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Value):
+            return repr(leaf)
+        return self._numbers.setdefault(leaf, len(self._numbers)), str(leaf.type)

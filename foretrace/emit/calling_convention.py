@@ -5,6 +5,7 @@ torch's own entry points each have a calling convention; this is how a cut gets 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -75,14 +76,7 @@ def as_attributes(inputs: Iterable[tuple[int, Input]]) -> dict[int, tuple[str, t
 def _held_by(module: fx.GraphModule) -> dict[str, Any]:
     """What the module's nodes name."""
     named = (node.target for node in module.graph.nodes if node.op in ("call_module", "get_attr"))
-    return {name: _attribute(module, name) for name in map(str, named)}
-
-
-def _attribute(module: torch.nn.Module, name: str) -> Any:
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
+    return {name: attrgetter(name)(module) for name in map(str, named)}
 
 
 def _made_different(graph: fx.Graph, results: list[Any], positions: range) -> None:

@@ -76,7 +76,7 @@ class Levels:
 
     def __init__(self, recorded: Recorded, graph: Graph) -> None:
         self.recorded, self.cut, self.made = recorded, graph.kind, graph.ops
-        self.target = str(getattr(recorded.target, "name", recorded.target))
+        self.target = recorded.target.name
 
     def links(self, op: Op) -> Iterator[Link]:
         """The whole path of a forward op."""

@@ -5,7 +5,6 @@ ran: the store, the call that changes a container, or the name by which a functi
 """
 
 import dis
-import gc
 import itertools
 import sys
 from collections import ChainMap, deque
@@ -112,11 +111,11 @@ class Lines:
 
         return self._first([reaches], lambda _: False)
 
-    def holding(self, item: Any) -> tuple[str, Any] | None:
-        """The global through which the program reaches an object, and what it holds."""
+    def holding(self, wanted: Callable[[Any], bool]) -> tuple[str, Any] | None:
+        """The name by which the program reaches something that is wanted, and what it holds."""
         for code, space in self._functions():
             for name in (*code.co_names, *code.co_freevars):
-                if name in space and _leads_to(space[name], item):
+                if name in space and wanted(space[name]):
                     return name, space[name]
         return None
 
@@ -207,26 +206,3 @@ def _objects(line: Line, space: Names) -> Iterator[Any]:
             continue
         if at is not None:
             yield at
-
-
-def _leads_to(root: Any, item: Any, depth: int = 4) -> bool:
-    """Whether containers and plain objects lead from one to the other."""
-    level, seen = [root], set[int]()
-    for _ in range(depth):
-        if any(each is item for each in level):
-            return True
-        seen.update(map(id, level))
-        level = [inner for each in level for inner in _inside(each) if id(inner) not in seen]
-    return False
-
-
-def _inside(item: Any) -> Iterable[Any]:
-    if isinstance(item, dict):
-        return [*item.keys(), *item.values()]
-    if isinstance(item, (list, tuple, set, frozenset, deque)):
-        return item
-    if hasattr(item, "cache_info"):  # a memoized function, which has no attribute for its memo
-        return gc.get_referents(item)
-    if isinstance(item, (type, ModuleType, FunctionType)):
-        return ()
-    return getattr(item, "__dict__", {}).values()

@@ -148,19 +148,19 @@ def _first_line(code: CodeType) -> int:
 
 def asked(depth: int) -> bool:
     """Whether the program asks, itself or by a function of torch's; the frame so far up does."""
-    at: FrameType | None = sys._getframe(depth)
-    while at is not None and not at.f_code.co_filename.startswith(PACKAGE_DIR):
-        if not is_library(at.f_code, LIBRARY_DIRS):
-            return True
-        at = at.f_back
-    return False
+    return _asking(sys._getframe(depth), PACKAGE_DIR) is not None
 
 
 def asking_line() -> Frame | None:
     """The user's line that asks for something; there is none in the command line."""
-    at: FrameType | None = sys._getframe(1)
-    while at is not None and not at.f_code.co_filename.startswith(PACKAGE_DIR + "cli/"):
+    at = _asking(sys._getframe(1), PACKAGE_DIR + "cli/")
+    return None if at is None else Frame(at.f_code.co_filename, at.f_lineno, at.f_code.co_qualname)
+
+
+def _asking(at: FrameType | None, end: str) -> FrameType | None:
+    """The innermost frame of the user's from here, if none of the folder `end` comes before it."""
+    while at is not None and not at.f_code.co_filename.startswith(end):
         if not is_library(at.f_code, LIBRARY_DIRS):
-            return Frame(at.f_code.co_filename, at.f_lineno, at.f_code.co_qualname)
+            return at
         at = at.f_back
     return None

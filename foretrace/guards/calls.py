@@ -13,10 +13,10 @@ from foretrace.guards.conditions import Broken, Conditions, telling_lines
 from foretrace.guards.guard import Check, shown, telling
 from foretrace.guards.tensors import TensorFacts, one_tensor
 from foretrace.ir.op import ModuleCall, Op
+from foretrace.ir.plain_data import same
 from foretrace.ir.program import Recorded
+from foretrace.ir.requirements import FIRST_CALL, Change, Entry
 from foretrace.ir.structure import take_apart
-from foretrace.python_state.changes import FIRST_CALL, Change, Entry
-from foretrace.python_state.plain_data import same
 from foretrace.recording.shared_inputs import check_shared_memory
 from foretrace.symbols.sizes import Numbers, Size
 

@@ -5,8 +5,9 @@ fails, a cut as a function that tells what failed (`guards.py`).
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import sympy
@@ -15,7 +16,7 @@ from foretrace import torch_api
 from foretrace.emit.python_sizes import size_text
 from foretrace.emit.python_source import INDENT, Source
 from foretrace.errors import Frame
-from foretrace.guards.guard import Check, telling, value_check
+from foretrace.guards.guard import Check, Checks, telling, value_check
 from foretrace.guards.python_state import Facts
 from foretrace.ir.program import Input, Recorded
 from foretrace.symbols.sizes import Size, solved
@@ -35,7 +36,7 @@ class Broken:
     do: str = ""
 
 
-class Conditions:
+class Conditions(Checks):
     """Collects the checks of one record.
 
     `inputs` has the local name of each input of the graph afterwards, `bound` the symbols that have
@@ -43,8 +44,8 @@ class Conditions:
     """
 
     def __init__(self, source: Source, recorded: Recorded) -> None:
-        self.source, self.recorded = source, recorded
-        self.checks: list[Check] = []
+        super().__init__(source)
+        self.recorded = recorded
         self.inputs: list[str] = []
         self.bound: set[sympy.Basic] = set()
         for symbol in recorded.symbols.ranges():
@@ -105,14 +106,6 @@ class Conditions:
             inputs = "".join(f"{name}, " for name in self.inputs)
             words = repr(f"not any more: {answered.condition}")
             self.add(f"{holds}({{{sizes}}}, ({inputs}))", words, answered.frame)
-
-    def add(self, condition: str, reason: str, at: Frame | None = None, do: str = "") -> None:
-        """One more check."""
-        self.checks.append(Check(condition, reason, at=at, do=do))
-
-    def line(self, line: str) -> None:
-        """A line that binds a name which later checks use."""
-        self.checks.append(Check(lines=(line,)))
 
     # ---- inputs ------------------------------------------------------------------------------
 
@@ -253,20 +246,28 @@ def _symbols(size: Size) -> set[Any]:
     return set() if isinstance(size, int) else set(size.free_symbols)
 
 
-def telling_lines(
-    checks: Sequence[Check], space: dict[str, Any], result: str = "None"
-) -> Iterator[str]:
-    """The checks as lines that return a Broken where one fails, else the result."""
-    space["Broken"] = Broken
+def check_lines(checks: Sequence[Check], fail: Callable[[int], str], gone: str) -> Iterator[str]:
+    """The checks as lines that return what `fail` says of the first that fails.
+
+    `gone` is the end of the line for a check that has nothing to look at any more.
+    """
     yield "try:"
     for number, check in enumerate(checks):
         yield from (INDENT + line for line in check.lines)
         if check.condition:
-            space[f"at{number}"] = check.at
-            told = f"{check.reason}, at{number}, {number}, {check.do!r}"
-            yield f"{INDENT}if not ({check.condition}):"
-            yield f"{INDENT * 2}return Broken({told})"
+            yield f"{INDENT}if not ({check.condition}): return {fail(number)}"
     yield f"{INDENT}pass"
-    yield f"{GONE} as error:"
-    yield f"{INDENT}return Broken(f'what the capture relied on is gone: {{error}}', None)"
-    yield f"return {result}"
+    yield GONE + gone
+
+
+def telling_lines(
+    checks: Sequence[Check], space: dict[str, Any], result: str = "None"
+) -> Iterator[str]:
+    """The checks as lines that return a Broken where one fails, else the result."""
+    space |= {"Broken": Broken, **{f"at{number}": each.at for number, each in enumerate(checks)}}
+
+    def fail(number: int) -> str:
+        return f"Broken({checks[number].reason}, at{number}, {number}, {checks[number].do!r})"
+
+    gone = " as error: return Broken(f'what the capture relied on is gone: {error}', None)"
+    return chain(check_lines(checks, fail, gone), [f"return {result}"])

@@ -5,18 +5,18 @@ words, generated when first asked for.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.emit.python_source import INDENT, compiled
+from foretrace.emit.python_source import compiled
 from foretrace.guards.arguments import Arguments
-from foretrace.guards.conditions import GONE, Broken, Conditions, telling_lines
+from foretrace.guards.conditions import Broken, Conditions, check_lines, telling_lines
 from foretrace.guards.guard import Check
-from foretrace.guards.tensors import Telling, TensorFacts, apart
-from foretrace.ir.program import Input, Recorded
+from foretrace.guards.tensors import TensorFacts, apart, tell_tensors
 from foretrace.passes.select import every_op
 from foretrace.targets.attention import WHAT as ATTENTION
 from foretrace.targets.attention_call import Enabled
@@ -61,7 +61,7 @@ class Guards(Conditions):
         arguments.call(args, kwargs, self.recorded.requires.names)
         self.checks += arguments.checks
         self.take(arguments.inputs)
-        live = _live(self.recorded, args, kwargs, arguments)
+        live: list[Any] = [item.live(arguments.found) for item in self.recorded.inputs]
         self._tensors(live)
         self._memory()
         self.sizes()
@@ -81,12 +81,7 @@ class Guards(Conditions):
     def write(self) -> None:
         """The guards as lines of the source."""
         miss = self.source.bind(MISS, "MISS")
-        self.source.add("try:")
-        for check in self.checks:
-            self.source.add(*(INDENT + line for line in check.lines))
-            if check.condition:
-                self.source.add(f"{INDENT}if not ({check.condition}): return {miss}")
-        self.source.add(f"{GONE}: return {miss}")
+        self.source.add(*check_lines(self.checks, lambda number: miss, f": return {miss}"))
 
     # ---- parts -------------------------------------------------------------------------------
 
@@ -112,7 +107,7 @@ class Guards(Conditions):
             TensorFacts.of(inputs[place].role.name, tensor, open_)
             for place, tensor, open_ in zip(places, tensors, free, strict=True)
         ]
-        told = self.source.bind(Telling(facts), "tell_tensors")
+        told = self.source.bind(partial(tell_tensors, facts), "tell_tensors")
         names = ", ".join(self.inputs[place] for place in places)
         self.add(f"{check}({names})", f"{told}({names})")
         for index in {mutation.index for mutation in self.recorded.mutations}:
@@ -139,16 +134,3 @@ class Guards(Conditions):
                 f"{check}([{names[0]}], [{names[1]}])",
                 repr("an input that the program writes to shares memory with another"),
             )
-
-
-def _live(
-    recorded: Recorded, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: Arguments
-) -> list[torch.Tensor]:
-    """The tensors of this call, in the order of the inputs."""
-
-    def live(item: Input) -> Any:
-        if item.gradient_of is not None:
-            return live(item.gradient_of).grad
-        return item.live() if item.argument is None else arguments.found[item.argument]
-
-    return [live(item) for item in recorded.inputs]

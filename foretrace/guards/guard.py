@@ -9,7 +9,7 @@ import torch
 
 from foretrace.emit.python_source import Source
 from foretrace.errors import Frame
-from foretrace.python_state.plain_data import BY_VALUE, SINGLE, plain, same, snapshot
+from foretrace.ir.plain_data import BY_VALUE, SINGLE, plain, same, snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,22 @@ class Check:
     """the user's line that made the guard"""
     do: str = ""
     """what helps, where it is not to capture again"""
+
+
+class Checks:
+    """A list of checks that is being written, of which `source` has the objects."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.checks: list[Check] = []
+
+    def add(self, condition: str, reason: str, at: Frame | None = None, do: str = "") -> None:
+        """One more check."""
+        self.checks.append(Check(condition, reason, at=at, do=do))
+
+    def line(self, line: str) -> None:
+        """A line that binds a name which later checks use."""
+        self.checks.append(Check(lines=(line,)))
 
 
 def telling(template: str, *places: str) -> str:

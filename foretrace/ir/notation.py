@@ -15,12 +15,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from math import inf, nan
+from operator import attrgetter
 from typing import Any, Final
 
 import torch
 
 from foretrace.ir.op import Op, Origin, Tree, Value
 from foretrace.ir.types import DTYPE_NAMES, TensorType
+from foretrace.ir.walk import in_bodies, made_in
 
 INDENT: Final = "    "
 DTYPES: Final = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -36,7 +38,7 @@ NAMES: Final = {"inf": inf, "nan": nan, "None": None, "True": True, "False": Fal
 def write(ops: Sequence[Op]) -> str:
     """The ops as text."""
     names = _names(ops)
-    made = {out for op in _every(ops) for out in op.outs}
+    made = made_in(ops)
     given = [value for value in names if value not in made]
     lines = [f"%{names[value]}: {_type(value.type)}" for value in given]
     return "\n".join([*lines, *_lines(ops, names, "")]) + "\n"
@@ -62,17 +64,11 @@ def read(text: str) -> tuple[dict[str, Value], list[Op]]:
 # ---- writing ------------------------------------------------------------------------------------
 
 
-def _every(ops: Iterable[Op]) -> Iterator[Op]:
-    for op in ops:
-        yield op
-        yield from _every(op.body or ())
-
-
 def _names(ops: Sequence[Op]) -> dict[Value, str]:
     """A name for each value: its own where it has one, else a number."""
     names: dict[Value, str] = {}
     numbers, taken = count(), set[str]()
-    for value in dict.fromkeys(v for op in _every(ops) for v in (*op.operands, *op.outs)):
+    for value in dict.fromkeys(v for op in in_bodies(ops) for v in (*op.operands, *op.outs)):
         own = re.sub(r"\W", "_", value.hint or "")
         own = f"{own}_" if own and (own.isdigit() or own in taken) else own
         names[value] = own or str(next(numbers))
@@ -147,17 +143,9 @@ def _read_op(line: str, values: dict[str, Value]) -> Op:
     args = tuple(_read_tree(arg, values) for arg in call.args)
     kwargs = {str(word.arg): _read_tree(word.value, values) for word in call.keywords}
     result: Tree = outs[0] if len(outs) == 1 else outs
-    return Op(
-        _target(found["target"]), args, kwargs, result, outs, origin=Origin(None, None),
-        writes=bool(found["write"]),
-    )  # fmt: skip
-
-
-def _target(name: str) -> Any:
-    found: Any = torch.ops
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
+    target, origin = attrgetter(found["target"])(torch.ops), Origin(None, None)
+    writes = bool(found["write"])
+    return Op(target, args, kwargs, result, outs, origin=origin, writes=writes)
 
 
 def _read_tree(node: ast.expr, values: dict[str, Value]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from foretrace.errors import Frame
+from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 
 Target: TypeAlias = Any
@@ -316,13 +317,7 @@ def _collect(tree: Tree, found: list[Value]) -> None:
 
 def map_values(tree: Tree, change: Callable[[Value], Tree]) -> Tree:
     """The structure with every value replaced by `change(value)`."""
-    if isinstance(tree, Value):
-        return change(tree)
-    if isinstance(tree, (tuple, list)):
-        return type(tree)([map_values(item, change) for item in tree])
-    if isinstance(tree, dict):
-        return {key: map_values(item, change) for key, item in tree.items()}
-    return tree
+    return map_tree(tree, lambda leaf: change(leaf) if isinstance(leaf, Value) else leaf)
 
 
 def substitute(tree: Tree, env: dict[Value, Any]) -> Tree:

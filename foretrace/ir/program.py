@@ -1,17 +1,18 @@
-"""A recorded program, and the roles of what goes in and what comes out."""
+"""A recorded program, its target, and the roles of what goes in and what comes out."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
 from foretrace.errors import Frame
-from foretrace.ir.bare import Bare, bare_in
 from foretrace.ir.op import Checkpoint, ModuleCall, Op, Tree, Value, ViewStep
+from foretrace.ir.requirements import Answered, Requirements
+from foretrace.ir.structure import Structure
 from foretrace.ir.types import TensorType
-from foretrace.ir.walk import called_in
-from foretrace.symbols.sizes import Size, Symbols
+from foretrace.ir.walk import Bare, bare_in, called_in
+from foretrace.symbols.sizes import Guard, Size, Symbols
 
 Kind: TypeAlias = Literal[
     "parameter", "buffer", "input", "captured", "constant", "tangent", "saved", "size",
@@ -21,6 +22,29 @@ Kind: TypeAlias = Literal[
 
 NUMBER = TensorType((), (), torch.int64, torch.device("cpu"))
 """The type of the value of an input that is a size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A device that a program is captured for; it need not be there.
+
+    `own_kernels` names the operators ("aten::_fused_rms_norm") that have a composite kernel and
+    a kernel of the device's own, which eager prefers.
+    """
+
+    name: str
+    device: torch.device
+    capability: tuple[int, int] | None = None
+    cudnn: tuple[int, ...] | None = None
+    own_kernels: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        facts = []
+        if self.capability is not None:
+            facts.append("compute capability {}.{}".format(*self.capability))
+        if self.cudnn is not None:
+            facts.append("cuDNN " + ".".join(map(str, self.cudnn)))
+        return f"{self.name} ({', '.join(facts)})" if facts else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +83,13 @@ class Input:
     gradient_of: "Input | None" = None
     """the input whose `.grad` it is, read at each call"""
 
-    def live(self) -> torch.Tensor | None:
-        """The tensor to run with; None for an argument, which the caller gives."""
+    def live(self, given: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:
+        """The tensor to run with; of an argument, that of those given, or None without them."""
         if self.gradient_of is not None:
-            of = self.gradient_of.live()
+            of = self.gradient_of.live(given)
             return None if of is None else of.grad
+        if self.argument is not None and given:
+            return given[self.argument]
         if self.owner is None:
             return self.tensor
         module, name = self.owner
@@ -150,32 +176,6 @@ class Overwritten:
     """it was only detached in place: what saved it as an operand does not find its node"""
 
 
-@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
-class Held:
-    """A place outside of the program that its code may read, and what was there when it ran."""
-
-    name: str
-    """as it is told: `the global SCALE`, `net.config.bias`"""
-    how: Literal["item", "attribute", "cell", "names", "length"]
-    holder: Any
-    """the container, the object or the cell; "names", "length": itself is what is looked at"""
-    key: Any
-    """of an item or attribute; of "names", the class whose names a new one would hide"""
-    before: Any
-    """plain data as a copy, all else as the object that it was; MISSING if there was nothing"""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ModuleState:
-    """How a module was when the program ran."""
-
-    path: str
-    module: torch.nn.Module
-    training: bool
-    registered: dict[str, dict[Any, Any]]
-    """copies of its tables of parameters, buffers, submodules and hooks, as far as it has any"""
-
-
 @dataclass(slots=True, eq=False)
 class Recorded:
     """The tree of one run.
@@ -188,15 +188,17 @@ class Recorded:
     outputs: list[Output]
     mutations: list[Mutation]
     symbols: Symbols
-    answered: list[Any]
+    answered: list[Answered]
     """guards on answers that constants gave; the others are the symbols'"""
-    target: Any
-    requires: "Requirements"
+    target: Target
+    requires: Requirements
+    out_structure: Structure
+    """how what the program returns is nested"""
     overwritten: dict[Value, Overwritten] = field(default_factory=dict)
     _bare: dict[Value, Bare] | None = field(default=None, repr=False)
     _order: list[tuple[int | None, Output]] | None = field(default=None, repr=False, init=False)
 
-    def made_at(self, value: Any) -> Frame | None:
+    def made_at(self, value: Tree) -> Frame | None:
         """The line that made a value; the definition of the program where no op did."""
         op = maker_of(self.ops, value)
         return op.origin.frame if op is not None else self.requires.defined
@@ -244,7 +246,7 @@ class Recorded:
         """Whether a gradient can go through something that it returns."""
         return any(isinstance(o.value, Value) and self.followed(o.value) for o in self.outputs)
 
-    def differentiable(self, value: Any) -> bool:
+    def differentiable(self, value: Tree) -> bool:
         """Whether a backward can begin there, so that it takes a tangent."""
         return isinstance(value, Value) and value.type.requires_grad and not self.loose(value)
 
@@ -260,12 +262,12 @@ class Recorded:
         return self._bare
 
     @property
-    def guards(self) -> tuple[Any, ...]:
+    def guards(self) -> tuple[Guard | Answered, ...]:
         """Conditions on the sizes of a later run; a cut may add some."""
         return (*self.symbols.guards(), *self.answered)
 
 
-def maker_of(ops: Iterable[Op], value: Any) -> Op | None:
+def maker_of(ops: Iterable[Op], value: Tree) -> Op | None:
     """The op as written that made a value."""
     for op in ops:
         if value in op.outs:
@@ -274,54 +276,6 @@ def maker_of(ops: Iterable[Op], value: Any) -> Op | None:
         if found is not None:
             return found
     return None
-
-
-@dataclass(slots=True, eq=False)
-class Requirements:
-    """What a later call has to look like, beside the types of its tensors."""
-
-    in_structure: Any
-    names: list[str]
-    """of the arguments' leaves, in order"""
-    defined: Frame | None
-    """the line that defines the program, for a refusal that has no other"""
-    grad_mode: bool
-    """whether autograd followed the program when it was called"""
-    autocast: frozenset[str]
-    """the device types for which autocast was on then"""
-    default_dtype: torch.dtype
-    """that of then: of what factories make without one"""
-    out_structure: Any = None
-    constants: dict[str, Any] = field(default_factory=dict)
-    """Python arguments by name, with the value that the run saw"""
-    repeated: list[tuple[int, int]] = field(default_factory=list)
-    """pairs of tensor arguments that were one tensor"""
-    modules: list[ModuleState] = field(default_factory=list)
-    """the modules whose parameters and buffers are inputs"""
-    met: list[ModuleState] = field(default_factory=list)
-    """further modules that the program's code may read, if it was watched"""
-    held: list[Held] = field(default_factory=list)
-    """all else that it may read outside of the arguments, if it was watched"""
-    mentioned: frozenset[str] = frozenset()
-    """names of attributes that its code mentions"""
-    asks_mode: bool = False
-    """the program asked of a result whether it requires grad, which the grad mode decides"""
-    set_on: list[tuple[int, str, Any]] = field(default_factory=list)
-    """attributes of Python's that inputs had and that the program may read"""
-    gradients: dict[int, int | None] = field(default_factory=dict)
-    """inputs whose `.grad` the program read, and the input that it was; None: there was none"""
-    begins: dict[int, Frame | None] = field(default_factory=dict)
-    """inputs of which it matters where in memory they begin, and the line that asked"""
-    viewed: dict[int, Frame | None] = field(default_factory=dict)
-    """the same of inputs whose written memory was viewed; a forward cut that trains does not ask"""
-    whole: dict[int, Frame | None] = field(default_factory=dict)
-    """inputs that may be no views, and the line that asks it"""
-    cleared: list[int] = field(default_factory=list)
-    """inputs whose `.grad` the program set to None"""
-    changed: list[Any] = field(default_factory=list)
-    """what the run did to Python state (`trace.outside.Change`), if it was watched"""
-    stored: list[Any] = field(default_factory=list)
-    """weak references to tensors of the run that it has put there, until that is refused"""
 
 
 @dataclass(slots=True, eq=False)

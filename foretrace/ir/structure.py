@@ -6,6 +6,7 @@ Beside the containers that torch's pytree knows, dataclasses and plain objects t
 
 import dataclasses
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
+from foretrace.ir.members import attributes_of, members
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ def take_apart(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Struct
     leaves: list[tuple[str, Any]] = []
     objects: list[tuple[int, type, Structure]] = []
     for position, (path, leaf) in enumerate(pairs):
-        full = ".".join([name, *map(_part, path)]) if name else ".".join(map(_part, path))
+        full = ".".join([name] * bool(name) + [str(torch_api.key_of(key)) for key in path])
         attributes = _attributes(leaf)
         if attributes is None:
             leaves.append((full, leaf))
@@ -53,20 +55,13 @@ def take_apart(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Struct
     return leaves, Structure(spec, tuple(objects))
 
 
-def _part(key: Any) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
-
-
 def _attributes(leaf: Any) -> dict[str, Any] | None:
     """The attributes of an object that is a container of tensors, or None for a leaf."""
     if isinstance(leaf, (torch.Tensor, nn.Module, type, str, int, float)) or callable(leaf):
         return None
     if dataclasses.is_dataclass(leaf):
         return {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
-    attributes = getattr(leaf, "__dict__", None)
+    attributes = attributes_of(leaf)
     if attributes is None or not _holds_tensors(attributes, depth=4):
         return None
     return dict(attributes)
@@ -75,13 +70,10 @@ def _attributes(leaf: Any) -> dict[str, Any] | None:
 def _holds_tensors(item: Any, depth: int) -> bool:
     if isinstance(item, torch.Tensor):
         return True
-    if depth == 0 or isinstance(item, (str, int, float, type, nn.Module)):
+    if depth == 0 or isinstance(item, (str, int, float, type, nn.Module, set, frozenset, deque)):
         return False
-    if isinstance(item, dict):
-        return any(_holds_tensors(each, depth) for each in item.values())
-    if isinstance(item, (list, tuple)):
-        return any(_holds_tensors(each, depth) for each in item)
-    return _holds_tensors(getattr(item, "__dict__", {}), depth - 1)
+    below = depth if isinstance(item, (dict, list, tuple)) else depth - 1
+    return any(_holds_tensors(each, below) for _, each in members(item))
 
 
 def _rebuild(kind: type, attributes: dict[str, Any]) -> Any:

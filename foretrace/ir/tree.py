@@ -1,6 +1,6 @@
 """Nested structures of lists, tuples and dicts, as the arguments and results of ops are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -12,6 +12,15 @@ def map_tree(tree: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(tree, dict):
         return {key: map_tree(item, change) for key, item in tree.items()}
     return change(tree)
+
+
+def pairs(tree: Any, other: Any) -> Iterator[tuple[Any, Any]]:
+    """The leaves of a structure, each with what another of the same form has in its place."""
+    if isinstance(tree, (tuple, list)):
+        for mine, theirs in zip(tree, other, strict=True):
+            yield from pairs(mine, theirs)
+    else:
+        yield tree, other
 
 
 def leaves(tree: Any) -> list[Any]:

@@ -11,9 +11,8 @@ import torch
 
 from foretrace import torch_api
 from foretrace.ir.op import Tree
-from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
-from foretrace.ops.kernel import RAISED
+from foretrace.ops.kernel import RAISED, types_in, with_tensors
 from foretrace.ops.layouts import as_iterated
 from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Types
@@ -37,28 +36,18 @@ class MetaKernels:
         """Types of the results; None where FakeTensor is to be asked."""
         if not answers(func):
             return None
-        operands: list[TensorType] = []
-        metas: list[torch.Tensor] = []
+        call, metas = (args, kwargs), list[torch.Tensor]()
+        operands = types_in(call)
+        devices = {type.device for type in operands}
+        if len(devices) != 1 or any(type.lazy for type in operands):
+            return None  # what is put off is done before some kernels, and not before others
         with torch_api.no_dispatch_modes():
-            real_args, real_kwargs = self._real((args, kwargs), operands, metas)
-            devices = {type.device for type in operands}
-            if len(devices) != 1 or any(type.lazy for type in operands):
-                return None  # what is put off is done before some kernels, and not before others
+            real_args, real_kwargs = with_tensors(call, metas, self.meta, self.types.symbols)
             try:
                 result = as_iterated(func, real_args, func(*real_args, **real_kwargs))
             except RAISED:
                 return None  # FakeTensor says it in eager's words
         return self._described(result, devices.pop(), metas)
-
-    def _real(self, tree: Tree, operands: list[TensorType], metas: list[torch.Tensor]) -> Any:
-        def of(leaf: Any) -> Any:
-            if not isinstance(leaf, TensorType):
-                return leaf
-            operands.append(leaf)
-            metas.append(self.meta(leaf))
-            return metas[-1]
-
-        return map_tree(tree, of)
 
     def _described(
         self, result: Any, device: torch.device, metas: list[torch.Tensor]

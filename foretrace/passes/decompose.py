@@ -11,7 +11,6 @@ a value that it cannot take so, get the layout that they had.
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import sympy
 import torch
@@ -19,8 +18,9 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.history.inline import located
 from foretrace.ir.names import calls_target
-from foretrace.ir.op import Choice, Op, Tree, Value, copy_ops, values_in
+from foretrace.ir.op import Choice, Op, Value, copy_ops, values_in
 from foretrace.ir.program import Graph
+from foretrace.ir.tree import pairs
 from foretrace.ir.types import Size, TensorType
 from foretrace.ir.walk import leaf_ops
 from foretrace.mutation.layout import laid_out
@@ -193,7 +193,7 @@ class _Decomposition:
         with self.recorder.inner_scope() as ops:
             answer = self.recorder.run(op.target, op.args, op.kwargs, stand_ins)
         relaid = {}
-        for value, tensor in _pairs(op.result, answer):
+        for value, tensor in pairs(op.result, answer):
             made = tensor.ft_value if isinstance(tensor, Abstract) else None
             if value not in op.outs:
                 continue
@@ -264,12 +264,3 @@ def _misfit(value: Value, made: Value | None) -> Choice:
 def _typed_again(op: Op, made: list[Op]) -> list[Op]:
     made[0].choice, made[0].piece_of = made[0].choice or RELAID, op
     return made
-
-
-def _pairs(result: Tree, answer: Any) -> Iterator[tuple[Value, Any]]:
-    """The values of a result, each with the tensor in its place."""
-    if isinstance(result, Value):
-        yield result, answer
-    elif isinstance(result, (tuple, list)):
-        for mine, theirs in zip(result, answer, strict=True):
-            yield from _pairs(mine, theirs)

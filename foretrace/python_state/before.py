@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.python_state.changes import CONTENT, Change
+from foretrace.ir.members import CONTENT, attributes_of, own_length, reached
+from foretrace.ir.requirements import Change
 from foretrace.python_state.kept import (
     ATOMS,
     STATES,
@@ -29,12 +30,10 @@ from foretrace.python_state.kept import (
     KeptNames,
     KeptState,
     KeptTensor,
-    attributes_of,
     kept_container,
 )
 from foretrace.python_state.mentioned import FOLLOWS, MEMO, UNNAMED, home, members_of, mentioned_by
 from foretrace.python_state.outside import origin_of
-from foretrace.python_state.plain_data import own_length
 from foretrace.python_state.restoring import changes_in, put_all_back
 from foretrace.tensors.abstract import Abstract
 
@@ -48,6 +47,8 @@ CALLS: Final = 2
 TENSORS = ("_parameters", "_buffers")
 PLAIN = frozenset({dict, list, set, tuple, frozenset, deque, OrderedDict, defaultdict})
 """Containers without attributes"""
+CLOSED = (type, types.ModuleType, types.FunctionType, nn.Module, torch.Tensor)
+"""What nobody looks into for a tensor of the run"""
 
 
 class Before:
@@ -87,7 +88,7 @@ class Before:
         for memo in self._memos:
             _forget(memo)
         failed = put_all_back(self._all())
-        held = [type(each).__name__ for each in self._opaque if _holds_abstract(each)]
+        held = [type(each).__name__ for each in self._opaque if _holds_abstract([each])]
         return [*failed, *(f"a {name}, which holds a tensor of the run" for name in held)]
 
     def undo(self) -> list[Change]:
@@ -227,9 +228,9 @@ class Before:
             self._opaque.append(item)
 
     def _state(self, item: Any) -> None:
-        for kind, (read, write) in STATES.items():
-            if isinstance(item, kind):
-                self._kept.append(KeptState(item, read, write))
+        self._kept += [
+            KeptState(item, way) for kind, way in STATES.items() if isinstance(item, kind)
+        ]
 
     # ---- code -------------------------------------------------------------------------------
 
@@ -309,7 +310,7 @@ def _forget(memo: Any) -> None:
     tables = [each for each in gc.get_referents(memo) if type(each) is dict]
     for table in tables:
         for key, held in list(table.items()) if table is not memo.__dict__ else ():
-            if not _holds_abstract((key, held)):
+            if not _holds_abstract((key, held), 5):
                 continue
             if memo.cache_parameters()["maxsize"] is not None:
                 memo.cache_clear()
@@ -325,14 +326,13 @@ def _holds_new_tensor(kept: Kept) -> bool:
         if any(isinstance(each, torch.Tensor) for each in new):
             return True
     held = vars(kept.item).values() if isinstance(kept, KeptClass) else (kept.item,)
-    return any(_holds_abstract(each, 3) for each in held)
+    return _holds_abstract(held, 3)
 
 
-def _holds_abstract(item: Any, depth: int = 6) -> bool:
-    if isinstance(item, Abstract):
-        return True
-    if depth == 0 or type(item) in ATOMS or isinstance(item, (type, types.ModuleType)):
-        return False
-    if isinstance(item, (types.FunctionType, nn.Module, torch.Tensor)):
-        return False
-    return any(_holds_abstract(each, depth - 1) for each in gc.get_referents(item))
+def _holds_abstract(items: Iterable[Any], depth: int = 6) -> bool:
+    return any(isinstance(each, Abstract) for each in reached(items, _referents, depth))
+
+
+def _referents(item: Any) -> Iterable[Any]:
+    """What it holds by any means, if it is no code, module or tensor."""
+    return () if type(item) in ATOMS or isinstance(item, CLOSED) else gc.get_referents(item)

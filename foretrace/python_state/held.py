@@ -16,11 +16,20 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.ir.program import Held, ModuleState, Requirements
-from foretrace.python_state.changes import MISSING, Change, Entry, Place
-from foretrace.python_state.kept import attributes_of
+from foretrace.ir.members import MISSING, attributes_of, own_items, own_length
+from foretrace.ir.plain_data import LARGEST, plain, snapshot
+from foretrace.ir.requirements import (
+    Change,
+    Entry,
+    Held,
+    HeldLength,
+    HeldNames,
+    How,
+    ModuleState,
+    Place,
+    Requirements,
+)
 from foretrace.python_state.outside import Outside, origin_of
-from foretrace.python_state.plain_data import LARGEST, own_items, own_length, plain, snapshot
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -59,11 +68,11 @@ def read_outside(
 def bound_before(change: Change) -> Held:
     """What was there, as read, where the run has bound a name."""
     place = change.place
-    how: Any = "attribute"
-    if isinstance(place.holder, (dict, types.CellType)):
-        how = "item" if isinstance(place.holder, dict) else "cell"
     entry = isinstance(place, Entry) and plain(place.key)
     name = f"{place.name}[{place.key!r}]" if entry else place.name
+    how: How = "cell" if isinstance(place.holder, types.CellType) else "attribute"
+    if isinstance(place.holder, dict):
+        how = "item"
     return Held(name, how, place.holder, place.key, place.copy)
 
 
@@ -72,7 +81,7 @@ class Reading:
 
     def __init__(self, mentioned: Iterable[str]) -> None:
         self.mentioned = frozenset(mentioned) | {"forward"}
-        self.found: list[Held] = []
+        self.found = list[Held | HeldNames | HeldLength]()
         self.met: list[ModuleState] = []
         """modules that are not the program's own: their tensors are constants of the graph"""
         self._seen: dict[int, Any] = {}
@@ -97,7 +106,7 @@ class Reading:
                 name = f"the closed-over {place.name}"
                 self._take(name, "cell", place.holder, None, place.before, DEEPEST)
 
-    def set_on(self, index: int, tensor: torch.Tensor) -> list[tuple[int, str, Any]]:
+    def set_on(self, index: int, tensor: torch.Tensor) -> list[tuple[int, str, object]]:
         """What Python has set on an input."""
         mentioned = [(n, item) for n, item in vars(tensor).items() if n in self.mentioned]
         for name, item in mentioned:
@@ -119,7 +128,7 @@ class Reading:
         elif not _of_a_library(item):
             self._object(name, item, depth)
 
-    def _take(self, name: str, how: Any, holder: Any, key: Any, item: Any, depth: int) -> None:
+    def _take(self, name: str, how: How, holder: Any, key: Any, item: Any, depth: int) -> None:
         """One place, and what it leads to."""
         data = id(item) not in self._seen and plain(item)
         self.found.append(Held(name, how, holder, key, snapshot(item) if data else item))
@@ -135,7 +144,7 @@ class Reading:
         space = attributes_of(item)
         if space is not None:
             names, keys = self._asked_of(item, space)
-            self.found.append(Held(name, "names", space, type(item), names))
+            self.found.append(HeldNames(name, space, type(item), names))
             for key in keys:
                 self._take(f"{name}.{key}", "item", space, key, space[key], depth)
         for key in (*_parts(item), *self._classes(type(item), depth)):
@@ -172,21 +181,21 @@ class Reading:
 
     def _class(self, kind: type, mentioned: list[str], depth: int) -> None:
         space = vars(kind)
-        self.found.append(Held(kind.__name__, "names", space, kind.__base__, frozenset(space)))
+        self.found.append(HeldNames(kind.__name__, space, kind.__base__, frozenset(space)))
         for key in mentioned:
             if not key.startswith("__") and not isinstance(space[key], SLOT):
                 self._take(f"{kind.__name__}.{key}", "item", space, key, space[key], depth)
 
     def _items(self, name: str, item: Any, depth: int) -> None:
         """A container of more than plain data; of a large one, how many items it has."""
-        self.found.append(Held(name, "length", item, None, own_length(item)))
+        self.found.append(HeldLength(name, item, own_length(item)))
         for key, held in itertools.islice(own_items(item), LARGEST):
             if plain(key):
                 self._take(f"{name}[{key!r}]", "item", item, key, held, depth)
 
     def _met_module(self, name: str, module: nn.Module) -> None:
         states = [
-            _state(f"{name}.{path}".rstrip("."), each) for path, each in module.named_modules()
+            state_of(f"{name}.{path}".rstrip("."), each) for path, each in module.named_modules()
         ]
         self.met += states
         self.modules(states)
@@ -196,9 +205,10 @@ class Reading:
                     self.found.append(Held(f"{state.path}.{key}", "item", table, key, tensor))
 
 
-def _state(path: str, module: nn.Module) -> ModuleState:
+def state_of(path: str, module: nn.Module) -> ModuleState:
+    """How a module is now."""
     space = vars(module)
-    kept = {name: dict(space[name]) for name in (*TABLES, *HOOKS)}
+    kept = {name: dict(space[name]) for name in (*TABLES, *HOOKS) if name in space}
     return ModuleState(path, module, module.training, kept)
 
 

@@ -8,16 +8,18 @@ import random
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import is_
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.python_state.changes import MISSING, Place, held_by
-from foretrace.python_state.plain_data import same_state
+from foretrace.ir.members import MISSING, held_by
+from foretrace.ir.plain_data import same_state
+from foretrace.ir.requirements import Place
 
 ATOMS = frozenset({
     bool, int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype,
@@ -47,15 +49,6 @@ def all_are(now: Sequence[Any], before: Sequence[Any]) -> bool:
     return len(now) == len(before) and all(map(is_, now, before))
 
 
-def attributes_of(item: Any) -> dict[str, Any] | None:
-    """The attributes of an object, without a call of its class."""
-    try:
-        space = object.__getattribute__(item, "__dict__")
-    except AttributeError:
-        return None
-    return space if type(space) is dict else None
-
-
 class KeptDict:
     """A dict, of whatever class, with its order; also the attributes of an object."""
 
@@ -64,8 +57,13 @@ class KeptDict:
     def __init__(self, item: dict[Any, Any]) -> None:
         self.item = item
         self.kind: Any = OrderedDict if isinstance(item, OrderedDict) else dict
-        exact = type(item) is dict  # `dict.copy` calls `keys` of a class that has an `__iter__`
-        self.before: dict[Any, Any] = dict.copy(item) if exact else dict(self.kind.items(item))
+        self.before = self.now
+
+    @property
+    def now(self) -> dict[Any, Any]:
+        """What it holds now."""
+        exact = type(self.item) is dict  # `dict.copy` calls `keys` of a class with an `__iter__`
+        return dict.copy(self.item) if exact else dict(self.kind.items(self.item))
 
     @property
     def intact(self) -> bool:
@@ -109,46 +107,48 @@ def _unlike(holder: Any, now: Mapping[str, Any], before: Mapping[str, Any]) -> I
             yield Place(name, holder, before.get(name, MISSING))
 
 
-class KeptItems:
-    """A list or a deque, of whatever class."""
+class Way(NamedTuple):
+    """How what objects of a type hold is read, compared with what it was, and written."""
 
-    __slots__ = ("before", "item", "kind")
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], object]
+    same: Callable[[Any, Any], bool] = same_state
 
-    def __init__(self, item: Any) -> None:
-        self.item = item
-        self.kind: Any = list if list in type(item).__mro__ else deque
-        self.before = list(self.kind.__iter__(item))
+
+class KeptContent:
+    """What an object holds by other means than names: members, a state."""
+
+    __slots__ = ("before", "item", "way")
+
+    def __init__(self, item: Any, way: Way) -> None:
+        self.item, self.way, self.before = item, way, way.read(item)
+
+    @property
+    def now(self) -> Any:
+        """What it holds now, as `before` has it."""
+        return self.way.read(self.item)
 
     @property
     def intact(self) -> bool:
         """As `Kept` has it."""
-        return all_are(list(self.kind.__iter__(self.item)), self.before)
-
-    def put_back(self) -> None:
-        """As `Kept` has it."""
-        if not self.intact:  # at once: another thread may read it
-            bound = () if self.kind is list else (deque.maxlen.__get__(self.item),)
-            self.kind.__init__(self.item, self.before, *bound)
-
-
-class KeptSet:
-    """A set; its members are told apart as sets do."""
-
-    __slots__ = ("before", "item")
-
-    def __init__(self, item: set[Any]) -> None:
-        self.item, self.before = item, set[Any]().union(item)
-
-    @property
-    def intact(self) -> bool:
-        """As `Kept` has it."""
-        return bool(set.__eq__(self.item, self.before))
+        return self.way.same(self.now, self.before)
 
     def put_back(self) -> None:
         """As `Kept` has it."""
         if not self.intact:
-            set.clear(self.item)
-            set.update(self.item, self.before)
+            self.way.write(self.item, self.before)
+
+
+class KeptItems(KeptContent):
+    """The items of a list or a deque, of whatever class."""
+
+    __slots__ = ()
+
+
+class KeptState(KeptContent):
+    """What Python does not see, such as a generator's state."""
+
+    __slots__ = ()
 
 
 class KeptNames:
@@ -230,28 +230,6 @@ def _set_on(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.requires_grad, grad, *torch_api.hooks_of(tensor)
 
 
-class KeptState:
-    """What an object holds where Python does not see it, such as a generator's state."""
-
-    __slots__ = ("before", "item", "read", "write")
-
-    def __init__(
-        self, item: Any, read: Callable[[Any], Any], write: Callable[[Any, Any], Any]
-    ) -> None:
-        self.item, self.read, self.write = item, read, write
-        self.before = read(item)
-
-    @property
-    def intact(self) -> bool:
-        """As `Kept` has it."""
-        return same_state(self.read(self.item), self.before)
-
-    def put_back(self) -> None:
-        """As `Kept` has it."""
-        if not self.intact:
-            self.write(self.item, self.before)
-
-
 class KeptModule:
     """A module's class, its attributes, and what those that are containers hold."""
 
@@ -295,20 +273,28 @@ class KeptModule:
             container.clear()
 
 
-KINDS: dict[type, Any] = {
-    dict: KeptDict, OrderedDict: KeptDict, list: KeptItems, set: KeptSet, deque: KeptItems,
+def _refill_deque(item: Any, before: list[Any]) -> None:
+    deque.__init__(item, before, deque.maxlen.__get__(item))
+
+
+# Each is written at once: another thread may read it.
+LIST = Way(lambda item: list(list.__iter__(item)), list.__init__, all_are)
+DEQUE = Way(lambda item: list(deque.__iter__(item)), _refill_deque, all_are)
+SET = Way(lambda item: set[Any]().union(item), set.__init__, set.__eq__)
+KINDS: dict[type, Callable[[Any], Kept]] = {
+    dict: KeptDict, OrderedDict: KeptDict, list: partial(KeptItems, way=LIST),
+    set: partial(KeptContent, way=SET), deque: partial(KeptItems, way=DEQUE),
 }  # fmt: skip
-STATES: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
-    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
-    random.Random: (random.Random.getstate, random.Random.setstate),
-    np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
-    np.random.Generator: (
+STATES: dict[type, Way] = {
+    torch.Generator: Way(torch.Generator.get_state, torch.Generator.set_state),
+    random.Random: Way(random.Random.getstate, random.Random.setstate),
+    np.random.RandomState: Way(np.random.RandomState.get_state, np.random.RandomState.set_state),
+    np.random.Generator: Way(
         lambda each: each.bit_generator.state,
         lambda each, state: setattr(each.bit_generator, "state", state),
     ),
-    np.ndarray: (np.ndarray.copy, lambda each, content: np.ndarray.__setitem__(each, ..., content)),
+    np.ndarray: Way(np.ndarray.copy, lambda each, held: np.ndarray.__setitem__(each, ..., held)),
 }
-"""How the state of what is no Python is read and written"""
 
 
 def kept_container(item: Any) -> Any:

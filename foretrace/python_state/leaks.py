@@ -10,6 +10,7 @@ import gc
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 from torch.autograd.function import Function
@@ -17,10 +18,10 @@ from torch.autograd.function import Function
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import function_of
+from foretrace.ir.members import attributes_of, cell_content, cells_of, members, own_kind, reached
 from foretrace.ir.program import Recorded
+from foretrace.ir.requirements import FIRST_CALL
 from foretrace.ir.walk import every_op
-from foretrace.python_state.changes import FIRST_CALL, cell_content
-from foretrace.python_state.kept import attributes_of
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.trace.functions import Context, FunctionCall
 
@@ -79,7 +80,7 @@ def _stored(types: Types, recorded: Recorded) -> list[Abstract]:
 
 
 def _refusal(tensor: Abstract, recorded: Recorded, lines: Lines) -> Refusal:
-    name, holder = lines.holding(tensor) or ("", None)
+    name, holder = lines.holding(partial(_leads_to, tensor)) or ("", None)
     if hasattr(holder, "cache_info"):
         return _memoized(name, lines)
     maker = next((op for op in every_op(recorded.ops) if tensor.ft_value in op.outs), None)
@@ -116,26 +117,19 @@ def _needed(recorded: Recorded) -> Iterator[Abstract]:
     yield from abstract_in(changed)  # a module's attributes, which `module_state.py` looks at
 
 
-def abstract_in(roots: Iterable[Any], depth: int = 8) -> Iterator[Abstract]:
+def abstract_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Abstract]:
     """The abstract tensors that objects, containers and closures hold."""
-    seen, level = set[int](), list(roots)
-    for _ in range(depth):
-        new = [item for item in level if id(item) not in seen]
-        seen.update(map(id, new))
-        yield from (item for item in new if isinstance(item, Abstract))
-        level = [inner for item in new for inner in _inside(item)]
+    return (item for item in reached(roots, _inside, depth) if isinstance(item, Abstract))
 
 
 def held_before(function: type[Function], args: Any) -> bool:
     """Whether a Function is given or holds a tensor of the run that its forward does not bind."""
     forward, anew = function_of(function.forward), set[int]()
     if forward is not None:
-        code, closure = forward.__code__, forward.__closure__ or ()
-        stores = dis.get_instructions(code)
+        stores = dis.get_instructions(forward)
         bound = {each.argval for each in stores if each.opname == "STORE_DEREF"}
-        cells = zip(code.co_freevars, closure, strict=True)
-        rebound = [cell_content(cell) for name, cell in cells if name in bound]
-        anew = set(map(id, abstract_in(rebound)))
+        cells = cells_of(forward).items()
+        anew = set(map(id, abstract_in(cell_content(c) for name, c in cells if name in bound)))
     return any(id(tensor) not in anew for tensor in abstract_in((function, args)))
 
 
@@ -150,6 +144,17 @@ def _inside(item: Any) -> Iterable[Any]:
         return map(cell_content, item.__closure__ or ())
     if isinstance(item, types.MethodType):
         return (item.__func__, *(attributes_of(item.__self__) or {}).values())
-    if isinstance(item, dict):
-        return item.values()
-    return item if isinstance(item, (list, tuple, set)) else ()
+    return (each for _, each in members(item)) if own_kind(item) else ()
+
+
+def _leads_to(tensor: Abstract, root: Any) -> bool:
+    """Whether containers, memos and plain objects lead to a tensor."""
+    return any(each is tensor for each in reached([root], _known_by, 3))
+
+
+def _known_by(item: Any) -> Iterable[Any]:
+    if hasattr(item, "cache_info"):  # a memoized function, which has no attribute for its memo
+        return gc.get_referents(item)
+    if isinstance(item, (type, types.ModuleType, types.FunctionType)):
+        return ()
+    return (each for pair in members(item) for each in pair)

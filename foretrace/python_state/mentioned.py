@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from foretrace.python_state.kept import ATOMS, STATES, attributes_of
+from foretrace.ir.members import attributes_of
+from foretrace.python_state.kept import ATOMS, STATES
 from foretrace.python_state.outside import origin_of
 
 FOLLOWED = frozenset({"collections", "types", "weakref", "functools", "contextlib", "torch"})
@@ -67,9 +68,68 @@ class Mentioned:
     """what names stood for that were looked through here"""
 
     @property
-    def placeholders(self) -> bool:
+    def unchanged(self) -> bool:
         """Whether the names still stand for what was looked through."""
         return all(table.get(name) is item for table, name, item in self.followed)
+
+    def read(self, function: types.FunctionType) -> None:
+        """Note what a function mentions."""
+        if _of_user(function):
+            items = self._scan(function.__code__, function.__globals__)
+            called = (each for item in items for each in self._functions(item))
+            self.called += [each for each in called if each.__closure__ or _of_user(each)]
+
+    def _functions(self, item: Any) -> list[types.FunctionType]:
+        if isinstance(item, MEMO):
+            self.memos.append(item)
+        return functions_in(item) if isinstance(item, CODE) else []
+
+    def _scan(self, code: types.CodeType, space: dict[str, Any]) -> list[Any]:
+        """Note the names in code; gives the functions and classes that they stand for."""
+        names, told = code.co_names, set(code.co_code[::2])
+        self.names.update(names)
+        if told & BINDING:
+            self.bound += [(space, name) for name in names]
+        here: list[tuple[Mapping[str, Any], str]] = [(space, n) for n in names if n in space]
+        for owner in [table[name] for table, name in here]:
+            here += self._members(owner, names, setting=bool(told & SETTING))
+        items = [self._value(table, name) for table, name in here]
+        for inner in code.co_consts:
+            if type(inner) is types.CodeType:
+                items += self._scan(inner, space)
+        return items
+
+    def _members(
+        self, owner: Any, names: Iterable[str], *, setting: bool
+    ) -> list[tuple[Mapping[str, Any], str]]:
+        """What the code may ask of a class or a file that it names."""
+        if isinstance(owner, type):
+            if setting and home(owner) == "user":
+                self.classes.append(owner)
+            tables = [vars(base) for base in owner.__mro__ if home(base) == "user"]
+            asked = {*names, *MAKING, *UNNAMED}
+            return [(table, name) for table in tables for name in asked if name in table]
+        if isinstance(owner, types.FunctionType) and setting:
+            self.functions.append(owner)
+        if isinstance(owner, types.ModuleType):
+            space = vars(owner)
+            typed = owner is sys.modules["__main__"] and "__file__" not in space
+            if typed or origin_of(space.get("__file__") or "<") == "user":
+                known = [name for name in names if name in space]
+                self.bound += [(space, name) for name in known if setting]
+                return [(space, name) for name in known]
+        return []
+
+    def _value(self, table: Mapping[str, Any], name: str) -> Any:
+        """The value of a name, noted if it may hold state."""
+        item = table[name]
+        if isinstance(item, (*CODE, type, types.ModuleType)):
+            self.followed.append((table, name, item))
+        if isinstance(item, NO_VALUES) or type(item) in ATOMS - {type(None)}:
+            return item
+        if isinstance(item, HOLDING) or attributes_of(item) or home(type(item)) in FOLLOWS:
+            self.values.append((table, name))
+        return item
 
 
 def functions_in(item: Any) -> list[types.FunctionType]:
@@ -92,9 +152,9 @@ MEMBERS: Final = WeakKeyDictionary[type, dict[str, Mapping[str, Any]]]()
 def mentioned_by(function: types.FunctionType) -> Mentioned:
     """What its code mentions; what it closes over is no name."""
     known = KNOWN.get(function)
-    if known is None or not known.placeholders:
+    if known is None or not known.unchanged:
         known = Mentioned()
-        _Reading(known).read(function)
+        known.read(function)
         KNOWN[function] = known
     return known
 
@@ -107,72 +167,6 @@ def members_of(kind: type) -> dict[str, Mapping[str, Any]]:
         known = {name: table for table in tables for name in table if name not in MAKING}
         MEMBERS[kind] = known
     return known
-
-
-class _Reading:
-    """One function."""
-
-    def __init__(self, found: Mentioned) -> None:
-        self.found = found
-
-    def read(self, function: types.FunctionType) -> None:
-        """Note what it mentions."""
-        if _of_user(function):
-            items = self._scan(function.__code__, function.__globals__)
-            called = (each for item in items for each in self._functions(item))
-            self.found.called += [each for each in called if each.__closure__ or _of_user(each)]
-
-    def _functions(self, item: Any) -> list[types.FunctionType]:
-        if isinstance(item, MEMO):
-            self.found.memos.append(item)
-        return functions_in(item) if isinstance(item, CODE) else []
-
-    def _scan(self, code: types.CodeType, space: dict[str, Any]) -> list[Any]:
-        """Note the names in code; gives the functions and classes that they stand for."""
-        names, told = code.co_names, set(code.co_code[::2])
-        self.found.names.update(names)
-        if told & BINDING:
-            self.found.bound += [(space, name) for name in names]
-        here: list[tuple[Mapping[str, Any], str]] = [(space, n) for n in names if n in space]
-        for owner in [table[name] for table, name in here]:
-            here += self._members(owner, names, setting=bool(told & SETTING))
-        items = [self._value(table, name) for table, name in here]
-        for inner in code.co_consts:
-            if type(inner) is types.CodeType:
-                items += self._scan(inner, space)
-        return items
-
-    def _members(
-        self, owner: Any, names: Iterable[str], *, setting: bool
-    ) -> list[tuple[Mapping[str, Any], str]]:
-        """What the code may ask of a class or a file that it names."""
-        if isinstance(owner, type):
-            if setting and home(owner) == "user":
-                self.found.classes.append(owner)
-            tables = [vars(base) for base in owner.__mro__ if home(base) == "user"]
-            asked = {*names, *MAKING, *UNNAMED}
-            return [(table, name) for table in tables for name in asked if name in table]
-        if isinstance(owner, types.FunctionType) and setting:
-            self.found.functions.append(owner)
-        if isinstance(owner, types.ModuleType):
-            space = vars(owner)
-            typed = owner is sys.modules["__main__"] and "__file__" not in space
-            if typed or origin_of(space.get("__file__") or "<") == "user":
-                known = [name for name in names if name in space]
-                self.found.bound += [(space, name) for name in known if setting]
-                return [(space, name) for name in known]
-        return []
-
-    def _value(self, table: Mapping[str, Any], name: str) -> Any:
-        """The value of a name, noted if it may hold state."""
-        item = table[name]
-        if isinstance(item, (*CODE, type, types.ModuleType)):
-            self.found.followed.append((table, name, item))
-        if isinstance(item, NO_VALUES) or type(item) in ATOMS - {type(None)}:
-            return item
-        if isinstance(item, HOLDING) or attributes_of(item) or home(type(item)) in FOLLOWS:
-            self.found.values.append((table, name))
-        return item
 
 
 def _of_user(function: types.FunctionType) -> bool:

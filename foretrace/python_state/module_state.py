@@ -14,16 +14,15 @@ from torch import fx, nn
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
-from foretrace.ir.program import ModuleState, Requirements
+from foretrace.ir.members import own_items
+from foretrace.ir.requirements import FIRST_CALL, Change, Entry, ModuleState, Place, Requirements
 from foretrace.ir.structure import take_apart
 from foretrace.python_state.before import Before
-from foretrace.python_state.changes import FIRST_CALL, Change, Entry, Place, content_changes
-from foretrace.python_state.held import HOOKS
+from foretrace.python_state.held import state_of
 from foretrace.python_state.kept import ATOMS, EMPTY, Kept, KeptModule
 from foretrace.python_state.leaks import abstract_in
 from foretrace.python_state.outside import Outside
-from foretrace.python_state.plain_data import own_items
-from foretrace.python_state.restoring import changes_in, put_all_back, put_back
+from foretrace.python_state.restoring import changes_in, content_changes, put_all_back, put_back
 from foretrace.tensors.abstract import Abstract
 
 Stand: TypeAlias = Callable[[torch.Tensor, str, str, tuple[nn.Module, str]], Abstract]
@@ -85,16 +84,8 @@ class Borrowed:
                         table[name] = placeholder(tensor, kind, loan.full_name(name), owner)
 
     def states(self) -> list[ModuleState]:
-        """How the modules were before the run."""
-        return [
-            ModuleState(
-                loan.path,
-                loan.module,
-                loan.module.training,
-                {n: kept.before for n, kept in loan.kept.contents.items() if n in STATES},
-            )
-            for loan in self._loans
-        ]
+        """How the modules are now."""
+        return [state_of(loan.path, loan.module) for loan in self._loans]
 
     def paths(self) -> dict[int, str]:
         """The dotted path of every module, by id."""
@@ -151,7 +142,6 @@ def scripted() -> NoReturn:
 
 
 TABLES = frozenset({"_parameters", "_buffers", "_modules"})
-STATES = TABLES.union(HOOKS)
 REGISTERED = tuple(
     name for name, item in vars(nn.Module()).items()
     if isinstance(item, (dict, set)) and name != "_modules"

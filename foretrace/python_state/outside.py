@@ -19,7 +19,9 @@ from typing import Any
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR
-from foretrace.python_state.changes import MISSING, Change, Place, cell_content, changes_of
+from foretrace.ir.members import MISSING, cell_content, cells_of
+from foretrace.ir.requirements import Change, Place
+from foretrace.python_state.restoring import changes_of
 from foretrace.trace.recorder import Recorder
 
 GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
@@ -156,8 +158,7 @@ class Outside:
         """The cells of a function, with what they held if that is known."""
         if not isinstance(function, types.FunctionType):
             return
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        for name, cell in cells:
+        for name, cell in cells_of(function).items():
             if name != "__class__" and (id(cell), "") not in self.places:
                 held = before.get(name, cell_content(cell))
                 self.places[id(cell), ""] = Place(name, cell, held)

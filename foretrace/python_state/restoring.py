@@ -2,27 +2,16 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
-from foretrace.python_state.changes import Change, Place, changes_of, content_changes
+from foretrace.errors import Attempt, Refusal
+from foretrace.ir.members import MISSING
+from foretrace.ir.plain_data import plain, same
+from foretrace.ir.requirements import Change, Entry, Place
 from foretrace.python_state.kept import Kept, KeptAttributes, KeptDict, KeptItems, KeptNames
-from foretrace.python_state.plain_data import plain, same
-
-
-class _Attempt:
-    """Holds what a step raised."""
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-
-    def __enter__(self) -> None:
-        self.error = None
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        self.error = error
-        return True
+from foretrace.tensors.abstract import Abstract
 
 
 def put_all_back(kept: Iterable[Kept]) -> list[str]:
@@ -32,7 +21,7 @@ def put_all_back(kept: Iterable[Kept]) -> list[str]:
     """
     failed: list[str] = []
     interrupt: BaseException | None = None
-    attempt = _Attempt()
+    attempt = Attempt(BaseException)
     with torch_api.no_torch_function():
         waiting = list(kept)[::-1]
         while waiting:
@@ -87,15 +76,39 @@ def changes_in(kept: Kept, name: Callable[[Any], str]) -> Iterable[Change]:
         return ()
     if isinstance(kept, (KeptNames, KeptAttributes)):
         return changes_of(kept.places())
-    if isinstance(kept, (KeptItems, KeptDict)) and plain(kept.before) and _made_again(kept):
+    if isinstance(kept, (KeptItems, KeptDict)) and _made_again(kept):
         return ()
     if isinstance(kept, KeptDict):
-        now = KeptDict(kept.item).before
-        return content_changes(name(kept.item), kept.item, kept.before, now)
+        return content_changes(name(kept.item), kept.item, kept.before, kept.now)
     return (Change(Place(name(kept.item), {}, None), None, rebound=False),)
 
 
-def _made_again(kept: Any) -> bool:
+def _made_again(kept: KeptItems | KeptDict) -> bool:
     """Whether it holds the same numbers and text, which may be other objects."""
-    now = type(kept)(kept.item).before
-    return plain(now) and same(now, kept.before)
+    now = kept.now
+    return plain(kept.before) and plain(now) and same(now, kept.before)
+
+
+def changes_of(places: Iterable[Place]) -> list[Change]:
+    """What is no longer as it was."""
+    found: list[Change] = []
+    for place in places:
+        if place.changed and isinstance(place.before, dict) and not place.bound:
+            found += content_changes(place.name, place.before, place.copy, place.before)
+        elif place.changed:
+            found.append(Change(place, place.now, place.bound))
+    return found
+
+
+def content_changes(
+    name: str, item: dict[Any, Any], before: dict[Any, Any], now: dict[Any, Any]
+) -> list[Change]:
+    """The entries of a dict that are others now; all of it, if the old ones are no longer in front.
+
+    One under the class of our own tensors is none: where a cache goes by the type of a tensor,
+    eager has `torch.Tensor` in it.
+    """
+    if not all(map(is_, now, before)) or len(now) < len(before):
+        return [Change(Place(name, {}, None), None, rebound=False)]
+    keys = [key for key in now if not (isinstance(key, type) and issubclass(key, Abstract))]
+    return changes_of(Entry(name, item, key, before.get(key, MISSING)) for key in keys)

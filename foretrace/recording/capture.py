@@ -13,15 +13,9 @@ from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import Sources, function_of, names_of, place_of
 from foretrace.ir.op import Value
-from foretrace.ir.program import (
-    Input,
-    Output,
-    Recorded,
-    Requirements,
-    Role,
-    size_input,
-)
-from foretrace.ir.structure import named_arguments, take_apart
+from foretrace.ir.program import Input, Output, Recorded, Role, Target, size_input
+from foretrace.ir.requirements import Requirements
+from foretrace.ir.structure import Structure, named_arguments, take_apart
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import alias_of
 from foretrace.mutation.made_leaves import given_back
@@ -238,7 +232,7 @@ class Capture:
 
 def record(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], capture: Capture,
-    target: Any,
+    target: Target,
 ) -> Recorded:  # fmt: skip
     """Run `fn(*args, **kwargs)` once; torch's state and all that it can reach is as it was before.
 
@@ -256,7 +250,7 @@ def record(
 
 
 def _recorded(
-    fn: Any, args: Any, kwargs: Any, capture: Capture, target: Any, before: Before
+    fn: Any, args: Any, kwargs: Any, capture: Capture, target: Target, before: Before
 ) -> Recorded:
     leaves, in_structure = named_arguments(fn, args, kwargs)
     lines, recorder = partial(capture.lines, fn), capture.recorder
@@ -275,7 +269,7 @@ def _recorded(
                 capture.gradients.reading(),
             ):
                 result = _run(fn, call_args, call_kwargs, recorder)
-            outs, requires.out_structure = take_apart(result)
+            outs, out_structure = take_apart(result)
             mutations = mutations_of(recorder, capture.inputs, capture.placeholders, loan)
             requires.begins = begins_read(recorder, capture.placeholders, mutations)
             written = {mutation.index: mutation.value for mutation in mutations}
@@ -293,12 +287,12 @@ def _recorded(
         requires.held += [bound_before(change) for change in left if change.rebound]
     return Recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
-        capture.constants.finish(), target, requires, overwritten,
+        capture.constants.finish(), target, requires, out_structure, overwritten,
     )  # fmt: skip
 
 
 def _required_of_call(
-    fn: Any, names: list[str], in_structure: Any, recorder: Recorder
+    fn: Any, names: list[str], in_structure: Structure, recorder: Recorder
 ) -> Requirements:
     modes = torch.is_grad_enabled(), torch_api.autocast_devices(), torch.get_default_dtype()
     defined = recorder.sources.defined = place_of(fn)

@@ -17,7 +17,8 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.frames.sources import asking_line
-from foretrace.ir.program import Input, Requirements
+from foretrace.ir.program import Input
+from foretrace.ir.requirements import Requirements
 from foretrace.ir.types import TensorType
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import plain_class

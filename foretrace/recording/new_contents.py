@@ -9,13 +9,13 @@ from foretrace.errors import Frame, Refusal
 from foretrace.frames.lines import Lines
 from foretrace.ir.op import Op, Value, ViewStep, Write, values_in
 from foretrace.ir.program import Input, Mutation, Output, Overwritten, Role
+from foretrace.ir.requirements import FIRST_CALL
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import Alias, alias_of, check_based, current
 from foretrace.mutation.functionalize import holder
 from foretrace.mutation.made_leaves import value_of
 from foretrace.mutation.outs import LEAVE_OUT
 from foretrace.mutation.overlap import place
-from foretrace.python_state.changes import FIRST_CALL
 from foretrace.python_state.module_state import Borrowed
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.recorder import Recorder

@@ -10,6 +10,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.sources import Sources
+from foretrace.ir.program import Target
 from foretrace.ir.structure import take_apart
 from foretrace.recording.capture import Capture
 from foretrace.rules.norms import NORM_RULES
@@ -17,7 +18,7 @@ from foretrace.rules.reductions import REDUCTION_RULES
 from foretrace.rules.table import RuleTable
 from foretrace.symbols.dynamic import Dynamic, dynamic_of
 from foretrace.symbols.sizes import Symbols
-from foretrace.targets.profile import Target, target_of
+from foretrace.targets.profile import target_of
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Types
 

@@ -13,9 +13,10 @@ from foretrace import torch_api
 from foretrace.errors import Frame, Refusal, Way
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import function_of
+from foretrace.ir.members import cell_content, cells_of, held_by
 from foretrace.ir.op import Checkpoint
+from foretrace.ir.requirements import Place
 from foretrace.mutation.made_leaves import value_of
-from foretrace.python_state.changes import Place, cell_content, held_by
 from foretrace.python_state.module_state import scripted
 from foretrace.python_state.switches import unswitched
 from foretrace.tensors.abstract import Abstract
@@ -91,13 +92,13 @@ def _named_by(fn: Any, seen: set[int]) -> Iterator[Place]:
     if function is None or id(function) in seen:
         return
     seen.add(id(function))
-    code, cells = function.__code__, function.__closure__ or ()
-    places = [Place(n, c, cell_content(c)) for n, c in zip(code.co_freevars, cells, strict=True)]
+    names = function.__code__.co_names
+    places = [Place(name, cell, cell_content(cell)) for name, cell in cells_of(function).items()]
     yield from places
     objects = [held_by(fn, "__self__"), fn, *(place.before for place in places)]
     for space in (function.__globals__, *(held_by(item, "__dict__") for item in objects)):
-        names = code.co_names if isinstance(space, dict) else ()
-        yield from (Place(name, space, space[name]) for name in names if name in space)
+        known = names if isinstance(space, dict) else ()
+        yield from (Place(name, space, space[name]) for name in known if name in space)
     for item in objects[2:]:
         yield from _named_by(item, seen) if isinstance(item, FunctionType) else ()
 
@@ -149,17 +150,14 @@ def _by_cudnn(original: Callable[..., Any], tensor: torch.Tensor) -> bool:
 def running(recorder: Recorder, paths: dict[int, str], absent: bool) -> Iterator[None]:
     """The recorder sees every call inside."""
     checkpoints = Checkpoints(recorder)
+    stand_ins = refusing(recorder, absent)
+    stand_ins["checkpoint"] = checkpoints.around
+    stand_ins["cudnn"] = partial(_by_cudnn, torch.backends.cudnn.is_acceptable)
     with (
         torch_api.below_autograd(),
         torch_api.uncompiled(),
         torch_api.unoptimized(scripted),
-        torch_api.replaced(
-            {
-                **refusing(recorder, absent),
-                "checkpoint": checkpoints.around,
-                "cudnn": partial(_by_cudnn, torch.backends.cudnn.is_acceptable),
-            }
-        ),
+        torch_api.replaced(stand_ins),
         followed_autocast(recorder),
         function_calls(recorder),
         module_calls(recorder, paths),

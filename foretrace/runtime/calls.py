@@ -175,7 +175,7 @@ def finish(
         change.redo()
     for index in recorded.requires.cleared:
         flat[index].grad = None
-    built = recorded.requires.out_structure.build(iter(outputs))
+    built = recorded.out_structure.build(iter(outputs))
     return built, rest[len(recorded.mutations) :]
 
 

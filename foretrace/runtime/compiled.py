@@ -8,7 +8,7 @@ import types
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
@@ -48,15 +48,8 @@ class Captured:
     semantics: TargetSemantics
 
 
-class Capturing(Protocol):
-    """Captures a program for one call."""
-
-    def __call__(
-        self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool
-    ) -> Captured:
-        """Raise a Refusal if there is no exact graph."""
-
-
+Capturing = Callable[[Any, tuple[Any, ...], dict[str, Any]], Captured]
+"""Captures a program for one call, or raises a Refusal"""
 Building = Callable[[Captured, tuple[Any, ...], dict[str, Any]], Entry]
 """Makes the entry of a capture for the call that it was made for"""
 
@@ -141,7 +134,7 @@ class Compiled:
             if found is None:  # another thread has just captured it
                 return entry
         start = time.perf_counter()
-        captured = self._capture(self.fn, args, kwargs, bool(broken))
+        captured = self._capture(self.fn, args, kwargs)
         entry = self._build(captured, args, kwargs)
         if broken:
             self._note([each for each in broken if each], time.perf_counter() - start)

@@ -31,9 +31,7 @@ class Varying:
         self._seen: dict[str, tuple[int, ...]] = {}
         self._open: dict[str, set[int]] = {}
 
-    def __call__(
-        self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool
-    ) -> Captured:
+    def __call__(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         """Capture for one call; a program that has no graph with open sizes gets them fixed."""
         open_dims = self._dims(fn, args, kwargs)
         if not open_dims:

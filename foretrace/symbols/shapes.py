@@ -209,7 +209,7 @@ def _parts(spec: Any, children: list[tuple[Any, Any]], path: Path) -> list[Any]:
     """The parts of a specification for the members of a container."""
     if spec is None:
         return [None] * len(children)
-    keys = [_plain(key) for key, _ in children]
+    keys = [torch_api.key_of(key) for key, _ in children]
     if isinstance(spec, dict):
         unknown = spec.keys() - set(keys)
         if unknown:
@@ -221,12 +221,8 @@ def _parts(spec: Any, children: list[tuple[Any, Any]], path: Path) -> list[Any]:
     return inside
 
 
-def _plain(key: Any) -> Any:
-    return next((getattr(key, a) for a in ("key", "idx", "name") if hasattr(key, a)), key)
-
-
 def _dotted(path: Path) -> str:
-    return ".".join(str(_plain(key)) for key in path)
+    return ".".join(str(torch_api.key_of(key)) for key in path)
 
 
 def wrong_shapes(what: str) -> Refusal:

@@ -5,10 +5,10 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Choice
+from foretrace.ir.program import Target
 from foretrace.targets.attention_call import AttentionCall, Condition, Enabled, Question
 from foretrace.targets.attention_conditions import CPU, META
 from foretrace.targets.attention_cuda import CUDA
-from foretrace.targets.profile import Target
 
 __all__ = ["AttentionCall", "Enabled", "choose_attention"]
 

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 
+from foretrace.ir.program import Target
 from foretrace.ir.types import Size, TensorType
-from foretrace.targets.profile import Target
 
 BATCHED = 4
 """Dimensions with those of batch and heads"""

@@ -1,12 +1,12 @@
 """What a device decides, as data: its capabilities and the kernels it has of its own."""
 
 import re
-from dataclasses import dataclass
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.ir.program import Target
 
 aten = torch.ops.aten
 
@@ -29,29 +29,6 @@ KEYS: dict[str, str] = {"cpu": "CPU", "meta": "Meta"}
 
 KNOWN = ("cpu", "meta", "cuda", "cuda:sm80", "cuda:sm90", "cuda:smNN")
 SM = re.compile(r"cuda:sm(\d+)(\d)")
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A device that a program is captured for; it need not be there.
-
-    `own_kernels` names the operators ("aten::_fused_rms_norm") that have a composite kernel and
-    a kernel of the device's own, which eager prefers.
-    """
-
-    name: str
-    device: torch.device
-    capability: tuple[int, int] | None = None
-    cudnn: tuple[int, ...] | None = None
-    own_kernels: frozenset[str] = frozenset()
-
-    def __str__(self) -> str:
-        facts = []
-        if self.capability is not None:
-            facts.append("compute capability {}.{}".format(*self.capability))
-        if self.cudnn is not None:
-            facts.append("cuDNN " + ".".join(map(str, self.cudnn)))
-        return f"{self.name} ({', '.join(facts)})" if facts else self.name
 
 
 def target_of(spec: str | Target | None, inputs_device: torch.device) -> Target:

@@ -8,6 +8,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.ir.op import Choice, Tree, Value, values_in
+from foretrace.ir.program import Target
 from foretrace.ops.infer import Inference
 from foretrace.ops.schemas import schema_of
 from foretrace.ops.semantics import OperatorSemantics
@@ -15,7 +16,6 @@ from foretrace.rules.derive import Derivatives
 from foretrace.rules.table import RuleTable
 from foretrace.targets.attention import AttentionCall, Enabled, choose_attention
 from foretrace.targets.bodies import attention_body
-from foretrace.targets.profile import Target
 from foretrace.targets.raising import Raising
 from foretrace.targets.untraced import UNTRACED
 from foretrace.tensors.abstract import Types

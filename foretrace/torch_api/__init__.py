@@ -100,6 +100,7 @@ from foretrace.torch_api.pytree import (
     GetAttrKey as GetAttrKey,
     MappingKey as MappingKey,
     TreeSpec as TreeSpec,
+    key_of as key_of,
     keystr as keystr,
     tree_flatten as tree_flatten,
     tree_flatten_with_path as tree_flatten_with_path,

@@ -33,6 +33,11 @@ def tree_flatten_with_path(
     return list(_keyed((), tree, is_leaf)), tree_flatten(tree, is_leaf)[1]
 
 
+def key_of(entry: Any) -> Any:
+    """The key, index or name in an entry of a key path; of no such class, it itself."""
+    return next((getattr(entry, a) for a in ("key", "idx", "name") if hasattr(entry, a)), entry)
+
+
 def tree_unflatten(leaves: Iterable[Any], spec: TreeSpec) -> Any:
     """The object with these leaves. torch's own gives a tuple for a torch.Size, seen on 2.13."""
     if not _holds_sizes(spec):

@@ -8,7 +8,7 @@ by yes or no becomes a guard, asked again of the inputs of each call.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import sympy
@@ -17,7 +17,8 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal, Way
 from foretrace.ir.op import ModuleCall, Op, Tree, Value, target_name, values_in
-from foretrace.ir.tree import map_tree
+from foretrace.ir.requirements import Answered
+from foretrace.ir.tree import map_tree, pairs
 from foretrace.ops.outcome import Semantics
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Numbers, with_numbers
@@ -47,7 +48,7 @@ class Constants:
         """An input whose value a guard may speak of."""
         self.lent[value] = index, tensor
 
-    def finish(self) -> "list[Answered]":
+    def finish(self) -> list[Answered]:
         """Let go of what was lent and of what followed from it; gives the guards."""
         self.known, self.lent = dict(self.given), {}
         return self.answered
@@ -69,9 +70,20 @@ class Constants:
         if inputs and not isinstance(answer, bool):
             raise _depends_on_inputs(func, guarded=True)
         if symbols or inputs:
-            question = Answered(self, func, args, kwargs, answer, symbols, inputs, frame)
+            holds = partial(self._holds, (func, args, kwargs), answer, inputs)
+            names = tuple(value.hint for value in inputs)
+            question = Answered(target_name(func), names, answer, symbols, frame, holds)
             self.answered.append(question)
         return answer
+
+    def _holds(
+        self, call: tuple[Any, Tree, dict[str, Tree]], answer: Any, inputs: dict[Value, int],
+        sizes: Numbers, tensors: Sequence[torch.Tensor] = (),
+    ) -> bool:  # fmt: skip
+        """Whether a call has the same answer with these sizes, and these inputs of the graph."""
+        values = {value: content(tensors[index]) for value, index in inputs.items()}
+        now = self.at(sizes, values).run(*call)
+        return torch.equal(now, answer) if isinstance(now, torch.Tensor) else bool(now == answer)
 
     def run(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
         """Run a call on the constants' values."""
@@ -146,48 +158,13 @@ class Constants:
         args, kwargs = self._concrete(op.args), self._concrete(op.kwargs)
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
-        self._keep(op.result, op.target(*args, **kwargs))
-
-    def _keep(self, result: Tree, real: Any) -> None:
-        if isinstance(result, Value):
-            self.known.setdefault(result, real)
-        elif isinstance(result, (tuple, list)):
-            for inner, tensor in zip(result, real, strict=True):
-                self._keep(inner, tensor)
+        for result, real in pairs(op.result, op.target(*args, **kwargs)):
+            if isinstance(result, Value):
+                self.known.setdefault(result, real)
 
     def _concrete(self, tree: Tree) -> Any:
         put = self._put_numbers
         return map_tree(tree, lambda t: self.known[t] if isinstance(t, Value) else put(t))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Answered:
-    """A question about constants whose answer depends on sizes, as a guard on the sizes."""
-
-    constants: Constants
-    func: Any
-    args: Tree
-    kwargs: dict[str, Tree]
-    answer: Any
-    symbols: frozenset[sympy.Symbol]
-    inputs: dict[Value, int]
-    """the inputs whose values it is about, with their index among the graph's"""
-    frame: Frame | None
-
-    @property
-    def condition(self) -> str:
-        """What the program relied on."""
-        names = ", ".join(value.hint for value in self.inputs)
-        of = f"what follows from {names}" if names else "a constant made from these sizes"
-        return f"{target_name(self.func)} of {of} is {self.answer}"
-
-    def holds(self, sizes: Numbers, tensors: Sequence[Any] = ()) -> bool:
-        """Whether the answer is the same with these sizes, and these inputs of the graph."""
-        values = {value: content(tensors[index]) for value, index in self.inputs.items()}
-        now = self.constants.at(sizes, values).run(self.func, self.args, self.kwargs)
-        if isinstance(now, torch.Tensor):
-            return torch.equal(now, self.answer)
-        return bool(now == self.answer)
 
 
 def content(tensor: torch.Tensor) -> torch.Tensor:

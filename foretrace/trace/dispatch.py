@@ -42,7 +42,7 @@ def learn(
     """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
     check_dtypes(func, args, kwargs)
     if func is ITEM or (func is IS_NONZERO and args[0].type.numel == 1):
-        return Outcome(None, inline=Answer())
+        return Outcome(None, inline=ask)
     if func is REQUIRES_GRAD or func.namespace == PROFILER:
         return Outcome(None, inline=required if func is REQUIRES_GRAD else aside)
     schema = recorder.semantics.schema(func)
@@ -57,7 +57,7 @@ def learn(
     if schema.written_now(args, kwargs):
         return Outcome(None, inline=written)
     if not schema.returns_tensors:
-        return Outcome(None, inline=Answer())
+        return Outcome(None, inline=ask)
     typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
     try:
         result = recorder.semantics.infer(func, *typed)
@@ -163,14 +163,11 @@ def aside(
     return func(*args, **kwargs)
 
 
-class Answer:
-    """A call that returns a number: known only where its operands are constants."""
-
-    def __call__(
-        self, recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree],
-        tensors: list[Abstract],
-    ) -> Any:  # fmt: skip
-        return recorder.answer(recorder, func, args, kwargs)
+def ask(
+    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
+) -> Any:
+    """Answer a call that returns a number: known only where its operands are constants."""
+    return recorder.answer(recorder, func, args, kwargs)
 
 
 class Fold:

@@ -13,6 +13,7 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
+from foretrace.ir.plain_data import same_state
 from foretrace.trace.constants import draws
 from foretrace.trace.recorder import Recorder
 
@@ -95,7 +96,6 @@ class Source:
     name: str
     get: Callable[[], Any]
     put: Callable[[Any], None]
-    same: Callable[[Any, Any], bool]
     reached: Callable[[Any], bool]
     """whether an object that the program names draws from it, or seeds it"""
 
@@ -153,7 +153,7 @@ def _drawn(before: list[tuple[Source, Any]], lines: Callable[[], Lines]) -> Refu
     """Put back what was drawn; the refusal of it."""
     refusal = None
     for source, state in before:
-        if source.same(state, source.get()):
+        if same_state(source.get(), state):
             continue
         at, alone = lines().reaching(source.reached), threading.active_count() == 1
         if at is None and not alone and source.name == "torch":
@@ -170,13 +170,11 @@ def _drawn(before: list[tuple[Source, Any]], lines: Callable[[], Lines]) -> Refu
 
 
 def _sources() -> Iterator[Source]:
-    yield Source(
-        "torch", torch.get_rng_state, torch.set_rng_state, torch.equal, lambda item: item is DEFAULT
-    )
-    yield Source("Python", random.getstate, random.setstate, lambda a, b: a == b, _of_python)
+    yield Source("torch", torch.get_rng_state, torch.set_rng_state, lambda item: item is DEFAULT)
+    yield Source("Python", random.getstate, random.setstate, _of_python)
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
-        yield Source("numpy", numpy.get_state, numpy.set_state, _same_in_numpy, _of_numpy)
+        yield Source("numpy", numpy.get_state, numpy.set_state, _of_numpy)
 
 
 def _of_python(item: Any) -> bool:
@@ -185,8 +183,3 @@ def _of_python(item: Any) -> bool:
 
 def _of_numpy(item: Any) -> bool:
     return type(getattr(item, "__self__", None)).__module__.startswith("numpy.random")
-
-
-def _same_in_numpy(before: Any, now: Any) -> bool:
-    (name, keys, *rest), (name_now, keys_now, *rest_now) = before, now
-    return name == name_now and rest == rest_now and bool((keys == keys_now).all())

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from typing import Any
 
-import sympy
 import torch
 
 from foretrace import torch_api
@@ -171,15 +170,8 @@ class Recorder(torch_api.TorchDispatchMode):
 
     def concrete(self, tree: Tree, env: dict[Value, Any]) -> Tree:
         """Arguments as torch takes them: `env`'s tensor for a value, a SymInt for an expression."""
-        if isinstance(tree, Value):
-            return env[tree]
-        if isinstance(tree, sympy.Basic):
-            return self.types.symbols.symbolic(tree)
-        if isinstance(tree, (list, tuple)):
-            return type(tree)([self.concrete(item, env) for item in tree])
-        if isinstance(tree, dict):
-            return {name: self.concrete(item, env) for name, item in tree.items()}
-        return tree
+        symbolic = self.types.symbols.symbolic
+        return map_tree(tree, lambda leaf: env[leaf] if isinstance(leaf, Value) else symbolic(leaf))
 
     def listening(self) -> AbstractContextManager[Any]:
         """The mode is active inside: again, where it was popped to answer a call."""

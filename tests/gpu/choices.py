@@ -6,8 +6,9 @@ from typing import Any, Final
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.ir.program import Target
 from foretrace.targets.attention import choose_attention
-from foretrace.targets.profile import Target, target_of
+from foretrace.targets.profile import target_of
 from tests.gpu.attention import Row, grid, seen
 from tests.gpu.child import Circumstances, Finding
 from tests.unit.targets.attention_calls import Call

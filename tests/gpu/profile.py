@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 import foretrace
-from foretrace.targets.profile import Target, target_of
+from foretrace.ir.program import Target
+from foretrace.targets.profile import target_of
 from tests.gpu.child import Circumstances, Finding, failure
 
 

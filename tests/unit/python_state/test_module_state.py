@@ -9,8 +9,8 @@ from torch import fx, nn
 
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
+from foretrace.ir.members import MISSING
 from foretrace.ir.types import TensorType
-from foretrace.python_state.changes import MISSING
 from foretrace.python_state.module_state import borrowed, names_of_tensors, owners_of
 from foretrace.tensors.abstract import Abstract
 from tests.support.trees import recorder, tree

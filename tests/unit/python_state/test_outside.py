@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from foretrace.python_state.changes import MISSING
+from foretrace.ir.members import MISSING
 from foretrace.python_state.outside import Outside, origin_of, reads_of
 
 COUNT, TABLE, UNREAD = 1, {"a": 1}, 3

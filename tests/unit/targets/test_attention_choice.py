@@ -11,9 +11,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.ir.program import Target
 from foretrace.ir.types import TensorType
 from foretrace.targets.attention import AttentionCall, Enabled, choose_attention
-from foretrace.targets.profile import Target, target_of
+from foretrace.targets.profile import target_of
 from tests.unit.targets.attention_calls import Call, calls, dense
 
 CPU, META = torch.device("cpu"), torch.device("meta")

@@ -2,12 +2,12 @@
 
 import enum
 import types
-from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+
+from foretrace.ir.members import own_items, own_length
 
 SINGLE: tuple[type, ...] = (
     bool, type(None), type(...), enum.Enum, type, torch.dtype, torch.layout,
@@ -19,22 +19,6 @@ BY_VALUE = frozenset({int, str, bytes, range, slice, torch.device, torch.Size})
 CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
 LARGEST = 1000
 """Items of a container up to which it is compared by value"""
-OWN = (dict, list, tuple, set, frozenset, deque)
-"""What containers of any class are made of, as far as they are looked into"""
-
-
-def own_length(item: Any) -> int:
-    """How many items a container has, asked of Python's own type: a class may say otherwise."""
-    kind: Any = next(kind for kind in OWN if isinstance(item, kind))
-    return int(kind.__len__(item))
-
-
-def own_items(item: Any) -> Iterator[tuple[Any, Any]]:
-    """Keys and items of a dict, list or tuple, without a method of its class."""
-    if isinstance(item, dict):
-        return iter(dict.items(item))
-    kind: Any = list if isinstance(item, list) else tuple
-    return enumerate(kind.__iter__(item))
 
 
 def plain(item: Any, budget: int = LARGEST) -> bool:
@@ -107,3 +91,13 @@ def same_state(now: Any, before: Any) -> bool:
     if isinstance(now, tuple):
         return all(map(same_state, now, before))
     return bool(now == before)
+
+
+def refill(item: Any, copy: Any) -> None:
+    """Give a container the content that its snapshot has."""
+    if item is copy or same(item, copy):
+        return
+    if isinstance(item, (dict, list, set)):
+        item.clear()
+        add: Any = item.extend if isinstance(item, list) else item.update
+        add(copy)

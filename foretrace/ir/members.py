@@ -1,0 +1,90 @@
+"""What Python objects hold, found without a call of the user's classes."""
+
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+OWN = (dict, list, tuple, set, frozenset, deque)
+"""What containers of any class are made of, as far as they are looked into"""
+CONTENT = "cell_contents"
+"""What a closure cell has its item in"""
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING = _Missing()
+"""What a name holds that is not bound"""
+
+
+def held_by(holder: Any, name: str) -> Any:
+    """What a name stands for in a dict, a class, a closure cell or slots; MISSING if nothing."""
+    if isinstance(holder, dict):
+        return holder.get(name, MISSING)
+    if isinstance(holder, types.CellType):
+        return cell_content(holder)
+    if isinstance(holder, type):
+        return vars(holder).get(name, MISSING)
+    try:
+        return object.__getattribute__(holder, name)
+    except AttributeError:
+        return MISSING
+
+
+def cell_content(cell: types.CellType) -> Any:
+    """What a closure cell holds; MISSING if nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
+def cells_of(function: types.FunctionType) -> dict[str, types.CellType]:
+    """The cells that a function closes over, by their names in its code."""
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+def attributes_of(item: Any) -> dict[str, Any] | None:
+    """The attributes of an object; None if it has no room for them."""
+    try:
+        space = object.__getattribute__(item, "__dict__")
+    except AttributeError:
+        return None
+    return space if type(space) is dict else None
+
+
+def own_kind(item: Any) -> Any:
+    """The type of Python's that a container is made of; None if it is no container."""
+    kind = type(item)  # its class as it says itself is Python of the user's
+    return next((each for each in OWN if issubclass(kind, each)), None)
+
+
+def own_length(item: Any) -> int:
+    """How many items a container has, asked of Python's own type: a class may say otherwise."""
+    return int(own_kind(item).__len__(item))
+
+
+def own_items(item: Any) -> Iterator[tuple[Any, Any]]:
+    """Keys and items of a container, in order; of a set, numbers in the place of keys."""
+    kind = own_kind(item)
+    return iter(dict.items(item)) if kind is dict else enumerate(kind.__iter__(item))
+
+
+def members(item: Any) -> Iterator[tuple[Any, Any]]:
+    """What a container holds, by key, or else what an object has as attributes, by name."""
+    return own_items(item) if own_kind(item) else iter((attributes_of(item) or {}).items())
+
+
+def reached(
+    roots: Iterable[Any], inside: Callable[[Any], Iterable[Any]], depth: int
+) -> Iterator[Any]:
+    """What objects lead to, the near ones first and each once: at most `depth` steps away."""
+    seen, level = set[int](), list(roots)
+    for _ in range(depth + 1):
+        new = {id(item): item for item in level if id(item) not in seen}
+        seen.update(new)
+        yield from new.values()
+        level = [each for item in new.values() for each in inside(item)]
