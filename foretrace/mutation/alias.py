@@ -12,7 +12,8 @@ from foretrace.errors import Frame
 from foretrace.frames.sources import asking_line
 from foretrace.ir.op import AS_STRIDED, Op, Origin, Tree, Value, ViewStep, Write
 from foretrace.mutation.lost_views import not_tracked, of_another, of_detached
-from foretrace.ops.outcome import Semantics, Share
+from foretrace.ops.outcome import Share
+from foretrace.ops.semantics import Semantics
 from foretrace.tensors.abstract import Abstract, Types, follow
 from foretrace.tensors.autocast import Casts
 

@@ -41,6 +41,8 @@ from foretrace.mutation.lists import one_after_the_other
 from foretrace.mutation.offsets import FROM_START
 from foretrace.mutation.outs import RESIZES, contents, resize
 from foretrace.mutation.overlap import check_apart, meet, overlapping, overlaps, place, within
+from foretrace.ops.schemas import schema_of
+from foretrace.ops.views import put_back
 from foretrace.tensors.abstract import FLAG, Abstract, become_like, follow
 
 aten = torch.ops.aten
@@ -50,7 +52,7 @@ def written(
     recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
 ) -> Any:
     """Record an op that writes to operands, and answer it as eager would."""
-    schema = recorder.semantics.schema(func)
+    schema = schema_of(func)
     if func is aten.detach_.default:
         return detached(recorder, tensors[0])
     if func is aten.copy_.default and isinstance(args[1], complex):
@@ -210,7 +212,7 @@ def _new_contents(
     if func is aten.copy_.default:
         old = current(alias_of(targets[0]), recorder)
         return [copied(recorder, old, args[1], whole=not alias_of(targets[0]).is_view)]
-    schema = recorder.semantics.schema(func)
+    schema = schema_of(func)
     if schema.functional is None:
         raise AssertionError(func)
     if schema.outs:
@@ -259,7 +261,7 @@ def _write_each(
     recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: dict[Value, Any]
 ) -> Any:
     """An op that writes to several operands as whole: what it gives, and a copy into each."""
-    schema = recorder.semantics.schema(func)
+    schema = schema_of(func)
     if schema.functional is None:
         raise AssertionError(func)
     values, news = schema.written_now(args, kwargs), list[Value | None]()
@@ -268,7 +270,7 @@ def _write_each(
     else:
         call, given = schema.functional.call, schema.functional.arguments(args, kwargs)
         made = recorder.again(call, *(recorder.concrete(tree, tensors) for tree in given))
-        done = recorder.semantics.schema(call).written_now(*given)
+        done = schema_of(call).written_now(*given)
         values = [value for value in values if value not in done]
         news = [current(alias_of(t), recorder) for t in torch_api.tree_leaves(made)
                 if isinstance(t, Abstract)]  # fmt: skip
@@ -300,7 +302,7 @@ def _write_many(
     recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], targets: list[Abstract]
 ) -> Any:
     """An op that writes to operands beside its results, such as batch norm's statistics."""
-    schema, origin = recorder.semantics.schema(func), recorder.origin()
+    schema, origin = schema_of(func), recorder.origin()
     _check_not_resized(func, args, targets)
     followed = recorder.followed_results(func, args, kwargs)
     with recorder.inner_scope(origin.frame) as body:
@@ -331,5 +333,5 @@ def _scatter(recorder: Records, owner: Alias, path: list[Alias], new: Value) -> 
     bases = [current(parent, recorder) for parent in (owner, *path[:-1])]
     steps = [member.step for member in path if member.step is not None]
 
-    new, like = recorder.semantics.put_back(steps, bases, new, recorder.call), bases[0].type
+    new, like = put_back(steps, bases, new, recorder.call), bases[0].type
     return new if new.type.same_layout(like) else laid_out(recorder, like, new)

@@ -9,6 +9,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Tree, ViewStep
 from foretrace.mutation.alias import Alias, Held, Records, alias_of, current
 from foretrace.mutation.lost_views import not_tracked
+from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract, become_like, follow
 
 DETACH = torch.ops.aten.detach.default
@@ -37,13 +38,13 @@ def reshaped(
     recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensor: Abstract
 ) -> Abstract:
     """`t_`, `unsqueeze_` and their like: the same memory, seen in another shape from now on."""
-    functional = recorder.semantics.schema(func).functional
+    functional = schema_of(func).functional
     if functional is None or tensor.ft_leaf:
         raise Refusal(
             f"{func} changes the shape of an input in place", kind="side effect",
             do="use the operator that returns a new tensor, such as reshape() or transpose()",
         )  # fmt: skip
-    if not recorder.semantics.schema(functional.call).view_positions(args, kwargs, 1):
+    if not schema_of(functional.call).view_positions(args, kwargs, 1):
         raise Refusal(
             f"{func} lets a tensor see the memory of another", kind="no functional form",
             do="use the other tensor, or copy_ it into this one",

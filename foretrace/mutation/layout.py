@@ -9,6 +9,7 @@ from foretrace.ir.op import Op, Tree, Value, map_values
 from foretrace.ir.tree import leaves
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import Alias, Records, current
+from foretrace.ops.schemas import schema_of
 
 aten = torch.ops.aten
 
@@ -20,7 +21,7 @@ def drawn(recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree]) -> 
     place, on new memory so laid out. Of what is put off the kernel fills a copy, which is written
     back.
     """
-    like, functional = args[0].type, recorder.semantics.schema(func).functional
+    like, functional = args[0].type, schema_of(func).functional
     if like.dense and not like.lazy and functional is not None:
         order = like.memory_order()
         seen = recorder.call(aten.permute.default, (args[0], order)).outs[0]
@@ -100,7 +101,7 @@ def as_the_op(
     recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], made: tuple[Value, ...]
 ) -> tuple[Value, ...]:
     """What a functional form has made beside new contents, laid out as the op itself does."""
-    if not made or recorder.semantics.schema(func).returns_written:
+    if not made or schema_of(func).returns_written:
         return made
     typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
     likes = leaves(recorder.semantics.infer(func, *typed))

@@ -11,6 +11,7 @@ from foretrace.ir.op import Tree, Value, values_in
 from foretrace.ir.tree import map_tree
 from foretrace.mutation.alias import Records, alias_of, current
 from foretrace.mutation.overlap import meet, overlapping, place
+from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract
 
 
@@ -27,7 +28,7 @@ def one_after_the_other(
     Raises:
         Refusal: what is written a second time, or read elsewhere, is followed.
     """
-    schema = recorder.semantics.schema(func)
+    schema = schema_of(func)
     if not schema.writes_lists or schema.outs:
         return False
     if followed and not _derivable(func, args, kwargs):

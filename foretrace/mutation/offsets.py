@@ -13,6 +13,7 @@ from foretrace.ir.op import Value
 from foretrace.ir.types import Size, TensorType
 from foretrace.mutation.alias import Alias, Records, alias_of, current
 from foretrace.mutation.overlap import within
+from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import OFFSET, Abstract, become_like
 
 aten = torch.ops.aten
@@ -47,7 +48,7 @@ def in_graph(
     Raises:
         Refusal: it sees elements that the owner of the memory does not.
     """
-    tensor, schema = args[0], recorder.semantics.schema(func)
+    tensor, schema = args[0], schema_of(func)
     if not isinstance(tensor, Abstract):
         return args, kwargs
     named: dict[str, Any] = schema.bind(args, kwargs)

@@ -15,6 +15,7 @@ from foretrace.mutation.in_place import note_overwritten
 from foretrace.mutation.layout import laid_out, same_sizes
 from foretrace.mutation.overlap import overlapping
 from foretrace.ops.outcome import Schema
+from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract, become_like
 
 aten = torch.ops.aten
@@ -43,7 +44,7 @@ def contents(
         Refusal: another tensor sees the memory of an `out` of other sizes, or the op reads it.
         Exception: what eager raises for an `out` of a wrong dtype or device.
     """
-    schema = recorder.semantics.schema(func)
+    schema = schema_of(func)
     after = _types_after(recorder, func, call)
     with recorder.inner_scope(recorder.origin().frame) as ops:
         news = _functional_form(recorder, func, call, tensors)
@@ -127,11 +128,11 @@ def _check_known(
 def _functional_form(
     recorder: Records, func: Any, call: Call, tensors: dict[Value, Abstract]
 ) -> list[Value | None]:
-    functional = recorder.semantics.schema(func).functional
+    functional = schema_of(func).functional
     if functional is None:
         raise AssertionError(func)
     args, kwargs = functional.arguments(*call)
-    if recorder.semantics.schema(functional.call).writes:  # batch norm's statistics
+    if schema_of(functional.call).writes:  # batch norm's statistics
         made = recorder.again(functional.call, *recorder.concrete((args, kwargs), tensors))
         return [current(alias_of(t), recorder) for t in leaves(made)]
     op = recorder.call(functional.call, args, kwargs)
@@ -143,14 +144,14 @@ def _is_functional_form(
     recorder: Records, func: Any, call: Call, olds: list[Value], news: list[Value | None]
 ) -> bool:
     """Whether the op does what its functional form does; one that returns nothing copies that."""
-    schema, given = recorder.semantics.schema(func), values_in(call)
+    schema, given = schema_of(func), values_in(call)
     if not schema.returns_something:
         return True
     read = torch.Tag.pointwise not in func.tags and any(given.count(old) > 1 for old in olds)
     pairs = [(old.type, new.type) for old, new in zip(olds, news, strict=True) if new is not None]
     if not read and all(_alike(recorder, old, new) for old, new in pairs):
         return True
-    functional = schema.functional and recorder.semantics.schema(schema.functional.call)
+    functional = schema.functional and schema_of(schema.functional.call)
     if len(olds) > len(_outs(recorder, func, call)) or (functional and functional.writes):
         raise Refusal(
             f"{func} is given an `out` of another layout or dtype than its result, and writes more",
@@ -178,14 +179,14 @@ def _in_place(recorder: Records, func: Any, call: Call) -> tuple[Value, ...]:
     fresh = {old: laid_out(recorder, old.type, old) for old in _outs(recorder, func, call)}
     outs = tuple(Value(value.type) for value in fresh.values())
     args, kwargs = substitute(call, fresh)
-    result = outs if recorder.semantics.schema(func).multiple else outs[0]
+    result = outs if schema_of(func).multiple else outs[0]
     origin = recorder.origin()
     recorder.append(Op(func, args, kwargs, result, outs, origin=origin, choice=ITSELF))
     return outs
 
 
 def _outs(recorder: Records, func: Any, call: Call) -> list[Value]:
-    return values_in([call[1].get(name) for name in recorder.semantics.schema(func).outs])
+    return values_in([call[1].get(name) for name in schema_of(func).outs])
 
 
 def resize(

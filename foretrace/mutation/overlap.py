@@ -17,6 +17,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Value
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import Alias, Records, alias_of, current
+from foretrace.ops.schemas import schema_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.tensors.abstract import Abstract
 
@@ -42,7 +43,7 @@ def check_apart(
         alias = alias_of(target)
         if any(overlaps(recorder, current(each, recorder).type) for each in (alias, alias.root)):
             raise overlapping(f"{func} writes to memory of which several elements are one place")
-    for target in () if recorder.semantics.schema(func).writes_lists else targets:
+    for target in () if schema_of(func).writes_lists else targets:
         _check_operands(recorder, func, target, tensors)
 
 
@@ -51,7 +52,7 @@ def _check_operands(
 ) -> None:
     alias = alias_of(target)
     others = [tensor for tensor in tensors if tensor is not target]
-    in_place = not recorder.semantics.schema(func).outs
+    in_place = not schema_of(func).outs
     if len(others) < len(tensors) - 1 and in_place and not _pointwise(recorder, func):
         raise overlapping(f"{func} reads the tensor that it writes to as another operand")
     for other in others:
@@ -64,7 +65,7 @@ def _check_operands(
 
 
 def _pointwise(recorder: Records, func: Any) -> bool:
-    schema = recorder.semantics.schema(func)
+    schema = schema_of(func)
     functional = schema.functional
     forms = (func, functional.call if functional is not None else func)
     return func in ANY_ORDER or any(torch.Tag.pointwise in form.tags for form in forms)

@@ -17,6 +17,7 @@ from foretrace.ir.op import Op, Tree, Value, map_values, target_name
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.walk import leaf_ops
 from foretrace.ops.cache import OWN
+from foretrace.ops.schemas import schema_of
 from foretrace.passes.live import needs
 from foretrace.targets.costs import COSTS
 from foretrace.targets.semantics import TargetSemantics
@@ -125,7 +126,7 @@ class Sides:
 
     def _call_once(self, op: Op) -> str:
         """Why this call, of an operator that may be repeated, may not."""
-        schema = self.semantics.schema(op.target)
+        schema = schema_of(op.target)
         named = schema.bind(op.args, op.kwargs) if schema.random else {}
         if schema.random and (DROPOUT not in schema.arguments or named.get(DROPOUT, 0) != 0):
             return "it draws random numbers, and none is drawn twice"
@@ -166,7 +167,7 @@ class Sides:
             return Facts(
                 "what it calls is not an operator of torch", view=False, cheap=False, reduces=False
             )
-        schema = self.semantics.schema(target)
+        schema = schema_of(target)
         view = schema.viewed is not None
         once = ""
         if target.namespace not in OWN:

@@ -26,7 +26,8 @@ from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import alias_of
 from foretrace.mutation.made_leaves import given_back
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
-from foretrace.ops.outcome import Semantics, Share
+from foretrace.ops.outcome import Share
+from foretrace.ops.semantics import Semantics
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import bound_before, read_outside
 from foretrace.python_state.leaks import check_none_escaped, stranding
@@ -74,7 +75,7 @@ class Capture:
     ) -> None:  # fmt: skip
         self.types, self.device, self.dynamic = types, device, dynamic
         self.guard_values = guard_values
-        self.constants = Constants(semantics, types.symbols.concrete)
+        self.constants = Constants(types.symbols.concrete)
         self.inputs: list[Input] = []
         self.real: list[Any] = []
         """what was given for each input: a tensor, or a symbolic number"""

@@ -20,7 +20,8 @@ from foretrace.mutation.alias import current
 from foretrace.ops.cache import Cache
 from foretrace.ops.infer import Inference
 from foretrace.ops.outcome import Given, Outcome
-from foretrace.ops.semantics import OperatorSemantics
+from foretrace.ops.schemas import schema_of
+from foretrace.ops.semantics import Semantics
 from foretrace.rules.table import RuleTable
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.trace.recorder import Recorder
@@ -39,7 +40,7 @@ RULE = (
 NOWHERE = Origin(None, None, grad_mode=False)
 
 
-class FormulaSemantics(OperatorSemantics):
+class FormulaSemantics(Semantics):
     """Inside a formula every op is a leaf, and nothing is followed."""
 
     def __init__(self, inference: Inference, table: RuleTable) -> None:
@@ -138,7 +139,7 @@ class Tape(Recorder):
         stand_ins = {_value(t): t for t in torch_api.tree_leaves((args, kwargs))
                      if isinstance(t, Abstract)}  # fmt: skip
         values = map_tree([args, kwargs], lambda x: _value(x) if isinstance(x, Abstract) else x)
-        for value in self.semantics.schema(func).written_now(*values):
+        for value in schema_of(func).written_now(*values):
             tensor = stand_ins[value]
             if not any(tensor is each for each in returned):
                 tensor.ft_value = Value(value.type)

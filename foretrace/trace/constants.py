@@ -18,7 +18,7 @@ from foretrace import torch_api
 from foretrace.errors import Frame, Refusal, Way
 from foretrace.ir.op import ModuleCall, Op, Tree, Value, target_name, values_in
 from foretrace.ir.tree import map_tree
-from foretrace.ops.outcome import Semantics
+from foretrace.ops.schemas import schema_of
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Numbers, with_numbers
 
@@ -29,8 +29,8 @@ MAX_ELEMENTS = 1 << 24
 class Constants:
     """Real values of what depends on no input; computed when asked for, then kept."""
 
-    def __init__(self, semantics: Semantics, concrete: Callable[[Any], Any]) -> None:
-        self.semantics, self._put_numbers = semantics, concrete
+    def __init__(self, concrete: Callable[[Any], Any]) -> None:
+        self._put_numbers = concrete
         self.given: dict[Value, torch.Tensor] = {}
         self.known: dict[Value, torch.Tensor] = {}
         self.makers: dict[Value, Op] = {}
@@ -81,7 +81,7 @@ class Constants:
 
     def at(self, sizes: Numbers, values: dict[Value, torch.Tensor]) -> "Constants":
         """The same constants where the symbols are other numbers, and inputs have these values."""
-        other = Constants(self.semantics, lambda item: with_numbers(item, sizes))
+        other = Constants(lambda item: with_numbers(item, sizes))
         other.given, other.known, other.makers = self.given, self.given | values, self.makers
         return other
 
@@ -128,7 +128,7 @@ class Constants:
 
     def _maker(self, value: Value, asker: Any) -> Op:
         op = self.makers.get(value)
-        if op is None or draws(op, self.semantics):
+        if op is None or draws(op):
             raise _depends_on_inputs(asker, guarded=op is not None or bool(self.lent))
         if any(isinstance(n, int) and n > MAX_ELEMENTS for n in (o.type.numel for o in op.outs)):
             raise Refusal(
@@ -220,11 +220,11 @@ def _needs(op: Op) -> list[Value]:
     return [v for inner in op.region for v in _needs(inner) if v not in made]
 
 
-def draws(op: Op, semantics: Semantics) -> bool:
+def draws(op: Op) -> bool:
     """Whether an op, or one in its body, draws random numbers."""
     if isinstance(op.target, ModuleCall):
         return False
     inner = op.region if op.definition is None else op.definition.ops
     if inner is not None:
-        return any(draws(each, semantics) for each in inner)
-    return hasattr(op.target, "overloadpacket") and semantics.schema(op.target).random
+        return any(map(draws, inner))
+    return hasattr(op.target, "overloadpacket") and schema_of(op.target).random

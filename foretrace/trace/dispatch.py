@@ -20,6 +20,7 @@ from foretrace.mutation.inner_base import seen_inside
 from foretrace.mutation.made_leaves import REQUIRES_GRAD, required
 from foretrace.ops.outcome import Given, Outcome, Share
 from foretrace.ops.quirks import CASTS_BELOW
+from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_dtypes
 from foretrace.tensors.autocast import INSIDE
@@ -45,7 +46,7 @@ def learn(
         return Outcome(None, inline=Answer())
     if func is REQUIRES_GRAD or func.namespace == PROFILER:
         return Outcome(None, inline=required if func is REQUIRES_GRAD else aside)
-    schema = recorder.semantics.schema(func)
+    schema = schema_of(func)
     if schema.outs and schema.functional is not None:  # its kernels write as it suits them
         return Outcome(None, inline=written)
     kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)

@@ -33,7 +33,8 @@ from foretrace.mutation.alias import Alias, Held, alias_of, current, link
 from foretrace.mutation.made_leaves import LEAF, REQUIRES_GRAD
 from foretrace.mutation.offsets import FROM_START, in_graph, placed
 from foretrace.ops.cache import Cache
-from foretrace.ops.outcome import Given, Outcome, Semantics, Share, fill
+from foretrace.ops.outcome import Given, Outcome, Share, fill
+from foretrace.ops.semantics import Semantics
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.tensors.autocast import Casts
 from foretrace.trace.dispatch import casting_inside, learn
