@@ -4,6 +4,7 @@ import linecache
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from traceback import walk_tb
 from types import CodeType, TracebackType
 from typing import Final
 
@@ -151,10 +152,13 @@ def is_library(code: CodeType, library_dirs: tuple[str, ...]) -> bool:
 
 def user_frame_of(traceback: TracebackType | None, library_dirs: tuple[str, ...]) -> Frame | None:
     """The innermost user line of a traceback; None if it never was in the user's code."""
+    return innermost(traceback, lambda code: not is_library(code, library_dirs))
+
+
+def innermost(traceback: TracebackType | None, wanted: Callable[[CodeType], bool]) -> Frame | None:
+    """The innermost line of a traceback in such code."""
     found = None
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if not is_library(code, library_dirs):
-            found = Frame(code.co_filename, traceback.tb_lineno, code.co_qualname)
-        traceback = traceback.tb_next
+    for frame, line in walk_tb(traceback):
+        if wanted(frame.f_code):
+            found = Frame(frame.f_code.co_filename, line, frame.f_code.co_qualname)
     return found

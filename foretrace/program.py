@@ -28,8 +28,7 @@ from foretrace.recording.capture import record
 from foretrace.recording.setup import RULES, prepared
 from foretrace.rules.table import BackwardCall, Registered, rule_name
 from foretrace.runtime.calls import run_forward, run_half, run_joint
-from foretrace.runtime.compiled import Compiled, not_copied
-from foretrace.runtime.one_program import OneProgram
+from foretrace.runtime.compiled import Captured, Compiled, not_copied
 from foretrace.runtime.untrained import Untrained, untrained
 from foretrace.targets.profile import Target
 from foretrace.targets.semantics import TargetSemantics
@@ -137,10 +136,16 @@ class Program:
         Raises:
             Refusal: there is no such backend; when called: a guard is broken.
         """
-        program = OneProgram(self.guards, self.semantics)
         asked = self._asked()
         with asked:
-            return Compiled(self.cut("export"), program, building(backend), asked)
+            return Compiled(self.cut("export"), self._captured, building(backend), asked)
+
+    def _captured(
+        self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool
+    ) -> Captured:
+        """In the place of a capture: the program that there is, for a call that it holds for."""
+        self.guards.inputs(args, kwargs)
+        return Captured(self.recorded, self.semantics)
 
     def pair(
         self,

@@ -20,6 +20,7 @@ from foretrace.frames.sources import asking_line
 from foretrace.guards.arguments import result_text
 from foretrace.guards.calls import follows
 from foretrace.guards.conditions import Conditions
+from foretrace.guards.guard import Check, check_lines
 from foretrace.ir.program import Recorded
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.recording.shared_inputs import check_shared_memory
@@ -78,11 +79,11 @@ class FlatFunction:
 
     def _check(self, conditions: Conditions) -> None:
         broken = self.source.bind(_broken, "broken")
-        for check in conditions.checks:
-            self.source.add(*check.lines)
-            if check.condition:
-                at = self.source.bind(check.at, "at")
-                self.source.add(f"if not ({check.condition}): {broken}({check.reason}, {at})")
+
+        def refuse(_: int, check: Check) -> str:
+            return f"{broken}({check.reason}, {self.source.bind(check.at, 'at')})"
+
+        self.source.add(*check_lines(conditions.checks, refuse))
 
     def finish(self, result: str, inside: Source, *, grad_on: bool) -> Callable[..., Any]:
         """The function: the lines so far, then those of `inside`, then what is returned."""

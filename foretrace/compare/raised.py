@@ -3,7 +3,7 @@
 from types import TracebackType
 from typing import Self
 
-from foretrace.errors import Frame, Refusal, Refusing, user_frame_of
+from foretrace.errors import Frame, Refusal, Refusing, innermost, user_frame_of
 from foretrace.frames.sources import LIBRARY_DIRS
 
 
@@ -30,13 +30,8 @@ def raised(doing: str, do: str, file: str | None = None) -> Refusing:
 def _frame(error: BaseException, trace: TracebackType | None, file: str | None) -> Frame | None:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return Frame(error.filename, error.lineno, "<module>")
-    found = None
-    while file is not None and trace is not None:
-        code = trace.tb_frame.f_code
-        if code.co_filename == file:
-            found = Frame(code.co_filename, trace.tb_lineno, code.co_qualname)
-        trace = trace.tb_next
-    return found or user_frame_of(error.__traceback__, LIBRARY_DIRS)
+    preferred = innermost(trace, lambda code: code.co_filename == file)
+    return preferred or user_frame_of(error.__traceback__, LIBRARY_DIRS)
 
 
 def first_line(error: BaseException) -> str:

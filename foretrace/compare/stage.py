@@ -15,6 +15,7 @@ from foretrace.guards.calls import CallGuards
 from foretrace.ir.op import Op
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.structure import take_apart
+from foretrace.ir.walk import every_op
 from foretrace.python_state.module_state import Borrowed, borrowed, owners_of
 from foretrace.runtime.calls import Half, run_pair
 
@@ -191,15 +192,8 @@ def _sight(leaf: Any) -> Any:
 
 def generators_in(ops: list[Op]) -> list[torch.Generator]:
     """The generators of the program's own that its ops draw from."""
-    found: dict[torch.Generator, None] = {}
-    stack = list(ops)
-    while stack:
-        op = stack.pop()
-        for item in (*op.args, *op.kwargs.values()):
-            if isinstance(item, torch.Generator):
-                found[item] = None
-        stack += op.region if op.definition is None and op.region else ()
-    return list(found)
+    items = (item for op in every_op(ops) for item in (*op.args, *op.kwargs.values()))
+    return list(dict.fromkeys(item for item in items if isinstance(item, torch.Generator)))
 
 
 # ---- copies -------------------------------------------------------------------------------------

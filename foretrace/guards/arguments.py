@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from foretrace.emit.python_source import Source
-from foretrace.guards.guard import Check, telling, value_check
+from foretrace.guards.guard import Checks, telling
 from foretrace.ir.structure import Structure, take_apart
 
 
-class Arguments:
+class Arguments(Checks):
     """Walks one call.
 
     `inputs` are the local names of the leaves that are inputs of the graph, `found` they
@@ -22,8 +22,8 @@ class Arguments:
     """
 
     def __init__(self, source: Source, constants: Container[str]) -> None:
-        self.source, self.constants = source, constants
-        self.checks: list[Check] = []
+        super().__init__(source)
+        self.constants = constants
         self.inputs: list[str] = []
         self.found: list[Any] = []
 
@@ -34,7 +34,7 @@ class Arguments:
         if kwargs:
             self._mapping("kwargs", kwargs, leaves, "the keyword arguments")
         else:
-            self._require("not kwargs", telling("there are keyword arguments: {}", "list(kwargs)"))
+            self.add("not kwargs", telling("there are keyword arguments: {}", "list(kwargs)"))
 
     def _item(self, place: str, item: Any, leaves: Any) -> None:
         """One argument, or part of one, that the local `place` holds."""
@@ -52,26 +52,26 @@ class Arguments:
 
     def _leaf(self, place: str, item: Any, name: str) -> None:
         if name in self.constants:
-            self.checks.append(value_check(self.source, place, name, item))
+            self.value(place, name, item)
             return
         self.inputs.append(place)
         self.found.append(item)
         if not isinstance(item, torch.Tensor):
             words = telling(f"{name} is a {{}}, the capture saw an int", f"type({place}).__name__")
-            self._require(f"type({place}) is int", words)
+            self.add(f"type({place}) is int", words)
 
     def _typed(self, place: str, item: Any) -> None:
         kind = type(item).__name__
         words = f"{place} is a {{}}, the capture saw a {kind}"
-        self._require(f"type({place}) is {kind}", telling(words, f"type({place}).__name__"))
+        self.add(f"type({place}) is {kind}", telling(words, f"type({place}).__name__"))
 
     def _sequence(self, place: str, items: Any, leaves: Any, words: str) -> None:
         count = len(items)
         told = f"{words}: {{}} items, the capture saw {count}"
-        self._require(f"len({place}) == {count}", telling(told, f"len({place})"))
+        self.add(f"len({place}) == {count}", telling(told, f"len({place})"))
         locals_ = [self.source.names.new(f"{place}_{index}") for index in range(count)]
         if locals_:
-            self._line(f"{', '.join(locals_)}{',' * (count == 1)} = {place}")
+            self.line(f"{', '.join(locals_)}{',' * (count == 1)} = {place}")
         for local, item in zip(locals_, items, strict=True):
             self._item(local, item, leaves)
 
@@ -80,10 +80,10 @@ class Arguments:
         told = telling(
             f"{words}: keys {{}}, the capture saw {{}}", f"list({place})", f"list({keys})"
         )
-        self._require(f"tuple({place}) == {keys}", told)
+        self.add(f"tuple({place}) == {keys}", told)
         for key, item in items.items():
             local = self.source.names.new(str(key))
-            self._line(f"{local} = {place}[{self.source.literal(key, 'key')}]")
+            self.line(f"{local} = {place}[{self.source.literal(key, 'key')}]")
             self._item(local, item, leaves)
 
     def _opaque(self, place: str, item: Any, leaves: Any) -> None:
@@ -91,19 +91,13 @@ class Arguments:
         found, structure = take_apart(item)
         taken, form = self.source.names.new("leaves"), self.source.names.new("form")
         apart = self.source.bind(take_apart, "take_apart")
-        self._line(f"{taken}, {form} = {apart}({place})")
+        self.line(f"{taken}, {form} = {apart}({place})")
         known = self.source.bind(structure, "structure")
-        self._require(f"{form} == {known}", f"'{place} is nested in another way'")
+        self.add(f"{form} == {known}", f"'{place} is nested in another way'")
         for index, (_, leaf) in enumerate(found):
             local = self.source.names.new(f"{place}_{index}")
-            self._line(f"{local} = {taken}[{index}][1]")
+            self.line(f"{local} = {taken}[{index}][1]")
             self._leaf(local, leaf, next(leaves))
-
-    def _require(self, condition: str, reason: str) -> None:
-        self.checks.append(Check(condition, reason))
-
-    def _line(self, line: str) -> None:
-        self.checks.append(Check(lines=(line,)))
 
 
 def _is_leaf(item: Any) -> bool:

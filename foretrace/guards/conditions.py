@@ -15,7 +15,7 @@ from foretrace import torch_api
 from foretrace.emit.python_sizes import size_text
 from foretrace.emit.python_source import INDENT, Source
 from foretrace.errors import Frame
-from foretrace.guards.guard import Check, telling, value_check
+from foretrace.guards.guard import Check, Checks, check_lines, telling
 from foretrace.guards.python_state import Facts
 from foretrace.ir.program import Input, Recorded
 from foretrace.symbols.sizes import Size, solved
@@ -35,7 +35,7 @@ class Broken:
     do: str = ""
 
 
-class Conditions:
+class Conditions(Checks):
     """Collects the checks of one record.
 
     `inputs` has the local name of each input of the graph afterwards, `bound` the symbols that have
@@ -43,8 +43,8 @@ class Conditions:
     """
 
     def __init__(self, source: Source, recorded: Recorded) -> None:
-        self.source, self.recorded = source, recorded
-        self.checks: list[Check] = []
+        super().__init__(source)
+        self.recorded = recorded
         self.inputs: list[str] = []
         self.bound: set[sympy.Basic] = set()
         for symbol in recorded.symbols.ranges():
@@ -106,14 +106,6 @@ class Conditions:
             words = repr(f"not any more: {answered.condition}")
             self.add(f"{holds}({{{sizes}}}, ({inputs}))", words, answered.frame)
 
-    def add(self, condition: str, reason: str, at: Frame | None = None, do: str = "") -> None:
-        """One more check."""
-        self.checks.append(Check(condition, reason, at=at, do=do))
-
-    def line(self, line: str) -> None:
-        """A line that binds a name which later checks use."""
-        self.checks.append(Check(lines=(line,)))
-
     # ---- inputs ------------------------------------------------------------------------------
 
     def _input(self, item: Input, given: list[str]) -> str:
@@ -165,8 +157,7 @@ class Conditions:
         """Attributes of Python's on inputs."""
         for index, name, item in self.recorded.requires.set_on:
             words = f"{self.recorded.inputs[index].role.name}.{name}"
-            place = f"{self.inputs[index]}.__dict__[{name!r}]"
-            self.checks.append(value_check(self.source, place, words, item))
+            self.value(f"{self.inputs[index]}.__dict__[{name!r}]", words, item)
 
     def _tied(self) -> None:
         """Further places of a parameter that is in several."""
@@ -258,14 +249,13 @@ def telling_lines(
 ) -> Iterator[str]:
     """The checks as lines that return a Broken where one fails, else the result."""
     space["Broken"] = Broken
+
+    def tell(number: int, check: Check) -> str:
+        space[f"at{number}"] = check.at
+        return f"return Broken({check.reason}, at{number}, {number}, {check.do!r})"
+
     yield "try:"
-    for number, check in enumerate(checks):
-        yield from (INDENT + line for line in check.lines)
-        if check.condition:
-            space[f"at{number}"] = check.at
-            told = f"{check.reason}, at{number}, {number}, {check.do!r}"
-            yield f"{INDENT}if not ({check.condition}):"
-            yield f"{INDENT * 2}return Broken({told})"
+    yield from (INDENT + line for line in check_lines(checks, tell))
     yield f"{INDENT}pass"
     yield f"{GONE} as error:"
     yield f"{INDENT}return Broken(f'what the capture relied on is gone: {{error}}', None)"

@@ -14,7 +14,7 @@ from foretrace import torch_api
 from foretrace.emit.python_source import INDENT, compiled
 from foretrace.guards.arguments import Arguments
 from foretrace.guards.conditions import GONE, Broken, Conditions, telling_lines
-from foretrace.guards.guard import Check
+from foretrace.guards.guard import Check, check_lines
 from foretrace.guards.tensors import Telling, TensorFacts, apart
 from foretrace.ir.program import Input, Recorded
 from foretrace.passes.select import every_op
@@ -81,12 +81,8 @@ class Guards(Conditions):
     def write(self) -> None:
         """The guards as lines of the source."""
         miss = self.source.bind(MISS, "MISS")
-        self.source.add("try:")
-        for check in self.checks:
-            self.source.add(*(INDENT + line for line in check.lines))
-            if check.condition:
-                self.source.add(f"{INDENT}if not ({check.condition}): return {miss}")
-        self.source.add(f"{GONE}: return {miss}")
+        lines = check_lines(self.checks, lambda *_: f"return {miss}")
+        self.source.add("try:", *(INDENT + line for line in lines), f"{GONE}: return {miss}")
 
     # ---- parts -------------------------------------------------------------------------------
 

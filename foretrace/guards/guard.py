@@ -2,6 +2,7 @@
 
 import math
 import types
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +34,34 @@ def telling(template: str, *places: str) -> str:
     return f"{template!r}.format({', '.join(places)})"
 
 
-def value_check(source: Source, place: str, name: str, item: Any) -> Check:
-    """That what the expression `place` gives is still `item`."""
-    words = f"{source.bind(differs, 'differs')}({name!r}, {source.bind(_Shown(item), 'seen')}"
-    return Check(_condition(source, place, item), f"{words}, {place})")
+class Checks:
+    """Guards that are being written; what they speak of is bound in `source`."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.checks: list[Check] = []
+
+    def add(self, condition: str, reason: str, at: Frame | None = None, do: str = "") -> None:
+        """One more check."""
+        self.checks.append(Check(condition, reason, at=at, do=do))
+
+    def line(self, line: str) -> None:
+        """A line that binds a name which later checks use."""
+        self.checks.append(Check(lines=(line,)))
+
+    def value(self, place: str, name: str, item: Any) -> None:
+        """That what the expression `place` gives is still `item`."""
+        differ = self.source.bind(differs, "differs")
+        words = f"{differ}({name!r}, {self.source.bind(_Shown(item), 'seen')}, {place})"
+        self.add(_condition(self.source, place, item), words)
+
+
+def check_lines(checks: Iterable[Check], otherwise: Callable[[int, Check], str]) -> Iterator[str]:
+    """The checks as lines; `otherwise` gives the statement for where one fails."""
+    for number, check in enumerate(checks):
+        yield from check.lines
+        if check.condition:
+            yield f"if not ({check.condition}): {otherwise(number, check)}"
 
 
 def _condition(source: Source, place: str, item: Any) -> str:

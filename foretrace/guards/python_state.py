@@ -11,7 +11,7 @@ from typing import Any
 
 from foretrace import torch_api
 from foretrace.emit.python_source import Source
-from foretrace.guards.guard import Check, value_check
+from foretrace.guards.guard import Checks
 from foretrace.ir.program import Held, ModuleState, Requirements
 from foretrace.python_state.changes import MISSING
 from foretrace.python_state.held import HOOKS
@@ -21,16 +21,16 @@ BY_KEY = (dict, list, tuple, types.MappingProxyType)
 """Containers whose `[key]` runs nothing of the user's; for others that of their base is taken"""
 
 
-class Facts:
-    """Collects the checks."""
+class Facts(Checks):
+    """The checks of one record's modules and of the Python state that it held."""
 
     def __init__(self, source: Source, requires: Requirements) -> None:
-        self.source, self.mentioned = source, requires.mentioned
-        self.checks: list[Check] = []
+        super().__init__(source)
+        self.mentioned = requires.mentioned
         for state in (*requires.modules, *requires.met):
             self._module(state)
         for held in requires.held:
-            self.checks.append(self._held(held))
+            self._held(held)
 
     # ---- modules -----------------------------------------------------------------------------
 
@@ -38,9 +38,9 @@ class Facts:
         module, path = state.module, state.path or type(state.module).__name__
         space = self.source.bind(vars(module), "attributes")
         other = "eval()" if state.training else "train()"
-        self._add(
+        self.add(
             f"{space}['training'] is {state.training}",
-            f"{path} is in {other} mode, unlike in the capture",
+            repr(f"{path} is in {other} mode, unlike in the capture"),
         )
         self._tables(path, state)
         self._hooks(path, state)
@@ -53,46 +53,50 @@ class Facts:
             state.registered.get(name, {}) for name in ("_parameters", "_buffers", "_modules")
         ]
         names = [self.source.bind(table, "table") for table in live]
-        more = f"{path} has other parameters, buffers or submodules"
+        more = repr(f"{path} has other parameters, buffers or submodules")
         none = [name for name, table in zip(names, before, strict=True) if not table]
         if none:
-            self._add(f"not ({' or '.join(none)})", more)
+            self.add(f"not ({' or '.join(none)})", more)
         for here, table in zip(names, before, strict=True):
             if table:
-                self._add(f"len({here}) == {len(table)}", more)
+                self.add(f"len({here}) == {len(table)}", more)
             for name, item in table.items():
                 if item is None:
-                    self._add(f"{here}[{name!r}] is None", f"{path}.{name} is no longer None")
+                    words = repr(f"{path}.{name} is no longer None")
+                    self.add(f"{here}[{name!r}] is None", words)
                 elif here == names[-1]:
                     known = self.source.bind(item, "module")
-                    self._add(f"{here}[{name!r}] is {known}", f"{path}.{name} is another module")
+                    words = repr(f"{path}.{name} is another module")
+                    self.add(f"{here}[{name!r}] is {known}", words)
 
     def _hooks(self, path: str, state: ModuleState) -> None:
         names = [self.source.bind(vars(state.module)[name], "hooks") for name in HOOKS]
         before = [tuple(state.registered.get(name, {}).values()) for name in HOOKS]
         if not any(before):
-            self._add(f"not ({' or '.join(names)})", f"{path} has a hook that the capture lacked")
+            words = repr(f"{path} has a hook that the capture lacked")
+            self.add(f"not ({' or '.join(names)})", words)
             return
         for name, hooks in zip(names, before, strict=True):
             known = self.source.bind(hooks, "hooks")
-            self._add(f"tuple({name}.values()) == {known}", f"{path} has other hooks")
+            self.add(f"tuple({name}.values()) == {known}", repr(f"{path} has other hooks"))
 
     # ---- what else was held ------------------------------------------------------------------
 
-    def _held(self, held: Held) -> Check:
+    def _held(self, held: Held) -> None:
         holder = self.source.bind(held.holder, held.how)
         if held.how == "names":
             added = self.source.bind(_Added(held, self.mentioned), "added")
             condition = f"len({holder}) == {len(held.before)} or not {added}.names({holder})"
-            return Check(condition, f"{added}.words({holder})")
-        if held.how == "length":
+            self.add(condition, f"{added}.words({holder})")
+        elif held.how == "length":
             condition = f"{self.source.bind(own_length, 'length')}({holder}) == {held.before}"
-            return Check(condition, repr(f"{held.name} has more or fewer items than it had"))
-        if held.before is MISSING:
+            self.add(condition, repr(f"{held.name} has more or fewer items than it had"))
+        elif held.before is MISSING:
             key, inside = self.source.literal(held.key, "key"), f"not in {holder}"
             there = f"{key} {inside}" if held.how == "item" else f"not hasattr({holder}, {key})"
-            return Check(there, repr(f"{held.name} is bound now"))
-        return value_check(self.source, self._place(held, holder), held.name, held.before)
+            self.add(there, repr(f"{held.name} is bound now"))
+        else:
+            self.value(self._place(held, holder), held.name, held.before)
 
     def _place(self, held: Held, holder: str) -> str:
         """The expression that gives what is there now."""
@@ -106,9 +110,6 @@ class Facts:
         base = next(each for each in BY_KEY if isinstance(held.holder, each))
         get: Any = base.__getitem__
         return f"{self.source.bind(get, 'get')}({holder}, {key})"
-
-    def _add(self, condition: str, reason: str) -> None:
-        self.checks.append(Check(condition, repr(reason)))
 
 
 class _Added:

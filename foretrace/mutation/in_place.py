@@ -6,8 +6,9 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Tree, ViewStep
+from foretrace.ir.op import Op, ViewStep
 from foretrace.mutation.alias import Alias, Held, Records, alias_of, current
+from foretrace.mutation.call import Call
 from foretrace.mutation.lost_views import not_tracked
 from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract, become_like, follow
@@ -34,17 +35,15 @@ def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
             )  # fmt: skip
 
 
-def reshaped(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensor: Abstract
-) -> Abstract:
+def reshape(call: Call) -> Abstract:
     """`t_`, `unsqueeze_` and their like: the same memory, seen in another shape from now on."""
-    functional = schema_of(func).functional
-    if functional is None or tensor.ft_leaf:
+    recorder, func, args, (tensor, *_) = call.recorder, call.func, call.args, call.tensors
+    if call.schema.functional is None or tensor.ft_leaf:
         raise Refusal(
             f"{func} changes the shape of an input in place", kind="side effect",
             do="use the operator that returns a new tensor, such as reshape() or transpose()",
         )  # fmt: skip
-    if not schema_of(functional.call).view_positions(args, kwargs, 1):
+    if not schema_of(call.functional[0]).view_positions(args, call.kwargs, 1):
         raise Refusal(
             f"{func} lets a tensor see the memory of another", kind="no functional form",
             do="use the other tensor, or copy_ it into this one",
@@ -59,7 +58,7 @@ def reshaped(
                 do="use the operator that returns a new tensor, such as transpose()",
             )
         check_leaves(func, [tensor], out_variant=False)
-    op = recorder.call(functional.call, *functional.arguments(args, kwargs), grad=grad)
+    op = recorder.call(*call.functional, grad=grad)
     (new,) = op.outs
     step = ViewStep(op.target, op.args, op.kwargs, args[0], 0, grad, followed=True)
     _note(parent, op, recorder)
@@ -96,7 +95,7 @@ def _note(alias: Alias, op: Op, recorder: Records) -> None:
     version.count += 1
 
 
-def detached(recorder: Records, tensor: Abstract) -> Abstract:
+def detach(recorder: Records, tensor: Abstract) -> Abstract:
     """`detach_`: the same memory, which autograd follows no further; nothing in inference mode."""
     if recorder.origin().inference:
         return tensor

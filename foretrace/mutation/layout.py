@@ -1,39 +1,41 @@
 """New contents in the layout of what they are written over, by ops that have derivatives."""
 
+from dataclasses import replace
 from typing import Any
 
 import sympy
 import torch
 
-from foretrace.ir.op import Op, Tree, Value, map_values
+from foretrace.ir.op import Op, Value
 from foretrace.ir.tree import leaves
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import Alias, Records, current
-from foretrace.ops.schemas import schema_of
+from foretrace.mutation.call import Call
 
 aten = torch.ops.aten
 
 
-def drawn(recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Value:
+def draw(call: Call) -> Value:
     """An op that draws numbers in the order of memory where its functional form would not.
 
     Memory without gaps is seen in its order, as the functional form goes; else the op stays in
     place, on new memory so laid out. Of what is put off the kernel fills a copy, which is written
     back.
     """
-    like, functional = args[0].type, schema_of(func).functional
-    if like.dense and not like.lazy and functional is not None:
+    recorder, (old, *rest) = call.recorder, call.args
+    like = old.type
+    if like.dense and not like.lazy:
         order = like.memory_order()
-        seen = recorder.call(aten.permute.default, (args[0], order)).outs[0]
-        call = functional.arguments((seen, *args[1:]), kwargs)
-        new = recorder.call(functional.call, *call).outs[0]
+        seen = recorder.call(aten.permute.default, (old, order)).outs[0]
+        new = recorder.call(*replace(call, args=(seen, *rest)).functional).outs[0]
         return recorder.call(aten.permute.default, (new, _inverse(order))).outs[0]
     place = {"dtype": like.dtype, "device": like.device}  # of no tensor: nothing is followed
     layout = (list(like.shape), list(like.stride))
     empty = (aten.empty_strided.default, layout, place)
-    fresh = recorder.call(*((aten.empty_like.default, args[:1]) if like.lazy else empty)).outs[0]
+    fresh = recorder.call(*((aten.empty_like.default, (old,)) if like.lazy else empty)).outs[0]
     drawn = Value(fresh.type)
-    recorder.append(Op(func, (fresh, *args[1:]), kwargs, drawn, (drawn,), origin=recorder.origin()))
+    over, origin = (fresh, *rest), recorder.origin()
+    recorder.append(Op(call.func, over, call.kwargs, drawn, (drawn,), origin=origin))
     return drawn
 
 
@@ -97,14 +99,12 @@ def in_layout(recorder: Records, target: Alias, new: Value) -> Value:
     return laid_out(recorder, like, new)
 
 
-def as_the_op(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], made: tuple[Value, ...]
-) -> tuple[Value, ...]:
+def as_the_op(call: Call, made: tuple[Value, ...]) -> tuple[Value, ...]:
     """What a functional form has made beside new contents, laid out as the op itself does."""
-    if not made or schema_of(func).returns_written:
+    recorder = call.recorder
+    if not made or call.schema.returns_written:
         return made
-    typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
-    likes = leaves(recorder.semantics.infer(func, *typed))
+    likes = leaves(recorder.semantics.infer(call.func, *call.types))
     return tuple(
         new if new.type.same_layout(like) else laid_out(recorder, like, new)
         for new, like in zip(made, likes, strict=True)

@@ -63,13 +63,8 @@ def _demanded(halves: Sides, decide: Decide) -> dict[Value, str]:
     return saved
 
 
-def _min_cut(halves: Sides) -> dict[Value, str]:
-    """The fewest bytes that running cheap ops again allows."""
-    return SavingNetwork(halves).cut()
-
-
 POLICIES: dict[str, Callable[[Sides], dict[Value, str]]] = {
-    "min_cut": _min_cut,
+    "min_cut": lambda halves: SavingNetwork(halves).cut(),
     "save_all": lambda halves: _demanded(halves, lambda _: SAVE_ALL),
     "recompute_all": lambda halves: _demanded(halves, lambda _: ""),
 }

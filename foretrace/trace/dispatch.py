@@ -15,9 +15,10 @@ from foretrace.ir.op import Definition, Op, Tree, Value, map_values, values_in
 from foretrace.ir.tree import leaves, map_tree
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import Records, current
-from foretrace.mutation.functionalize import written
+from foretrace.mutation.call import Call
+from foretrace.mutation.functionalize import functionalize
 from foretrace.mutation.inner_base import seen_inside
-from foretrace.mutation.made_leaves import REQUIRES_GRAD, required
+from foretrace.mutation.made_leaves import REQUIRES_GRAD, require_grad
 from foretrace.ops.outcome import Given, Outcome, Share
 from foretrace.ops.quirks import CASTS_BELOW
 from foretrace.ops.schemas import schema_of
@@ -43,12 +44,12 @@ def learn(
     """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
     check_dtypes(func, args, kwargs)
     if func is ITEM or (func is IS_NONZERO and args[0].type.numel == 1):
-        return Outcome(None, inline=Answer())
+        return Outcome(None, inline=answer)
     if func is REQUIRES_GRAD or func.namespace == PROFILER:
-        return Outcome(None, inline=required if func is REQUIRES_GRAD else aside)
+        return Outcome(None, inline=require_grad if func is REQUIRES_GRAD else aside)
     schema = schema_of(func)
     if schema.outs and schema.functional is not None:  # its kernels write as it suits them
-        return Outcome(None, inline=written)
+        return Outcome(None, inline=functionalize)
     kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
     if kernel is not None:
         body = _learn_body(recorder, func, kernel, args, kwargs, choice)
@@ -56,9 +57,9 @@ def learn(
             return body
     _check_autocast(recorder, func, values_in((args, kwargs)))
     if schema.written_now(args, kwargs):
-        return Outcome(None, inline=written)
+        return Outcome(None, inline=functionalize)
     if not schema.returns_tensors:
-        return Outcome(None, inline=Answer())
+        return Outcome(None, inline=answer)
     typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
     try:
         result = recorder.semantics.infer(func, *typed)
@@ -157,21 +158,14 @@ def _over_stand_ins(
     return ops, result, stand_ins
 
 
-def aside(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
-) -> Any:
+def aside(call: Call) -> Any:
     """Run a call that is about the run, and leaves what is computed as it is."""
-    return func(*args, **kwargs)
+    return call.func(*call.args, **call.kwargs)
 
 
-class Answer:
-    """A call that returns a number: known only where its operands are constants."""
-
-    def __call__(
-        self, recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree],
-        tensors: list[Abstract],
-    ) -> Any:  # fmt: skip
-        return recorder.answer(recorder, func, args, kwargs)
+def answer(call: Call) -> Any:
+    """Answer a call that returns a number: known only where its operands are constants."""
+    return call.recorder.answer(call.recorder, call.func, call.args, call.kwargs)
 
 
 class Fold:
@@ -180,14 +174,12 @@ class Fold:
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
 
-    def __call__(
-        self, recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree],
-        tensors: list[Abstract],
-    ) -> Any:  # fmt: skip
-        if func is INDEX and (places := _places(recorder, args[1])) is not None:
-            return recorder.again(func, (tensors[0], places))
+    def __call__(self, call: Call) -> Any:
+        recorder, func = call.recorder, call.func
+        if func is INDEX and (places := _places(recorder, call.args[1])) is not None:
+            return recorder.again(func, (call.tensors[0], places))
         try:
-            result = recorder.answer(recorder, func, args, kwargs)
+            result = answer(call)
         except Refusal as refusal:
             # a copy, as one that was raised holds all that ran
             raise copy(self.refusal) if refusal.kind == "data-dependent" else refusal from None
@@ -217,24 +209,20 @@ class Inline:
     def __init__(self, kernel: Any, choice: Any) -> None:
         self.kernel, self.choice = kernel, choice
 
-    def __call__(
-        self, recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree],
-        tensors: list[Abstract],
-    ) -> Any:  # fmt: skip
-        env = dict(zip(values_in((args, kwargs)), tensors, strict=True))
+    def __call__(self, call: Call) -> Any:
+        recorder, what, env = call.recorder, (call.func, call.args, call.kwargs), call.by_value
         origin = recorder.origin()
-        inside = recorder.casts.inside(func)
+        inside = recorder.casts.inside(call.func)
         with recorder.inner_scope(origin.frame) as ops, recorder.listening(), inside:
-            result = self.kernel(*recorder.concrete(args, env), **recorder.concrete(kwargs, env))
+            args, kwargs = recorder.concrete(what[1:], env)
+            result = self.kernel(*args, **kwargs)
             handed = [t for t in torch_api.tree_leaves(result) if isinstance(t, Abstract)]
-            values = [t.ft_value or current(t.ft_alias, recorder) for t in (*handed, *tensors)]
+            values = [t.ft_value or current(t.ft_alias, recorder) for t in (*handed, *call.tensors)]
         made = {out for op in ops for out in op.outs}
         outs = tuple(v for v in dict.fromkeys(values) if v in made)
         named = iter(values)
         tree = map_tree(result, lambda t: next(named) if isinstance(t, Abstract) else t)
-        recorder.append(
-            Op(func, args, kwargs, tree, outs, origin=origin, region=ops, choice=self.choice)
-        )
+        recorder.append(Op(*what, tree, outs, origin=origin, region=ops, choice=self.choice))
         return result
 
 

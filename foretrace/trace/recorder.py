@@ -30,6 +30,7 @@ from foretrace.ir.text import neighbourhood
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import Alias, Held, alias_of, current, link
+from foretrace.mutation.call import Call
 from foretrace.mutation.made_leaves import LEAF, REQUIRES_GRAD
 from foretrace.mutation.offsets import FROM_START, in_graph, placed
 from foretrace.ops.cache import Cache
@@ -38,7 +39,7 @@ from foretrace.ops.semantics import Semantics
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.tensors.autocast import Casts
 from foretrace.trace.dispatch import casting_inside, learn
-from foretrace.trace.reading import Call, key_of
+from foretrace.trace.reading import Reading, key_of
 
 NOWHERE = Origin(None, None)
 NOBODY = nullcontext()
@@ -116,15 +117,15 @@ class Recorder(torch_api.TorchDispatchMode):
             args, func = (self.lift_constant(args[0]),), LIFT_FRESH_COPY
         if (self.overwritten or self._depth) and func in FROM_START:
             args, kwargs = in_graph(self, func, args, kwargs or {})
-        call = Call(self, func, self.grad_mode())
-        values, tensors = call.read_all(args), call.tensors
-        named = call.read_named(kwargs) if kwargs else {}
+        read = Reading(self, func, self.grad_mode())
+        values, tensors = read.all(args), read.tensors
+        named = read.named(kwargs) if kwargs else {}
         outcome = self.casts.devices and casting_inside(self, func, values, named, tensors)
-        outcome = outcome or self._meaning(func, values, named, call.key, call.values)
+        outcome = outcome or self._meaning(func, values, named, read.key, read.values)
         try:
             if outcome.inline is not None:
-                return outcome.inline(self, func, values, named, tensors)
-            op = self.emit(func, values, named, outcome, call.values)
+                return outcome.inline(Call(self, func, values, named, tensors))
+            op = self.emit(func, values, named, outcome, read.values)
             if outcome.factory and not self._depth:
                 self.fresh.update(op.outs)
             return self._abstract(op, outcome, tensors)
@@ -254,7 +255,7 @@ class Recorder(torch_api.TorchDispatchMode):
             return self.emit(func, args, kwargs or {}, outcome, operands)
         tensors = [self.abstract(value) for value in operands]
         result = map_tree(
-            outcome.inline(self, func, args, kwargs or {}, tensors),
+            outcome.inline(Call(self, func, args, kwargs or {}, tensors)),
             lambda t: current(alias_of(t), self) if isinstance(t, Abstract) else t,
         )
         outs = tuple(values_in(result))

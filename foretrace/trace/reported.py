@@ -6,6 +6,7 @@ runs once on small values of the operands' types.
 """
 
 from contextlib import nullcontext
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any, Final
 
@@ -148,37 +149,27 @@ def _holds_programs(name: str) -> Refusal:
 
 def _tracer(trace: TracebackType | None) -> str:
     """The function of torch's by which the program begins to trace; empty if it does not."""
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if code.co_filename.startswith(TRACERS):
-            return code.co_qualname
-        trace = trace.tb_next
-    return ""
+    codes = (frame.f_code for frame, _ in walk_tb(trace))
+    return next((c.co_qualname for c in codes if c.co_filename.startswith(TRACERS)), "")
 
 
 def _ran(function: Any, trace: TracebackType | None) -> bool:
     """Whether an error came out of a call of a Python function."""
-    while trace is not None and trace.tb_frame.f_code is not function.__code__:
-        trace = trace.tb_next
-    return trace is not None
+    return any(frame.f_code is function.__code__ for frame, _ in walk_tb(trace))
 
 
 def _failed_call(trace: TracebackType | None) -> tuple[Any, Any, Any] | None:
     """The operator of the program's in which an error arose, and its arguments."""
-    while trace is not None:
-        frame = trace.tb_frame
+    for frame, _ in walk_tb(trace):
         if frame.f_code is Recorder.__torch_dispatch__.__code__:
             held = frame.f_locals
             return held["func"], held["args"], held["kwargs"] or {}
-        trace = trace.tb_next
     return None
 
 
 def _is_ours(trace: TracebackType | None) -> bool:
     """Whether an error arose in our own code, which answers no operator then."""
-    file = ""
-    while trace is not None:
-        file, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
+    *_, file = ["", *(frame.f_code.co_filename for frame, _ in walk_tb(trace))]
     placeholders = Abstract.__torch_dispatch__.__code__.co_filename  # its methods are the tensor's
     return file.startswith(PACKAGE_DIR) and file != placeholders
 
