@@ -69,7 +69,7 @@ def copies_each(w: Tensor) -> Tensor:
     return row.copy_(w[2]).sum()
 
 
-refuses("no derivative", "mutation/lists.py:one_after_the_other", captures(copies_a_list, W),
+refuses("no derivative", "mutation/lists.py:write_one_by_one", captures(copies_a_list, W),
         copies_a_list, trained(copies_a_list_unseen, W), trained(copies_each, W))  # fmt: skip
 
 
@@ -231,7 +231,7 @@ def turns_what_is_new(w: Tensor) -> Tensor:
     return (w * 2).t()
 
 
-refuses("unsupported", "mutation/in_place.py:reshaped", captures(turns_without_a_history, W),
+refuses("unsupported", "mutation/in_place.py:reshape", captures(turns_without_a_history, W),
         turns_without_a_history, captured(turns_what_is_new, W))  # fmt: skip
 
 
@@ -770,7 +770,7 @@ def makes_a_leaf_of_floats(x: Tensor) -> Tensor:
     return y.long().float().requires_grad_() + 1
 
 
-refuses("autograd inside", "mutation/made_leaves.py:required", captures(makes_a_leaf_of_numbers, X),
+refuses("autograd inside", "mutation/made_leaves.py:require_grad", captures(makes_a_leaf_of_numbers, X),
         makes_a_leaf_of_numbers, captured(makes_a_leaf_of_floats, X))  # fmt: skip
 
 
@@ -786,7 +786,7 @@ def makes_a_leaf_of_a_clone(x: Tensor) -> Tensor:
     return y.clone().requires_grad_().sum() + row
 
 
-refuses("unsupported", "mutation/made_leaves.py:made_leaf", captures(makes_a_leaf_of_a_viewed, X),
+refuses("unsupported", "mutation/made_leaves.py:make_leaf", captures(makes_a_leaf_of_a_viewed, X),
         makes_a_leaf_of_a_viewed, captured(makes_a_leaf_of_a_clone, X))  # fmt: skip
 
 
@@ -802,7 +802,7 @@ def makes_a_leaf_of_its_clone(w: Tensor) -> Tensor:
     return row.requires_grad_()
 
 
-refuses("unsupported", "mutation/made_leaves.py:made_leaf",
+refuses("unsupported", "mutation/made_leaves.py:make_leaf",
         captures(makes_a_leaf_of_a_view_without_history, W),
         makes_a_leaf_of_a_view_without_history, captured(makes_a_leaf_of_its_clone, W))  # fmt: skip
 
@@ -860,7 +860,7 @@ def detaches(w: Tensor) -> Tensor:
     return (w * (w * 2)[0].detach()).sum()
 
 
-refuses("in-place on view", "mutation/in_place.py:detached", captures(detaches_a_view, W),
+refuses("in-place on view", "mutation/in_place.py:detach", captures(detaches_a_view, W),
         detaches_a_view, trained(detaches, W))  # fmt: skip
 
 
