@@ -15,7 +15,7 @@ from foretrace.emit.python_source import Source
 from foretrace.errors import Refusal
 from foretrace.guards.arguments import result_text
 from foretrace.guards.entry import Entry, Guards
-from foretrace.history.history import unmarked
+from foretrace.history.history_ops import unmarked
 from foretrace.ir.program import Graph, Input, Recorded
 from foretrace.ir.types import Arrived
 from foretrace.partition.partial import partial_backward

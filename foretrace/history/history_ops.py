@@ -12,6 +12,8 @@ aten = torch.ops.aten
 
 HISTORY = "history"
 """The choice that an op carries which the program did not call"""
+GIVEN = "the graph gives the gradient of a leaf that the program makes"
+WRITTEN = "the program wrote to this memory since, and the backward is to find what is there"
 
 
 def copied(because: Op, old: Value, out: Value, why: str) -> Iterator[Op]:
@@ -58,3 +60,21 @@ def renamed(op: Op, new: dict[Value, Value]) -> Op:
         outs=tuple(new.get(out, out) for out in op.outs),
         region=[renamed(inner, new) for inner in body] if body else body,
     )  # fmt: skip
+
+
+def left_in_memory(value: Value, now: Value | None, because: Op) -> Iterator[Op]:
+    """Leave in a value's memory what the program has left there, for the backward to find.
+
+    Where autograd's version counter tells of the write (`now` is None), it is the write itself that
+    a backward has to meet, as in eager.
+    """
+    view, done = Value(value.type.with_grad(False)), Value(value.type.with_grad(False))
+    target = aten.detach.default if now is None else aten.data.default
+    yield called(because, target, (value,), view, WRITTEN)
+    yield called(because, aten.copy_.default, (view, view if now is None else now), done, WRITTEN)
+
+
+def unmarked(op: Op) -> Op:
+    """For a graph that has its gradients itself: the same tensor, unseen by autograd."""
+    leaf = op.target is aten.requires_grad_.default
+    return called(op, aten.detach.default, op.args[:1], op.outs[0], GIVEN) if leaf else op
