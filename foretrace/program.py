@@ -304,9 +304,9 @@ def capture(
     """
     given = (fn, args, kwargs or {}, target, dynamic_shapes)
     with Asked("capture", fn):
-        run, semantics = prepared(*given, guard_values=guard_values, watch=True)
-        recorded = record(fn, tuple(args), kwargs or {}, run, semantics.target)
-    return Program(recorded, semantics, verify=verify)
+        run = prepared(*given, guard_values=guard_values, watch=True)
+        recorded = record(fn, tuple(args), kwargs or {}, run)
+    return Program(recorded, run.semantics, verify=verify)
 
 
 def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:

@@ -67,8 +67,8 @@ def captured(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Size
         sizes: which sizes of which arguments are symbols.
     """
     target = target_of(None, device_of(fn, args, kwargs))
-    run, semantics = set_up(target, partial(Dynamic, sizes), guard_values=True, watch=True)
-    return Captured(record(fn, args, kwargs, run, target), semantics)
+    run = set_up(target, partial(Dynamic, sizes), guard_values=True, watch=True)
+    return Captured(record(fn, args, kwargs, run), run.semantics)
 
 
 def _check_options(options: dict[str, Any]) -> None:

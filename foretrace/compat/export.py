@@ -88,10 +88,10 @@ def _captured(
     """
 
     def once() -> tuple[Program, list[CallSite]]:
-        run, semantics = prepared(mod, args, kwargs, None, shapes)
+        run = prepared(mod, args, kwargs, None, shapes)
         with submodule_calls(mod, paths, run.recorder) as sites:
-            recorded = record(mod, args, kwargs, run, semantics.target)
-        return Program(recorded, semantics), sites
+            recorded = record(mod, args, kwargs, run)
+        return Program(recorded, run.semantics), sites
 
     def settled() -> tuple[Program, list[CallSite]]:
         found = once()

@@ -5,6 +5,7 @@ words, generated when first asked for.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import sympy
@@ -15,7 +16,7 @@ from foretrace.emit.python_source import INDENT, compiled
 from foretrace.guards.arguments import Arguments
 from foretrace.guards.conditions import GONE, Broken, Conditions, telling_lines
 from foretrace.guards.guard import Check, check_lines
-from foretrace.guards.tensors import Telling, TensorFacts, apart
+from foretrace.guards.tensors import TensorFacts, apart, tell
 from foretrace.ir.program import Input, Recorded
 from foretrace.passes.select import every_op
 from foretrace.targets.attention import WHAT as ATTENTION
@@ -108,7 +109,7 @@ class Guards(Conditions):
             TensorFacts.of(inputs[place].role.name, tensor, open_)
             for place, tensor, open_ in zip(places, tensors, free, strict=True)
         ]
-        told = self.source.bind(Telling(facts), "tell_tensors")
+        told = self.source.bind(partial(tell, facts), "tell_tensors")
         names = ", ".join(self.inputs[place] for place in places)
         self.add(f"{check}({names})", f"{told}({names})")
         for index in {mutation.index for mutation in self.recorded.mutations}:

@@ -80,19 +80,13 @@ def _strides(type: TensorType) -> tuple[int | None, ...]:
     return tuple(int(stride) if size != 1 else None for size, stride in pairs)
 
 
-class Telling:
-    """Tells what the C++ check of all tensors found."""
-
-    def __init__(self, facts: list[TensorFacts]) -> None:
-        self.facts = facts
-
-    def __call__(self, *tensors: Any) -> str:
-        for facts, tensor in zip(self.facts, tensors, strict=True):
-            found = facts.difference(tensor)
-            if found:
-                return found
-        same = one_tensor([facts.name for facts in self.facts], *tensors)
-        return same or "torch's own check of the tensors failed (modes, or keys of dispatch)"
+def tell(all_facts: Sequence[TensorFacts], *tensors: Any) -> str:
+    """What the C++ check of all tensors found."""
+    for facts, tensor in zip(all_facts, tensors, strict=True):
+        if found := facts.difference(tensor):
+            return found
+    same = one_tensor([facts.name for facts in all_facts], *tensors)
+    return same or "torch's own check of the tensors failed (modes, or keys of dispatch)"
 
 
 def one_tensor(names: Sequence[str], *tensors: Any) -> str:

@@ -9,15 +9,7 @@ from collections.abc import Callable, Iterable
 
 from foretrace.errors import Refusal
 from foretrace.history.inline import located, returned, written_positions
-from foretrace.ir.op import (
-    Checkpoint,
-    Op,
-    Value,
-    map_values,
-    substitute,
-    target_name,
-    values_in,
-)
+from foretrace.ir.op import Checkpoint, Op, Value, map_values, substitute, target_name, values_in
 from foretrace.ir.program import Overwritten
 from foretrace.ops.outcome import Share
 from foretrace.ops.schemas import schema_of

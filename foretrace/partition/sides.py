@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 from foretrace.emit.fx import Vals
-from foretrace.ir.op import Op, Tree, Value, map_values, target_name
+from foretrace.ir.op import Op, Value, map_values, target_name
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.walk import leaf_ops
 from foretrace.ops.cache import OWN
@@ -103,12 +103,19 @@ class Sides:
         return made_in is None or made_in is op.origin.checkpoint
 
     def _asked(self) -> set[Op]:
-        """Ops in a selective checkpoint that its policy saves; it is asked in order, once each."""
-        selective = [op for op in self.joint.ops if _selective(op)]
-        if not selective:
-            return set()
-        vals = Vals(self.semantics.inference.mode, self.symbols)
-        return {op for op in selective if _saves(op, *map_values((op.args, op.kwargs), vals.of))}
+        """Ops in a selective checkpoint that its policy saves; it is asked in order, once each.
+
+        torch asks it of operators; their arguments are fake tensors.
+        """
+        asked, vals = set[Op](), Vals(self.semantics.inference.mode, self.symbols)
+        for op in self.joint.ops:
+            saves = op.origin.checkpoint and op.origin.checkpoint.saves
+            if saves and op.because is None and hasattr(op.target, "overloadpacket"):
+                args, kwargs = map_values((op.args, op.kwargs), vals.of)
+                context = SelectiveCheckpointContext(is_recompute=False)
+                if saves(context, op.target, *args, **kwargs) in SAVES:
+                    asked.add(op)
+        return asked
 
     # ---- running again --------------------------------------------------------------------------
 
@@ -191,19 +198,3 @@ class Sides:
                 if self._facts(leaf).view and any(v in found for v in leaf.operands):
                     found.update(leaf.outs)
         return found
-
-
-def _selective(op: Op) -> bool:
-    """Whether the policy of a selective checkpoint has a say: torch asks it of operators."""
-    checkpoint = op.origin.checkpoint
-    asked = checkpoint is not None and checkpoint.saves is not None
-    return asked and op.because is None and hasattr(op.target, "overloadpacket")
-
-
-def _saves(op: Op, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> bool:
-    """What the policy says of an op; its arguments are fake tensors."""
-    checkpoint = op.origin.checkpoint
-    if checkpoint is None or checkpoint.saves is None:
-        return False
-    context = SelectiveCheckpointContext(is_recompute=False)
-    return checkpoint.saves(context, op.target, *args, **kwargs) in SAVES

@@ -15,13 +15,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.history.inline import (
-    inlined,
-    located,
-    returned,
-    used_by,
-    written_positions,
-)
+from foretrace.history.inline import inlined, located, returned, used_by, written_positions
 from foretrace.history.stale import Stale
 from foretrace.ir.op import (
     Backward,

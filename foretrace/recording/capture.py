@@ -13,21 +13,13 @@ from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import Sources, function_of, names_of, place_of
 from foretrace.ir.op import Value
-from foretrace.ir.program import (
-    Input,
-    Output,
-    Recorded,
-    Requirements,
-    Role,
-    size_input,
-)
+from foretrace.ir.program import Input, Output, Recorded, Requirements, Role, size_input
 from foretrace.ir.structure import named_arguments, take_apart
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import alias_of
 from foretrace.mutation.made_leaves import given_back
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
 from foretrace.ops.outcome import Share
-from foretrace.ops.semantics import Semantics
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import bound_before, read_outside
 from foretrace.python_state.leaks import check_none_escaped, stranding
@@ -56,6 +48,7 @@ from foretrace.recording.shared_inputs import check_shared_memory
 from foretrace.recording.torch_state import running, unchanged_state, uncollected
 from foretrace.recording.watched import WatchedRecorder
 from foretrace.symbols.dynamic import Dynamic
+from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.tensors.admitted import check_admitted
 from foretrace.tensors.parameters import AbstractParameter
@@ -70,11 +63,11 @@ class Capture:
     """One run: its inputs as they become known, and the recorder."""
 
     def __init__(
-        self, types: Types, semantics: Semantics, sources: Sources, device: torch.device | None,
-        dynamic: Dynamic, *, guard_values: bool = False, watch: bool = False,
+        self, types: Types, semantics: TargetSemantics, sources: Sources, dynamic: Dynamic,
+        device: torch.device | None, *, guard_values: bool = False, watch: bool = False,
     ) -> None:  # fmt: skip
         self.types, self.device, self.dynamic = types, device, dynamic
-        self.guard_values = guard_values
+        self.semantics, self.guard_values = semantics, guard_values
         self.constants = Constants(types.symbols.concrete)
         self.inputs: list[Input] = []
         self.real: list[Any] = []
@@ -238,9 +231,8 @@ class Capture:
 
 
 def record(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], capture: Capture,
-    target: Any,
-) -> Recorded:  # fmt: skip
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], capture: Capture
+) -> Recorded:
     """Run `fn(*args, **kwargs)` once; torch's state and all that it can reach is as it was before.
 
     Raises:
@@ -249,18 +241,17 @@ def record(
     with ONE_AT_A_TIME, stranding(capture.types), uncollected():
         before = Before((fn, args, kwargs), owners_of(fn).values())
         with put_back(before.put_back, always=False), normal_mode(capture.recorder):
-            recorded = _recorded(fn, args, kwargs, capture, target, before)
+            recorded = _recorded(fn, args, kwargs, capture, before)
             capture.release(fn)
             check_states(before.changed(), partial(capture.lines, fn))
             check_none_escaped(capture.types, recorded, capture.lines(fn))
     return recorded
 
 
-def _recorded(
-    fn: Any, args: Any, kwargs: Any, capture: Capture, target: Any, before: Before
-) -> Recorded:
+def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before) -> Recorded:
     leaves, in_structure = named_arguments(fn, args, kwargs)
     lines, recorder = partial(capture.lines, fn), capture.recorder
+    target = capture.semantics.target
     owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
     capture.names = names_of_tensors(fn)
     requires = _required_of_call(fn, [name for name, _ in leaves], in_structure, recorder)

@@ -19,6 +19,7 @@ from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.ops.cache import Cache, frozen
 from foretrace.ops.infer import Inference
+from foretrace.ops.kernel import types_in
 from foretrace.ops.outcome import Outcome
 from foretrace.ops.quirks import FIRST_MADE_LIKE_OPERAND
 from foretrace.ops.schemas import schema_of
@@ -30,8 +31,7 @@ from foretrace.rules.tape import (
     FormulaSemantics,
     Tape,
     current_value,
-    flat_values,
-    needed,
+    ops_for,
     tensors_in,
 )
 from foretrace.tensors.abstract import Abstract, Types
@@ -180,8 +180,8 @@ class Derivatives:
         result = self.inference.infer(func, *_unfollowed((args, kwargs)))
         registered = self.table.registered(func)
         apart = registered.not_followed if registered else frozenset()
-        types = [t for t in torch_api.tree_leaves(result) if isinstance(t, TensorType)]
-        return tuple(t.differentiable and i not in apart for i, t in enumerate(types))
+        types = enumerate(types_in(result))
+        return tuple(t.differentiable and i not in apart for i, t in types)
 
     def tape(self, device: torch.device) -> Tape:
         """What records a formula; `device` is where the program's tensors are."""
@@ -192,12 +192,11 @@ class Derivatives:
         tangents: tuple[TensorType | None, ...],
     ) -> Rule:  # fmt: skip
         """Run a registered backward over stand-ins."""
-        types = [t for t in torch_api.tree_leaves((args, kwargs)) if isinstance(t, TensorType)]
+        types = types_in((args, kwargs))
         tape = self.tape(types[0].device)
         operands = tuple(Value(t.with_grad(False)) for t in types)
         inferred = self.inference.infer(func, *_unfollowed((args, kwargs)))
-        found = [t for t in torch_api.tree_leaves(inferred) if isinstance(t, TensorType)]
-        results = tuple(map(Value, found))
+        results = tuple(map(Value, types_in(inferred)))
         given = tuple(None if t is None else Value(t.with_grad(False)) for t in tangents)
         tape.results = results
         with tape, torch.no_grad():
@@ -210,13 +209,12 @@ class Derivatives:
             gradients = fitted(func, registered.backward(call), placeholders)
         values = tuple(None if g is None else current_value(g, tape) for g in gradients)
         name = RuleName(registered.name, "registered")
-        ops = needed(list(flat_values(tape.scope)), values)
-        return Rule(name, operands, results, (), given, ops, values)
+        return Rule(name, operands, results, (), given, ops_for(values, tape), values)
 
     def _forward(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
     ) -> _Forward:
-        types = [t for t in torch_api.tree_leaves((args, kwargs)) if isinstance(t, TensorType)]
+        types = types_in((args, kwargs))
         tape = self.tape(types[0].device)
         operands = tuple(map(Value, types))
         stand_ins = [tape.abstract(value) for value in operands]
@@ -271,7 +269,7 @@ class Derivatives:
         values = iter(g if g is None else current_value(g, tape) for g in found)
         gradients = tuple(None if edge is None else next(values) for edge in forward.edges)
         results = tape.results or ()
-        ops = needed(list(flat_values(tape.scope)), gradients)
+        ops = ops_for(gradients, tape)
         rule_name = RuleName(name, "derived")
         return Rule(rule_name, forward.operands, results, tape.written, given, ops, gradients)
 

@@ -4,7 +4,7 @@ Stand-ins carry the label "cpu", whatever the target. An in-place op inside a fo
 value, as in a program.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -206,24 +206,23 @@ def current_value(tensor: Any, tape: Tape) -> Value:
     return tensor.ft_value or current(tensor.ft_alias, tape)
 
 
-def flat_values(ops: list[Op]) -> Iterator[Op]:
-    """The ops with the functional forms of writes in their place."""
-    for op in ops:
-        if op.writes:
-            yield from flat_values(op.body or [])
-        else:
-            yield op
-
-
-def needed(ops: list[Op], results: Any) -> tuple[Op, ...]:
-    """The ops on which the results depend, in order."""
-    wanted = set(values_in(results))
-    kept = []
-    for op in reversed(ops):
-        if any(out in wanted for out in op.outs):
+def ops_for(gradients: tuple[Value | None, ...], tape: Tape) -> tuple[Op, ...]:
+    """The ops of a rule: those of the tape on which its gradients depend, in order."""
+    wanted, kept = set(values_in(gradients)), list[Op]()
+    for op in reversed(list(_flat(tape.scope))):
+        if not wanted.isdisjoint(op.outs):
             kept.append(op)
             wanted.update(op.operands)
     return tuple(reversed(kept))
+
+
+def _flat(ops: Iterable[Op]) -> Iterator[Op]:
+    """The ops with the functional forms of writes in their place."""
+    for op in ops:
+        if op.writes:
+            yield from _flat(op.body or ())
+        else:
+            yield op
 
 
 def tensors_in(result: Any) -> list[Any]:

@@ -1,6 +1,6 @@
 """The end of a generated call: what is written back, what is returned, what else is changed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import sympy
@@ -12,7 +12,6 @@ from foretrace.errors import Refusal
 from foretrace.guards.calls import check_repeatable
 from foretrace.ir.op import Value
 from foretrace.ir.program import Mutation, Output, Recorded, Role
-from foretrace.python_state.changes import Change
 from foretrace.runtime.calls import in_memory, loose, write_back
 
 
@@ -115,18 +114,15 @@ def _leaf_text(
     return straight.named_once(value, unfollowed % view)
 
 
-def repeated(source: Source, recorded: Recorded, inputs: Sequence[str]) -> Iterator[str]:
+def repeated(source: Source, recorded: Recorded, inputs: Sequence[str]) -> list[str]:
     """Lines that change Python state as the run did.
 
     Raises:
         Refusal: it is more than a name bound to plain data.
     """
     requires = recorded.requires
-    lines = [_repeated(source, change) for change in requires.changed]
-    return iter([*lines, *(f"{inputs[index]}.grad = None" for index in requires.cleared)])
-
-
-def _repeated(source: Source, change: Change) -> str:
-    check_repeatable(change)
-    bind = source.bind(change.redo, f"set_{change.place.name}")
-    return f"{bind}()"
+    for change in requires.changed:
+        check_repeatable(change)
+    redone = [source.bind(each.redo, f"set_{each.place.name}") for each in requires.changed]
+    cleared = (f"{inputs[index]}.grad = None" for index in requires.cleared)
+    return [*(f"{redo}()" for redo in redone), *cleared]
