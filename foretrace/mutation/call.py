@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrace.ir.op import Tree, Value, map_values, values_in
-from foretrace.mutation.alias import Records
+from foretrace.mutation.builder import Builder
 from foretrace.ops.outcome import Schema
 from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract
@@ -14,7 +14,7 @@ from foretrace.tensors.abstract import Abstract
 class Call:
     """A call in values, the tensors that have these, and what records it."""
 
-    recorder: Records
+    recorder: Builder
     func: Any
     args: Tree
     kwargs: dict[str, Tree]

@@ -20,8 +20,10 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Tree, Value, Write, values_in
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import Alias, Records, alias_of, current, rewritten
+from foretrace.mutation.alias import Alias, alias_of
+from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
+from foretrace.mutation.current import current, rewritten
 from foretrace.mutation.in_place import check_leaves, detach, note_overwritten, reshape
 from foretrace.mutation.inner_base import note_written, open_to_base
 from foretrace.mutation.layout import (
@@ -111,7 +113,7 @@ def _write_one(call: Call, followed: bool) -> None:
         recorder.rebased.append(alias)
 
 
-def holder(recorder: Records, alias: Alias, *, followed: bool = False) -> tuple[Alias, list[Alias]]:
+def holder(recorder: Builder, alias: Alias, *, followed: bool = False) -> tuple[Alias, list[Alias]]:
     """The member whose content a write makes anew, and the way down from it.
 
     It is the one that carries the history that the write changes, or that is kept. One without a
@@ -133,7 +135,7 @@ def holder(recorder: Records, alias: Alias, *, followed: bool = False) -> tuple[
     return owner, path
 
 
-def _spread(recorder: Records, history: Alias, new: Value) -> None:
+def _spread(recorder: Builder, history: Alias, new: Value) -> None:
     """Let the members of the memory know of the new value of one that carries history."""
     root = history.root
     if root is not history:
@@ -147,7 +149,7 @@ def _spread(recorder: Records, history: Alias, new: Value) -> None:
     _renew(recorder, history, new)
 
 
-def _renew(recorder: Records, owner: Alias, value: Value, part: TensorType | None = None) -> None:
+def _renew(recorder: Builder, owner: Alias, value: Value, part: TensorType | None = None) -> None:
     """Let the owner have a new value, and the members that see the part be stale."""
     if owner.last in recorder.leaves:
         value = recorder.leaf(value, owner.last)
@@ -162,7 +164,7 @@ def _renew(recorder: Records, owner: Alias, value: Value, part: TensorType | Non
             _be_followed(tensor, member, owner)
 
 
-def _check_seen(recorder: Records, member: Alias, owner: Alias) -> None:
+def _check_seen(recorder: Builder, member: Alias, owner: Alias) -> None:
     """Refuse new content of what a view sees more than: a value of its own, in a program of values.
 
     Raises:
@@ -178,7 +180,7 @@ def _check_seen(recorder: Records, member: Alias, owner: Alias) -> None:
         )  # fmt: skip
 
 
-def _reached(recorder: Records, owner: Alias, part: TensorType | None) -> Iterator[Alias]:
+def _reached(recorder: Builder, owner: Alias, part: TensorType | None) -> Iterator[Alias]:
     """The members of a memory but those with a history of their own that lie beside the part."""
     yield owner
     for child in owner.children:
@@ -285,7 +287,8 @@ def _write_many(call: Call) -> Any:
     recorder, schema, targets = call.recorder, call.schema, call.targets
     origin = recorder.origin()
     _check_not_resized(call)
-    followed = recorder.followed_results(call.func, call.args, call.kwargs)
+    grad = recorder.grad_mode()
+    followed = recorder.semantics.followed(call.func, *call.types) if grad else ()
     with recorder.inner_scope(origin.frame) as body:
         contents = _new_contents(call)
         made = body[0].outs[: len(body[0].outs) - len(targets)]
@@ -307,7 +310,7 @@ def _write_many(call: Call) -> Any:
     return result if schema.multiple else result[0]
 
 
-def _scatter(recorder: Records, owner: Alias, path: list[Alias], new: Value) -> Value:
+def _scatter(recorder: Builder, owner: Alias, path: list[Alias], new: Value) -> Value:
     """The owner's content after the view at the end of `path` got the content `new`."""
     if not path:
         return new

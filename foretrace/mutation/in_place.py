@@ -7,9 +7,10 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, ViewStep
-from foretrace.mutation.alias import Alias, Held, Records, alias_of, current
+from foretrace.mutation.alias import Alias, Held, alias_of
+from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
-from foretrace.mutation.lost_views import not_tracked
+from foretrace.mutation.current import current, not_tracked
 from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract, become_like, follow
 
@@ -80,7 +81,7 @@ def _check_not_put_off(func: Any, lazy: str) -> None:
         )  # fmt: skip
 
 
-def _note(alias: Alias, op: Op, recorder: Records) -> None:
+def _note(alias: Alias, op: Op, recorder: Builder) -> None:
     """Autograd counts a write that changes a shape alone: there is no new value.
 
     Who saves one of the values afterwards finds it as it was.
@@ -95,7 +96,7 @@ def _note(alias: Alias, op: Op, recorder: Records) -> None:
     version.count += 1
 
 
-def detach(recorder: Records, tensor: Abstract) -> Abstract:
+def detach(recorder: Builder, tensor: Abstract) -> Abstract:
     """`detach_`: the same memory, which autograd follows no further; nothing in inference mode."""
     if recorder.origin().inference:
         return tensor
@@ -117,7 +118,7 @@ def detach(recorder: Records, tensor: Abstract) -> Abstract:
     return tensor
 
 
-def note_overwritten(alias: Alias, recorder: Records) -> None:
+def note_overwritten(alias: Alias, recorder: Builder) -> None:
     """A tensor's memory is written to: its value is no longer what the memory holds."""
     if alias.value is not None:
         before = recorder.overwritten.get(alias.value)

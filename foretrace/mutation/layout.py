@@ -9,8 +9,10 @@ import torch
 from foretrace.ir.op import Op, Value
 from foretrace.ir.tree import leaves
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import Alias, Records, current
+from foretrace.mutation.alias import Alias
+from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
+from foretrace.mutation.current import current
 
 aten = torch.ops.aten
 
@@ -49,7 +51,7 @@ def draws_as_value(func: Any, like: TensorType) -> bool:
     return like.dense and not like.lazy and (func is not aten.bernoulli_.float or in_order)
 
 
-def copied(recorder: Records, old: Value, source: Value, whole: bool) -> Value:
+def copied(recorder: Builder, old: Value, source: Value, whole: bool) -> Value:
     """New memory with the content of `source`, by differentiable ops; `whole`: in old's layout."""
     new, like = source, old.type
     if new.type.shape != like.shape:
@@ -63,7 +65,7 @@ def copied(recorder: Records, old: Value, source: Value, whole: bool) -> Value:
     return new if cast else recorder.call(aten.clone.default, (new,)).outs[0]
 
 
-def laid_out(recorder: Records, like: TensorType, new: Value) -> Value:
+def laid_out(recorder: Builder, like: TensorType, new: Value) -> Value:
     """The content of `new` in memory of its own with the strides of `like`."""
     order = like.memory_order()
     straight = order == list(range(len(order)))
@@ -79,7 +81,7 @@ def laid_out(recorder: Records, like: TensorType, new: Value) -> Value:
     return recorder.call(aten.copy.default, (empty, new)).outs[0]
 
 
-def _spelled(recorder: Records, type: TensorType) -> tuple[Any, ...]:
+def _spelled(recorder: Builder, type: TensorType) -> tuple[Any, ...]:
     """The strides, where sizes that are known to be equal are spelled alike."""
     simplify = recorder.types.symbols.simplify
     return tuple(simplify(n) if isinstance(n, sympy.Basic) else n for n in type.stride)
@@ -89,7 +91,7 @@ def _inverse(order: list[int]) -> list[int]:
     return [order.index(dim) for dim in range(len(order))]
 
 
-def in_layout(recorder: Records, target: Alias, new: Value) -> Value:
+def in_layout(recorder: Builder, target: Alias, new: Value) -> Value:
     """New content as the target holds it: its sizes, dtype and, where it owns memory, strides."""
     like = current(target, recorder).type
     if new.type.dtype != like.dtype:
@@ -111,7 +113,7 @@ def as_the_op(call: Call, made: tuple[Value, ...]) -> tuple[Value, ...]:
     )
 
 
-def same_sizes(recorder: Records, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+def same_sizes(recorder: Builder, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Whether two shapes are one, where sizes that are known to be equal are spelled alike."""
     simplify = recorder.types.symbols.simplify
     return one == other or tuple(map(simplify, one)) == tuple(map(simplify, other))

@@ -9,8 +9,9 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Tree, Value
 from foretrace.ir.tree import map_tree
-from foretrace.mutation.alias import alias_of, current
+from foretrace.mutation.alias import alias_of
 from foretrace.mutation.call import Call
+from foretrace.mutation.current import current
 from foretrace.mutation.overlap import meet, overlapping, place
 
 

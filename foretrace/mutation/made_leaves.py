@@ -6,13 +6,11 @@ Each is recorded as a call that makes it one, so that what a graph makes require
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Choice, Value
-from foretrace.mutation.alias import Records, current
+from foretrace.ir.op import Value
+from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
+from foretrace.mutation.current import current
 from foretrace.tensors.abstract import FLAG, Abstract, follow
-
-LEAF = Choice("leaf", "whole", "the program makes it a leaf of autograd")
-REQUIRES_GRAD = torch.ops.aten.requires_grad_.default
 
 
 def require_grad(call: Call) -> Abstract:
@@ -32,7 +30,7 @@ def require_grad(call: Call) -> Abstract:
     return tensor
 
 
-def make_leaf(recorder: Records, tensor: Abstract, value: Value) -> Value:
+def make_leaf(recorder: Builder, tensor: Abstract, value: Value) -> Value:
     """Record that a tensor which the program has made is a leaf from now on.
 
     Raises:
@@ -52,7 +50,7 @@ def make_leaf(recorder: Records, tensor: Abstract, value: Value) -> Value:
     return leaf
 
 
-def noticed(recorder: Records, tensor: Abstract, value: Value) -> Value:
+def noticed(recorder: Builder, tensor: Abstract, value: Value) -> Value:
     """The value of what a factory made: a leaf, if it was told `requires_grad=True`.
 
     torch's bindings set the flag after the operator has answered.
@@ -61,13 +59,13 @@ def noticed(recorder: Records, tensor: Abstract, value: Value) -> Value:
     return make_leaf(recorder, tensor, value) if made else value
 
 
-def value_of(tensor: Abstract, recorder: Records) -> Value:
+def value_of(tensor: Abstract, recorder: Builder) -> Value:
     """What the tensor stands for now."""
     value = tensor.ft_value or current(tensor.ft_alias, recorder)
     return noticed(recorder, tensor, value) if value in recorder.fresh else value
 
 
-def given_back(tensor: Abstract, recorder: Records) -> Value:
+def given_back(tensor: Abstract, recorder: Builder) -> Value:
     """The value of what the program returns.
 
     A view that it took under no_grad requires grad as what it made does: the mode around decides.

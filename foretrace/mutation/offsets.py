@@ -11,7 +11,9 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.op import Value
 from foretrace.ir.types import Size, TensorType
-from foretrace.mutation.alias import Alias, Records, alias_of, current
+from foretrace.mutation.alias import Alias, alias_of
+from foretrace.mutation.builder import Builder
+from foretrace.mutation.current import current
 from foretrace.mutation.overlap import within
 from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import OFFSET, Abstract, become_like
@@ -30,7 +32,7 @@ def moved(alias: Alias) -> Size:
     return distance // alias.last.type.dtype.itemsize if distance else 0
 
 
-def placed(recorder: Records, view: Abstract) -> None:
+def placed(recorder: Builder, view: Abstract) -> None:
     """Let a view that was taken of written memory lie where eager has it."""
     alias = alias_of(view)
     if distance := moved(alias):
@@ -39,7 +41,7 @@ def placed(recorder: Records, view: Abstract) -> None:
 
 
 def in_graph(
-    recorder: Records, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    recorder: Builder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an `as_strided` of written memory, counted in the graph's memory.
 
@@ -61,7 +63,7 @@ def in_graph(
     return tuple(named[name] for name in schema.arguments if name in named), {}
 
 
-def _count_in_graph(recorder: Records, func: Any, tensor: Abstract, named: dict[str, Any]) -> None:
+def _count_in_graph(recorder: Builder, func: Any, tensor: Abstract, named: dict[str, Any]) -> None:
     owner = current(alias_of(tensor).root, recorder)
     symbols, offset = recorder.types.symbols, named.get("storage_offset")
     here = current(tensor.ft_alias, recorder).type

@@ -11,8 +11,10 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Choice, Op, Value, substitute, values_in
 from foretrace.ir.tree import leaves, map_tree
 from foretrace.ir.types import Size, TensorType
-from foretrace.mutation.alias import Records, alias_of, current
+from foretrace.mutation.alias import alias_of
+from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
+from foretrace.mutation.current import current
 from foretrace.mutation.in_place import note_overwritten
 from foretrace.mutation.layout import laid_out, same_sizes
 from foretrace.mutation.overlap import overlapping
@@ -81,7 +83,7 @@ def _types_after(call: Call) -> dict[Value, TensorType]:
     return dict(zip(call.values, types, strict=True))  # an `out` stands last
 
 
-def _in_numbers(recorder: Records, leaf: Any) -> Any:
+def _in_numbers(recorder: Builder, leaf: Any) -> Any:
     """An argument with the sizes that it has in this run; a value's type."""
     hint = recorder.types.symbols.hint
     if not isinstance(leaf, Value):
@@ -90,7 +92,7 @@ def _in_numbers(recorder: Records, leaf: Any) -> Any:
     return leaf.type.but(shape=shape, stride=stride, offset=hint(leaf.type.offset))
 
 
-def _fits(recorder: Records, schema: Schema, old: TensorType, new: TensorType) -> bool:
+def _fits(recorder: Builder, schema: Schema, old: TensorType, new: TensorType) -> bool:
     """Whether eager leaves an `out` its sizes."""
     if schema.keeps_shape and same_sizes(recorder, (old.numel,), (new.numel,)):
         return True
@@ -99,14 +101,14 @@ def _fits(recorder: Records, schema: Schema, old: TensorType, new: TensorType) -
     return same_sizes(recorder, old.shape, new.shape) or _equal(recorder, old.shape, new.shape)
 
 
-def _equal(recorder: Records, one: tuple[Size, ...], other: tuple[Size, ...]) -> bool:
+def _equal(recorder: Builder, one: tuple[Size, ...], other: tuple[Size, ...]) -> bool:
     """Whether two shapes are one in this run, which open sizes make a guard."""
     decide = recorder.types.symbols.decide
     return all(decide(sympy.Eq(a, b)) for a, b in zip(one, other, strict=True))
 
 
 def _check_known(
-    recorder: Records, old: TensorType, result: Value, after: TensorType | None
+    recorder: Builder, old: TensorType, result: Value, after: TensorType | None
 ) -> None:
     """Refuse to resize an `out` where torch's kernels for types do not say what becomes of it.
 
@@ -154,14 +156,14 @@ def _is_functional_form(call: Call, olds: list[Value], news: list[Value | None])
     return False
 
 
-def _alike(recorder: Records, old: TensorType, new: TensorType) -> bool:
+def _alike(recorder: Builder, old: TensorType, new: TensorType) -> bool:
     """Whether a new tensor lies in memory as an old one does."""
     if old.dtype != new.dtype or new.lazy or not same_sizes(recorder, old.shape, new.shape):
         return False
     return _same_strides(recorder, old, new)
 
 
-def _same_strides(recorder: Records, one: TensorType, other: TensorType) -> bool:
+def _same_strides(recorder: Builder, one: TensorType, other: TensorType) -> bool:
     """Whether elements of one shape lie alike; how far apart a single one is does not matter."""
     far = [tuple(n for n, size in zip(t.stride, t.shape, strict=True) if size != 1)
            for t in (one, other)]  # fmt: skip
@@ -211,7 +213,7 @@ def resize(call: Call) -> Abstract:
     return tensor
 
 
-def _renew(recorder: Records, tensor: Abstract, old: Value, type: TensorType) -> Value:
+def _renew(recorder: Builder, tensor: Abstract, old: Value, type: TensorType) -> Value:
     """Let a tensor have memory of its own of this type; nothing is in it yet."""
     alias = alias_of(tensor)
     seen = any(each.is_view or each.tensor() is not None for each in alias.children)

@@ -16,8 +16,10 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Value
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import Alias, Records, alias_of, current
+from foretrace.mutation.alias import Alias, alias_of
+from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
+from foretrace.mutation.current import current
 from foretrace.ops.schemas import schema_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.tensors.abstract import Abstract
@@ -71,7 +73,7 @@ def place(alias: Alias, value: Value) -> TensorType:
     return value.type.but(offset=far // value.type.dtype.itemsize)
 
 
-def meet(recorder: Records, one: TensorType, two: TensorType) -> bool:
+def meet(recorder: Builder, one: TensorType, two: TensorType) -> bool:
     """Whether two views of one memory have an element in common.
 
     That they have none is a guard where open sizes decide it.
@@ -88,7 +90,7 @@ def meet(recorder: Records, one: TensorType, two: TensorType) -> bool:
     return False
 
 
-def within(recorder: Records, one: TensorType, two: TensorType) -> bool:
+def within(recorder: Builder, one: TensorType, two: TensorType) -> bool:
     """Whether all elements of a view of some memory are elements of another of the same dtype.
 
     That they are is a guard where open sizes decide it.
@@ -103,7 +105,7 @@ def within(recorder: Records, one: TensorType, two: TensorType) -> bool:
     return True
 
 
-def overlaps(recorder: Records, type: TensorType) -> bool:
+def overlaps(recorder: Builder, type: TensorType) -> bool:
     """Whether several elements of a tensor are one place in memory.
 
     That none are is a guard where open sizes decide it.

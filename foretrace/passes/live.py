@@ -7,7 +7,7 @@ from foretrace.history.history import is_hidden_write
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.program import Output
 from foretrace.ir.walk import every_op
-from foretrace.mutation.made_leaves import REQUIRES_GRAD
+from foretrace.mutation.builder import REQUIRES_GRAD
 from foretrace.ops.schemas import schema_of
 from foretrace.targets.semantics import TargetSemantics
 

@@ -16,7 +16,7 @@ from foretrace.frames.sources import Sources
 from foretrace.ir.op import Op, Origin, Tree, Value, values_in
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import current
+from foretrace.mutation.current import current
 from foretrace.ops.cache import Cache
 from foretrace.ops.infer import Inference
 from foretrace.ops.outcome import Given, Outcome

@@ -14,11 +14,12 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Definition, Op, Tree, Value, map_values, values_in
 from foretrace.ir.tree import leaves, map_tree
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import Records, current
+from foretrace.mutation.builder import REQUIRES_GRAD, Builder
 from foretrace.mutation.call import Call
+from foretrace.mutation.current import current
 from foretrace.mutation.functionalize import functionalize
 from foretrace.mutation.inner_base import seen_inside
-from foretrace.mutation.made_leaves import REQUIRES_GRAD, require_grad
+from foretrace.mutation.made_leaves import require_grad
 from foretrace.ops.outcome import Given, Outcome, Share
 from foretrace.ops.quirks import CASTS_BELOW
 from foretrace.ops.schemas import schema_of
@@ -39,7 +40,7 @@ NOT_SYMBOLIC = "with symbolic sizes"
 
 
 def learn(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
+    recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
 ) -> Outcome:
     """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
     check_dtypes(func, args, kwargs)
@@ -81,7 +82,7 @@ def learn(
 
 
 def casting_inside(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
+    recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
 ) -> Outcome | None:
     """A body over the call's own tensors, where autocast keeps a cast of one for later calls."""
     if not any(map(recorder.casts.keeps, tensors)) or not recorder.casts.acts_inside(func):
@@ -90,7 +91,7 @@ def casting_inside(
     return Outcome(None, inline=Inline(kernel, choice or INSIDE)) if kernel else None
 
 
-def _check_autocast(recorder: Records, func: Any, operands: list[Value]) -> None:
+def _check_autocast(recorder: Builder, func: Any, operands: list[Value]) -> None:
     """Refuse an operator whose own kernel calls what autocast casts.
 
     In eager autocast acts inside it, which a call of it in a graph does not show.
@@ -106,7 +107,7 @@ def _check_autocast(recorder: Records, func: Any, operands: list[Value]) -> None
 
 
 def _learn_body(
-    recorder: Records, func: Any, kernel: Any, args: Tree, kwargs: dict[str, Tree], choice: Any
+    recorder: Builder, func: Any, kernel: Any, args: Tree, kwargs: dict[str, Tree], choice: Any
 ) -> Outcome | None:
     """Run the body once over stand-ins, so that calls of equal types share it.
 
@@ -133,7 +134,7 @@ def _learn_body(
 
 
 def _run_body(
-    recorder: Records, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
+    recorder: Builder, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
 ) -> tuple[list[Op], Any, list[Abstract]]:
     """The ops of a body, what it returned, and the stand-ins that it ran over."""
     try:
@@ -147,7 +148,7 @@ def _run_body(
 
 
 def _over_stand_ins(
-    recorder: Records, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
+    recorder: Builder, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
 ) -> tuple[list[Op], Any, list[Abstract]]:
     stand_ins, count = [recorder.abstract(param) for param in params], len(recorder.overwritten)
     args, kwargs = recorder.concrete(call, dict(zip(operands, stand_ins, strict=True)))
@@ -188,7 +189,7 @@ class Fold:
         )
 
 
-def _places(recorder: Records, indices: list[Value | None]) -> list[Abstract | None] | None:
+def _places(recorder: Builder, indices: list[Value | None]) -> list[Abstract | None] | None:
     """Constant masks among indices as the places where they are true; None if a mask is unknown."""
     places: list[Abstract | None] = []
     for index in indices:

@@ -13,7 +13,7 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Origin, Value, map_values, values_in
-from foretrace.mutation.made_leaves import REQUIRES_GRAD
+from foretrace.mutation.builder import REQUIRES_GRAD
 from foretrace.ops.outcome import Share
 from foretrace.ops.schemas import schema_of
 from foretrace.trace.recorder import Recorder

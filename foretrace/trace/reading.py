@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from foretrace.ir.op import Tree, Value
-from foretrace.mutation.alias import Records
+from foretrace.mutation.builder import Builder
 from foretrace.mutation.made_leaves import value_of
 from foretrace.ops.cache import PLAIN
 from foretrace.tensors.abstract import Abstract
@@ -23,7 +23,7 @@ class Reading:
 
     __slots__ = ("key", "recorder", "tensors", "values")
 
-    def __init__(self, recorder: Records, func: Any, grad_mode: bool) -> None:
+    def __init__(self, recorder: Builder, func: Any, grad_mode: bool) -> None:
         self.recorder = recorder
         self.key: list[Any] = [func, grad_mode, torch.get_default_dtype()]
         self.tensors: list[Abstract] = []

@@ -97,7 +97,7 @@ def writes_a_selected(w: Tensor) -> Tensor:
     return row.sum()
 
 
-refuses("in-place on view", "mutation/lost_views.py:not_tracked", captures(writes_an_unbound, W),
+refuses("in-place on view", "mutation/current.py:not_tracked", captures(writes_an_unbound, W),
         writes_an_unbound, trained(writes_a_selected, W))  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def writes_a_leaf_first(w: Tensor) -> Tensor:
     return (w * leaf).sum()
 
 
-refuses("unsupported", "trace/recorder.py:leaf", captures(writes_a_used_leaf, W),
+refuses("unsupported", "mutation/builder.py:leaf", captures(writes_a_used_leaf, W),
         writes_a_used_leaf, trained(writes_a_leaf_first, W))  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def writes_a_clone_of_a_view(w: Tensor) -> Tensor:
     return row.sum() + w.detach().clone().mul_(2).sum()
 
 
-refuses("in-place on view", "mutation/lost_views.py:of_another",
+refuses("in-place on view", "mutation/current.py:of_another",
         captures(uses_a_view_of_a_view, INNER),
         uses_a_view_of_a_view, trained(views_after_the_write, INNER),
         trained(writes_a_clone_of_a_view, INNER))  # fmt: skip
@@ -879,7 +879,7 @@ def views_what_is_detached(w: Tensor) -> Tensor:
     return (w * made[0]).sum()
 
 
-refuses("in-place on view", "mutation/lost_views.py:of_detached",
+refuses("in-place on view", "mutation/current.py:of_detached",
         captures(uses_a_view_of_a_detached, W), uses_a_view_of_a_detached,
         trained(views_what_is_detached, W))  # fmt: skip
 
