@@ -9,16 +9,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.frames.sources import Sources
-from foretrace.ir.op import (
-    Checkpoint,
-    Choice,
-    ModuleCall,
-    Op,
-    Origin,
-    Target,
-    Tree,
-    Value,
-)
+from foretrace.ir.op import Checkpoint, Choice, ModuleCall, Op, Origin, Target, Tree, Value
 from foretrace.ir.tree import map_tree
 from foretrace.mutation.alias import Alias, Held
 from foretrace.ops.cache import Cache

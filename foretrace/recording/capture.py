@@ -79,8 +79,9 @@ class Capture:
         self.names: dict[int, str] = {}
         self.outside = Outside() if watch else None
         self.gradients = Gradients(
-            self.inputs, self.real, self.placeholders, self._gradient, self.lift, self._resting
-        )
+            self.inputs, self.real, self.placeholders, self._gradient, self.lift,
+            lambda: self.outside is None or self.outside.resting > 0,
+        )  # fmt: skip
         made: Any = (
             types, semantics, sources, self.lift, self.lift_constant, self.answer,
             Cache(semantics.learned.outcomes, semantics.learned.settled, types.symbols),
@@ -178,15 +179,12 @@ class Capture:
         return number
 
     def _type(self, tensor: torch.Tensor, name: str, kind: str) -> TensorType:
-        known = self.types.of(tensor, self._label(tensor))
+        known = self.types.of(tensor, self.device if tensor.device != self.device else None)
         geometry = self.dynamic.geometry(tensor, name) if kind == "input" else None
         if geometry is None:
             return known
         shape, stride, offset = geometry.shape, geometry.stride, geometry.offset
         return self.types.intern(known.but(shape=shape, stride=stride, offset=offset))
-
-    def _label(self, tensor: torch.Tensor) -> torch.device | None:
-        return self.device if tensor.device != self.device else None
 
     def lift(self, tensor: torch.Tensor) -> Abstract:
         """A real tensor that the program reached from outside its arguments."""
@@ -198,9 +196,6 @@ class Capture:
         """The abstract tensor for what `.grad` of an input is, of the same sizes if they are."""
         like = like and self.types.intern(like.with_grad(tensor.requires_grad))
         return self.placeholder(tensor, "captured", name, like=like)
-
-    def _resting(self) -> bool:
-        return self.outside is None or self.outside.resting > 0
 
     def lift_constant(self, tensor: torch.Tensor) -> Abstract:
         """A tensor that the program has just made from Python numbers."""

@@ -24,16 +24,8 @@ from foretrace.ops.outcome import Outcome
 from foretrace.ops.quirks import FIRST_MADE_LIKE_OPERAND
 from foretrace.ops.schemas import schema_of
 from foretrace.ops.sparse import no_derivative, reads_sparse
-from foretrace.rules.like_operand import in_operand_layout
 from foretrace.rules.table import BackwardCall, Registered, RuleTable, fitted
-from foretrace.rules.tape import (
-    RULE,
-    FormulaSemantics,
-    Tape,
-    current_value,
-    ops_for,
-    tensors_in,
-)
+from foretrace.rules.tape import RULE, FormulaSemantics, Tape, current_value, ops_for, tensors_in
 from foretrace.tensors.abstract import Abstract, Types
 
 
@@ -265,7 +257,7 @@ class Derivatives:
         with tape:
             found = self._grad(func, pairs, wanted)
             if func in FIRST_MADE_LIKE_OPERAND and wanted[0] is forward.edges[0]:
-                found = (in_operand_layout(wanted[0], found[0]), *found[1:])
+                found = (_in_operand_layout(wanted[0], found[0]), *found[1:])
         values = iter(g if g is None else current_value(g, tape) for g in found)
         gradients = tuple(None if edge is None else next(values) for edge in forward.edges)
         results = tape.results or ()
@@ -288,6 +280,18 @@ class Derivatives:
                     f"or give foretrace a rule: foretrace.rule(torch.ops.{func}, backward=...)",
                 ),
             ) from error
+
+
+def _in_operand_layout(operand: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """A gradient that torch makes in the layout of its operand, but for tensors without data.
+
+    The formula of Householder products writes into `zeros_like(input)`. For tensors of a class of
+    their own it concatenates columns, which is the same in a contiguous layout.
+    Source: householder_product_backward in torch/csrc/autograd/FunctionsManual.cpp, torch 2.13.
+    """
+    if gradient is None or gradient.stride() == operand.stride():
+        return gradient
+    return torch.empty_like(operand).copy_(gradient)
 
 
 def _unknown(out: torch.Tensor) -> bool:

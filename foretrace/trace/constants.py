@@ -17,7 +17,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal, Way
 from foretrace.ir.op import ModuleCall, Op, Tree, Value, target_name, values_in
-from foretrace.ir.tree import map_tree
+from foretrace.ir.tree import leaves, map_tree
 from foretrace.ops.schemas import schema_of
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Numbers, with_numbers
@@ -147,14 +147,10 @@ class Constants:
         args, kwargs = self._concrete(op.args), self._concrete(op.kwargs)
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
-        self._keep(op.result, op.target(*args, **kwargs))
-
-    def _keep(self, result: Tree, real: Any) -> None:
-        if isinstance(result, Value):
-            self.known.setdefault(result, real)
-        elif isinstance(result, (tuple, list)):
-            for inner, tensor in zip(result, real, strict=True):
-                self._keep(inner, tensor)
+        real = op.target(*args, **kwargs)
+        for value, tensor in zip(leaves(op.result), leaves(real), strict=True):
+            if isinstance(value, Value):
+                self.known.setdefault(value, tensor)
 
     def _concrete(self, tree: Tree) -> Any:
         put = self._put_numbers

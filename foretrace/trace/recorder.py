@@ -4,21 +4,13 @@ The program is a value program from the start: an op that writes in place become
 value as its out (see `mutation`), so that nothing after the recorder has to know of mutation.
 """
 
-from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
 
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import (
-    Op,
-    Origin,
-    Target,
-    Tree,
-    Value,
-    values_in,
-)
+from foretrace.ir.op import Op, Origin, Target, Tree, Value, values_in
 from foretrace.ir.text import neighbourhood
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
@@ -33,10 +25,8 @@ from foretrace.trace.dispatch import casting_inside, learn
 from foretrace.trace.reading import Reading, key_of
 
 NOWHERE = Origin(None, None)
-NOBODY = nullcontext()
 LASTING = attrgetter("lasting")
 CAST = torch.ops.aten.to.dtype
-DETACH = torch.ops.aten.detach.default
 SIZE, STRIDE = torch.ops.aten.size.default, torch.ops.aten.stride.default
 """Asked by C++ that knows numbers only, of a tensor with symbolic sizes."""
 LIFT_FRESH = torch.ops.aten.lift_fresh.default
