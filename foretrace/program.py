@@ -25,7 +25,7 @@ from foretrace.passes.live import needs
 from foretrace.passes.select import Selector, check_selectors
 from foretrace.passes.table_recorder import Table
 from foretrace.recording.capture import record
-from foretrace.recording.setup import RULES, prepared
+from foretrace.recording.setup import RULES, prepare
 from foretrace.rules.table import BackwardCall, Registered, rule_name
 from foretrace.runtime.calls import run_forward, run_half, run_joint
 from foretrace.runtime.compiled import Captured, Compiled, not_copied
@@ -304,7 +304,7 @@ def capture(
     """
     given = (fn, args, kwargs or {}, target, dynamic_shapes)
     with Asked("capture", fn):
-        run = prepared(*given, guard_values=guard_values, watch=True)
+        run = prepare(*given, guard_values=guard_values, watch=True)
         recorded = record(fn, tuple(args), kwargs or {}, run)
     return Program(recorded, run.semantics, verify=verify)
 

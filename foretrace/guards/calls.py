@@ -9,7 +9,7 @@ import torch
 from foretrace import torch_api
 from foretrace.emit.python_source import Source
 from foretrace.errors import Refusal
-from foretrace.guards.conditions import Broken, Conditions, telling_lines
+from foretrace.guards.conditions import Broken, Conditions, tell_lines
 from foretrace.guards.guard import shown, telling
 from foretrace.guards.tensors import TensorFacts, one_tensor
 from foretrace.ir.op import Op
@@ -114,7 +114,7 @@ def _checking(recorded: Recorded) -> Callable[[list[Any]], Any]:
     sizes = ", ".join(
         f"{source.bind(symbol, 'symbol')}: {symbol}" for symbol in sorted(conditions.bound, key=str)
     )
-    source.add(*telling_lines(conditions.checks, source.space, f"[{inputs}], {{{sizes}}}"))
+    source.add(*tell_lines(conditions.checks, source.space, f"[{inputs}], {{{sizes}}}"))
     return source.function("guards", "given")
 
 

@@ -244,7 +244,7 @@ def _symbols(size: Size) -> set[Any]:
     return set() if isinstance(size, int) else set(size.free_symbols)
 
 
-def telling_lines(
+def tell_lines(
     checks: Sequence[Check], space: dict[str, Any], result: str = "None"
 ) -> Iterator[str]:
     """The checks as lines that return a Broken where one fails, else the result."""

@@ -14,7 +14,7 @@ import torch
 from foretrace import torch_api
 from foretrace.emit.python_source import INDENT, compiled
 from foretrace.guards.arguments import Arguments
-from foretrace.guards.conditions import GONE, Broken, Conditions, telling_lines
+from foretrace.guards.conditions import GONE, Broken, Conditions, tell_lines
 from foretrace.guards.guard import Check, check_lines
 from foretrace.guards.tensors import TensorFacts, apart, tell
 from foretrace.ir.program import Input, Recorded
@@ -43,7 +43,7 @@ class Entry:
         """The first guard that fails for this call; None if all hold."""
         if self._told is None:
             space = dict(self._space)
-            lines = list(telling_lines(self._checks, space))
+            lines = list(tell_lines(self._checks, space))
             self._told = compiled("why", "args, kwargs", lines, space)
         broken: Broken | None = self._told(args, kwargs)
         return broken

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.history.history_ops import HISTORY, called, copied, renamed
+from foretrace.history.history_ops import HISTORY, make_call, make_copy, rename
 from foretrace.history.stale import written_operand
 from foretrace.history.through_views import through_views, writes_through_views
 from foretrace.ir.op import Choice, Op, Value, Write, map_values, substitute
@@ -88,7 +88,7 @@ class History:
             elif op.writes and _leaves_history(op, inner):
                 yield from _copied_over(op, inner)
             elif op.writes and inner.target is aten.copy.default:
-                yield called(op, aten.copy_.default, inner.args, inner.outs[0], NO_FORMULA)
+                yield make_call(op, aten.copy_.default, inner.args, inner.outs[0], NO_FORMULA)
             else:
                 yield inner
 
@@ -199,8 +199,8 @@ def _in_place(op: Op, inner: Op, laid: dict[Value, Value]) -> Iterator[Op]:
     if out not in op.outs and out.type.stride != old.stride:
         laid[out] = out = Value(out.type.but(stride=old.stride))
     done, args = Value(out.type), (out, *inner.args[1:])
-    yield from copied(op, inner.args[0], out, NO_FORMULA)
-    yield called(op, op.called[0], args, done, NO_FORMULA, inner.kwargs)
+    yield from make_copy(op, inner.args[0], out, NO_FORMULA)
+    yield make_call(op, op.called[0], args, done, NO_FORMULA, inner.kwargs)
 
 
 def _is_whole(op: Op, inner: Op) -> bool:
@@ -210,7 +210,7 @@ def _is_whole(op: Op, inner: Op) -> bool:
 
 def _relaid(op: Op, laid: dict[Value, Value]) -> Op:
     """The op over operands that are laid out otherwise, with a link to itself in the tree."""
-    other = renamed(op, laid)
+    other = rename(op, laid)
     return op if other is op else other.but(piece_of=op)
 
 
@@ -242,9 +242,9 @@ def _copied_over(op: Op, last: Op) -> Iterator[Op]:
     if last.target is aten.copy.default:
         new = last.args[1]
     else:
-        yield renamed(last, {out: new})
-    yield from copied(op, op.args[0], out, REPLACED)
-    yield called(op, aten.copy_.default, (out, new), done, REPLACED)
+        yield rename(last, {out: new})
+    yield from make_copy(op, op.args[0], out, REPLACED)
+    yield make_call(op, aten.copy_.default, (out, new), done, REPLACED)
 
 
 def is_hidden_write(op: Op) -> bool:
@@ -259,7 +259,7 @@ def _of_a_copy(op: Op, history: History) -> Iterator[Op]:
     """The functional form of a write, of a copy of what it writes to: autograd saves one, too."""
     old = history.copied[op]
     copy = Value(old.type)
-    yield from copied(op, old, copy, COPIED)
+    yield from make_copy(op, old, copy, COPIED)
     for inner in history.trained_body(op):
         first = inner.args[:1] == (old,)
         args = (copy, *inner.args[1:])
@@ -277,22 +277,22 @@ def _without_gradient(op: Op) -> bool:
 
 def _detached(op: Op, visible: Collection[Value]) -> Iterator[Op]:
     raw = {out: Value(out.type, out.hint) for out in op.outs if out.type.differentiable}
-    yield renamed(op, raw)
+    yield rename(op, raw)
     why = NO_GRAD if not op.origin.grad_mode else BELOW
     for out, before in raw.items():
         if not (out.type.requires_grad and out in visible):
-            yield called(op, aten.detach.default, (before,), out, why)
+            yield make_call(op, aten.detach.default, (before,), out, why)
             continue
         loose = Value(out.type.with_grad(False))
-        yield called(op, aten.detach.default, (before,), loose, LOOSE)
-        yield called(op, aten.requires_grad_.default, (loose,), out, LOOSE)
+        yield make_call(op, aten.detach.default, (before,), loose, LOOSE)
+        yield make_call(op, aten.requires_grad_.default, (loose,), out, LOOSE)
 
 
 def _of_detached(op: Op) -> Iterator[Op]:
     """An op that torch's autograd refuses to follow, of operands that it does not."""
     bare = {v: Value(v.type.with_grad(False)) for v in op.operands if v.type.requires_grad}
     for value, detached in bare.items():
-        yield called(op, aten.detach.default, (value,), detached, NO_GRAD)
+        yield make_call(op, aten.detach.default, (value,), detached, NO_GRAD)
     args, kwargs = substitute((op.args, op.kwargs), bare)
     yield _with_args(op, args, kwargs, NO_GRAD)
 
@@ -304,9 +304,9 @@ def _scattered(op: Op, semantics: TargetSemantics) -> Iterator[Op]:
     seen: Any = semantics.infer(VIEWS[op.target], (out.type, *where), {})
     type = seen.with_grad(out.type.requires_grad)
     part, done = Value(type), Value(type)
-    yield from copied(op, base, out, WRONG)
-    yield called(op, VIEWS[op.target], (out, *where), part, WRONG)
-    yield called(op, aten.copy_.default, (part, source), done, WRONG)
+    yield from make_copy(op, base, out, WRONG)
+    yield make_call(op, VIEWS[op.target], (out, *where), part, WRONG)
+    yield make_call(op, aten.copy_.default, (part, source), done, WRONG)
 
 
 def _noisy(op: Op) -> Iterator[Op]:
@@ -319,13 +319,13 @@ def _noisy(op: Op) -> Iterator[Op]:
     made = Value(out.type.contiguous().with_grad(out.type.requires_grad))
     laid = made.type.stride == out.type.stride
     args = (op.args[0], drawn, *op.args[2:])
-    yield from copied(op, op.args[1], drawn, WRONG)
-    yield called(op, aten.rrelu_with_noise.default, args, out if laid else made, WRONG)
+    yield from make_copy(op, op.args[1], drawn, WRONG)
+    yield make_call(op, aten.rrelu_with_noise.default, args, out if laid else made, WRONG)
     if not laid:
         empty = Value(out.type.with_grad(False))
         sizes = list(out.type.shape), list(out.type.stride)
-        yield called(op, aten.new_empty_strided.default, (made, *sizes), empty, WRONG)
-        yield called(op, aten.copy_.default, (empty, made), out, WRONG)
+        yield make_call(op, aten.new_empty_strided.default, (made, *sizes), empty, WRONG)
+        yield make_call(op, aten.copy_.default, (empty, made), out, WRONG)
 
 
 def _overwritten(op: Op, history: History) -> Iterator[Op]:
@@ -334,11 +334,11 @@ def _overwritten(op: Op, history: History) -> Iterator[Op]:
     raw = Value(out.type.with_grad(False))
     inside = replace(history, inside=True, around=True, copied={})
     for inner in history.trained_body(op):
-        yield from with_history([renamed(inner, {out: raw})], inside)
+        yield from with_history([rename(inner, {out: raw})], inside)
     kept, view = Value(out.type.with_grad(False)), Value(out.type.with_grad(False))
-    yield from copied(op, base, out, HIDDEN)
-    yield called(op, aten.detach.default, (out,), view, HIDDEN)
-    yield called(op, aten.copy_.default, (view, raw), kept, HIDDEN)
+    yield from make_copy(op, base, out, HIDDEN)
+    yield make_call(op, aten.detach.default, (out,), view, HIDDEN)
+    yield make_call(op, aten.copy_.default, (view, raw), kept, HIDDEN)
 
 
 def _with_args(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Op:

@@ -16,7 +16,7 @@ GIVEN = "the graph gives the gradient of a leaf that the program makes"
 WRITTEN = "the program wrote to this memory since, and the backward is to find what is there"
 
 
-def copied(because: Op, old: Value, out: Value, why: str) -> Iterator[Op]:
+def make_copy(because: Op, old: Value, out: Value, why: str) -> Iterator[Op]:
     """A copy in the same strides: kernels may round otherwise where elements lie otherwise.
 
     Raises:
@@ -28,14 +28,14 @@ def copied(because: Op, old: Value, out: Value, why: str) -> Iterator[Op]:
             at=because.origin.frame, do="change the shape of a clone, or write to one",
         )  # fmt: skip
     if old.type.dense:
-        yield called(because, aten.clone.default, (old,), out, why)
+        yield make_call(because, aten.clone.default, (old,), out, why)
         return
     raw, sizes = Value(out.type.with_grad(False)), (list(old.type.shape), list(old.type.stride))
-    yield called(because, aten.new_empty_strided.default, (old, *sizes), raw, why)
-    yield called(because, aten.copy_.default, (raw, old), out, why)
+    yield make_call(because, aten.new_empty_strided.default, (old, *sizes), raw, why)
+    yield make_call(because, aten.copy_.default, (raw, old), out, why)
 
 
-def called(
+def make_call(
     because: Op, func: object, args: tuple[Any, ...], out: Value, why: str,
     kwargs: dict[str, Any] | None = None,
 ) -> Op:  # fmt: skip
@@ -47,7 +47,7 @@ def called(
     )  # fmt: skip
 
 
-def renamed(op: Op, new: dict[Value, Value]) -> Op:
+def rename(op: Op, new: dict[Value, Value]) -> Op:
     """The op with other values; it is the tree's own, and so are its arguments, if it has none."""
     if new.keys().isdisjoint((*op.operands, *op.outs)):
         return op
@@ -58,7 +58,7 @@ def renamed(op: Op, new: dict[Value, Value]) -> Op:
     return op.but(
         args=args, kwargs=kwargs, result=substitute(op.result, new),
         outs=tuple(new.get(out, out) for out in op.outs),
-        region=[renamed(inner, new) for inner in body] if body else body,
+        region=[rename(inner, new) for inner in body] if body else body,
     )  # fmt: skip
 
 
@@ -70,11 +70,12 @@ def left_in_memory(value: Value, now: Value | None, because: Op) -> Iterator[Op]
     """
     view, done = Value(value.type.with_grad(False)), Value(value.type.with_grad(False))
     target = aten.detach.default if now is None else aten.data.default
-    yield called(because, target, (value,), view, WRITTEN)
-    yield called(because, aten.copy_.default, (view, view if now is None else now), done, WRITTEN)
+    yield make_call(because, target, (value,), view, WRITTEN)
+    content = view if now is None else now
+    yield make_call(because, aten.copy_.default, (view, content), done, WRITTEN)
 
 
-def unmarked(op: Op) -> Op:
+def unmark(op: Op) -> Op:
     """For a graph that has its gradients itself: the same tensor, unseen by autograd."""
     leaf = op.target is aten.requires_grad_.default
-    return called(op, aten.detach.default, op.args[:1], op.outs[0], GIVEN) if leaf else op
+    return make_call(op, aten.detach.default, op.args[:1], op.outs[0], GIVEN) if leaf else op

@@ -8,7 +8,7 @@ what that left.
 from collections.abc import Callable, Iterable
 
 from foretrace.errors import Refusal
-from foretrace.history.inline import located, returned, written_positions
+from foretrace.history.inline import locate, results_of, written_positions
 from foretrace.ir.op import Checkpoint, Op, Value, map_values, substitute, target_name, values_in
 from foretrace.ir.program import Overwritten
 from foretrace.ops.outcome import Share
@@ -227,7 +227,7 @@ def written_since(
             *filter(None, [also]),
         ),
     )
-    return located(refusal, op)
+    return locate(refusal, op)
 
 
 def _written_twice(op: Op) -> Refusal:
@@ -241,7 +241,7 @@ def _written_twice(op: Op) -> Refusal:
             "or, for the statistics of batch norm: eval(), or call the layer outside of it",
         ),
     )
-    return located(refusal, op)
+    return locate(refusal, op)
 
 
 def written_operand(op: Op) -> Value | None:
@@ -265,4 +265,4 @@ def saved_by(op: Op, derivatives: Derivatives) -> set[Value]:
     written = frozenset(written_positions(op, occurrences))
     operands, results = derivatives.saved(func, types, named, written)
     saved = {occurrences[position] for position in operands}
-    return saved | {returned(op)[position] for position in results}
+    return saved | {results_of(op)[position] for position in results}

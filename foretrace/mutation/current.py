@@ -89,13 +89,13 @@ def _of_history(last: Value, content: Value, recorder: Builder) -> Value:
     if last in recorder.leaves:
         return recorder.leaf(content, last)
     if last.type.requires_grad:
-        return rewritten(recorder, last, (), content, lambda: content)
+        return rewrite(recorder, last, (), content, lambda: content)
     if content.type.requires_grad:
         return recorder.call(aten.detach.default, (content,)).outs[0]
     return content
 
 
-def rewritten(
+def rewrite(
     recorder: Builder, old: Value, path: Sequence[Alias], new: Value, whole: Callable[[], Value]
 ) -> Value:
     """`old` with the history that it has, after the view at the end of `path` got content `new`.

@@ -23,16 +23,16 @@ from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import Alias, alias_of
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
-from foretrace.mutation.current import current, rewritten
+from foretrace.mutation.current import current, rewrite
 from foretrace.mutation.in_place import check_leaves, detach, note_overwritten, reshape
 from foretrace.mutation.inner_base import note_written, open_to_base
 from foretrace.mutation.layout import (
     as_the_op,
-    copied,
+    copy_content,
     draw,
-    draws_as_value,
+    draws_alike,
     in_layout,
-    laid_out,
+    lay_out,
     same_sizes,
 )
 from foretrace.mutation.lists import write_one_by_one
@@ -144,7 +144,7 @@ def _spread(recorder: Builder, history: Alias, new: Value) -> None:
             path.append(path[-1].parent)  # type: ignore[arg-type]
         path.reverse()
         old = current(root, recorder)
-        content = rewritten(recorder, old, path, new, lambda: _scatter(recorder, root, path, new))
+        content = rewrite(recorder, old, path, new, lambda: _scatter(recorder, root, path, new))
         _renew(recorder, root, content, place(history, history.last))
     _renew(recorder, history, new)
 
@@ -204,14 +204,14 @@ def _new_contents(call: Call) -> list[Value]:
     recorder, func, args, targets = call.recorder, call.func, call.args, call.targets
     if func is aten.copy_.default:
         old = current(alias_of(targets[0]), recorder)
-        return [copied(recorder, old, args[1], whole=not alias_of(targets[0]).is_view)]
+        return [copy_content(recorder, old, args[1], whole=not alias_of(targets[0]).is_view)]
     schema = call.schema
     if schema.outs:
         (new,) = filter(None, contents(call))
         return [in_layout(recorder, alias_of(targets[0]), new)]
     for chance in values_in(args[1:]) if schema.draws_over else ():  # torch's meta kernels ask not
         recorder.semantics.infer(aten.expand.default, (chance.type, [*args[0].type.shape]), {})
-    if schema.draws_over and not draws_as_value(func, args[0].type):
+    if schema.draws_over and not draws_alike(func, args[0].type):
         return [in_layout(recorder, alias_of(targets[0]), draw(call))]
     op = recorder.call(*call.functional)
     made = values_in(op.result)
@@ -304,7 +304,7 @@ def _write_many(call: Call) -> Any:
         owner, path = holder(recorder, alias_of(target))
         old, whole = current(owner, recorder), partial(_scatter, recorder, owner, path, new)
         kept = path or old.type.requires_grad
-        _spread(recorder, owner, rewritten(recorder, old, path, new, whole) if kept else new)
+        _spread(recorder, owner, rewrite(recorder, old, path, new, whole) if kept else new)
     if not schema.returns_tensors:
         return None
     return result if schema.multiple else result[0]
@@ -318,4 +318,4 @@ def _scatter(recorder: Builder, owner: Alias, path: list[Alias], new: Value) -> 
     steps = [member.step for member in path if member.step is not None]
 
     new, like = put_back(steps, bases, new, recorder.call), bases[0].type
-    return new if new.type.same_layout(like) else laid_out(recorder, like, new)
+    return new if new.type.same_layout(like) else lay_out(recorder, like, new)

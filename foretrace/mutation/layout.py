@@ -41,7 +41,7 @@ def draw(call: Call) -> Value:
     return drawn
 
 
-def draws_as_value(func: Any, like: TensorType) -> bool:
+def draws_alike(func: Any, like: TensorType) -> bool:
     """Whether the functional form draws the same numbers: it does for memory without gaps.
 
     `bernoulli`, unlike all others, gives a contiguous result.
@@ -51,7 +51,7 @@ def draws_as_value(func: Any, like: TensorType) -> bool:
     return like.dense and not like.lazy and (func is not aten.bernoulli_.float or in_order)
 
 
-def copied(recorder: Builder, old: Value, source: Value, whole: bool) -> Value:
+def copy_content(recorder: Builder, old: Value, source: Value, whole: bool) -> Value:
     """New memory with the content of `source`, by differentiable ops; `whole`: in old's layout."""
     new, like = source, old.type
     if new.type.shape != like.shape:
@@ -61,11 +61,11 @@ def copied(recorder: Builder, old: Value, source: Value, whole: bool) -> Value:
         options = {"dtype": like.dtype, "device": like.device}
         new = recorder.call(aten._to_copy.default, (new,), options).outs[0]
     if whole and not (new.type.same_layout(like) and (cast or like.dense)):
-        return laid_out(recorder, like, new)
+        return lay_out(recorder, like, new)
     return new if cast else recorder.call(aten.clone.default, (new,)).outs[0]
 
 
-def laid_out(recorder: Builder, like: TensorType, new: Value) -> Value:
+def lay_out(recorder: Builder, like: TensorType, new: Value) -> Value:
     """The content of `new` in memory of its own with the strides of `like`."""
     order = like.memory_order()
     straight = order == list(range(len(order)))
@@ -98,7 +98,7 @@ def in_layout(recorder: Builder, target: Alias, new: Value) -> Value:
         new = recorder.call(aten._to_copy.default, (new,), {"dtype": like.dtype}).outs[0]
     if target.is_view or new.type.same_layout(like):
         return new
-    return laid_out(recorder, like, new)
+    return lay_out(recorder, like, new)
 
 
 def as_the_op(call: Call, made: tuple[Value, ...]) -> tuple[Value, ...]:
@@ -108,7 +108,7 @@ def as_the_op(call: Call, made: tuple[Value, ...]) -> tuple[Value, ...]:
         return made
     likes = leaves(recorder.semantics.infer(call.func, *call.types))
     return tuple(
-        new if new.type.same_layout(like) else laid_out(recorder, like, new)
+        new if new.type.same_layout(like) else lay_out(recorder, like, new)
         for new, like in zip(made, likes, strict=True)
     )
 

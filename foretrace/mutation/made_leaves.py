@@ -50,7 +50,7 @@ def make_leaf(recorder: Builder, tensor: Abstract, value: Value) -> Value:
     return leaf
 
 
-def noticed(recorder: Builder, tensor: Abstract, value: Value) -> Value:
+def notice_leaf(recorder: Builder, tensor: Abstract, value: Value) -> Value:
     """The value of what a factory made: a leaf, if it was told `requires_grad=True`.
 
     torch's bindings set the flag after the operator has answered.
@@ -62,10 +62,10 @@ def noticed(recorder: Builder, tensor: Abstract, value: Value) -> Value:
 def value_of(tensor: Abstract, recorder: Builder) -> Value:
     """What the tensor stands for now."""
     value = tensor.ft_value or current(tensor.ft_alias, recorder)
-    return noticed(recorder, tensor, value) if value in recorder.fresh else value
+    return notice_leaf(recorder, tensor, value) if value in recorder.fresh else value
 
 
-def given_back(tensor: Abstract, recorder: Builder) -> Value:
+def returned_value(tensor: Abstract, recorder: Builder) -> Value:
     """The value of what the program returns.
 
     A view that it took under no_grad requires grad as what it made does: the mode around decides.

@@ -26,16 +26,16 @@ FROM_START = frozenset({
 """What counts elements from the start of the memory, whatever of it the tensor sees"""
 
 
-def moved(alias: Alias) -> Size:
+def moved_by(alias: Alias) -> Size:
     """How far behind its place in the graph's memory eager has the tensor, in its elements."""
     distance: Size = alias.root.initial.type.begins - alias.root.last.type.begins
     return distance // alias.last.type.dtype.itemsize if distance else 0
 
 
-def placed(recorder: Builder, view: Abstract) -> None:
+def place_view(recorder: Builder, view: Abstract) -> None:
     """Let a view that was taken of written memory lie where eager has it."""
     alias = alias_of(view)
-    if distance := moved(alias):
+    if distance := moved_by(alias):
         place = alias.last.type.but(offset=alias.last.type.offset + distance)
         become_like(view, recorder.abstract(Value(recorder.types.intern(place))))
 
@@ -67,7 +67,7 @@ def _count_in_graph(recorder: Builder, func: Any, tensor: Abstract, named: dict[
     owner = current(alias_of(tensor).root, recorder)
     symbols, offset = recorder.types.symbols, named.get("storage_offset")
     here = current(tensor.ft_alias, recorder).type
-    begin = here.offset if offset is None else symbols.size(offset) - moved(tensor.ft_alias)
+    begin = here.offset if offset is None else symbols.size(offset) - moved_by(tensor.ft_alias)
     layout = (symbols.sizes(named["size"]), symbols.sizes(named["stride"]))
     seen = TensorType(*layout, here.dtype, here.device, begin)
     if here.dtype.itemsize != owner.type.dtype.itemsize or not within(recorder, seen, owner.type):

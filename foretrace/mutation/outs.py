@@ -16,7 +16,7 @@ from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
 from foretrace.mutation.current import current
 from foretrace.mutation.in_place import note_overwritten
-from foretrace.mutation.layout import laid_out, same_sizes
+from foretrace.mutation.layout import lay_out, same_sizes
 from foretrace.mutation.overlap import overlapping
 from foretrace.ops.outcome import Schema
 from foretrace.ops.schemas import schema_of
@@ -173,7 +173,7 @@ def _same_strides(recorder: Builder, one: TensorType, other: TensorType) -> bool
 def _in_place(call: Call) -> tuple[Value, ...]:
     """The op on copies of its `out`s: a kernel may read one, or leave parts of it as they are."""
     recorder = call.recorder
-    fresh = {old: laid_out(recorder, old.type, old) for old in _outs(call)}
+    fresh = {old: lay_out(recorder, old.type, old) for old in _outs(call)}
     outs = tuple(Value(value.type) for value in fresh.values())
     over, origin = _substituted(call, fresh), recorder.origin()
     result = outs if call.schema.multiple else outs[0]

@@ -20,7 +20,7 @@ Decide: TypeAlias = Callable[[Op], str]
 SAVE_ALL = "save_all saves what the backward uses"
 
 
-def chosen(halves: Sides, policy: Policy) -> dict[Value, str]:
+def choose(halves: Sides, policy: Policy) -> dict[Value, str]:
     """The values made in the forward that are handed over, each with the reason.
 
     Raises:

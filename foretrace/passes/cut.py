@@ -8,11 +8,11 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.history.history import History, with_history
-from foretrace.history.history_ops import left_in_memory, unmarked
+from foretrace.history.history_ops import left_in_memory, unmark
 from foretrace.history.placed import placed
 from foretrace.history.saved_over import SavedOver, saved_over
 from foretrace.history.stale import Stale, applied
-from foretrace.history.uses_apart import returned, uses_apart
+from foretrace.history.uses_apart import returned_inputs, uses_apart
 from foretrace.ir.op import Backward, ModuleCall, Op, Origin, RuleName, Value, Write, values_in
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
 from foretrace.ir.types import Arrived, TensorType
@@ -151,7 +151,7 @@ def _trainable(
         inside = flatten(inside, level, history.stops, history.trained_body)
         return list(flatten(with_history(inside, history), level))
 
-    ops, copies = uses_apart(ops, returned(recorded), opened)
+    ops, copies = uses_apart(ops, returned_inputs(recorded), opened)
     for value in (*over.left, *copies):
         if (found := over.left.get(copies.get(value, value))) is not None:
             ops += left_in_memory(value, *found)
@@ -218,7 +218,7 @@ def differentiated(
     ]
     flat = [*flatten(recorded.ops, level), *flatten(walk.scope.ops, level)]
     results = values_of(outputs)
-    ops = live(list(map(unmarked, flat)), results, semantics)
+    ops = live(list(map(unmark, flat)), results, semantics)
     return Graph([*recorded.inputs, *tangents], with_saved(ops, results), outputs, "joint")
 
 

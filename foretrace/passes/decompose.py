@@ -17,13 +17,13 @@ import sympy
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.history.inline import located
+from foretrace.history.inline import locate
 from foretrace.ir.names import calls_target
 from foretrace.ir.op import Choice, Op, Tree, Value, copy_ops, values_in
 from foretrace.ir.program import Graph
 from foretrace.ir.types import Size, TensorType
 from foretrace.ir.walk import leaf_ops
-from foretrace.mutation.layout import laid_out
+from foretrace.mutation.layout import lay_out
 from foretrace.mutation.outs import ITSELF
 from foretrace.ops.schemas import schema_of
 from foretrace.passes.live import live, needs, values_of
@@ -110,7 +110,7 @@ class _Decomposition:
             made = self._recorded(op)
         except (RuntimeError, ValueError) as error:
             if not relaid:
-                raise located(error, op) if isinstance(error, Refusal) else error from None
+                raise locate(error, op) if isinstance(error, Refusal) else error from None
             yield from self.restored(relaid)
             yield from self._one(op)
             return
@@ -159,7 +159,7 @@ class _Decomposition:
             new = self.plain.call(aten.view.default, (new, list(like.shape))).outs[0]
         if new.type.dtype != like.dtype:
             new = self.plain.call(aten._to_copy.default, (new,), {"dtype": like.dtype}).outs[0]
-        return laid_out(self.plain, like, new)
+        return lay_out(self.plain, like, new)
 
     def _pieces(self, op: Op, shown: Op) -> Iterator[Op]:
         """The op, or the leaves below it, which are then pieces of `shown`."""
@@ -231,7 +231,7 @@ class _Decomposition:
                 continue
             now, maker = self.relaid.pop(value)
             with self.plain.inner_scope() as ops:
-                made = laid_out(self.plain, value.type, now)
+                made = lay_out(self.plain, value.type, now)
             for op in copy_ops(ops, {made: value}, maker):
                 op.choice, op.piece_of = RESTORED, maker
                 yield from self._one(op)

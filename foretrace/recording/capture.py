@@ -17,7 +17,7 @@ from foretrace.ir.program import Input, Output, Recorded, Requirements, Role, si
 from foretrace.ir.structure import named_arguments, take_apart
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import alias_of
-from foretrace.mutation.made_leaves import given_back
+from foretrace.mutation.made_leaves import returned_value
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
 from foretrace.ops.outcome import Share
 from foretrace.python_state.before import Before
@@ -309,7 +309,7 @@ def _output(name: str, leaf: Any, capture: Capture, written: Iterable[int]) -> O
     if not isinstance(leaf, torch.Tensor):
         return Output(leaf, role)
     placeholder = leaf if isinstance(leaf, Abstract) else capture.lift(leaf)
-    value = given_back(placeholder, capture.recorder)
+    value = returned_value(placeholder, capture.recorder)
     placeholders = capture.placeholders
     same_as = next((i for i, each in enumerate(placeholders) if each is placeholder), None)
     owner = alias_of(placeholder).root

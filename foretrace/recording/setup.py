@@ -63,7 +63,7 @@ def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> to
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-def prepared(
+def prepare(
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],

@@ -24,7 +24,7 @@ from foretrace.ops.outcome import Outcome
 from foretrace.ops.quirks import FIRST_MADE_LIKE_OPERAND
 from foretrace.ops.schemas import schema_of
 from foretrace.ops.sparse import no_derivative, reads_sparse
-from foretrace.rules.table import BackwardCall, Registered, RuleTable, fitted
+from foretrace.rules.table import BackwardCall, Registered, RuleTable, fit
 from foretrace.rules.tape import RULE, FormulaSemantics, Tape, current_value, ops_for, tensors_in
 from foretrace.tensors.abstract import Abstract, Types
 
@@ -198,7 +198,7 @@ class Derivatives:
             arrived = tuple(None if value is None else tape.abstract(value) for value in given)
             follows = tuple(t.requires_grad for t in types)
             call = BackwardCall(real_args, real_kwargs, made, arrived, follows, tape.device)
-            gradients = fitted(func, registered.backward(call), placeholders)
+            gradients = fit(func, registered.backward(call), placeholders)
         values = tuple(None if g is None else current_value(g, tape) for g in gradients)
         name = RuleName(registered.name, "registered")
         return Rule(name, operands, results, (), given, ops_for(values, tape), values)

@@ -18,7 +18,7 @@ from foretrace.mutation.alias import alias_of, link
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
 from foretrace.mutation.current import current
-from foretrace.mutation.offsets import FROM_START, in_graph, placed
+from foretrace.mutation.offsets import FROM_START, in_graph, place_view
 from foretrace.ops.outcome import Given, Outcome, Share, fill
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.dispatch import casting_inside, learn
@@ -156,7 +156,7 @@ class Recorder(Builder):
             seen = Share.MEMORY if alone else share
             link(new[position], tensors[operand], op, position, self.grad_mode(), seen)
             if self.overwritten:
-                placed(self, new[position])
+                place_view(self, new[position])
         if type(outcome.result) is TensorType:
             return new[0]
         fresh = iter(new)

@@ -770,8 +770,9 @@ def makes_a_leaf_of_floats(x: Tensor) -> Tensor:
     return y.long().float().requires_grad_() + 1
 
 
-refuses("autograd inside", "mutation/made_leaves.py:require_grad", captures(makes_a_leaf_of_numbers, X),
-        makes_a_leaf_of_numbers, captured(makes_a_leaf_of_floats, X))  # fmt: skip
+refuses("autograd inside", "mutation/made_leaves.py:require_grad",
+        captures(makes_a_leaf_of_numbers, X), makes_a_leaf_of_numbers,
+        captured(makes_a_leaf_of_floats, X))  # fmt: skip
 
 
 def makes_a_leaf_of_a_viewed(x: Tensor) -> Tensor:

@@ -525,7 +525,7 @@ def reads_rows_that_are_one(x: Tensor) -> Tensor:
 
 
 refuses(
-    "overlapping memory", "history/history_ops.py:copied",
+    "overlapping memory", "history/history_ops.py:make_copy",
     cuts(reads_rows_that_are_one, ROW, cut="export"), reads_rows_that_are_one,
     captured(lambda x: x.expm1().expand(3, 4).clone().unsqueeze_(0) * 1, ROW),
 )  # fmt: skip
