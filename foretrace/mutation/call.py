@@ -1,6 +1,6 @@
 """One call of an operator, as those have it who answer it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from foretrace.ir.op import Tree, Value, map_values, values_in
@@ -20,16 +20,17 @@ class Call:
     kwargs: dict[str, Tree]
     tensors: list[Abstract]
     """those among the arguments, each occurrence, in order"""
+    schema: Schema = field(init=False)
+    """what the operator's schema says"""
+    values: list[Value] = field(init=False)
+    """what the tensors stand for"""
+    written: list[Value] = field(init=False)
+    """the operands that it writes to"""
 
-    @property
-    def schema(self) -> Schema:
-        """What the operator's schema says."""
-        return schema_of(self.func)
-
-    @property
-    def values(self) -> list[Value]:
-        """What the tensors stand for."""
-        return values_in((self.args, self.kwargs))
+    def __post_init__(self) -> None:
+        self.schema = schema_of(self.func)
+        self.values = values_in((self.args, self.kwargs))
+        self.written = self.schema.written_now(self.args, self.kwargs)
 
     @property
     def types(self) -> tuple[Tree, dict[str, Tree]]:
@@ -41,11 +42,6 @@ class Call:
     def by_value(self) -> dict[Value, Abstract]:
         """The tensors, by what they stand for."""
         return dict(zip(self.values, self.tensors, strict=True))
-
-    @property
-    def written(self) -> list[Value]:
-        """The operands that it writes to."""
-        return self.schema.written_now(self.args, self.kwargs)
 
     @property
     def targets(self) -> list[Abstract]:
