@@ -171,9 +171,9 @@ def user_frame_of(traceback: TracebackType | None, library_dirs: tuple[str, ...]
 
 
 def innermost(traceback: TracebackType | None, wanted: Callable[[CodeType], bool]) -> Frame | None:
-    """The innermost line of a traceback that is in wanted code; None if there is none."""
+    """The innermost line of a traceback in such code."""
     found = None
     for frame, line in walk_tb(traceback):
-        code = frame.f_code
-        found = Frame(code.co_filename, line, code.co_qualname) if wanted(code) else found
+        if wanted(frame.f_code):
+            found = Frame(frame.f_code.co_filename, line, frame.f_code.co_qualname)
     return found

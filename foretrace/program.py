@@ -25,7 +25,7 @@ from foretrace.passes.live import needs
 from foretrace.passes.select import Selector, check_selectors
 from foretrace.passes.table_recorder import Table
 from foretrace.recording.capture import record
-from foretrace.recording.setup import RULES, prepared
+from foretrace.recording.setup import RULES, prepare
 from foretrace.rules.table import BackwardCall, Registered, rule_name
 from foretrace.runtime.calls import run_forward, run_half, run_joint
 from foretrace.runtime.compiled import Captured, Compiled, not_copied
@@ -136,13 +136,13 @@ class Program:
             Refusal: there is no such backend; when called: a guard is broken.
         """
         asked = self._asked()
-
-        def captured(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-            self.guards.inputs(args, kwargs)
-            return Captured(self.recorded, self.semantics)
-
         with asked:
-            return Compiled(self.cut("export"), captured, building(backend), asked)
+            return Compiled(self.cut("export"), self._captured, building(backend), asked)
+
+    def _captured(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        """In the place of a capture: the program that there is, for a call that it holds for."""
+        self.guards.inputs(args, kwargs)
+        return Captured(self.recorded, self.semantics)
 
     def pair(
         self,
@@ -301,9 +301,9 @@ def capture(
     """
     given = (fn, args, kwargs or {}, target, dynamic_shapes)
     with Asked("capture", fn):
-        run, semantics = prepared(*given, guard_values=guard_values, watch=True)
-        recorded = record(fn, tuple(args), kwargs or {}, run, semantics.target)
-    return Program(recorded, semantics, verify=verify)
+        run = prepare(*given, guard_values=guard_values, watch=True)
+        recorded = record(fn, tuple(args), kwargs or {}, run)
+    return Program(recorded, run.semantics, verify=verify)
 
 
 def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:

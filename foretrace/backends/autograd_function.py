@@ -18,7 +18,7 @@ from foretrace.guards.calls import number
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.types import Arrived, Size
 from foretrace.partition.split import Pair
-from foretrace.runtime.calls import laid_out, strides_of
+from foretrace.runtime.calls import lay_out, strides_of
 from foretrace.symbols.sizes import Numbers
 
 Flat = Callable[..., Sequence[Any]]
@@ -156,7 +156,7 @@ def _gradients(
     tensors, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
     saved = [next(numbers) if number else next(tensors) for number in trained.numbers]
     placed = [
-        _absent(item, ctx.sizes) if t is None or s is None else laid_out(t, s, ctx.sizes)
+        _absent(item, ctx.sizes) if t is None or s is None else lay_out(t, s, ctx.sizes)
         for (item, t), s in zip(both, given, strict=True)
     ]
     return trained.for_tangents(given)(*saved, *placed)

@@ -7,13 +7,13 @@ from typing import Any
 
 from foretrace import torch_api
 from foretrace.backends.eager import eager_entry
-from foretrace.backends.graphs import ByBackend, paired
+from foretrace.backends.graphs import ByBackend, pair_with
 from foretrace.backends.inductor import inductor_compilers
 from foretrace.errors import Refusal
 from foretrace.runtime.compiled import Building
 
 BACKENDS: Mapping[str, Building] = MappingProxyType(
-    {"eager": eager_entry, "inductor": paired(inductor_compilers)}
+    {"eager": eager_entry, "inductor": pair_with(inductor_compilers)}
 )
 """Backends of our own; all others are torch's, `fn(graph_module, example_inputs)`."""
 
@@ -29,10 +29,10 @@ def building(backend: Backend) -> Building:
     if isinstance(backend, str) and backend in BACKENDS:
         return BACKENDS[backend]
     if callable(backend):
-        return paired(lambda: ByBackend(backend))
+        return pair_with(lambda: ByBackend(backend))
     known = [*BACKENDS, *torch_api.torch_backends()]
     if backend in known:
-        return paired(lambda: ByBackend(torch_api.torch_backend(backend)))
+        return pair_with(lambda: ByBackend(torch_api.torch_backend(backend)))
     near = difflib.get_close_matches(str(backend), known, n=3)
     raise Refusal(
         f"there is no backend {backend!r}",

@@ -25,7 +25,6 @@ from foretrace.partition.policies import Policy
 from foretrace.partition.split import Pair, partition
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.passes.decompose import decompose
-from foretrace.symbols.sizes import Symbols
 from foretrace.targets.semantics import TargetSemantics
 
 Compiler: TypeAlias = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -63,65 +62,49 @@ class TorchCompilers:
         pair = with_sizes(partition(joint, recorded, semantics, self.policy), recorded.symbols)
         halves = TorchHalves(recorded.symbols, semantics.fakes)
         forward = halves.forward(pair)
-        both = compiled(self, pair, forward, halves.backward(pair, pair.backward, forward), halves)
+        backward = halves.backward(pair, pair.backward, forward)
+        both = CompiledPair(self, pair, forward, backward, halves)
 
         def partial(given: Arrived) -> Flat:
             part = partial_backward(
                 recorded, semantics, joint, pair, given, lambda g: self.opened(g, semantics)
             )
-            return both.other(halves.backward(pair, part, forward, [s is not None for s in given]))
+            arrived = [strides is not None for strides in given]
+            return Later(both, halves.backward(pair, part, forward, arrived))
 
         return pair, both.forward, both.backward, partial
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class CompiledPair:
-    """Both halves, each called as the pair's graph is."""
+    """Both halves, each called as the pair's graph is; the backward is compiled later.
 
-    pair: Pair
-    forward: Flat
-    backward: "Later"
-    relaid: "Relaid"
+    It is compiled at once if it gets sizes.
+    """
 
-    def other(self, half: Half) -> Flat:
-        """Another backward of the pair, compiled when it first runs."""
-        first = self.backward
-        later = Later(self.pair, half, first.compiler, self.relaid(half), first.symbols)
-        later.context = first.context
-        return later
+    def __init__(
+        self, compilers: TorchCompilers, pair: Pair, forward: Half, backward: Half,
+        halves: TorchHalves,
+    ) -> None:  # fmt: skip
+        self.inputs, self.symbols = pair.backward.inputs, halves.symbols
+        self.compiler = compilers.backward
+        with torch_api.compiling(halves.fakes.mode):
+            with torch_api.reported_strides() as strides:
+                run = compilers.forward(forward.module, forward.examples)
+            self.forward = forward.as_the_pair(run)
+            saved = [i for i, o in enumerate(pair.forward.outputs) if o.role.kind == "saved"]
+            self._strides = [strides[forward.outputs[i]] for i in saved] if strides else []
+            self.context = torch_api.tracing_context()
+            self.backward = Later(self, backward)
+            if pair.open:
+                self.backward.compile()
 
-
-def compiled(
-    compilers: TorchCompilers, pair: Pair, forward: Half, backward: Half, halves: TorchHalves
-) -> CompiledPair:
-    """Give both halves to their compilers; the backward at once if it gets sizes."""
-    with torch_api.compiling(halves.fakes.mode):
-        with torch_api.reported_strides() as strides:
-            first = forward.as_the_pair(compilers.forward(forward.module, forward.examples))
-        relaid = Relaid(pair, forward, halves.symbols, strides)
-        later = Later(pair, backward, compilers.backward, relaid(backward), halves.symbols)
-        if pair.open:
-            later.compile()
-    return CompiledPair(pair, first, later, relaid)
-
-
-class Relaid:
-    """Example inputs of a backward; a saved tensor has the strides that the forward gave it."""
-
-    def __init__(self, pair: Pair, forward: Half, symbols: Symbols, strides: list[Any]) -> None:
-        self.symbols = symbols
-        saved = [i for i, o in enumerate(pair.forward.outputs) if o.role.kind == "saved"]
-        self.strides = [strides[forward.outputs[i]] for i in saved] if strides else []
-
-    def __call__(self, backward: Half) -> list[Any]:
-        """One for each input."""
-        return [
-            self._laid(example, source)
-            for example, source in zip(backward.examples, backward.inputs, strict=True)
-        ]
+    def examples(self, backward: Half) -> list[Any]:
+        """Inputs of a backward; a saved tensor has the strides that the forward gave it."""
+        pairs = zip(backward.examples, backward.inputs, strict=True)
+        return [self._laid(example, source) for example, source in pairs]
 
     def _laid(self, example: Any, source: int) -> Any:
-        chosen = self.strides[source] if source < len(self.strides) else None
+        chosen = self._strides[source] if source < len(self._strides) else None
         if chosen is None or not isinstance(example, torch.Tensor):
             return example
         # open strides are told by their hints: what is asked here is no guard
@@ -130,23 +113,19 @@ class Relaid:
 
 
 class Later:
-    """A backward that is compiled when it first runs, in the context of its forward.
+    """A backward of a pair that is compiled when it first runs, in the context of its forward.
 
     What its compiler then assumes of sizes is no guard of the call any more: it is checked here.
     """
 
-    def __init__(
-        self, pair: Pair, half: Half, compiler: Compiler, examples: list[Any], symbols: Symbols
-    ) -> None:
-        self.half, self.compiler, self.examples = half, compiler, examples
-        self.inputs, self.symbols = pair.backward.inputs, symbols
-        self.context = torch_api.tracing_context()
+    def __init__(self, both: CompiledPair, half: Half) -> None:
+        self.both, self.half, self.examples = both, half, both.examples(half)
         self._run: Flat | None = None
         self._assumed: list[sympy.Basic] = []
 
     def compile(self) -> Flat:
         """Compile it now; Dynamo looks neither at the compiler nor at what it makes."""
-        made = torch.compiler.disable(self.compiler)(self.half.module, self.examples)
+        made = torch.compiler.disable(self.both.compiler)(self.half.module, self.examples)
         self._run = run = torch.compiler.disable(self.half.as_the_pair(made))
         return run
 
@@ -154,16 +133,16 @@ class Later:
         """Run it."""
         run = self._run
         if run is None:
-            before = len(self.symbols.asked())
-            with torch_api.compiling_later(self.context):
+            before = len(self.both.symbols.asked())
+            with torch_api.compiling_later(self.both.context):
                 run = self.compile()
-            self._assumed = self.symbols.asked()[before:]
+            self._assumed = self.both.symbols.asked()[before:]
         if self._assumed:
             self._check(inputs)
         return run(*inputs)
 
     def _check(self, inputs: Sequence[Any]) -> None:
-        numbers = numbers_of(self.inputs, inputs)
+        numbers = numbers_of(self.both.inputs, inputs)
         for condition in self._assumed:
             if condition.xreplace(numbers) == sympy.false:
                 raise Refusal(

@@ -13,7 +13,7 @@ from foretrace.guards.entry import Entry, Guards
 from foretrace.ir.program import Graph, Recorded
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.runtime.compiled import Captured
-from foretrace.runtime.results import leaf_texts, repeated, write_line
+from foretrace.runtime.results import leaf_texts, repeat_changes, write_line
 
 
 def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
@@ -29,16 +29,16 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     guards = Guards(source, recorded)
     guards.call(args, kwargs)
     guards.outside()
-    changes = repeated(source, recorded, guards.inputs)
+    changes = repeat_changes(source, recorded, guards.inputs)
     guards.write()
     inside = source.inner()
-    result = body(inside, recorded, graph, guards.inputs, spelled=trains)
+    result = write_body(inside, recorded, graph, guards.inputs, spelled=trains)
     inside.add(*changes, f"return {result}")
-    surrounded(source, inside.lines, grad_on=followed and not recorded.requires.grad_mode)
+    add_surrounded(source, inside.lines, grad_on=followed and not recorded.requires.grad_mode)
     return Entry(source.function("foretraced", "args, kwargs"), guards.checks, source.space)
 
 
-def surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
+def add_surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
     """Adds the lines: with autocast off, as casts are ops, and grad mode on where it has to be.
 
     It is turned on as `inference_mode(False)` does: in inference mode nothing is followed else.
@@ -56,7 +56,7 @@ def surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
     source.add("finally:", *(INDENT + line for line in after))
 
 
-def body(
+def write_body(
     source: Source, recorded: Recorded, graph: Graph, inputs: list[str], *, spelled: bool
 ) -> str:
     """The lines of the body; gives what is returned. `spelled`: the graph tells histories."""

@@ -12,18 +12,19 @@ from typing import Any
 import sympy
 
 from foretrace.backends.autograd_function import Trained
-from foretrace.backends.eager import body, surrounded
-from foretrace.backends.graphs import Compilers, joined
+from foretrace.backends.eager import add_surrounded, write_body
+from foretrace.backends.graphs import Compilers, join
 from foretrace.emit.python_source import Source
 from foretrace.errors import Frame, Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.guards.arguments import result_text
 from foretrace.guards.calls import follows
 from foretrace.guards.conditions import Conditions
+from foretrace.guards.guard import Check, check_lines
 from foretrace.ir.program import Recorded
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.recording.shared_inputs import check_shared_memory
-from foretrace.runtime.results import called
+from foretrace.runtime.results import call_core
 from foretrace.targets.semantics import TargetSemantics
 
 
@@ -78,16 +79,16 @@ class FlatFunction:
 
     def _check(self, conditions: Conditions) -> None:
         broken = self.source.bind(_broken, "broken")
-        for check in conditions.checks:
-            self.source.add(*check.lines)
-            if check.condition:
-                at = self.source.bind(check.at, "at")
-                self.source.add(f"if not ({check.condition}): {broken}({check.reason}, {at})")
+
+        def refuse(_: int, check: Check) -> str:
+            return f"{broken}({check.reason}, {self.source.bind(check.at, 'at')})"
+
+        self.source.add(*check_lines(conditions.checks, refuse))
 
     def finish(self, result: str, inside: Source, *, grad_on: bool) -> Callable[..., Any]:
         """The function: the lines so far, then those of `inside`, then what is returned."""
         inside.add(f"return {result}")
-        surrounded(self.source, inside.lines, grad_on=grad_on)
+        add_surrounded(self.source, inside.lines, grad_on=grad_on)
         return self.source.function("graph", ", ".join(self.parameters))
 
 
@@ -113,7 +114,7 @@ def flat_eager(recorded: Recorded, semantics: TargetSemantics) -> Callable[..., 
     written = FlatFunction(recorded)
     inside, followed = written.source.inner(), follows(recorded.ops)
     graph = forward_graph(recorded, semantics, Level(True), "export", trains=followed)
-    result = body(inside, recorded, graph, written.inputs, spelled=followed)
+    result = write_body(inside, recorded, graph, written.inputs, spelled=followed)
     return written.finish(result, inside, grad_on=followed)
 
 
@@ -121,9 +122,9 @@ def flat_compiled(
     recorded: Recorded, semantics: TargetSemantics, compilers: Compilers
 ) -> Callable[..., Any]:
     """The graphs as compilers have made them."""
-    written, call = FlatFunction(recorded), joined(recorded, semantics, compilers)
+    written, call = FlatFunction(recorded), join(recorded, semantics, compilers)
     inside = written.source.inner()
-    leaves = called(inside, recorded, written.inputs, inside.bind(call, "graphs"))
+    leaves = call_core(inside, recorded, written.inputs, inside.bind(call, "graphs"))
     result = result_text(inside, recorded.out_structure, leaves)
     grad_on = isinstance(call, Trained) or recorded.gives_followed
     return written.finish(result, inside, grad_on=grad_on)

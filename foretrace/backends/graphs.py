@@ -8,14 +8,14 @@ import torch
 from torch import fx
 
 from foretrace.backends.autograd_function import Flat, Partial, Trained
-from foretrace.backends.eager import surrounded
+from foretrace.backends.eager import add_surrounded
 from foretrace.emit.fx import interpretable, to_fx
 from foretrace.emit.python import Straight
 from foretrace.emit.python_source import Source
 from foretrace.errors import Refusal
 from foretrace.guards.arguments import result_text
 from foretrace.guards.entry import Entry, Guards
-from foretrace.history.history import unmarked
+from foretrace.history.history_ops import unmark
 from foretrace.ir.program import Graph, Input, Recorded
 from foretrace.ir.types import Arrived
 from foretrace.partition.partial import partial_backward
@@ -23,7 +23,7 @@ from foretrace.partition.split import Pair, partition
 from foretrace.passes.cut import Level, differentiated, forward_graph
 from foretrace.passes.live import needs
 from foretrace.runtime.compiled import Captured
-from foretrace.runtime.results import called, core_of, repeated
+from foretrace.runtime.results import call_core, core_of, repeat_changes
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.semantics import TargetSemantics
 
@@ -31,31 +31,31 @@ Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 """What torch.compile takes as a backend"""
 
 
-def paired(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
+def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
     """What makes entries whose graphs were compiled; each entry has compilers of its own."""
 
     def build(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         recorded, source = captured.recorded, Source()
-        call = joined(recorded, captured.semantics, compilers())  # it may add guards on sizes
+        call = join(recorded, captured.semantics, compilers())  # it may add guards on sizes
         guards = Guards(source, recorded)
         guards.call(args, kwargs)
         guards.kernels()
         guards.outside()
-        changes = repeated(source, recorded, guards.inputs)
+        changes = repeat_changes(source, recorded, guards.inputs)
         guards.write()
         inside = source.inner()
-        leaves = called(inside, recorded, guards.inputs, source.bind(call, "graphs"))
+        leaves = call_core(inside, recorded, guards.inputs, source.bind(call, "graphs"))
         result = result_text(source, recorded.out_structure, leaves)
         inside.add(*changes, f"return {result}")
         follows = isinstance(call, Trained) or recorded.gives_followed
         grad_on = follows and not recorded.requires.grad_mode
-        surrounded(source, inside.lines, grad_on=grad_on)
+        add_surrounded(source, inside.lines, grad_on=grad_on)
         return Entry(source.function("foretraced", "args, kwargs"), guards.checks, source.space)
 
     return build
 
 
-def joined(
+def join(
     recorded: Recorded, semantics: TargetSemantics, backend: "Compilers"
 ) -> "Trained | Untrained":
     """A call from inputs to `core_of(recorded)`, which trains if anything it gives is followed.
@@ -100,7 +100,7 @@ class ByBackend:
     def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
         """What the backend makes of the forward, its ops as written."""
         graph = forward_graph(recorded, semantics, Level(True), "export", trains=False)
-        graph.ops = list(map(unmarked, graph.ops))  # results are made leaves after the call
+        graph.ops = list(map(unmark, graph.ops))  # results are made leaves after the call
         return self._compiled(graph, recorded, semantics)
 
     def halves(

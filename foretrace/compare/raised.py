@@ -29,8 +29,8 @@ def raised(doing: str, do: str, file: str | None = None) -> Refusing:
 def _frame(error: BaseException, trace: TracebackType | None, file: str | None) -> Frame | None:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return Frame(error.filename, error.lineno, "<module>")
-    own = innermost(trace, lambda code: code.co_filename == file)
-    return own or user_frame_of(error.__traceback__, LIBRARY_DIRS)
+    preferred = innermost(trace, lambda code: code.co_filename == file)
+    return preferred or user_frame_of(error.__traceback__, LIBRARY_DIRS)
 
 
 def first_line(error: BaseException) -> str:

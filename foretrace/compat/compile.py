@@ -13,8 +13,8 @@ from foretrace.recording.capture import record
 from foretrace.recording.setup import device_of, set_up
 from foretrace.runtime.compiled import Captured, Compiled
 from foretrace.runtime.module import compiled_module
-from foretrace.runtime.varying import Varying
-from foretrace.symbols.dynamic import OpenDims
+from foretrace.runtime.varying import Sizes, Varying
+from foretrace.symbols.dynamic import Dynamic
 from foretrace.targets.profile import target_of
 
 UNUSED = frozenset({"mode", "options"})
@@ -57,21 +57,18 @@ def compile(
     return compiled_module(fn, compiled, again) if isinstance(fn, nn.Module) else compiled
 
 
-def captured(
-    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], open_dims: dict[str, frozenset[int]]
-) -> Captured:
+def captured(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes) -> Captured:
     """A capture for a compiled callable: what Python state the program reads is noted.
 
     Args:
         fn: the program.
         args: the call's positional arguments.
         kwargs: its keyword arguments.
-        open_dims: which dimensions of which arguments are symbols.
+        sizes: which sizes of which arguments are symbols.
     """
     target = target_of(None, device_of(fn, args, kwargs))
-    sizes = partial(OpenDims, open_dims)
-    run, semantics = set_up(target, sizes, guard_values=True, watch=True)
-    return Captured(record(fn, args, kwargs, run, target), semantics)
+    run = set_up(target, partial(Dynamic, sizes), guard_values=True, watch=True)
+    return Captured(record(fn, args, kwargs, run), run.semantics)
 
 
 def _check_options(options: dict[str, Any]) -> None:

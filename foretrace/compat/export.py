@@ -17,7 +17,7 @@ from foretrace.emit.export_inputs import Interface, interface, separated
 from foretrace.emit.fx import SPELLED
 from foretrace.errors import Refusal
 from foretrace.frames.sources import Asked
-from foretrace.history.inline import located
+from foretrace.history.inline import locate
 from foretrace.ir.names import called_like_a_keyword
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.structure import Structure
@@ -26,7 +26,7 @@ from foretrace.passes.live import needs
 from foretrace.passes.writeback import Written, with_writes
 from foretrace.program import Program
 from foretrace.recording.capture import record
-from foretrace.recording.setup import prepared
+from foretrace.recording.setup import prepare
 from foretrace.symbols.shapes import by_name, shapes_tree
 from foretrace.trace.calls import CallSite, submodule_calls
 
@@ -88,10 +88,10 @@ def _captured(
     """
 
     def once() -> tuple[Program, list[CallSite]]:
-        run, semantics = prepared(mod, args, kwargs, None, shapes)
+        run = prepare(mod, args, kwargs, None, shapes)
         with submodule_calls(mod, paths, run.recorder) as sites:
-            recorded = record(mod, args, kwargs, run, semantics.target)
-        return Program(recorded, semantics), sites
+            recorded = record(mod, args, kwargs, run)
+        return Program(recorded, run.semantics), sites
 
     def settled() -> tuple[Program, list[CallSite]]:
         found = once()
@@ -176,20 +176,20 @@ def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
 def _check_op(op: Op) -> None:
     """Refuse what a graph can do and a file cannot hold."""
     if _is_function(op):
-        raise located(Refusal(
+        raise locate(Refusal(
             f"{op.target} is an autograd.Function, which no file can hold",
             kind="autograd.Function",
             do=("register it with torch.library.custom_op and register_autograd",
                 "export it under torch.no_grad(), if the result is not to be trained"),
         ), op)  # fmt: skip
     if any(isinstance(arg, torch.Generator) for arg in (*op.args, *op.kwargs.values())):
-        raise located(Refusal(
+        raise locate(Refusal(
             f"{op.target} draws from a generator of its own, which no file can hold",
             kind="generator",
             do="draw from the default generator, or pass the numbers as an argument",
         ), op)  # fmt: skip
     if called_like_a_keyword(op.target):
-        raise located(Refusal(
+        raise locate(Refusal(
             f"torch writes {op.target} as text that is no Python",
             kind="unsupported",
             do=("leave the lower bound away: random_(to) begins at 0",
@@ -197,7 +197,7 @@ def _check_op(op: Op) -> None:
         ), op)  # fmt: skip
     for leaf in torch_api.tree_leaves((op.args, op.kwargs)):
         if type(leaf) not in SPELLED and not isinstance(leaf, (Value, sympy.Basic, complex)):
-            raise located(Refusal(
+            raise locate(Refusal(
                 f"{op.target} is given a {type(leaf).__name__}, which no file can hold",
                 kind="unknown value", do="use tensors, numbers, strings and None",
             ), op)  # fmt: skip

@@ -15,7 +15,6 @@ from foretrace.recording.setup import device_of, set_up
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.symbols.foreign import Foreign
 from foretrace.targets.profile import target_of
-from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.replay import NodeSources, Replay
 
 
@@ -30,14 +29,13 @@ def capture_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Program:
         Refusal: the graph has no exact form; the message has the user's line and a way out.
     """
     sources = NodeSources()
-    run, semantics = _described(sources, inputs, device_of(module, inputs, None))
+    run = _described(sources, inputs, device_of(module, inputs, None))
     shape_env = run.types.symbols.env
     if shape_env is not None:
         torch_api.specialize_floats(shape_env)
     program = Replay(module, sources)
     program.recorder = run.recorder
-    recorded = record(program, tuple(inputs), {}, run, semantics.target)
-    return Program(recorded, semantics)
+    return Program(record(program, tuple(inputs), {}, run), run.semantics)
 
 
 def capture_described(
@@ -54,13 +52,11 @@ def capture_described(
     Raises:
         Refusal: as `capture`.
     """
-    run, semantics = _described(Sources(), given, device_of(fn, args, kwargs))
-    return Program(record(fn, args, kwargs, run, semantics.target), semantics)
+    run = _described(Sources(), given, device_of(fn, args, kwargs))
+    return Program(record(fn, args, kwargs, run), run.semantics)
 
 
-def _described(
-    sources: Sources, given: Sequence[Any], device: torch.device
-) -> tuple[Capture, TargetSemantics]:
+def _described(sources: Sources, given: Sequence[Any], device: torch.device) -> Capture:
     """A run with the sizes and in the fake mode of whoever made the inputs."""
     target, found = target_of(None, device), torch_api.front_end(given)
     if found is None:

@@ -43,11 +43,14 @@ def joint_module(cut: Cut) -> JointModule:
     graph = cut.graph
     tangents = [i for i, item in enumerate(graph.inputs) if item.role.kind == "tangent"]
     primals = [i for i, item in enumerate(graph.inputs) if i not in tangents and not held(item)]
-    outputs = [_positions(graph, kind) for kind in ("mutation", "output", "gradient")]
-    gradient_of = dict(zip(_requiring(graph), outputs[2], strict=True))
+    news, outputs, gradients = (
+        [i for i, output in enumerate(graph.outputs) if output.role.kind == kind]
+        for kind in ("mutation", "output", "gradient")
+    )
+    gradient_of = dict(zip(_requiring(graph), gradients, strict=True))
     slots = [Slot(f"primals_{n}", i) for n, i in enumerate(primals, 1)]
     slots += [Slot(f"tangents_{n}", i) for n, i in enumerate(tangents, 1)]
-    forward = [*outputs[0], *outputs[1]]
+    forward = [*news, *outputs]
     backward = [gradient_of.get(i) for i in primals]
     module = arranged(cut.graph_module, slots, [*forward, *backward], held_inputs(graph))
     _tag(module)
@@ -60,10 +63,6 @@ def _tag(module: fx.GraphModule) -> None:
         op = node.meta.get("foretrace")
         if isinstance(op, Op):
             node.meta[TAG] = "is_forward" if op.because is None else "is_backward"
-
-
-def _positions(graph: Graph, kind: str) -> list[int]:
-    return [i for i, output in enumerate(graph.outputs) if output.role.kind == kind]
 
 
 def _requiring(graph: Graph) -> list[int]:

@@ -14,7 +14,7 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.backends.aot_convention import Half, TorchHalves
 from foretrace.backends.autograd_function import Flat, Partial, zeros
-from foretrace.backends.compilers import TorchCompilers, compiled
+from foretrace.backends.compilers import CompiledPair, TorchCompilers
 from foretrace.compat.joint_module import JointModule, joint_module
 from foretrace.ir.op import Value
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, size_input
@@ -51,7 +51,7 @@ class WithPartitioner(TorchCompilers):
             )
         parts = Parts(found, joint, semantics, *modules)
         halves = TorchHalves(recorded.symbols, semantics.fakes)
-        both = compiled(self, parts.pair, parts.forward, parts.backward, halves)
+        both = CompiledPair(self, parts.pair, parts.forward, parts.backward, halves)
 
         def partial(given: Arrived) -> Flat:
             part = differentiated(recorded, semantics, Level(False), None, given)

@@ -12,6 +12,7 @@ from foretrace.explain.explanation import Link
 from foretrace.ir.names import calls_target
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.types import DTYPE_NAMES
+from foretrace.ir.walk import every_op
 
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
@@ -52,16 +53,11 @@ def part_links(node: fx.Node, op: Op) -> Iterator[Link]:
     notes: tuple[str, ...] = ()
     value = _item(source, index, op)
     if value is not None and op.because is None and value not in set(values_in(op.result)):
-        maker = next((inner for inner in _inside(op) if inner.leaf and value in inner.outs), None)
+        inside = every_op(op.region or ())
+        maker = next((inner for inner in inside if inner.leaf and value in inner.outs), None)
         made = f", made inside by {maker.target}" if maker is not None else ""
         notes, facts["saved"] = (f"saved for the backward{made}",), True
     yield Link("part", f"result {index} of {source}", notes, facts)
-
-
-def _inside(op: Op) -> Iterator[Op]:
-    for inner in op.region or ():
-        yield inner
-        yield from _inside(inner)
 
 
 def _item(source: Any, index: Any, op: Op) -> Value | None:

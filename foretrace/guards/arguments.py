@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from foretrace.emit.python_source import Source
-from foretrace.guards.guard import Checks, telling, value_check
+from foretrace.guards.guard import Checks, telling
 from foretrace.ir.structure import Structure, take_apart
 
 
@@ -52,7 +52,7 @@ class Arguments(Checks):
 
     def _leaf(self, place: str, item: Any, name: str) -> None:
         if name in self.constants:
-            self.checks.append(value_check(self.source, place, name, item))
+            self.value(place, name, item)
             return
         self.inputs.append(place)
         self.found.append(item)

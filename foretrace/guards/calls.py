@@ -9,14 +9,15 @@ import torch
 from foretrace import torch_api
 from foretrace.emit.python_source import Source
 from foretrace.errors import Refusal
-from foretrace.guards.conditions import Broken, Conditions, telling_lines
-from foretrace.guards.guard import Check, shown, telling
+from foretrace.guards.conditions import Broken, Conditions, tell_lines
+from foretrace.guards.guard import shown, telling
 from foretrace.guards.tensors import TensorFacts, one_tensor
-from foretrace.ir.op import ModuleCall, Op
+from foretrace.ir.op import Op
 from foretrace.ir.plain_data import same
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import FIRST_CALL, Change, Entry
 from foretrace.ir.structure import take_apart
+from foretrace.ir.walk import called_in
 from foretrace.recording.shared_inputs import check_shared_memory
 from foretrace.symbols.sizes import Numbers, Size
 
@@ -99,10 +100,9 @@ class CallGuards:
 def follows(ops: Iterable[Op]) -> bool:
     """Whether anything the program did is followed by autograd."""
     return any(
-        follows(op.body or ()) if isinstance(op.target, ModuleCall)
-        else op.origin.grad_mode and any(out.type.requires_grad for out in op.outs)
-        for op in ops
-    )  # fmt: skip
+        op.origin.grad_mode and any(out.type.requires_grad for out in op.outs)
+        for op in called_in(ops)
+    )
 
 
 def _checking(recorded: Recorded) -> Callable[[list[Any]], Any]:
@@ -114,7 +114,7 @@ def _checking(recorded: Recorded) -> Callable[[list[Any]], Any]:
     sizes = ", ".join(
         f"{source.bind(symbol, 'symbol')}: {symbol}" for symbol in sorted(conditions.bound, key=str)
     )
-    source.add(*telling_lines(conditions.checks, source.space, f"[{inputs}], {{{sizes}}}"))
+    source.add(*tell_lines(conditions.checks, source.space, f"[{inputs}], {{{sizes}}}"))
     return source.function("guards", "given")
 
 
@@ -135,7 +135,7 @@ class CutConditions(Conditions):
             if item.size is None:
                 facts = TensorFacts.of_type(item.role.name, item.value.type)
                 tell = self.source.bind(facts.difference, "difference")
-                self.checks.append(Check(f"not {tell}({local})", f"{tell}({local})"))
+                self.add(f"not {tell}({local})", f"{tell}({local})")
             else:
                 words = f"{item.role.name} is {{}}, the capture saw an int"
                 self.add(f"type({local}) is int", telling(words, f"repr({local})[:60]"))

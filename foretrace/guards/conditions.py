@@ -5,9 +5,8 @@ fails, a cut as a function that tells what failed (`guards.py`).
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import sympy
@@ -16,7 +15,7 @@ from foretrace import torch_api
 from foretrace.emit.python_sizes import size_text
 from foretrace.emit.python_source import INDENT, Source
 from foretrace.errors import Frame
-from foretrace.guards.guard import Check, Checks, telling, value_check
+from foretrace.guards.guard import Check, Checks, check_lines, telling
 from foretrace.guards.python_state import Facts
 from foretrace.ir.program import Input, Recorded
 from foretrace.symbols.sizes import Size, solved
@@ -158,8 +157,7 @@ class Conditions(Checks):
         """Attributes of Python's on inputs."""
         for index, name, item in self.recorded.requires.set_on:
             words = f"{self.recorded.inputs[index].role.name}.{name}"
-            place = f"{self.inputs[index]}.__dict__[{name!r}]"
-            self.checks.append(value_check(self.source, place, words, item))
+            self.value(f"{self.inputs[index]}.__dict__[{name!r}]", words, item)
 
     def _tied(self) -> None:
         """Further places of a parameter that is in several."""
@@ -246,28 +244,19 @@ def _symbols(size: Size) -> set[Any]:
     return set() if isinstance(size, int) else set(size.free_symbols)
 
 
-def check_lines(checks: Sequence[Check], fail: Callable[[int], str], gone: str) -> Iterator[str]:
-    """The checks as lines that return what `fail` says of the first that fails.
-
-    `gone` is the end of the line for a check that has nothing to look at any more.
-    """
-    yield "try:"
-    for number, check in enumerate(checks):
-        yield from (INDENT + line for line in check.lines)
-        if check.condition:
-            yield f"{INDENT}if not ({check.condition}): return {fail(number)}"
-    yield f"{INDENT}pass"
-    yield GONE + gone
-
-
-def telling_lines(
+def tell_lines(
     checks: Sequence[Check], space: dict[str, Any], result: str = "None"
 ) -> Iterator[str]:
     """The checks as lines that return a Broken where one fails, else the result."""
-    space |= {"Broken": Broken, **{f"at{number}": each.at for number, each in enumerate(checks)}}
+    space["Broken"] = Broken
 
-    def fail(number: int) -> str:
-        return f"Broken({checks[number].reason}, at{number}, {number}, {checks[number].do!r})"
+    def tell(number: int, check: Check) -> str:
+        space[f"at{number}"] = check.at
+        return f"return Broken({check.reason}, at{number}, {number}, {check.do!r})"
 
-    gone = " as error: return Broken(f'what the capture relied on is gone: {error}', None)"
-    return chain(check_lines(checks, fail, gone), [f"return {result}"])
+    yield "try:"
+    yield from (INDENT + line for line in check_lines(checks, tell))
+    yield f"{INDENT}pass"
+    yield f"{GONE} as gone_:"  # a name that no source binds
+    yield f"{INDENT}return Broken(f'what the capture relied on is gone: {{gone_}}', None)"
+    yield f"return {result}"

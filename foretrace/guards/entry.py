@@ -12,11 +12,11 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.emit.python_source import compiled
+from foretrace.emit.python_source import INDENT, compiled
 from foretrace.guards.arguments import Arguments
-from foretrace.guards.conditions import Broken, Conditions, check_lines, telling_lines
-from foretrace.guards.guard import Check
-from foretrace.guards.tensors import TensorFacts, apart, tell_tensors
+from foretrace.guards.conditions import GONE, Broken, Conditions, tell_lines
+from foretrace.guards.guard import Check, check_lines
+from foretrace.guards.tensors import TensorFacts, apart, tell
 from foretrace.passes.select import every_op
 from foretrace.targets.attention import WHAT as ATTENTION
 from foretrace.targets.attention_call import Enabled
@@ -42,7 +42,7 @@ class Entry:
         """The first guard that fails for this call; None if all hold."""
         if self._told is None:
             space = dict(self._space)
-            lines = list(telling_lines(self._checks, space))
+            lines = list(tell_lines(self._checks, space))
             self._told = compiled("why", "args, kwargs", lines, space)
         broken: Broken | None = self._told(args, kwargs)
         return broken
@@ -81,7 +81,8 @@ class Guards(Conditions):
     def write(self) -> None:
         """The guards as lines of the source."""
         miss = self.source.bind(MISS, "MISS")
-        self.source.add(*check_lines(self.checks, lambda number: miss, f": return {miss}"))
+        lines = check_lines(self.checks, lambda *_: f"return {miss}")
+        self.source.add("try:", *(INDENT + line for line in lines), f"{GONE}: return {miss}")
 
     # ---- parts -------------------------------------------------------------------------------
 
@@ -107,7 +108,7 @@ class Guards(Conditions):
             TensorFacts.of(inputs[place].role.name, tensor, open_)
             for place, tensor, open_ in zip(places, tensors, free, strict=True)
         ]
-        told = self.source.bind(partial(tell_tensors, facts), "tell_tensors")
+        told = self.source.bind(partial(tell, facts), "tell_tensors")
         names = ", ".join(self.inputs[place] for place in places)
         self.add(f"{check}({names})", f"{told}({names})")
         for index in {mutation.index for mutation in self.recorded.mutations}:

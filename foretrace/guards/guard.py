@@ -2,6 +2,7 @@
 
 import math
 import types
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,13 @@ class Check:
     """what helps, where it is not to capture again"""
 
 
+def telling(template: str, *places: str) -> str:
+    """An expression that fills the template with what the places give at the call."""
+    return f"{template!r}.format({', '.join(places)})"
+
+
 class Checks:
-    """A list of checks that is being written, of which `source` has the objects."""
+    """Guards that are being written; what they speak of is bound in `source`."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -43,16 +49,19 @@ class Checks:
         """A line that binds a name which later checks use."""
         self.checks.append(Check(lines=(line,)))
 
+    def value(self, place: str, name: str, item: Any) -> None:
+        """That what the expression `place` gives is still `item`."""
+        differ = self.source.bind(differs, "differs")
+        words = f"{differ}({name!r}, {self.source.bind(_Shown(item), 'seen')}, {place})"
+        self.add(_condition(self.source, place, item), words)
 
-def telling(template: str, *places: str) -> str:
-    """An expression that fills the template with what the places give at the call."""
-    return f"{template!r}.format({', '.join(places)})"
 
-
-def value_check(source: Source, place: str, name: str, item: Any) -> Check:
-    """That what the expression `place` gives is still `item`."""
-    words = f"{source.bind(differs, 'differs')}({name!r}, {source.bind(_Shown(item), 'seen')}"
-    return Check(_condition(source, place, item), f"{words}, {place})")
+def check_lines(checks: Iterable[Check], otherwise: Callable[[int, Check], str]) -> Iterator[str]:
+    """The checks as lines; `otherwise` gives the statement for where one fails."""
+    for number, check in enumerate(checks):
+        yield from check.lines
+        if check.condition:
+            yield f"if not ({check.condition}): {otherwise(number, check)}"
 
 
 def _condition(source: Source, place: str, item: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from foretrace import torch_api
 from foretrace.emit.python_source import Source
-from foretrace.guards.guard import Check, Checks, value_check
+from foretrace.guards.guard import Checks
 from foretrace.ir.members import MISSING, own_length
 from foretrace.ir.requirements import Held, HeldLength, HeldNames, ModuleState, Requirements
 from foretrace.python_state.held import HOOKS
@@ -21,7 +21,7 @@ BY_KEY = (dict, list, tuple, types.MappingProxyType)
 
 
 class Facts(Checks):
-    """Collects the checks."""
+    """The checks of one record's modules and of the Python state that it held."""
 
     def __init__(self, source: Source, requires: Requirements) -> None:
         super().__init__(source)
@@ -29,7 +29,7 @@ class Facts(Checks):
         for state in (*requires.modules, *requires.met):
             self._module(state)
         for held in requires.held:
-            self.checks.append(self._held(held))
+            self._held(held)
 
     # ---- modules -----------------------------------------------------------------------------
 
@@ -61,7 +61,8 @@ class Facts(Checks):
                 self.add(f"len({here}) == {len(table)}", more)
             for name, item in table.items():
                 if item is None:
-                    self.add(f"{here}[{name!r}] is None", repr(f"{path}.{name} is no longer None"))
+                    words = repr(f"{path}.{name} is no longer None")
+                    self.add(f"{here}[{name!r}] is None", words)
                 elif here == names[-1]:
                     known = self.source.bind(item, "module")
                     words = repr(f"{path}.{name} is another module")
@@ -80,20 +81,21 @@ class Facts(Checks):
 
     # ---- what else was held ------------------------------------------------------------------
 
-    def _held(self, held: Held | HeldNames | HeldLength) -> Check:
+    def _held(self, held: Held | HeldNames | HeldLength) -> None:
         holder = self.source.bind(held.holder, "holder")
         if isinstance(held, HeldNames):
             added = self.source.bind(_Added(held, self.mentioned), "added")
             condition = f"len({holder}) == {len(held.before)} or not {added}.names({holder})"
-            return Check(condition, f"{added}.words({holder})")
-        if isinstance(held, HeldLength):
+            self.add(condition, f"{added}.words({holder})")
+        elif isinstance(held, HeldLength):
             condition = f"{self.source.bind(own_length, 'length')}({holder}) == {held.before}"
-            return Check(condition, repr(f"{held.name} has more or fewer items than it had"))
-        if held.before is MISSING:
+            self.add(condition, repr(f"{held.name} has more or fewer items than it had"))
+        elif held.before is MISSING:
             key, inside = self.source.literal(held.key, "key"), f"not in {holder}"
             there = f"{key} {inside}" if held.how == "item" else f"not hasattr({holder}, {key})"
-            return Check(there, repr(f"{held.name} is bound now"))
-        return value_check(self.source, self._place(held, holder), held.name, held.before)
+            self.add(there, repr(f"{held.name} is bound now"))
+        else:
+            self.value(self._place(held, holder), held.name, held.before)
 
     def _place(self, held: Held, holder: str) -> str:
         """The expression that gives what is there now."""

@@ -80,11 +80,13 @@ def _strides(type: TensorType) -> tuple[int | None, ...]:
     return tuple(int(stride) if size != 1 else None for size, stride in pairs)
 
 
-def tell_tensors(facts: list[TensorFacts], *tensors: Any) -> str:
+def tell(all_facts: Sequence[TensorFacts], *tensors: Any) -> str:
     """What the C++ check of all tensors found."""
-    differences = (each.difference(tensor) for each, tensor in zip(facts, tensors, strict=True))
-    found = next(filter(None, differences), "") or one_tensor([f.name for f in facts], *tensors)
-    return found or "torch's own check of the tensors failed (modes, or keys of dispatch)"
+    for facts, tensor in zip(all_facts, tensors, strict=True):
+        if found := facts.difference(tensor):
+            return found
+    same = one_tensor([facts.name for facts in all_facts], *tensors)
+    return same or "torch's own check of the tensors failed (modes, or keys of dispatch)"
 
 
 def one_tensor(names: Sequence[str], *tensors: Any) -> str:

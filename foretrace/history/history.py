@@ -6,19 +6,21 @@ written over: `clone`, then `copy_` through `detach`. Both are plain aten ops, a
 be serialized needs.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from foretrace.history.history_ops import HISTORY, called, copied, renamed
+from foretrace.errors import Refusal
+from foretrace.history.history_ops import HISTORY, make_call, make_copy, rename
 from foretrace.history.stale import written_operand
 from foretrace.history.through_views import through_views, writes_through_views
-from foretrace.ir.op import Choice, Op, Value, Write, substitute
+from foretrace.ir.op import Choice, Op, Value, Write, map_values, substitute
 from foretrace.ir.types import TensorType
 from foretrace.ops.quirks import SCATTERED, WRONG_NOISE, overload
 from foretrace.ops.schemas import schema_of
+from foretrace.targets.semantics import TargetSemantics
 
 aten = torch.ops.aten
 
@@ -26,14 +28,10 @@ HIDDEN = "autograd does not follow this write: new content, the history of what 
 NO_GRAD = "the program ran this under torch.no_grad(), and a graph has no grad mode"
 BELOW = "the program did not let autograd follow this, and a graph's operator would be"
 LOOSE = "a view that is taken under no_grad requires grad, and no gradient goes through it"
-GIVEN = "the graph gives the gradient of a leaf that the program makes"
 COPIED = "autograd saves a copy of what an in-place op writes to"
 WRONG = "torch's own derivative of it is wrong for what it writes over, or there is none"
 NO_FORMULA = "the form that returns the new value has no derivative in torch, or another one"
 REPLACED = "the write leaves nothing of what it writes over but the history, and zeros go back"
-WRITTEN = "the program wrote to this memory since, and the backward is to find what is there"
-
-Asked = Callable[[Op], bool]
 
 VIEWS: dict[Any, Any] = {
     scatter: overload(f"aten::{view}") for scatter, view in SCATTERED.overloads.items()
@@ -50,20 +48,15 @@ class History:
     another grad mode of its own is followed as the call's has it.
     """
 
-    below: Asked
-    """whether Python calls an op below autograd, which follows the operator (randint_like)"""
-    refused: Callable[[Op, Collection[Value]], bool]
-    """whether torch's autograd raises for a call; the values are followed, whatever their types"""
-    own_formula: Callable[[Any, Op], bool]
-    """whether an operator that writes has another derivative than its functional form, of which a
-    call is given (elu_, which knows its result alone)"""
+    semantics: TargetSemantics
+    """what tells which calls autograd refuses, and by which formula it follows the others"""
     around: bool = True
     copied: Mapping[Op, Value] = field(default_factory=dict)
     """writes, and the operand of which autograd saves a copy"""
     visible: Collection[Value] = ()
     """values whose `requires_grad` can be told: outputs, operands of what autograd follows"""
-    view: Callable[[Any, Any], TensorType] = field(kw_only=True)
-    """the type of a view: the operator, and types in the place of tensors"""
+    inside: bool = False
+    """whether the ops are those of a write, which Python does not call"""
 
     def stops(self, op: Op) -> bool:
         """Whether a write is to be left whole for `with_history`."""
@@ -87,7 +80,7 @@ class History:
             scatters = op.writes and inner.target in VIEWS
             seen = not is_hidden_write(op) and not followed.isdisjoint(inner.operands)
             if scatters and (seen or self.refused(inner, followed)):
-                yield from _scattered(inner, self.view)
+                yield from _scattered(inner, self.semantics)
             elif _is_in_place(op) and (_draws(op, inner) or self._differs(op, inner)):
                 yield from _in_place(op, inner, laid)
                 if _is_whole(op, inner):
@@ -95,7 +88,7 @@ class History:
             elif op.writes and _leaves_history(op, inner):
                 yield from _copied_over(op, inner)
             elif op.writes and inner.target is aten.copy.default:
-                yield called(op, aten.copy_.default, inner.args, inner.outs[0], NO_FORMULA)
+                yield make_call(op, aten.copy_.default, inner.args, inner.outs[0], NO_FORMULA)
             else:
                 yield inner
 
@@ -113,7 +106,47 @@ class History:
         followed = bool(inner.operands[0].type.requires_grad)
         if inner.outs and not inner.outs[0].type.differentiable:
             return any(value.type.requires_grad for value in inner.operands)
-        return followed and (self.refused(inner, ()) or self.own_formula(target, inner))
+        return followed and (self.refused(inner) or self._own_formula(target, inner))
+
+    def _own_formula(self, writes: Any, form: Op) -> bool:
+        """Whether an operator that writes has another derivative than its functional form.
+
+        So has elu_, which knows its result alone.
+        """
+        args, kwargs = map_values((form.args, form.kwargs), lambda v: v.type)
+        node = self.semantics.derivatives.node
+        itself = node(writes, args, kwargs, frozenset({0}))
+        return itself != node(form.target, args, kwargs, frozenset())
+
+    def refused(self, op: Op, followed: Collection[Value] = ()) -> bool:
+        """Whether torch's autograd raises when the op runs, so that it can have no history.
+
+        `followed`: values that it follows, whatever their types.
+        """
+
+        def type_of(value: Value) -> TensorType:
+            return value.type.with_grad(True) if value in followed else value.type
+
+        try:
+            self.semantics.followed(op.target, *map_values((op.args, op.kwargs), type_of))
+        except (RuntimeError, NotImplementedError) as error:
+            if isinstance(error, Refusal):
+                raise
+            return True
+        return False
+
+    def escapes(self, op: Op) -> bool:
+        """Whether eager would follow a result that was not followed in the run.
+
+        A view that was taken under no_grad requires grad, but no gradient goes through it. What
+        Python calls below autograd (randint_like) a graph's operator would have followed.
+        """
+        below = op.target in self.semantics.derivatives.below_autograd and not self.inside
+        if (op.origin.grad_mode or not self.around) and not below:
+            return False
+        return any(v.type.requires_grad for v in op.operands) and any(
+            out.type.differentiable for out in op.outs
+        )
 
 
 def with_history(ops: Iterable[Op], history: History) -> Iterator[Op]:
@@ -125,12 +158,12 @@ def with_history(ops: Iterable[Op], history: History) -> Iterator[Op]:
             yield from with_history(_of_a_copy(op, history), history)
         elif op.target in NOISY:
             for piece in _noisy(op):
-                seen = _escapes(piece, history)
+                seen = history.escapes(piece)
                 yield from _detached(piece, history.visible) if seen else [piece]
-        elif _escapes(op, history):
-            refused = op.leaf and history.refused(op, ())
+        elif history.escapes(op):
+            refused = op.leaf and history.refused(op)
             yield from _of_detached(op) if refused else _detached(op, history.visible)
-        elif _without_gradient(op) and history.refused(op, ()):
+        elif _without_gradient(op) and history.refused(op):
             yield from _of_detached(op)
         else:
             yield op
@@ -166,8 +199,8 @@ def _in_place(op: Op, inner: Op, laid: dict[Value, Value]) -> Iterator[Op]:
     if out not in op.outs and out.type.stride != old.stride:
         laid[out] = out = Value(out.type.but(stride=old.stride))
     done, args = Value(out.type), (out, *inner.args[1:])
-    yield from copied(op, inner.args[0], out, NO_FORMULA)
-    yield called(op, op.called[0], args, done, NO_FORMULA, inner.kwargs)
+    yield from make_copy(op, inner.args[0], out, NO_FORMULA)
+    yield make_call(op, op.called[0], args, done, NO_FORMULA, inner.kwargs)
 
 
 def _is_whole(op: Op, inner: Op) -> bool:
@@ -177,7 +210,7 @@ def _is_whole(op: Op, inner: Op) -> bool:
 
 def _relaid(op: Op, laid: dict[Value, Value]) -> Op:
     """The op over operands that are laid out otherwise, with a link to itself in the tree."""
-    other = renamed(op, laid)
+    other = rename(op, laid)
     return op if other is op else other.but(piece_of=op)
 
 
@@ -209,9 +242,9 @@ def _copied_over(op: Op, last: Op) -> Iterator[Op]:
     if last.target is aten.copy.default:
         new = last.args[1]
     else:
-        yield renamed(last, {out: new})
-    yield from copied(op, op.args[0], out, REPLACED)
-    yield called(op, aten.copy_.default, (out, new), done, REPLACED)
+        yield rename(last, {out: new})
+    yield from make_copy(op, op.args[0], out, REPLACED)
+    yield make_call(op, aten.copy_.default, (out, new), done, REPLACED)
 
 
 def is_hidden_write(op: Op) -> bool:
@@ -226,23 +259,11 @@ def _of_a_copy(op: Op, history: History) -> Iterator[Op]:
     """The functional form of a write, of a copy of what it writes to: autograd saves one, too."""
     old = history.copied[op]
     copy = Value(old.type)
-    yield from copied(op, old, copy, COPIED)
+    yield from make_copy(op, old, copy, COPIED)
     for inner in history.trained_body(op):
         first = inner.args[:1] == (old,)
         args = (copy, *inner.args[1:])
         yield _with_args(inner, args, inner.kwargs, COPIED) if first else inner
-
-
-def _escapes(op: Op, history: History) -> bool:
-    """Whether eager would follow a result that was not followed in the run.
-
-    A view that was taken under no_grad requires grad, but no gradient goes through it.
-    """
-    if (op.origin.grad_mode or not history.around) and not history.below(op):
-        return False
-    return any(v.type.requires_grad for v in op.operands) and any(
-        out.type.differentiable for out in op.outs
-    )
 
 
 def _without_gradient(op: Op) -> bool:
@@ -256,35 +277,36 @@ def _without_gradient(op: Op) -> bool:
 
 def _detached(op: Op, visible: Collection[Value]) -> Iterator[Op]:
     raw = {out: Value(out.type, out.hint) for out in op.outs if out.type.differentiable}
-    yield renamed(op, raw)
+    yield rename(op, raw)
     why = NO_GRAD if not op.origin.grad_mode else BELOW
     for out, before in raw.items():
         if not (out.type.requires_grad and out in visible):
-            yield called(op, aten.detach.default, (before,), out, why)
+            yield make_call(op, aten.detach.default, (before,), out, why)
             continue
         loose = Value(out.type.with_grad(False))
-        yield called(op, aten.detach.default, (before,), loose, LOOSE)
-        yield called(op, aten.requires_grad_.default, (loose,), out, LOOSE)
+        yield make_call(op, aten.detach.default, (before,), loose, LOOSE)
+        yield make_call(op, aten.requires_grad_.default, (loose,), out, LOOSE)
 
 
 def _of_detached(op: Op) -> Iterator[Op]:
     """An op that torch's autograd refuses to follow, of operands that it does not."""
     bare = {v: Value(v.type.with_grad(False)) for v in op.operands if v.type.requires_grad}
     for value, detached in bare.items():
-        yield called(op, aten.detach.default, (value,), detached, NO_GRAD)
+        yield make_call(op, aten.detach.default, (value,), detached, NO_GRAD)
     args, kwargs = substitute((op.args, op.kwargs), bare)
     yield _with_args(op, args, kwargs, NO_GRAD)
 
 
-def _scattered(op: Op, view: Callable[[Any, Any], TensorType]) -> Iterator[Op]:
+def _scattered(op: Op, semantics: TargetSemantics) -> Iterator[Op]:
     """A scatter by a copy into a view, which has a derivative for every dtype and layout."""
     base, source, *where = op.args
     (out,) = op.outs
-    type = view(VIEWS[op.target], (out.type, *where)).with_grad(out.type.requires_grad)
+    seen: Any = semantics.infer(VIEWS[op.target], (out.type, *where), {})
+    type = seen.with_grad(out.type.requires_grad)
     part, done = Value(type), Value(type)
-    yield from copied(op, base, out, WRONG)
-    yield called(op, VIEWS[op.target], (out, *where), part, WRONG)
-    yield called(op, aten.copy_.default, (part, source), done, WRONG)
+    yield from make_copy(op, base, out, WRONG)
+    yield make_call(op, VIEWS[op.target], (out, *where), part, WRONG)
+    yield make_call(op, aten.copy_.default, (part, source), done, WRONG)
 
 
 def _noisy(op: Op) -> Iterator[Op]:
@@ -297,44 +319,26 @@ def _noisy(op: Op) -> Iterator[Op]:
     made = Value(out.type.contiguous().with_grad(out.type.requires_grad))
     laid = made.type.stride == out.type.stride
     args = (op.args[0], drawn, *op.args[2:])
-    yield from copied(op, op.args[1], drawn, WRONG)
-    yield called(op, aten.rrelu_with_noise.default, args, out if laid else made, WRONG)
+    yield from make_copy(op, op.args[1], drawn, WRONG)
+    yield make_call(op, aten.rrelu_with_noise.default, args, out if laid else made, WRONG)
     if not laid:
         empty = Value(out.type.with_grad(False))
         sizes = list(out.type.shape), list(out.type.stride)
-        yield called(op, aten.new_empty_strided.default, (made, *sizes), empty, WRONG)
-        yield called(op, aten.copy_.default, (empty, made), out, WRONG)
+        yield make_call(op, aten.new_empty_strided.default, (made, *sizes), empty, WRONG)
+        yield make_call(op, aten.copy_.default, (empty, made), out, WRONG)
 
 
 def _overwritten(op: Op, history: History) -> Iterator[Op]:
     """`base` with other content: its history, and what the write's functional form gives."""
     (out,), base = op.outs, op.args[0]
     raw = Value(out.type.with_grad(False))
-    inside = replace(history, below=lambda _: False, around=True, copied={})
+    inside = replace(history, inside=True, around=True, copied={})
     for inner in history.trained_body(op):
-        yield from with_history([renamed(inner, {out: raw})], inside)
+        yield from with_history([rename(inner, {out: raw})], inside)
     kept, view = Value(out.type.with_grad(False)), Value(out.type.with_grad(False))
-    yield from copied(op, base, out, HIDDEN)
-    yield called(op, aten.detach.default, (out,), view, HIDDEN)
-    yield called(op, aten.copy_.default, (view, raw), kept, HIDDEN)
-
-
-def left_in_memory(value: Value, now: Value | None, because: Op) -> Iterator[Op]:
-    """Leave in a value's memory what the program has left there, for the backward to find.
-
-    Where autograd's version counter tells of the write (`now` is None), it is the write itself that
-    a backward has to meet, as in eager.
-    """
-    view, done = Value(value.type.with_grad(False)), Value(value.type.with_grad(False))
-    target = aten.detach.default if now is None else aten.data.default
-    yield called(because, target, (value,), view, WRITTEN)
-    yield called(because, aten.copy_.default, (view, view if now is None else now), done, WRITTEN)
-
-
-def unmarked(op: Op) -> Op:
-    """For a graph that has its gradients itself: the same tensor, unseen by autograd."""
-    leaf = op.target is aten.requires_grad_.default
-    return called(op, aten.detach.default, op.args[:1], op.outs[0], GIVEN) if leaf else op
+    yield from make_copy(op, base, out, HIDDEN)
+    yield make_call(op, aten.detach.default, (out,), view, HIDDEN)
+    yield make_call(op, aten.copy_.default, (view, raw), kept, HIDDEN)
 
 
 def _with_args(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], why: str) -> Op:

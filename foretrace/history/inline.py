@@ -9,7 +9,7 @@ from foretrace.ir.text import neighbourhood
 from foretrace.ops.schemas import schema_of
 
 
-def returned(op: Op) -> list[Value]:
+def results_of(op: Op) -> list[Value]:
     """The tensors that the call returned, in order; a write's new content for what it wrote."""
     return values_in(op.result)
 
@@ -23,7 +23,7 @@ def written_positions(op: Op, occurrences: list[Value]) -> list[int]:
     return [occurrences.index(value) for value in written]
 
 
-def inlined(ops: Sequence[Op], env: dict[Value, Any], because: Op, rule: RuleName) -> list[Op]:
+def inline(ops: Sequence[Op], env: dict[Value, Any], because: Op, rule: RuleName) -> list[Op]:
     """A rule's ops over the values of one call."""
     copies = []
     for op in ops:
@@ -36,12 +36,12 @@ def inlined(ops: Sequence[Op], env: dict[Value, Any], because: Op, rule: RuleNam
     return copies
 
 
-def used_by(ops: Iterable[Op]) -> list[Value]:
+def values_used(ops: Iterable[Op]) -> list[Value]:
     """The values that ops use, each once, in order."""
     return list(dict.fromkeys(v for op in ops for v in values_in((op.args, op.kwargs))))
 
 
-def located(refusal: Refusal, op: Op) -> Refusal:
+def locate(refusal: Refusal, op: Op) -> Refusal:
     """The refusal with the place of an op."""
     origin = op.origin
     path = [str(call) for call in origin.module.stack()] if origin.module else []

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from foretrace.history.history_ops import copied, renamed
+from foretrace.history.history_ops import make_copy, rename
 from foretrace.history.stale import Stale, saved_by
 from foretrace.ir.op import Op, Value, Write
 from foretrace.ir.program import Recorded
@@ -42,10 +42,10 @@ class SavedOver:
                     continue
                 if (value, last) not in copies:
                     copies[value, last] = Value(value.type)
-                    yield from copied(op, value, copies[value, last], RESHAPED)
+                    yield from make_copy(op, value, copies[value, last], RESHAPED)
                 stands[value] = copies[value, last]
             made.update(dict.fromkeys(op.outs, at))
-            yield renamed(op, stands).but(piece_of=op) if stands else op
+            yield rename(op, stands).but(piece_of=op) if stands else op
 
 
 def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) -> SavedOver:

@@ -8,16 +8,8 @@ what that left.
 from collections.abc import Callable, Iterable
 
 from foretrace.errors import Refusal
-from foretrace.history.inline import located, returned, written_positions
-from foretrace.ir.op import (
-    Checkpoint,
-    Op,
-    Value,
-    map_values,
-    substitute,
-    target_name,
-    values_in,
-)
+from foretrace.history.inline import locate, results_of, written_positions
+from foretrace.ir.op import Checkpoint, Op, Value, map_values, substitute, target_name, values_in
 from foretrace.ir.program import Overwritten
 from foretrace.ops.outcome import Share
 from foretrace.ops.schemas import schema_of
@@ -127,7 +119,7 @@ class Stale:
             return value
         self.check_kept(found, op)
         if found.now is None:
-            raise located(written_since(op, found, also=EAGER_TOO), op)
+            raise written_since(op, found, also=EAGER_TOO)
         if value in self.overwritten:
             return found.now
         view, base = self._views[value]
@@ -148,12 +140,12 @@ class Stale:
     def check_kept(self, found: Overwritten, op: Op) -> None:
         """Refuse what a checkpoint would compute again, from what memory holds by then."""
         if op.origin.checkpoint is not None:
-            raise located(written_since(op, found, AGAIN), op)
+            raise written_since(op, found, AGAIN)
 
     def check_made_once(self, value: Value, found: Overwritten, op: Op) -> None:
         """Refuse what a graph, which has no checkpoint, would leave for what made it, too."""
         if self._made.get(self.base(value), op.origin.checkpoint) is not op.origin.checkpoint:
-            raise located(written_since(op, found, MADE_AGAIN), op)
+            raise written_since(op, found, MADE_AGAIN)
 
     def unpacked(self, op: Op, derivatives: Derivatives) -> set[Value]:
         """All that autograd takes out for the backward of an op, read or not, and was written over.
@@ -169,11 +161,11 @@ class Stale:
         touched = {v for v in (*op.operands, *op.outs) if self.of(v, op) or self.of_part(v, op)}
         saved = saved_by(op, derivatives) if touched or region is not None else set()
         if saved and lost is not None:
-            raise located(written_since(op, lost, also=EAGER_TOO), op)
+            raise written_since(op, lost, also=EAGER_TOO)
         if saved and region is not None:
             self._check_again(region)
         for part in filter(None, (self.of_part(value, op) for value in saved & touched)):
-            raise located(written_since(op, part, ANEW), op)
+            raise written_since(op, part, ANEW)
         return {value for value in saved & touched if not self.again(value, op)}
 
     def _check_again(self, region: Checkpoint) -> None:
@@ -184,8 +176,8 @@ class Stale:
                 if found is None or self._made.get(self.base(value)) is region:
                     continue
                 if found.inside is not region:
-                    raise located(written_since(op, found, AGAIN), op)
-                raise located(_written_twice(op), op)
+                    raise written_since(op, found, AGAIN)
+                raise _written_twice(op)
 
     def check_unpacked(self, op: Op, derivatives: Derivatives) -> None:
         """Refuse as `read` does, also where the derivative asks for a saved tensor's sizes alone.
@@ -197,7 +189,7 @@ class Stale:
             found = self.of(value, op)
             if found is not None and found.now is None and found.form is not op:
                 self.check_kept(found, op)
-                raise located(written_since(op, found, also=EAGER_TOO), op)
+                raise written_since(op, found, also=EAGER_TOO)
 
 
 def applied(op: Op) -> bool:
@@ -227,7 +219,7 @@ def written_since(
     """The error that eager's backward raises, or should, at the line that saved the value."""
     by = f", at {found.by}" if found.by is not None else ""
     name = target_name(op.target)
-    return Refusal(
+    refusal = Refusal(
         f"{what.format(name)} a value that the program writes over afterwards{by}",
         kind="modified in place",
         do=(
@@ -235,11 +227,12 @@ def written_since(
             *filter(None, [also]),
         ),
     )
+    return locate(refusal, op)
 
 
 def _written_twice(op: Op) -> Refusal:
     """The refusal of a write that eager repeats: to what a checkpoint has from outside."""
-    return Refusal(
+    refusal = Refusal(
         f"a checkpoint runs {target_name(op.target)} again in the backward, and eager then writes a"
         " second time to a tensor from outside of it, which no graph does",
         kind="written twice",
@@ -248,6 +241,7 @@ def _written_twice(op: Op) -> Refusal:
             "or, for the statistics of batch norm: eval(), or call the layer outside of it",
         ),
     )
+    return locate(refusal, op)
 
 
 def written_operand(op: Op) -> Value | None:
@@ -271,4 +265,4 @@ def saved_by(op: Op, derivatives: Derivatives) -> set[Value]:
     written = frozenset(written_positions(op, occurrences))
     operands, results = derivatives.saved(func, types, named, written)
     saved = {occurrences[position] for position in operands}
-    return saved | {returned(op)[position] for position in results}
+    return saved | {results_of(op)[position] for position in results}

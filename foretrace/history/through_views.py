@@ -9,7 +9,7 @@ too. Source: torch/csrc/autograd/functions/tensor.cpp.
 from collections.abc import Iterator
 
 from foretrace import torch_api
-from foretrace.history.history_ops import called, copied
+from foretrace.history.history_ops import make_call, make_copy
 from foretrace.ir.op import AS_STRIDED, Definition, Op, Value, ViewStep, Write, copy_ops
 from foretrace.ir.types import Size, TensorType
 
@@ -32,18 +32,18 @@ def through_views(op: Op) -> Iterator[Op]:
     """The write itself, through views of a copy of the base."""
     write, (base, given), (view,) = op.target, op.args, op.outs
     begins = write.steps[0].base.type.begins - view.type.begins
-    yield from copied(op, base, view, WHY)
+    yield from make_copy(op, base, view, WHY)
     for step, like in _seen(op):
         of, view = view, Value(_moved(like.type, begins).with_grad(True))
         if _composite(step) and not _retyped(step, like):
             seen = list(view.type.shape), list(view.type.stride), view.type.offset
-            yield called(op, AS_STRIDED, (of, *seen), view, WHY)
+            yield make_call(op, AS_STRIDED, (of, *seen), view, WHY)
             continue
         args, kwargs = step.of(of)
-        call = called(op, step.func, args, view, WHY, kwargs)
+        call = make_call(op, step.func, args, view, WHY, kwargs)
         yield call if step.definition is None else _with_body(call, step.definition, begins)
     done = Value(view.type)
-    yield called(op, write.func, (view, *given[1:]), done, WHY, op.kwargs)
+    yield make_call(op, write.func, (view, *given[1:]), done, WHY, op.kwargs)
 
 
 def _seen(op: Op) -> list[tuple[ViewStep, Value]]:

@@ -11,7 +11,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.history.history import HIDDEN
-from foretrace.history.history_ops import called, copied, renamed
+from foretrace.history.history_ops import make_call, make_copy, rename
 from foretrace.ir.op import Op, Value, map_values, values_in
 from foretrace.ir.program import Recorded
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 WHY = "each use gives its gradient to the tensor itself, which is returned"
 
 
-def returned(recorded: Recorded) -> set[Value]:
+def returned_inputs(recorded: Recorded) -> set[Value]:
     """The inputs that autograd follows and the program returns themselves, written or not."""
     places = {output.same_as for output in recorded.outputs}
     values = (item.value for index, item in enumerate(recorded.inputs) if index in places)
@@ -65,7 +65,7 @@ class _Apart:
         old = _overwritten(op)
         if old is not None and (root := self.stands.get(old, old)) in self.given:
             self.stands[op.outs[0]] = root
-            return [renamed(op, {old: root})]
+            return [rename(op, {old: root})]
         made, mine = list[Op](), op
         for value in op.operands if any(out.type.requires_grad for out in op.outs) else ():
             if value in self.stands:
@@ -103,10 +103,10 @@ def _overwritten(op: Op) -> Value | None:
 def _copy(op: Op, root: Value, value: Value, copy: Value) -> Iterator[Op]:
     """The content of `value` with the history of `root`."""
     content, view, done = (Value(value.type.with_grad(False)) for _ in range(3))
-    yield from copied(op, root, copy, WHY)
-    yield called(op, aten.detach.default, (value,), content, WHY)
-    yield called(op, aten.detach.default, (copy,), view, WHY)
-    yield called(op, aten.copy_.default, (view, content), done, WHY)
+    yield from make_copy(op, root, copy, WHY)
+    yield make_call(op, aten.detach.default, (value,), content, WHY)
+    yield make_call(op, aten.detach.default, (copy,), view, WHY)
+    yield make_call(op, aten.copy_.default, (view, content), done, WHY)
 
 
 def _with_each(op: Op, value: Value, copies: list[Value]) -> Op:
@@ -115,5 +115,5 @@ def _with_each(op: Op, value: Value, copies: list[Value]) -> Op:
         return op
     left = iter(copies)
     args, kwargs = map_values((op.args, op.kwargs), lambda v: next(left) if v is value else v)
-    inside = renamed(op, {value: copies[0]})
+    inside = rename(op, {value: copies[0]})
     return inside.but(args=args, kwargs=kwargs, piece_of=op)

@@ -10,6 +10,7 @@ changes the content and leaves the history.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,78 +18,76 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Tree, Value, Write, map_values, values_in
+from foretrace.ir.op import Op, Tree, Value, Write, values_in
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import (
-    Alias,
-    Records,
-    alias_of,
-    current,
-    rewritten,
-)
-from foretrace.mutation.in_place import check_leaves, detached, note_overwritten, reshaped
+from foretrace.mutation.alias import Alias, alias_of
+from foretrace.mutation.builder import Builder
+from foretrace.mutation.call import Call
+from foretrace.mutation.current import current, rewrite
+from foretrace.mutation.in_place import check_leaves, detach, note_overwritten, reshape
 from foretrace.mutation.inner_base import note_written, open_to_base
 from foretrace.mutation.layout import (
     as_the_op,
-    copied,
-    drawn,
-    draws_as_value,
+    copy_content,
+    draw,
+    draws_alike,
     in_layout,
-    laid_out,
+    lay_out,
     same_sizes,
 )
-from foretrace.mutation.lists import one_after_the_other
+from foretrace.mutation.lists import write_one_by_one
 from foretrace.mutation.offsets import FROM_START
 from foretrace.mutation.outs import RESIZES, contents, resize
 from foretrace.mutation.overlap import check_apart, meet, overlapping, overlaps, place, within
+from foretrace.ops.schemas import schema_of
+from foretrace.ops.views import put_back
 from foretrace.tensors.abstract import FLAG, Abstract, become_like, follow
 
 aten = torch.ops.aten
 
 
-def written(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
-) -> Any:
+def functionalize(call: Call) -> Any:
     """Record an op that writes to operands, and answer it as eager would."""
-    schema = recorder.semantics.schema(func)
+    recorder, func, schema = call.recorder, call.func, call.schema
     if func is aten.detach_.default:
-        return detached(recorder, tensors[0])
-    if func is aten.copy_.default and isinstance(args[1], complex):
-        kept = tensors[0].is_complex() or tensors[0].dtype is torch.bool
-        args = [args[0], args[1] if kept else args[1].real]
-    if func is aten.copy_.default and not isinstance(args[1], Value):
-        func = aten.fill_.Scalar
+        return detach(recorder, call.tensors[0])
+    if func is aten.copy_.default and not isinstance(call.args[1], Value):
+        return functionalize(_fill(call))
     if func in RESIZES:
-        return resize(recorder, func, args, kwargs, tensors[0])
+        return resize(call)
     if schema.reshapes_in_place and schema.functional is not None:
-        return reshaped(recorder, func, args, kwargs, tensors[0])
+        return reshape(call)
     if schema.functional is None:
         raise Refusal(
             f"{func} writes in place and has no form that returns the new value",
             kind="no functional form",
             do="register an operator that returns the new value, and copy_ that",
         )
-    by_value = dict(zip(values_in((args, kwargs)), tensors, strict=True))
-    targets = [by_value[value] for value in schema.written_now(args, kwargs)]
-    check_apart(recorder, func, targets, tensors)
-    operands_followed = any(v.type.requires_grad for v in values_in((args, kwargs)))
-    followed = recorder.grad_mode() and operands_followed
+    targets = call.targets
+    check_apart(call)
+    followed = recorder.grad_mode() and any(v.type.requires_grad for v in call.values)
     if followed:
         check_leaves(func, targets, out_variant=bool(schema.outs))
-    if one_after_the_other(recorder, func, args, kwargs, tensors, followed=followed):
+    if write_one_by_one(call, followed=followed):
         return None
     if len(targets) == 1 and schema.returns_written:
-        _write_one(recorder, func, args, kwargs, targets[0], followed)
+        _write_one(call, followed)
         return targets[0]
     if schema.outs or schema.returns_written or not schema.returns_something:
-        return _write_each(recorder, func, args, kwargs, by_value)
-    return _write_many(recorder, func, args, kwargs, targets)
+        return _write_each(call)
+    return _write_many(call)
 
 
-def _write_one(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], target: Abstract,
-    followed: bool,
-) -> None:  # fmt: skip
+def _fill(call: Call) -> Call:
+    """`copy_` of a number, which fills."""
+    (tensor,), number = call.tensors, call.args[1]
+    if isinstance(number, complex) and not (tensor.is_complex() or tensor.dtype is torch.bool):
+        number = number.real
+    return replace(call, func=aten.fill_.Scalar, args=[call.args[0], number])
+
+
+def _write_one(call: Call, followed: bool) -> None:
+    recorder, func, (target,) = call.recorder, call.func, call.targets
     followed = followed and (target.dtype.is_floating_point or target.dtype.is_complex)
     alias = alias_of(target)
     open_to_base(recorder, alias)
@@ -98,17 +97,14 @@ def _write_one(
     old = current(history, recorder)
     origin = recorder.origin()
     with recorder.inner_scope(origin.frame) as body:
-        (new,) = _new_contents(recorder, func, args, kwargs, [target])
+        (new,) = _new_contents(call)
         new = _scatter(recorder, history, path, new)
     new.type = new.type.with_grad(followed or old.type.requires_grad)
+    args: Tree = call.args
     if path or (old.type.requires_grad and not followed):
         steps = tuple(member.step for member in path if member.step is not None)
-        op = Op(
-            Write(func, steps, followed), (old, args), kwargs, new, (new,),
-            origin=origin, below=body, writes=True,
-        )  # fmt: skip
-    else:
-        op = Op(func, args, kwargs, new, (new,), origin=origin, below=body, writes=True)
+        func, args = Write(func, steps, followed), (old, args)
+    op = Op(func, args, call.kwargs, new, (new,), origin=origin, below=body, writes=True)
     recorder.append(op)
     note_written(recorder, old, op)
     alias.version.count += 1
@@ -117,7 +113,7 @@ def _write_one(
         recorder.rebased.append(alias)
 
 
-def holder(recorder: Records, alias: Alias, *, followed: bool = False) -> tuple[Alias, list[Alias]]:
+def holder(recorder: Builder, alias: Alias, *, followed: bool = False) -> tuple[Alias, list[Alias]]:
     """The member whose content a write makes anew, and the way down from it.
 
     It is the one that carries the history that the write changes, or that is kept. One without a
@@ -139,7 +135,7 @@ def holder(recorder: Records, alias: Alias, *, followed: bool = False) -> tuple[
     return owner, path
 
 
-def _spread(recorder: Records, history: Alias, new: Value) -> None:
+def _spread(recorder: Builder, history: Alias, new: Value) -> None:
     """Let the members of the memory know of the new value of one that carries history."""
     root = history.root
     if root is not history:
@@ -148,12 +144,12 @@ def _spread(recorder: Records, history: Alias, new: Value) -> None:
             path.append(path[-1].parent)  # type: ignore[arg-type]
         path.reverse()
         old = current(root, recorder)
-        content = rewritten(recorder, old, path, new, lambda: _scatter(recorder, root, path, new))
+        content = rewrite(recorder, old, path, new, lambda: _scatter(recorder, root, path, new))
         _renew(recorder, root, content, place(history, history.last))
     _renew(recorder, history, new)
 
 
-def _renew(recorder: Records, owner: Alias, value: Value, part: TensorType | None = None) -> None:
+def _renew(recorder: Builder, owner: Alias, value: Value, part: TensorType | None = None) -> None:
     """Let the owner have a new value, and the members that see the part be stale."""
     if owner.last in recorder.leaves:
         value = recorder.leaf(value, owner.last)
@@ -168,7 +164,7 @@ def _renew(recorder: Records, owner: Alias, value: Value, part: TensorType | Non
             _be_followed(tensor, member, owner)
 
 
-def _check_seen(recorder: Records, member: Alias, owner: Alias) -> None:
+def _check_seen(recorder: Builder, member: Alias, owner: Alias) -> None:
     """Refuse new content of what a view sees more than: a value of its own, in a program of values.
 
     Raises:
@@ -184,7 +180,7 @@ def _check_seen(recorder: Records, member: Alias, owner: Alias) -> None:
         )  # fmt: skip
 
 
-def _reached(recorder: Records, owner: Alias, part: TensorType | None) -> Iterator[Alias]:
+def _reached(recorder: Builder, owner: Alias, part: TensorType | None) -> Iterator[Alias]:
     """The members of a memory but those with a history of their own that lie beside the part."""
     yield owner
     for child in owner.children:
@@ -203,29 +199,24 @@ def _be_followed(tensor: Abstract, member: Alias, owner: Alias) -> None:
         follow(tensor, requires_grad=True)
 
 
-def _new_contents(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], targets: list[Abstract]
-) -> list[Value]:
+def _new_contents(call: Call) -> list[Value]:
     """What each target holds after the write, in the target's own layout and memory of its own."""
+    recorder, func, args, targets = call.recorder, call.func, call.args, call.targets
     if func is aten.copy_.default:
         old = current(alias_of(targets[0]), recorder)
-        return [copied(recorder, old, args[1], whole=not alias_of(targets[0]).is_view)]
-    schema = recorder.semantics.schema(func)
-    if schema.functional is None:
-        raise AssertionError(func)
+        return [copy_content(recorder, old, args[1], whole=not alias_of(targets[0]).is_view)]
+    schema = call.schema
     if schema.outs:
-        placeholders = {v: recorder.abstract(v) for v in values_in((args, kwargs))}
-        placeholders.update(zip(schema.written_now(args, kwargs), targets, strict=True))
-        (new,) = filter(None, contents(recorder, func, (args, kwargs), placeholders))
+        (new,) = filter(None, contents(call))
         return [in_layout(recorder, alias_of(targets[0]), new)]
     for chance in values_in(args[1:]) if schema.draws_over else ():  # torch's meta kernels ask not
         recorder.semantics.infer(aten.expand.default, (chance.type, [*args[0].type.shape]), {})
-    if schema.draws_over and not draws_as_value(func, args[0].type):
-        return [in_layout(recorder, alias_of(targets[0]), drawn(recorder, func, args, kwargs))]
-    op = recorder.call(schema.functional.call, *schema.functional.arguments(args, kwargs))
+    if schema.draws_over and not draws_alike(func, args[0].type):
+        return [in_layout(recorder, alias_of(targets[0]), draw(call))]
+    op = recorder.call(*call.functional)
     made = values_in(op.result)
     news = made[len(made) - len(targets) :]
-    _check_fits(recorder, func, (args, kwargs), targets, news)
+    _check_fits(call, targets, news)
     kept = [recorder.call(aten.clone.default, (v,)).outs[0] if v in op.operands else v
             for v in news]  # fmt: skip
     return [
@@ -234,20 +225,19 @@ def _new_contents(
     ]
 
 
-def _check_fits(
-    recorder: Records, func: Any, call: Tree, targets: list[Abstract], news: Sequence[Value | None]
-) -> None:
+def _check_fits(call: Call, targets: list[Abstract], news: Sequence[Value | None]) -> None:
     """Raise what eager does where new content is larger than what it is written over, or wider.
 
     It is what the operator's own kernel says of its operands; some of torch's meta kernels do not.
     """
+    recorder, func = call.recorder, call.func
     both = zip(targets, news, strict=True)
     for target, new in ((target, new) for target, new in both if new is not None):
         old, made = current(alias_of(target), recorder).type, new.type
         sized = same_sizes(recorder, old.shape, made.shape)
         if sized and old.dtype == made.dtype:
             continue
-        recorder.semantics.infer(func, *map_values(call, lambda v: v.type))
+        recorder.semantics.infer(func, *call.types)
         hint = recorder.types.symbols.hint
         if not sized and [*map(hint, made.shape)] != [*map(hint, old.shape)]:
             raise RuntimeError(f"{func} makes {[*made.shape]} of what is {[*old.shape]}")
@@ -255,81 +245,77 @@ def _check_fits(
             raise RuntimeError(f"{func} gives {made.dtype}, which can't be cast to {old.dtype}")
 
 
-def _write_each(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: dict[Value, Any]
-) -> Any:
+def _write_each(call: Call) -> Any:
     """An op that writes to several operands as whole: what it gives, and a copy into each."""
-    schema = recorder.semantics.schema(func)
-    if schema.functional is None:
-        raise AssertionError(func)
-    values, news = schema.written_now(args, kwargs), list[Value | None]()
+    recorder, schema, tensors = call.recorder, call.schema, call.by_value
+    values, news = call.written, list[Value | None]()
     if schema.outs:
-        news = contents(recorder, func, (args, kwargs), tensors)
+        news = contents(call)
     else:
-        call, given = schema.functional.call, schema.functional.arguments(args, kwargs)
-        made = recorder.again(call, *(recorder.concrete(tree, tensors) for tree in given))
-        done = recorder.semantics.schema(call).written_now(*given)
+        form, *given = call.functional
+        made = recorder.again(form, *(recorder.concrete(tree, tensors) for tree in given))
+        done = schema_of(form).written_now(*given)
         values = [value for value in values if value not in done]
         news = [current(alias_of(t), recorder) for t in torch_api.tree_leaves(made)
                 if isinstance(t, Abstract)]  # fmt: skip
         recorder.functional_form = recorder.scope[-1]
     targets = [tensors[value] for value in values]
     if not schema.outs:
-        _check_fits(recorder, func, (args, kwargs), targets, news)
+        _check_fits(call, targets, news)
     for target, new in zip(targets, news, strict=True):
         if new is not None:  # a gradient that its mask leaves out
-            over = (current(alias_of(target), recorder), new)
-            written(recorder, aten.copy_.default, over, {}, [target, recorder.abstract(new)])
+            over, tensor = (current(alias_of(target), recorder), new), recorder.abstract(new)
+            functionalize(Call(recorder, aten.copy_.default, over, {}, [target, tensor]))
     recorder.functional_form = None
     if not (schema.returns_something and schema.multiple):
         return targets[0] if schema.returns_something else None
-    return tuple(targets[: len(values_in([kwargs[name] for name in schema.outs]))]) or targets
+    return tuple(targets[: len(values_in([call.kwargs[name] for name in schema.outs]))]) or targets
 
 
-def _check_not_resized(func: Any, args: Tree, targets: list[Abstract]) -> None:
+def _check_not_resized(call: Call) -> None:
     """Statistics of nothing: a kernel that has more to write gives them another size first."""
-    empty = any(0 in target.shape for target in targets)
-    if empty and not any(0 in v.type.shape for v in values_in(args)[:1]):
+    empty = any(0 in target.shape for target in call.targets)
+    if empty and not any(0 in v.type.shape for v in values_in(call.args)[:1]):
         raise Refusal(
-            f"{func} writes to an empty tensor, and gives it a size when it first runs",
+            f"{call.func} writes to an empty tensor, and gives it a size when it first runs",
             kind="side effect", do="call the module once eagerly before the capture",
         )  # fmt: skip
 
 
-def _write_many(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], targets: list[Abstract]
-) -> Any:
+def _write_many(call: Call) -> Any:
     """An op that writes to operands beside its results, such as batch norm's statistics."""
-    schema, origin = recorder.semantics.schema(func), recorder.origin()
-    _check_not_resized(func, args, targets)
-    followed = recorder.followed_results(func, args, kwargs)
+    recorder, schema, targets = call.recorder, call.schema, call.targets
+    origin = recorder.origin()
+    _check_not_resized(call)
+    grad = recorder.grad_mode()
+    followed = recorder.semantics.followed(call.func, *call.types) if grad else ()
     with recorder.inner_scope(origin.frame) as body:
-        contents = _new_contents(recorder, func, args, kwargs, targets)
+        contents = _new_contents(call)
         made = body[0].outs[: len(body[0].outs) - len(targets)]
-        results = as_the_op(recorder, func, args, kwargs, made)
+        results = as_the_op(call, made)
     for value, on in zip(results, followed, strict=False):
         value.type = value.type.with_grad(on)
     result = tuple(targets) if schema.returns_written else tuple(map(recorder.abstract, results))
-    outs = (*results, *contents)
-    recorder.append(Op(func, args, kwargs, results, outs, origin=origin, below=body, writes=True))
+    outs, what = (*results, *contents), (call.func, call.args, call.kwargs)
+    recorder.append(Op(*what, results, outs, origin=origin, below=body, writes=True))
     for target, new in zip(targets, contents, strict=True):
         # the kernels of autograd count the writes of in-place and of out= forms, and no others
         alias_of(target).version.count += schema.returns_written
         owner, path = holder(recorder, alias_of(target))
         old, whole = current(owner, recorder), partial(_scatter, recorder, owner, path, new)
         kept = path or old.type.requires_grad
-        _spread(recorder, owner, rewritten(recorder, old, path, new, whole) if kept else new)
+        _spread(recorder, owner, rewrite(recorder, old, path, new, whole) if kept else new)
     if not schema.returns_tensors:
         return None
     return result if schema.multiple else result[0]
 
 
-def _scatter(recorder: Records, owner: Alias, path: list[Alias], new: Value) -> Value:
+def _scatter(recorder: Builder, owner: Alias, path: list[Alias], new: Value) -> Value:
     """The owner's content after the view at the end of `path` got the content `new`."""
     if not path:
         return new
     bases = [current(parent, recorder) for parent in (owner, *path[:-1])]
     steps = [member.step for member in path if member.step is not None]
 
-    new, like = recorder.semantics.put_back(steps, bases, new, recorder.call), bases[0].type
-    return new if new.type.same_layout(like) else laid_out(recorder, like, new)
+    new, like = put_back(steps, bases, new, recorder.call), bases[0].type
+    return new if new.type.same_layout(like) else lay_out(recorder, like, new)

@@ -6,9 +6,12 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Tree, ViewStep
-from foretrace.mutation.alias import Alias, Held, Records, alias_of, current
-from foretrace.mutation.lost_views import not_tracked
+from foretrace.ir.op import Op, ViewStep
+from foretrace.mutation.alias import Alias, Held, alias_of
+from foretrace.mutation.builder import Builder
+from foretrace.mutation.call import Call
+from foretrace.mutation.current import current, not_tracked
+from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract, become_like, follow
 
 DETACH = torch.ops.aten.detach.default
@@ -33,17 +36,15 @@ def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
             )  # fmt: skip
 
 
-def reshaped(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensor: Abstract
-) -> Abstract:
+def reshape(call: Call) -> Abstract:
     """`t_`, `unsqueeze_` and their like: the same memory, seen in another shape from now on."""
-    functional = recorder.semantics.schema(func).functional
-    if functional is None or tensor.ft_leaf:
+    recorder, func, args, (tensor, *_) = call.recorder, call.func, call.args, call.tensors
+    if call.schema.functional is None or tensor.ft_leaf:
         raise Refusal(
             f"{func} changes the shape of an input in place", kind="side effect",
             do="use the operator that returns a new tensor, such as reshape() or transpose()",
         )  # fmt: skip
-    if not recorder.semantics.schema(functional.call).view_positions(args, kwargs, 1):
+    if not schema_of(call.functional[0]).view_positions(args, call.kwargs, 1):
         raise Refusal(
             f"{func} lets a tensor see the memory of another", kind="no functional form",
             do="use the other tensor, or copy_ it into this one",
@@ -58,7 +59,7 @@ def reshaped(
                 do="use the operator that returns a new tensor, such as transpose()",
             )
         check_leaves(func, [tensor], out_variant=False)
-    op = recorder.call(functional.call, *functional.arguments(args, kwargs), grad=grad)
+    op = recorder.call(*call.functional, grad=grad)
     (new,) = op.outs
     step = ViewStep(op.target, op.args, op.kwargs, args[0], 0, grad, followed=True)
     _note(parent, op, recorder)
@@ -80,7 +81,7 @@ def _check_not_put_off(func: Any, lazy: str) -> None:
         )  # fmt: skip
 
 
-def _note(alias: Alias, op: Op, recorder: Records) -> None:
+def _note(alias: Alias, op: Op, recorder: Builder) -> None:
     """Autograd counts a write that changes a shape alone: there is no new value.
 
     Who saves one of the values afterwards finds it as it was.
@@ -95,7 +96,7 @@ def _note(alias: Alias, op: Op, recorder: Records) -> None:
     version.count += 1
 
 
-def detached(recorder: Records, tensor: Abstract) -> Abstract:
+def detach(recorder: Builder, tensor: Abstract) -> Abstract:
     """`detach_`: the same memory, which autograd follows no further; nothing in inference mode."""
     if recorder.origin().inference:
         return tensor
@@ -117,7 +118,7 @@ def detached(recorder: Records, tensor: Abstract) -> Abstract:
     return tensor
 
 
-def note_overwritten(alias: Alias, recorder: Records) -> None:
+def note_overwritten(alias: Alias, recorder: Builder) -> None:
     """A tensor's memory is written to: its value is no longer what the memory holds."""
     if alias.value is not None:
         before = recorder.overwritten.get(alias.value)

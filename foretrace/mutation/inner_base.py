@@ -14,7 +14,8 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 from foretrace.ir.op import AS_STRIDED, Choice, Op, Value, ViewStep, copy_ops, substitute
-from foretrace.mutation.alias import Alias, Records
+from foretrace.mutation.alias import Alias
+from foretrace.mutation.builder import Builder
 from foretrace.tensors.abstract import Abstract
 
 WRITTEN = Choice(
@@ -33,7 +34,7 @@ def seen_inside(result: Abstract, made: Collection[Value]) -> tuple[ViewStep, ..
     return steps if [step.base for step in steps] == values[:-1] else ()
 
 
-def open_to_base(recorder: Records, alias: Alias) -> None:
+def open_to_base(recorder: Builder, alias: Alias) -> None:
     """Let what is written to have the base that autograd knows, if that is one made inside."""
     owner = alias.up_to_history()[0]
     seen = owner.value
@@ -47,13 +48,13 @@ def open_to_base(recorder: Records, alias: Alias) -> None:
         op = next((inner for inner in op.region or () if _sees(inner, owner.value)), None)
 
 
-def note_written(recorder: Records, old: Value, write: Op) -> None:
+def note_written(recorder: Builder, old: Value, write: Op) -> None:
     """A write to what has a base inside leaves what has it, too."""
     if old in recorder.seeing:
         recorder.seeing[write.outs[0]] = write
 
 
-def _used_since(recorder: Records, op: Op) -> bool:
+def _used_since(recorder: Builder, op: Op) -> bool:
     """Whether an op has read what a composite gave."""
     (out,) = op.outs
     since = reversed(recorder.scope if recorder.inside else recorder.log)
@@ -95,7 +96,7 @@ def _wrapped(write: Op) -> list[ViewStep]:
     return [ViewStep(AS_STRIDED, args, {}, base, 0, grad_mode=True, followed=True)]
 
 
-def _hung(alias: Alias, steps: list[ViewStep], recorder: Records) -> Alias:
+def _hung(alias: Alias, steps: list[ViewStep], recorder: Builder) -> Alias:
     """Hang a tensor below what it is a view of, which is returned."""
     owner = at = Alias(recorder.abstract(steps[0].base), None, None)
     owner.version, owner.since = alias.version, alias.since

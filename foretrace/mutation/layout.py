@@ -1,42 +1,47 @@
 """New contents in the layout of what they are written over, by ops that have derivatives."""
 
+from dataclasses import replace
 from typing import Any
 
 import sympy
 import torch
 
-from foretrace.ir.op import Op, Tree, Value, map_values
+from foretrace.ir.op import Op, Value
 from foretrace.ir.tree import leaves
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import Alias, Records, current
+from foretrace.mutation.alias import Alias
+from foretrace.mutation.builder import Builder
+from foretrace.mutation.call import Call
+from foretrace.mutation.current import current
 
 aten = torch.ops.aten
 
 
-def drawn(recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Value:
+def draw(call: Call) -> Value:
     """An op that draws numbers in the order of memory where its functional form would not.
 
     Memory without gaps is seen in its order, as the functional form goes; else the op stays in
     place, on new memory so laid out. Of what is put off the kernel fills a copy, which is written
     back.
     """
-    like, functional = args[0].type, recorder.semantics.schema(func).functional
-    if like.dense and not like.lazy and functional is not None:
+    recorder, (old, *rest) = call.recorder, call.args
+    like = old.type
+    if like.dense and not like.lazy:
         order = like.memory_order()
-        seen = recorder.call(aten.permute.default, (args[0], order)).outs[0]
-        call = functional.arguments((seen, *args[1:]), kwargs)
-        new = recorder.call(functional.call, *call).outs[0]
+        seen = recorder.call(aten.permute.default, (old, order)).outs[0]
+        new = recorder.call(*replace(call, args=(seen, *rest)).functional).outs[0]
         return recorder.call(aten.permute.default, (new, _inverse(order))).outs[0]
     place = {"dtype": like.dtype, "device": like.device}  # of no tensor: nothing is followed
     layout = (list(like.shape), list(like.stride))
     empty = (aten.empty_strided.default, layout, place)
-    fresh = recorder.call(*((aten.empty_like.default, args[:1]) if like.lazy else empty)).outs[0]
+    fresh = recorder.call(*((aten.empty_like.default, (old,)) if like.lazy else empty)).outs[0]
     drawn = Value(fresh.type)
-    recorder.append(Op(func, (fresh, *args[1:]), kwargs, drawn, (drawn,), origin=recorder.origin()))
+    over, origin = (fresh, *rest), recorder.origin()
+    recorder.append(Op(call.func, over, call.kwargs, drawn, (drawn,), origin=origin))
     return drawn
 
 
-def draws_as_value(func: Any, like: TensorType) -> bool:
+def draws_alike(func: Any, like: TensorType) -> bool:
     """Whether the functional form draws the same numbers: it does for memory without gaps.
 
     `bernoulli`, unlike all others, gives a contiguous result.
@@ -46,7 +51,7 @@ def draws_as_value(func: Any, like: TensorType) -> bool:
     return like.dense and not like.lazy and (func is not aten.bernoulli_.float or in_order)
 
 
-def copied(recorder: Records, old: Value, source: Value, whole: bool) -> Value:
+def copy_content(recorder: Builder, old: Value, source: Value, whole: bool) -> Value:
     """New memory with the content of `source`, by differentiable ops; `whole`: in old's layout."""
     new, like = source, old.type
     if new.type.shape != like.shape:
@@ -56,11 +61,11 @@ def copied(recorder: Records, old: Value, source: Value, whole: bool) -> Value:
         options = {"dtype": like.dtype, "device": like.device}
         new = recorder.call(aten._to_copy.default, (new,), options).outs[0]
     if whole and not (new.type.same_layout(like) and (cast or like.dense)):
-        return laid_out(recorder, like, new)
+        return lay_out(recorder, like, new)
     return new if cast else recorder.call(aten.clone.default, (new,)).outs[0]
 
 
-def laid_out(recorder: Records, like: TensorType, new: Value) -> Value:
+def lay_out(recorder: Builder, like: TensorType, new: Value) -> Value:
     """The content of `new` in memory of its own with the strides of `like`."""
     order = like.memory_order()
     straight = order == list(range(len(order)))
@@ -76,7 +81,7 @@ def laid_out(recorder: Records, like: TensorType, new: Value) -> Value:
     return recorder.call(aten.copy.default, (empty, new)).outs[0]
 
 
-def _spelled(recorder: Records, type: TensorType) -> tuple[Any, ...]:
+def _spelled(recorder: Builder, type: TensorType) -> tuple[Any, ...]:
     """The strides, where sizes that are known to be equal are spelled alike."""
     simplify = recorder.types.symbols.simplify
     return tuple(simplify(n) if isinstance(n, sympy.Basic) else n for n in type.stride)
@@ -86,31 +91,29 @@ def _inverse(order: list[int]) -> list[int]:
     return [order.index(dim) for dim in range(len(order))]
 
 
-def in_layout(recorder: Records, target: Alias, new: Value) -> Value:
+def in_layout(recorder: Builder, target: Alias, new: Value) -> Value:
     """New content as the target holds it: its sizes, dtype and, where it owns memory, strides."""
     like = current(target, recorder).type
     if new.type.dtype != like.dtype:
         new = recorder.call(aten._to_copy.default, (new,), {"dtype": like.dtype}).outs[0]
     if target.is_view or new.type.same_layout(like):
         return new
-    return laid_out(recorder, like, new)
+    return lay_out(recorder, like, new)
 
 
-def as_the_op(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], made: tuple[Value, ...]
-) -> tuple[Value, ...]:
+def as_the_op(call: Call, made: tuple[Value, ...]) -> tuple[Value, ...]:
     """What a functional form has made beside new contents, laid out as the op itself does."""
-    if not made or recorder.semantics.schema(func).returns_written:
+    recorder = call.recorder
+    if not made or call.schema.returns_written:
         return made
-    typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
-    likes = leaves(recorder.semantics.infer(func, *typed))
+    likes = leaves(recorder.semantics.infer(call.func, *call.types))
     return tuple(
-        new if new.type.same_layout(like) else laid_out(recorder, like, new)
+        new if new.type.same_layout(like) else lay_out(recorder, like, new)
         for new, like in zip(made, likes, strict=True)
     )
 
 
-def same_sizes(recorder: Records, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+def same_sizes(recorder: Builder, one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Whether two shapes are one, where sizes that are known to be equal are spelled alike."""
     simplify = recorder.types.symbols.simplify
     return one == other or tuple(map(simplify, one)) == tuple(map(simplify, other))

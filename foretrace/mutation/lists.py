@@ -7,17 +7,15 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Tree, Value, values_in
+from foretrace.ir.op import Tree, Value
 from foretrace.ir.tree import map_tree
-from foretrace.mutation.alias import Records, alias_of, current
+from foretrace.mutation.alias import alias_of
+from foretrace.mutation.call import Call
+from foretrace.mutation.current import current
 from foretrace.mutation.overlap import meet, overlapping, place
-from foretrace.tensors.abstract import Abstract
 
 
-def one_after_the_other(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract],
-    *, followed: bool,
-) -> bool:  # fmt: skip
+def write_one_by_one(call: Call, *, followed: bool) -> bool:
     """Record the writes to a list as eager makes them; False if they are one call of values.
 
     They are that where all of the memory is apart and nothing is followed: a functional form has a
@@ -27,27 +25,24 @@ def one_after_the_other(
     Raises:
         Refusal: what is written a second time, or read elsewhere, is followed.
     """
-    schema = recorder.semantics.schema(func)
+    recorder, func, schema = call.recorder, call.func, call.schema
     if not schema.writes_lists or schema.outs:
         return False
-    if followed and not _derivable(func, args, kwargs):
+    if followed and not _derivable(func, call.args, call.kwargs):
         raise Refusal(
             f"no derivative: {func} has none, and is followed by autograd",
             kind="no derivative",
             do=("call it under torch.no_grad()", "or the operator for each of the tensors"),
         )
-    kernel = recorder.semantics.list_kernel(func)
-    env = dict(zip(values_in((args, kwargs)), tensors, strict=True))
-    targets = [env[value] for value in schema.written_now(args, kwargs)]
-    shared, met = _shared(recorder, targets, tensors)
+    kernel, env = recorder.semantics.list_kernel(func), call.by_value
+    shared, met = _shared(call)
     if met and (followed or kernel is None):
         raise overlapping(f"{func} writes to a list whose tensors overlap")
-    form = schema.functional
-    at_once = form is not None and shared and _derivable(form.call, *form.arguments(args, kwargs))
+    at_once = schema.functional is not None and shared and _derivable(*call.functional)
     if kernel is None or (not met and (at_once or not followed)):
         return False
     with recorder.listening():
-        kernel(*recorder.concrete(args, env), **recorder.concrete(kwargs, env))
+        kernel(*recorder.concrete(call.args, env), **recorder.concrete(call.kwargs, env))
     return True
 
 
@@ -68,16 +63,14 @@ def _derivable(func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
     return not any(torch_api.node_name(t).endswith("NotImplemented") for t in results)
 
 
-def _shared(
-    recorder: Records, targets: list[Abstract], tensors: list[Abstract]
-) -> tuple[bool, bool]:
+def _shared(call: Call) -> tuple[bool, bool]:
     """Whether others see memory that is written, and whether any see the very same elements.
 
     The same tensor does, also where it has none: eager counts its writes.
     """
-    aliases = list(map(alias_of, tensors))
+    recorder, aliases = call.recorder, list(map(alias_of, call.tensors))
     places = [place(alias, current(alias, recorder)) for alias in aliases]
-    written = {id(alias_of(target)) for target in targets}
+    written = {id(alias_of(target)) for target in call.targets}
     pairs = [
         (index, at)
         for index, alias in enumerate(aliases)

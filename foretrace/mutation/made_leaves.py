@@ -3,25 +3,20 @@
 Each is recorded as a call that makes it one, so that what a graph makes requires grad as in eager.
 """
 
-from typing import Any
-
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Choice, Tree, Value
-from foretrace.mutation.alias import Records, current
+from foretrace.ir.op import Value
+from foretrace.mutation.builder import Builder
+from foretrace.mutation.call import Call
+from foretrace.mutation.current import current
 from foretrace.tensors.abstract import FLAG, Abstract, follow
 
-LEAF = Choice("leaf", "whole", "the program makes it a leaf of autograd")
-REQUIRES_GRAD = torch.ops.aten.requires_grad_.default
 
-
-def required(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
-) -> Abstract:
+def require_grad(call: Call) -> Abstract:
     """Record a call of `requires_grad_`, as eager takes it."""
-    tensor, value = tensors[0], args[0]
-    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+    tensor, (value, *rest) = call.tensors[0], call.args
+    wanted = rest[0] if rest else call.kwargs.get("requires_grad", True)
     loose = tensor.ft_alias is not None and tensor.ft_alias.loose
     if wanted == value.type.requires_grad and not (wanted and loose):
         return tensor
@@ -31,11 +26,11 @@ def required(
             kind="autograd inside",
             do="use detach()" if not wanted else "make it of floating point numbers first",
         )
-    made_leaf(recorder, tensor, value)
+    make_leaf(call.recorder, tensor, value)
     return tensor
 
 
-def made_leaf(recorder: Records, tensor: Abstract, value: Value) -> Value:
+def make_leaf(recorder: Builder, tensor: Abstract, value: Value) -> Value:
     """Record that a tensor which the program has made is a leaf from now on.
 
     Raises:
@@ -55,22 +50,22 @@ def made_leaf(recorder: Records, tensor: Abstract, value: Value) -> Value:
     return leaf
 
 
-def noticed(recorder: Records, tensor: Abstract, value: Value) -> Value:
+def notice_leaf(recorder: Builder, tensor: Abstract, value: Value) -> Value:
     """The value of what a factory made: a leaf, if it was told `requires_grad=True`.
 
     torch's bindings set the flag after the operator has answered.
     """
     made = FLAG(tensor) and not value.type.requires_grad
-    return made_leaf(recorder, tensor, value) if made else value
+    return make_leaf(recorder, tensor, value) if made else value
 
 
-def value_of(tensor: Abstract, recorder: Records) -> Value:
+def value_of(tensor: Abstract, recorder: Builder) -> Value:
     """What the tensor stands for now."""
     value = tensor.ft_value or current(tensor.ft_alias, recorder)
-    return noticed(recorder, tensor, value) if value in recorder.fresh else value
+    return notice_leaf(recorder, tensor, value) if value in recorder.fresh else value
 
 
-def given_back(tensor: Abstract, recorder: Records) -> Value:
+def returned_value(tensor: Abstract, recorder: Builder) -> Value:
     """The value of what the program returns.
 
     A view that it took under no_grad requires grad as what it made does: the mode around decides.

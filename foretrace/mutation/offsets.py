@@ -11,8 +11,11 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.op import Value
 from foretrace.ir.types import Size, TensorType
-from foretrace.mutation.alias import Alias, Records, alias_of, current
+from foretrace.mutation.alias import Alias, alias_of
+from foretrace.mutation.builder import Builder
+from foretrace.mutation.current import current
 from foretrace.mutation.overlap import within
+from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import OFFSET, Abstract, become_like
 
 aten = torch.ops.aten
@@ -23,22 +26,22 @@ FROM_START = frozenset({
 """What counts elements from the start of the memory, whatever of it the tensor sees"""
 
 
-def moved(alias: Alias) -> Size:
+def moved_by(alias: Alias) -> Size:
     """How far behind its place in the graph's memory eager has the tensor, in its elements."""
     distance: Size = alias.root.initial.type.begins - alias.root.last.type.begins
     return distance // alias.last.type.dtype.itemsize if distance else 0
 
 
-def placed(recorder: Records, view: Abstract) -> None:
+def place_view(recorder: Builder, view: Abstract) -> None:
     """Let a view that was taken of written memory lie where eager has it."""
     alias = alias_of(view)
-    if distance := moved(alias):
+    if distance := moved_by(alias):
         place = alias.last.type.but(offset=alias.last.type.offset + distance)
         become_like(view, recorder.abstract(Value(recorder.types.intern(place))))
 
 
 def in_graph(
-    recorder: Records, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    recorder: Builder, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an `as_strided` of written memory, counted in the graph's memory.
 
@@ -47,7 +50,7 @@ def in_graph(
     Raises:
         Refusal: it sees elements that the owner of the memory does not.
     """
-    tensor, schema = args[0], recorder.semantics.schema(func)
+    tensor, schema = args[0], schema_of(func)
     if not isinstance(tensor, Abstract):
         return args, kwargs
     named: dict[str, Any] = schema.bind(args, kwargs)
@@ -60,11 +63,11 @@ def in_graph(
     return tuple(named[name] for name in schema.arguments if name in named), {}
 
 
-def _count_in_graph(recorder: Records, func: Any, tensor: Abstract, named: dict[str, Any]) -> None:
+def _count_in_graph(recorder: Builder, func: Any, tensor: Abstract, named: dict[str, Any]) -> None:
     owner = current(alias_of(tensor).root, recorder)
     symbols, offset = recorder.types.symbols, named.get("storage_offset")
     here = current(tensor.ft_alias, recorder).type
-    begin = here.offset if offset is None else symbols.size(offset) - moved(tensor.ft_alias)
+    begin = here.offset if offset is None else symbols.size(offset) - moved_by(tensor.ft_alias)
     layout = (symbols.sizes(named["size"]), symbols.sizes(named["stride"]))
     seen = TensorType(*layout, here.dtype, here.device, begin)
     if here.dtype.itemsize != owner.type.dtype.itemsize or not within(recorder, seen, owner.type):

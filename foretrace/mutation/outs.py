@@ -1,26 +1,28 @@
 """Tensors that get other sizes in place: those given as `out=`, and by `resize_`."""
 
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import sympy
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Choice, Op, Tree, Value, map_values, substitute, values_in
+from foretrace.ir.op import Choice, Op, Value, substitute, values_in
 from foretrace.ir.tree import leaves, map_tree
 from foretrace.ir.types import Size, TensorType
-from foretrace.mutation.alias import Records, alias_of, current
+from foretrace.mutation.alias import alias_of
+from foretrace.mutation.builder import Builder
+from foretrace.mutation.call import Call
+from foretrace.mutation.current import current
 from foretrace.mutation.in_place import note_overwritten
-from foretrace.mutation.layout import laid_out, same_sizes
+from foretrace.mutation.layout import lay_out, same_sizes
 from foretrace.mutation.overlap import overlapping
 from foretrace.ops.outcome import Schema
+from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract, become_like
 
 aten = torch.ops.aten
-
-Call: TypeAlias = tuple[Tree, dict[str, Tree]]
-"""An op's positional and named arguments"""
 
 ITSELF = Choice(
     "out=", "whole", "its functional form may round otherwise, or is of another layout or dtype"
@@ -29,9 +31,7 @@ LEAVE_OUT = "give a tensor of that shape, or leave `out` away and use the result
 RESIZES = frozenset({aten.resize_.default, aten.resize_as_.default})
 
 
-def contents(
-    recorder: Records, func: Any, call: Call, tensors: dict[Value, Abstract]
-) -> list[Value | None]:
+def contents(call: Call) -> list[Value | None]:
     """What each operand holds that the op writes to, those given as `out=` first.
 
     The functional form makes it where it gives the very type that `out` has. Else the op itself
@@ -43,42 +43,47 @@ def contents(
         Refusal: another tensor sees the memory of an `out` of other sizes, or the op reads it.
         Exception: what eager raises for an `out` of a wrong dtype or device.
     """
-    schema = recorder.semantics.schema(func)
-    after = _types_after(recorder, func, call)
+    recorder, tensors, after = call.recorder, call.by_value, _types_after(call)
     with recorder.inner_scope(recorder.origin().frame) as ops:
-        news = _functional_form(recorder, func, call, tensors)
+        news = _functional_form(call)
     now: dict[Value, Value] = {}
-    for old, new in zip(schema.written_now(*call), news, strict=True):
+    for old, new in zip(call.written, news, strict=True):
         now[old] = old
-        if new is not None and not _fits(recorder, schema, old.type, new.type):
-            if values_in(call).count(old) > 1:
-                raise overlapping(f"{func} reads a tensor that it resizes and writes to")
+        if new is not None and not _fits(recorder, call.schema, old.type, new.type):
+            if call.values.count(old) > 1:
+                raise overlapping(f"{call.func} reads a tensor that it resizes and writes to")
             _check_known(recorder, old.type, new, after.get(old))
             now[old] = _renew(recorder, tensors[old], old, new.type)
-    args, kwargs = substitute(call, now)
-    if not _is_functional_form(recorder, func, (args, kwargs), list(now.values()), news):
-        return list(_in_place(recorder, func, (args, kwargs)))
+    call = _substituted(call, now)
+    if not _is_functional_form(call, list(now.values()), news):
+        return list(_in_place(call))
     for op in ops:
         recorder.append(op)
     return news
 
 
-def _types_after(recorder: Records, func: Any, call: Call) -> dict[Value, TensorType]:
+def _substituted(call: Call, env: dict[Value, Value]) -> Call:
+    args, kwargs = substitute((call.args, call.kwargs), env)
+    return replace(call, args=args, kwargs=kwargs)
+
+
+def _types_after(call: Call) -> dict[Value, TensorType]:
     """The operands' types once the op has run; nothing where there is no kernel to ask.
 
     Sizes are those of the run: many of these kernels know numbers only.
     """
-    if recorder.types.symbols.unknown([value.type.shape for value in values_in(call)]):
+    recorder = call.recorder
+    if recorder.types.symbols.unknown([value.type.shape for value in call.values]):
         return {}
     try:
-        args, kwargs = map_tree(call, partial(_in_numbers, recorder))
-        types = recorder.semantics.written(func, args, kwargs)
+        args, kwargs = map_tree((call.args, call.kwargs), partial(_in_numbers, recorder))
+        types = recorder.semantics.written(call.func, args, kwargs)
     except Refusal:
         return {}
-    return dict(zip(values_in(call), types, strict=True))  # an `out` stands last
+    return dict(zip(call.values, types, strict=True))  # an `out` stands last
 
 
-def _in_numbers(recorder: Records, leaf: Any) -> Any:
+def _in_numbers(recorder: Builder, leaf: Any) -> Any:
     """An argument with the sizes that it has in this run; a value's type."""
     hint = recorder.types.symbols.hint
     if not isinstance(leaf, Value):
@@ -87,7 +92,7 @@ def _in_numbers(recorder: Records, leaf: Any) -> Any:
     return leaf.type.but(shape=shape, stride=stride, offset=hint(leaf.type.offset))
 
 
-def _fits(recorder: Records, schema: Schema, old: TensorType, new: TensorType) -> bool:
+def _fits(recorder: Builder, schema: Schema, old: TensorType, new: TensorType) -> bool:
     """Whether eager leaves an `out` its sizes."""
     if schema.keeps_shape and same_sizes(recorder, (old.numel,), (new.numel,)):
         return True
@@ -96,14 +101,14 @@ def _fits(recorder: Records, schema: Schema, old: TensorType, new: TensorType) -
     return same_sizes(recorder, old.shape, new.shape) or _equal(recorder, old.shape, new.shape)
 
 
-def _equal(recorder: Records, one: tuple[Size, ...], other: tuple[Size, ...]) -> bool:
+def _equal(recorder: Builder, one: tuple[Size, ...], other: tuple[Size, ...]) -> bool:
     """Whether two shapes are one in this run, which open sizes make a guard."""
     decide = recorder.types.symbols.decide
     return all(decide(sympy.Eq(a, b)) for a, b in zip(one, other, strict=True))
 
 
 def _check_known(
-    recorder: Records, old: TensorType, result: Value, after: TensorType | None
+    recorder: Builder, old: TensorType, result: Value, after: TensorType | None
 ) -> None:
     """Refuse to resize an `out` where torch's kernels for types do not say what becomes of it.
 
@@ -124,34 +129,26 @@ def _check_known(
         )
 
 
-def _functional_form(
-    recorder: Records, func: Any, call: Call, tensors: dict[Value, Abstract]
-) -> list[Value | None]:
-    functional = recorder.semantics.schema(func).functional
-    if functional is None:
-        raise AssertionError(func)
-    args, kwargs = functional.arguments(*call)
-    if recorder.semantics.schema(functional.call).writes:  # batch norm's statistics
-        made = recorder.again(functional.call, *recorder.concrete((args, kwargs), tensors))
+def _functional_form(call: Call) -> list[Value | None]:
+    recorder, (form, *given) = call.recorder, call.functional
+    if schema_of(form).writes:  # batch norm's statistics
+        made = recorder.again(form, *recorder.concrete(given, call.by_value))
         return [current(alias_of(t), recorder) for t in leaves(made)]
-    op = recorder.call(functional.call, args, kwargs)
+    op = recorder.call(form, *given)
     return [recorder.call(aten.clone.default, (new,)).outs[0] if new in op.operands else new
             for new in leaves(op.result)]  # fmt: skip
 
 
-def _is_functional_form(
-    recorder: Records, func: Any, call: Call, olds: list[Value], news: list[Value | None]
-) -> bool:
+def _is_functional_form(call: Call, olds: list[Value], news: list[Value | None]) -> bool:
     """Whether the op does what its functional form does; one that returns nothing copies that."""
-    schema, given = recorder.semantics.schema(func), values_in(call)
-    if not schema.returns_something:
+    recorder, func, given = call.recorder, call.func, call.values
+    if not call.schema.returns_something:
         return True
     read = torch.Tag.pointwise not in func.tags and any(given.count(old) > 1 for old in olds)
     pairs = [(old.type, new.type) for old, new in zip(olds, news, strict=True) if new is not None]
     if not read and all(_alike(recorder, old, new) for old, new in pairs):
         return True
-    functional = schema.functional and recorder.semantics.schema(schema.functional.call)
-    if len(olds) > len(_outs(recorder, func, call)) or (functional and functional.writes):
+    if len(olds) > len(_outs(call)) or schema_of(call.functional[0]).writes:
         raise Refusal(
             f"{func} is given an `out` of another layout or dtype than its result, and writes more",
             kind="no functional form", do="leave `out` away, and copy the result into it",
@@ -159,52 +156,52 @@ def _is_functional_form(
     return False
 
 
-def _alike(recorder: Records, old: TensorType, new: TensorType) -> bool:
+def _alike(recorder: Builder, old: TensorType, new: TensorType) -> bool:
     """Whether a new tensor lies in memory as an old one does."""
     if old.dtype != new.dtype or new.lazy or not same_sizes(recorder, old.shape, new.shape):
         return False
     return _same_strides(recorder, old, new)
 
 
-def _same_strides(recorder: Records, one: TensorType, other: TensorType) -> bool:
+def _same_strides(recorder: Builder, one: TensorType, other: TensorType) -> bool:
     """Whether elements of one shape lie alike; how far apart a single one is does not matter."""
     far = [tuple(n for n, size in zip(t.stride, t.shape, strict=True) if size != 1)
            for t in (one, other)]  # fmt: skip
     return 0 in one.shape or same_sizes(recorder, *far)
 
 
-def _in_place(recorder: Records, func: Any, call: Call) -> tuple[Value, ...]:
+def _in_place(call: Call) -> tuple[Value, ...]:
     """The op on copies of its `out`s: a kernel may read one, or leave parts of it as they are."""
-    fresh = {old: laid_out(recorder, old.type, old) for old in _outs(recorder, func, call)}
+    recorder = call.recorder
+    fresh = {old: lay_out(recorder, old.type, old) for old in _outs(call)}
     outs = tuple(Value(value.type) for value in fresh.values())
-    args, kwargs = substitute(call, fresh)
-    result = outs if recorder.semantics.schema(func).multiple else outs[0]
-    origin = recorder.origin()
-    recorder.append(Op(func, args, kwargs, result, outs, origin=origin, choice=ITSELF))
+    over, origin = _substituted(call, fresh), recorder.origin()
+    result = outs if call.schema.multiple else outs[0]
+    recorder.append(
+        Op(call.func, over.args, over.kwargs, result, outs, origin=origin, choice=ITSELF)
+    )
     return outs
 
 
-def _outs(recorder: Records, func: Any, call: Call) -> list[Value]:
-    return values_in([call[1].get(name) for name in recorder.semantics.schema(func).outs])
+def _outs(call: Call) -> list[Value]:
+    return values_in([call.kwargs.get(name) for name in call.schema.outs])
 
 
-def resize(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensor: Abstract
-) -> Abstract:
+def resize(call: Call) -> Abstract:
     """`resize_` and `resize_as_` where nothing in memory is kept, or nothing is to be done.
 
     Raises:
         Refusal: what memory holds would have to be seen otherwise.
         RuntimeError: autograd follows the tensor; eager raises the same.
     """
+    recorder, func, args, tensor = call.recorder, call.func, call.args, call.tensors[0]
     old = args[0]
     if old.type.requires_grad:
         raise RuntimeError("cannot resize variables that require grad")
     like = args[1].type.shape if isinstance(args[1], Value) else tuple(args[1])
-    if kwargs.get("memory_format") is None and same_sizes(recorder, old.type.shape, like):
+    if call.kwargs.get("memory_format") is None and same_sizes(recorder, old.type.shape, like):
         return tensor
-    typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
-    type = recorder.semantics.written(func, *typed)[0]
+    type = recorder.semantics.written(func, *call.types)[0]
     if same_sizes(recorder, (*old.type.shape, *old.type.stride), (*type.shape, *type.stride)):
         return tensor
     if 0 not in (*type.shape, *old.type.shape):
@@ -216,7 +213,7 @@ def resize(
     return tensor
 
 
-def _renew(recorder: Records, tensor: Abstract, old: Value, type: TensorType) -> Value:
+def _renew(recorder: Builder, tensor: Abstract, old: Value, type: TensorType) -> Value:
     """Let a tensor have memory of its own of this type; nothing is in it yet."""
     alias = alias_of(tensor)
     seen = any(each.is_view or each.tensor() is not None for each in alias.children)

@@ -16,7 +16,11 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Value
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import Alias, Records, alias_of, current
+from foretrace.mutation.alias import Alias, alias_of
+from foretrace.mutation.builder import Builder
+from foretrace.mutation.call import Call
+from foretrace.mutation.current import current
+from foretrace.ops.schemas import schema_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.tensors.abstract import Abstract
 
@@ -24,47 +28,38 @@ ANY_ORDER = frozenset({torch.ops.aten.copy_.default})
 """What reads each element where it writes it, beside the operators that torch calls pointwise"""
 
 
-def check_apart(
-    recorder: Records, func: Any, targets: list[Abstract], tensors: list[Abstract]
-) -> None:
+def check_apart(call: Call) -> None:
     """Refuse a call whose writes have no functional form.
 
-    Args:
-        recorder: knows what the tensors are now.
-        func: the operator.
-        targets: what it writes to.
-        tensors: all of its operands, each occurrence.
-
     Raises:
-        Refusal: a target overlaps itself, or overlaps another operand in part.
+        Refusal: a tensor that it writes to overlaps itself, or overlaps another operand in part.
     """
+    recorder, func, targets = call.recorder, call.func, call.targets
     for target in targets:
         alias = alias_of(target)
         if any(overlaps(recorder, current(each, recorder).type) for each in (alias, alias.root)):
             raise overlapping(f"{func} writes to memory of which several elements are one place")
-    for target in () if recorder.semantics.schema(func).writes_lists else targets:
-        _check_operands(recorder, func, target, tensors)
+    for target in () if call.schema.writes_lists else targets:
+        _check_operands(call, target)
 
 
-def _check_operands(
-    recorder: Records, func: Any, target: Abstract, tensors: list[Abstract]
-) -> None:
-    alias = alias_of(target)
-    others = [tensor for tensor in tensors if tensor is not target]
-    in_place = not recorder.semantics.schema(func).outs
-    if len(others) < len(tensors) - 1 and in_place and not _pointwise(recorder, func):
+def _check_operands(call: Call, target: Abstract) -> None:
+    recorder, func, alias = call.recorder, call.func, alias_of(target)
+    others = [tensor for tensor in call.tensors if tensor is not target]
+    in_place = not call.schema.outs
+    if len(others) < len(call.tensors) - 1 and in_place and not _pointwise(func):
         raise overlapping(f"{func} reads the tensor that it writes to as another operand")
     for other in others:
         if isinstance(other.ft_alias, Alias) and other.ft_alias.root is alias.root:
             one, two = (place(each, current(each, recorder)) for each in (alias, other.ft_alias))
-            if one.same_layout(two) and one.offset == two.offset and _pointwise(recorder, func):
+            if one.same_layout(two) and one.offset == two.offset and _pointwise(func):
                 continue
             if meet(recorder, one, two):
                 raise overlapping(f"{func} reads memory that it writes to, at other places")
 
 
-def _pointwise(recorder: Records, func: Any) -> bool:
-    schema = recorder.semantics.schema(func)
+def _pointwise(func: Any) -> bool:
+    schema = schema_of(func)
     functional = schema.functional
     forms = (func, functional.call if functional is not None else func)
     return func in ANY_ORDER or any(torch.Tag.pointwise in form.tags for form in forms)
@@ -78,7 +73,7 @@ def place(alias: Alias, value: Value) -> TensorType:
     return value.type.but(offset=far // value.type.dtype.itemsize)
 
 
-def meet(recorder: Records, one: TensorType, two: TensorType) -> bool:
+def meet(recorder: Builder, one: TensorType, two: TensorType) -> bool:
     """Whether two views of one memory have an element in common.
 
     That they have none is a guard where open sizes decide it.
@@ -95,7 +90,7 @@ def meet(recorder: Records, one: TensorType, two: TensorType) -> bool:
     return False
 
 
-def within(recorder: Records, one: TensorType, two: TensorType) -> bool:
+def within(recorder: Builder, one: TensorType, two: TensorType) -> bool:
     """Whether all elements of a view of some memory are elements of another of the same dtype.
 
     That they are is a guard where open sizes decide it.
@@ -110,7 +105,7 @@ def within(recorder: Records, one: TensorType, two: TensorType) -> bool:
     return True
 
 
-def overlaps(recorder: Records, type: TensorType) -> bool:
+def overlaps(recorder: Builder, type: TensorType) -> bool:
     """Whether several elements of a tensor are one place in memory.
 
     That none are is a guard where open sizes decide it.

@@ -1,14 +1,13 @@
 """The outcome of a call, learned once for all calls with operands of the same types."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
-from foretrace.ir.op import Choice, Definition, Op, Tree, Value, ViewStep, values_in
+from foretrace.ir.op import Choice, Definition, Tree, Value, values_in
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
-from foretrace.ops.cache import Learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,66 +136,6 @@ class Schema:
             return ()
         operand = values_in((args, kwargs)).index(bases[0])
         return tuple((position, operand, self.share) for position in range(count))
-
-
-class Semantics(Protocol):
-    """What the recorder asks about an operator; rules and the target answer.
-
-    What this class answers itself: no op is opened, and autograd follows none.
-    """
-
-    learned: Learned
-    """answers that hold in every capture"""
-
-    def body_kernel(
-        self, func: Any, args: Tree, kwargs: dict[str, Tree]
-    ) -> tuple[Callable[..., Any] | None, Choice | None]:
-        """The kernel that takes the op apart on the target, or None for a leaf; and why."""
-        return None, None
-
-    def list_kernel(self, func: Any) -> Callable[..., Any] | None:
-        """The kernel that writes to a list one tensor after the other, where eager has such."""
-        return None
-
-    def ambient(self, func: Any) -> Any:
-        """What beside its arguments the body depends on (autocast, switches); None: nothing."""
-        return None
-
-    def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
-        """Results of a leaf: arguments have a TensorType for each tensor, results as well.
-
-        A result that is the n-th operand is `Given(n)`.
-        """
-
-    def written(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[TensorType, ...]:
-        """For each operand of an op that writes, its type afterwards; types as in `infer`.
-
-        Raises:
-            Refusal: there is no kernel to ask.
-            Exception: what eager raises for a wrong call.
-        """
-
-    def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
-        """For each tensor a leaf returns, whether autograd follows it, given its operands."""
-        return ()
-
-    def saved(
-        self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
-    ) -> frozenset[int]:
-        """Positions of the operands that autograd saves; types as in `infer`."""
-        return frozenset()
-
-    def schema(self, func: Any) -> Schema:
-        """What the operator's schema says, and what it leaves out."""
-
-    def put_back(
-        self, steps: Sequence[ViewStep], bases: Sequence[Value], new: Value,
-        append: Callable[..., Op],
-    ) -> Value:  # fmt: skip
-        """The first base after the view that `steps` lead to got the content `new`.
-
-        `append` records a call given as (operator, args, kwargs).
-        """
 
 
 def fill(result: Tree, operands: list[Value], made: list[Value]) -> Tree:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from foretrace.errors import Refusal
-from foretrace.history.history_ops import renamed
+from foretrace.history.history_ops import rename
 from foretrace.ir.op import Op, Value, map_values, substitute
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.types import Arrived
@@ -55,7 +55,7 @@ def partial_backward(
     tangents = [next(there) if s is not None else i for i, s in zip(late, given, strict=True)]
     inputs = [i for i in pair.backward.inputs if i.role.kind != "tangent"]
     outputs = [replace(o, value=substitute(o.value, known)) for o in halves.gradients]
-    return Graph([*inputs, *tangents], [renamed(op, known) for op in ops], outputs, "backward")
+    return Graph([*inputs, *tangents], [rename(op, known) for op in ops], outputs, "backward")
 
 
 def _original(saved: Saved) -> Any:

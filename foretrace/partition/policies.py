@@ -20,7 +20,7 @@ Decide: TypeAlias = Callable[[Op], str]
 SAVE_ALL = "save_all saves what the backward uses"
 
 
-def chosen(halves: Sides, policy: Policy) -> dict[Value, str]:
+def choose(halves: Sides, policy: Policy) -> dict[Value, str]:
     """The values made in the forward that are handed over, each with the reason.
 
     Raises:
@@ -63,13 +63,8 @@ def _demanded(halves: Sides, decide: Decide) -> dict[Value, str]:
     return saved
 
 
-def _min_cut(halves: Sides) -> dict[Value, str]:
-    """The fewest bytes that running cheap ops again allows."""
-    return SavingNetwork(halves).cut()
-
-
 POLICIES: dict[str, Callable[[Sides], dict[Value, str]]] = {
-    "min_cut": _min_cut,
+    "min_cut": lambda halves: SavingNetwork(halves).cut(),
     "save_all": lambda halves: _demanded(halves, lambda _: SAVE_ALL),
     "recompute_all": lambda halves: _demanded(halves, lambda _: ""),
 }

@@ -13,10 +13,11 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 from foretrace.emit.fx import Vals
-from foretrace.ir.op import Op, Tree, Value, map_values, target_name
+from foretrace.ir.op import Op, Value, map_values, target_name
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.walk import leaf_ops
 from foretrace.ops.cache import OWN
+from foretrace.ops.schemas import schema_of
 from foretrace.passes.live import needs
 from foretrace.targets.costs import COSTS
 from foretrace.targets.semantics import TargetSemantics
@@ -102,12 +103,19 @@ class Sides:
         return made_in is None or made_in is op.origin.checkpoint
 
     def _asked(self) -> set[Op]:
-        """Ops in a selective checkpoint that its policy saves; it is asked in order, once each."""
-        selective = [op for op in self.joint.ops if _selective(op)]
-        if not selective:
-            return set()
-        vals = Vals(self.semantics.fakes, self.symbols)
-        return {op for op in selective if _saves(op, *map_values((op.args, op.kwargs), vals.of))}
+        """Ops in a selective checkpoint that its policy saves; it is asked in order, once each.
+
+        torch asks it of operators; their arguments are fake tensors.
+        """
+        asked, vals = set[Op](), Vals(self.semantics.fakes, self.symbols)
+        for op in self.joint.ops:
+            saves = op.origin.checkpoint and op.origin.checkpoint.saves
+            if saves and op.because is None and hasattr(op.target, "overloadpacket"):
+                args, kwargs = map_values((op.args, op.kwargs), vals.of)
+                context = SelectiveCheckpointContext(is_recompute=False)
+                if saves(context, op.target, *args, **kwargs) in SAVES:
+                    asked.add(op)
+        return asked
 
     # ---- running again --------------------------------------------------------------------------
 
@@ -125,7 +133,7 @@ class Sides:
 
     def _call_once(self, op: Op) -> str:
         """Why this call, of an operator that may be repeated, may not."""
-        schema = self.semantics.schema(op.target)
+        schema = schema_of(op.target)
         named = schema.bind(op.args, op.kwargs) if schema.random else {}
         if schema.random and (DROPOUT not in schema.arguments or named.get(DROPOUT, 0) != 0):
             return "it draws random numbers, and none is drawn twice"
@@ -166,7 +174,7 @@ class Sides:
             return Facts(
                 "what it calls is not an operator of torch", view=False, cheap=False, reduces=False
             )
-        schema = self.semantics.schema(target)
+        schema = schema_of(target)
         view = schema.viewed is not None
         once = ""
         if target.namespace not in OWN:
@@ -190,19 +198,3 @@ class Sides:
                 if self._facts(leaf).view and any(v in found for v in leaf.operands):
                     found.update(leaf.outs)
         return found
-
-
-def _selective(op: Op) -> bool:
-    """Whether the policy of a selective checkpoint has a say: torch asks it of operators."""
-    checkpoint = op.origin.checkpoint
-    asked = checkpoint is not None and checkpoint.saves is not None
-    return asked and op.because is None and hasattr(op.target, "overloadpacket")
-
-
-def _saves(op: Op, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> bool:
-    """What the policy says of an op; its arguments are fake tensors."""
-    checkpoint = op.origin.checkpoint
-    if checkpoint is None or checkpoint.saves is None:
-        return False
-    context = SelectiveCheckpointContext(is_recompute=False)
-    return checkpoint.saves(context, op.target, *args, **kwargs) in SAVES

@@ -17,7 +17,7 @@ from foretrace.ir.op import Choice, Op, Origin, Tree, Value, map_values
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, size_input
 from foretrace.ir.types import Arrived, Size
 from foretrace.ir.walk import leaf_ops
-from foretrace.partition.policies import Policy, chosen
+from foretrace.partition.policies import Policy, choose
 from foretrace.partition.sides import Sides
 from foretrace.passes.live import live, needs, values_of, with_saved
 from foretrace.symbols.questions import free_symbols
@@ -92,7 +92,7 @@ def partition(
         Refusal: there is no such policy.
     """
     halves = Sides(joint, recorded, semantics)
-    reasons = chosen(halves, policy)
+    reasons = choose(halves, policy)
     ops, handed = second(halves, reasons)
     copies = {value: _copied(halves, value) for value in handed if value in halves.aliases}
     given = [copies[v][-1].outs[0] if v in copies else v for v in handed]

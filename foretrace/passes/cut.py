@@ -2,28 +2,18 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.history.history import History, left_in_memory, unmarked, with_history
+from foretrace.history.history import History, with_history
+from foretrace.history.history_ops import left_in_memory, unmark
 from foretrace.history.placed import placed
 from foretrace.history.saved_over import SavedOver, saved_over
 from foretrace.history.stale import Stale, applied
-from foretrace.history.uses_apart import returned, uses_apart
-from foretrace.ir.op import (
-    Backward,
-    ModuleCall,
-    Op,
-    Origin,
-    RuleName,
-    Value,
-    Write,
-    map_values,
-    values_in,
-)
+from foretrace.history.uses_apart import returned_inputs, uses_apart
+from foretrace.ir.op import Backward, ModuleCall, Op, Origin, RuleName, Value, Write, values_in
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
 from foretrace.ir.types import Arrived, TensorType
 from foretrace.ops.schemas import schema_of
@@ -31,7 +21,6 @@ from foretrace.passes.differentiate import Differentiation
 from foretrace.passes.live import live, values_of, with_saved, without_unread
 from foretrace.passes.select import Selector, selects
 from foretrace.python_state.leaks import held_before
-from foretrace.rules.derive import Derivatives
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.functions import FunctionCall
 
@@ -148,10 +137,8 @@ def _trainable(
     also: Collection[Value], *, around: bool,
 ) -> list[Op]:  # fmt: skip
     """The ops of a cut that autograd follows, and refuses, as it does eager's."""
-    below, over = semantics.derivatives.below_autograd, written_over(recorded, semantics)
-    asked = (partial(_raises, semantics.derivatives), partial(_own_formula, semantics.derivatives))
-    view = partial(semantics.inference.infer, kwargs={})
-    history = History(lambda op: op.target in below, *asked, around, over.copied, view=view)
+    over = written_over(recorded, semantics)
+    history = History(semantics, around, over.copied)
     flat = list(flatten(recorded.ops, level, history.stops, history.trained_body))
     left = [v for value, (now, _) in over.left.items() for v in (value, now) if v is not None]
     flat = without_unread(flat, [*results, *also, *left], semantics)
@@ -164,34 +151,11 @@ def _trainable(
         inside = flatten(inside, level, history.stops, history.trained_body)
         return list(flatten(with_history(inside, history), level))
 
-    ops, copies = uses_apart(ops, returned(recorded), opened)
+    ops, copies = uses_apart(ops, returned_inputs(recorded), opened)
     for value in (*over.left, *copies):
         if (found := over.left.get(copies.get(value, value))) is not None:
             ops += left_in_memory(value, *found)
     return list(placed(ops, semantics.inference.infer))
-
-
-def _raises(derivatives: Derivatives, op: Op, followed: Collection[Value] = ()) -> bool:
-    """Whether torch's autograd raises when the op runs, so that it can have no history."""
-
-    def type_of(value: Value) -> TensorType:
-        return value.type.with_grad(True) if value in followed else value.type
-
-    typed = [map_values(tree, type_of) for tree in (op.args, op.kwargs)]
-    try:
-        derivatives.followed(op.target, *typed)
-    except (RuntimeError, NotImplementedError) as error:
-        if isinstance(error, Refusal):
-            raise
-        return True
-    return False
-
-
-def _own_formula(derivatives: Derivatives, writes: Any, form: Op) -> bool:
-    """Whether an operator that writes has another derivative than its functional form."""
-    args, kwargs = (map_values(tree, lambda v: v.type) for tree in (form.args, form.kwargs))
-    itself = derivatives.node(writes, args, kwargs, frozenset({0}))
-    return itself != derivatives.node(form.target, args, kwargs, frozenset())
 
 
 def written_over(recorded: Recorded, semantics: TargetSemantics) -> SavedOver:
@@ -254,7 +218,7 @@ def differentiated(
     ]
     flat = [*flatten(recorded.ops, level), *flatten(walk.scope.ops, level)]
     results = values_of(outputs)
-    ops = live(list(map(unmarked, flat)), results, semantics)
+    ops = live(list(map(unmark, flat)), results, semantics)
     return Graph([*recorded.inputs, *tangents], with_saved(ops, results), outputs, "joint")
 
 

@@ -16,15 +16,16 @@ import sympy
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.history.inline import located
+from foretrace.history.inline import locate
 from foretrace.ir.names import calls_target
 from foretrace.ir.op import Choice, Op, Value, copy_ops, values_in
 from foretrace.ir.program import Graph
 from foretrace.ir.tree import pairs
 from foretrace.ir.types import Size, TensorType
 from foretrace.ir.walk import leaf_ops
-from foretrace.mutation.layout import laid_out
+from foretrace.mutation.layout import lay_out
 from foretrace.mutation.outs import ITSELF
+from foretrace.ops.schemas import schema_of
 from foretrace.passes.live import live, needs, values_of
 from foretrace.passes.table_recorder import GIVEN, Entries, EntryRecorder, Table
 from foretrace.targets.semantics import TargetSemantics
@@ -109,7 +110,7 @@ class _Decomposition:
             made = self._recorded(op)
         except (RuntimeError, ValueError) as error:
             if not relaid:
-                raise located(error, op) if isinstance(error, Refusal) else error from None
+                raise locate(error, op) if isinstance(error, Refusal) else error from None
             yield from self.restored(relaid)
             yield from self._one(op)
             return
@@ -128,7 +129,7 @@ class _Decomposition:
 
     def _written(self, op: Op) -> Iterator[Op]:
         """An in-place op by its entry, and a copy: others read what it wrote to."""
-        (old,) = self.entries.schema(op.target).written_now(op.args, op.kwargs)
+        (old,) = schema_of(op.target).written_now(op.args, op.kwargs)
         new = Value(op.outs[0].type)
         self.used |= {new}
         unchanged = Op(op.target, op.args, op.kwargs, new, (new,), origin=op.origin)
@@ -142,7 +143,7 @@ class _Decomposition:
 
     def _functional_form(self, op: Op) -> Iterator[Op]:
         """An `out=` op as what gives its result and puts that in the layout of `out`."""
-        functional = self.entries.schema(op.target).functional
+        functional = schema_of(op.target).functional
         if functional is None:
             raise AssertionError(op)
         with self.plain.inner_scope() as ops:
@@ -158,7 +159,7 @@ class _Decomposition:
             new = self.plain.call(aten.view.default, (new, list(like.shape))).outs[0]
         if new.type.dtype != like.dtype:
             new = self.plain.call(aten._to_copy.default, (new,), {"dtype": like.dtype}).outs[0]
-        return laid_out(self.plain, like, new)
+        return lay_out(self.plain, like, new)
 
     def _pieces(self, op: Op, shown: Op) -> Iterator[Op]:
         """The op, or the leaves below it, which are then pieces of `shown`."""
@@ -176,7 +177,7 @@ class _Decomposition:
 
     def _writes(self, op: Op) -> bool:
         """Whether it is there to write: others read what it wrote to, and not what it returns."""
-        return bool(self.entries.schema(op.target).written_now(op.args, op.kwargs))
+        return bool(schema_of(op.target).written_now(op.args, op.kwargs))
 
     def _may_be_typed_again(self, op: Op) -> bool:
         operator = hasattr(op.target, "overloadpacket") and calls_target(op)
@@ -215,7 +216,7 @@ class _Decomposition:
         """A result as a value of its own, where the decomposition handed on what there was."""
         if made not in taken:
             return made
-        views = self.entries.schema(op.target).viewed is not None
+        views = schema_of(op.target).viewed is not None
         with self.plain.inner_scope() as more:
             made = self.plain.call(
                 aten.alias.default if views else aten.clone.default, (made,)
@@ -230,7 +231,7 @@ class _Decomposition:
                 continue
             now, maker = self.relaid.pop(value)
             with self.plain.inner_scope() as ops:
-                made = laid_out(self.plain, value.type, now)
+                made = lay_out(self.plain, value.type, now)
             for op in copy_ops(ops, {made: value}, maker):
                 op.choice, op.piece_of = RESTORED, maker
                 yield from self._one(op)

@@ -15,13 +15,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.history.inline import (
-    inlined,
-    located,
-    returned,
-    used_by,
-    written_positions,
-)
+from foretrace.history.inline import inline, locate, results_of, values_used, written_positions
 from foretrace.history.stale import Stale
 from foretrace.ir.op import (
     Backward,
@@ -138,7 +132,7 @@ class Differentiation:
         rule, args = self._rule(op.target, op, op.args, op.kwargs, self._tangents(op))
         if rule is None:
             return
-        self._apply(op, rule, values_in(args), returned(op), self._tangents(op))
+        self._apply(op, rule, values_in(args), results_of(op), self._tangents(op))
 
     def _rule(
         self, func: Any, op: Op, args: Tree, kwargs: Any, tangents: Sequence[Value | None]
@@ -153,11 +147,11 @@ class Differentiation:
         try:
             rule = self.derivatives.rule(func, typed_args, typed_kwargs, given, positions)
         except Refusal as refusal:
-            raise located(refusal, op) from None
+            raise locate(refusal, op) from None
         return rule, both
 
     def _tangents(self, op: Op) -> list[Value | None]:
-        return [self.gradients.get(v) for v in returned(op)]
+        return [self.gradients.get(v) for v in results_of(op)]
 
     def _apply(
         self, op: Op, rule: Rule, occurrences: Sequence[Value], results: Sequence[Value],
@@ -172,7 +166,7 @@ class Differentiation:
             if formal is not None
         )  # fmt: skip
         self._reread(op, rule, env, written_positions(op, list(occurrences)))
-        body = inlined(rule.ops, env, op, rule.name)
+        body = inline(rule.ops, env, op, rule.name)
         found = [g and env.get(g, g) for g in rule.gradients]
         self._emit(op, rule.name, body, found)
         for value, gradient in zip(occurrences, found, strict=True):
@@ -200,7 +194,7 @@ class Differentiation:
         outs = tuple(dict.fromkeys(g for g in found if g is not None and g in inside))
         if not body:
             return
-        used = tuple(v for v in used_by(body) if v not in inside)
+        used = tuple(v for v in values_used(body) if v not in inside)
         target = Backward(op, name)
         self.scope.ops.append(Op(
             target, used, {}, list(outs), outs, origin=op.origin, below=body, because=op, rule=name
@@ -271,7 +265,7 @@ class Differentiation:
             env[rule.results[0]] = self._part(write, now, op)
         env.update({t: part for t in rule.tangents if t is not None})
         self._reread(op, rule, env, [0])
-        body = inlined(rule.ops, env, op, rule.name)
+        body = inline(rule.ops, env, op, rule.name)
         found = [g and env[g] for g in rule.gradients]
         self._emit(op, rule.name, body, found)
         self._put_back(op, write, base, bases, found[0])
@@ -328,7 +322,7 @@ class Differentiation:
         try:
             rule = own_rule(op, tangents, held, self.outside, self.derivatives.tape)
         except Refusal as refusal:
-            raise located(refusal, op) from None
+            raise locate(refusal, op) from None
         self._apply(op, rule, rule.operands, (), tangents)
 
     # ---- kept ops ----------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from foretrace.history.history import is_hidden_write
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.program import Output
 from foretrace.ir.walk import every_op
-from foretrace.mutation.made_leaves import REQUIRES_GRAD
+from foretrace.mutation.builder import REQUIRES_GRAD
+from foretrace.ops.schemas import schema_of
 from foretrace.targets.semantics import TargetSemantics
 
 
@@ -19,7 +20,7 @@ def values_of(outputs: Iterable[Output]) -> list[Value]:
 def live(ops: list[Op], results: Iterable[Value], semantics: TargetSemantics) -> list[Op]:
     """The ops on which a result depends, and those that do something else: draw, check, raise."""
     wanted, kept = set(results), []
-    fixed = cache(lambda: _fixed(ops, semantics))
+    fixed = cache(lambda: _fixed(ops))
     for op in reversed(ops):
         if not wanted.isdisjoint(all_outs(op)) or effectful(op, semantics, fixed):
             kept.append(op)
@@ -55,11 +56,11 @@ def all_outs(op: Op) -> Collection[Value]:
     return {*op.outs, *_ordered(op)} if op.region else op.outs
 
 
-def _fixed(ops: Iterable[Op], semantics: TargetSemantics) -> set[Value]:
+def _fixed(ops: Iterable[Op]) -> set[Value]:
     """The values that follow from no input: the places of what a view shows, for one."""
     found = set[Value]()
     for op in every_op(ops):
-        operator = hasattr(op.target, "overloadpacket") and not semantics.schema(op.target).random
+        operator = hasattr(op.target, "overloadpacket") and not schema_of(op.target).random
         if operator and found.issuperset(needs(op)):
             found.update(op.outs)
     return found
@@ -75,7 +76,7 @@ def effectful(op: Op, semantics: TargetSemantics, fixed: Callable[[], set[Value]
         return any(effectful(inner, semantics, fixed) for inner in op.template or ())
     if not hasattr(op.target, "overloadpacket") or op.target is REQUIRES_GRAD:
         return False
-    schema = semantics.schema(op.target)
+    schema = schema_of(op.target)
     if schema.random or schema.writes or not schema.returns_something:
         return True
     if op.because is not None or not semantics.may_raise(op):

@@ -12,7 +12,7 @@ from foretrace.errors import Refusal, Refusing
 from foretrace.frames.sources import Sources
 from foretrace.ir.op import Choice, Tree, Value, target_name
 from foretrace.ops.cache import Cache, Learned
-from foretrace.ops.semantics import OperatorSemantics
+from foretrace.ops.semantics import Semantics
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.recorder import Recorder
@@ -24,7 +24,7 @@ Table: TypeAlias = Mapping[Any, Callable[..., Any]]
 GIVEN = Choice("decomposition", "opened", "the decomposition table given has an entry for it")
 
 
-class Entries(OperatorSemantics):
+class Entries(Semantics):
     """Semantics of a recorder: the table first, then the target; autograd follows nothing.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.history.history_ops import renamed
+from foretrace.history.history_ops import rename
 from foretrace.history.stale import view_positions_of
 from foretrace.ir.op import Op, Origin, Tree, Value, values_in
 from foretrace.ir.program import Mutation, Output, Recorded
@@ -91,7 +91,7 @@ class _Spelling:
             copies = {value: Value(value.type) for value in op.operands if value in old}
             for value, copy in copies.items():
                 yield _op(aten.clone.default, (value,), copy, op.origin)
-            yield renamed(op, copies)
+            yield rename(op, copies)
 
     def of_old(self, ops: list[Op]) -> list[Op]:
         """The ops over copies of the old tensors of bound buffers, where an output shows them."""
@@ -102,7 +102,7 @@ class _Spelling:
         values = [o.value for o in self.recorded.outputs if isinstance(o.value, Value)]
         self.old = {memory[v]: Value(memory[v].type) for v in values if v in memory}
         copies = [_op(aten.clone.default, (value,), copy) for value, copy in self.old.items()]
-        return [*copies, *(renamed(op, self.old) for op in ops)]
+        return [*copies, *(rename(op, self.old) for op in ops)]
 
     def inside(self, mutation: Mutation) -> bool:
         """Whether the graph has to write by itself."""

@@ -13,14 +13,14 @@ from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import Sources, function_of, names_of, place_of
 from foretrace.ir.op import Value
-from foretrace.ir.program import Input, Output, Recorded, Role, Target, size_input
+from foretrace.ir.program import Input, Output, Recorded, Role, size_input
 from foretrace.ir.requirements import Requirements
 from foretrace.ir.structure import Structure, named_arguments, take_apart
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import alias_of
-from foretrace.mutation.made_leaves import given_back
+from foretrace.mutation.made_leaves import returned_value
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
-from foretrace.ops.outcome import Semantics, Share
+from foretrace.ops.outcome import Share
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import bound_before, read_outside
 from foretrace.python_state.leaks import check_none_escaped, stranding
@@ -49,6 +49,7 @@ from foretrace.recording.shared_inputs import check_shared_memory
 from foretrace.recording.torch_state import running, unchanged_state, uncollected
 from foretrace.recording.watched import WatchedRecorder
 from foretrace.symbols.dynamic import Dynamic
+from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.tensors.admitted import check_admitted
 from foretrace.tensors.parameters import AbstractParameter
@@ -63,12 +64,12 @@ class Capture:
     """One run: its inputs as they become known, and the recorder."""
 
     def __init__(
-        self, types: Types, semantics: Semantics, sources: Sources, device: torch.device | None,
-        dynamic: Dynamic, *, guard_values: bool = False, watch: bool = False,
+        self, types: Types, semantics: TargetSemantics, sources: Sources, dynamic: Dynamic,
+        device: torch.device | None, *, guard_values: bool = False, watch: bool = False,
     ) -> None:  # fmt: skip
         self.types, self.device, self.dynamic = types, device, dynamic
-        self.guard_values = guard_values
-        self.constants = Constants(semantics, types.symbols.concrete)
+        self.semantics, self.guard_values = semantics, guard_values
+        self.constants = Constants(types.symbols.concrete)
         self.inputs: list[Input] = []
         self.real: list[Any] = []
         """what was given for each input: a tensor, or a symbolic number"""
@@ -79,8 +80,9 @@ class Capture:
         self.names: dict[int, str] = {}
         self.outside = Outside() if watch else None
         self.gradients = Gradients(
-            self.inputs, self.real, self.placeholders, self._gradient, self.lift, self._resting
-        )
+            self.inputs, self.real, self.placeholders, self._gradient, self.lift,
+            lambda: self.outside is None or self.outside.resting > 0,
+        )  # fmt: skip
         made: Any = (
             types, semantics, sources, self.lift, self.lift_constant, self.answer,
             Cache(semantics.learned.outcomes, semantics.learned.settled, types.symbols),
@@ -178,15 +180,12 @@ class Capture:
         return number
 
     def _type(self, tensor: torch.Tensor, name: str, kind: str) -> TensorType:
-        known = self.types.of(tensor, self._label(tensor))
+        known = self.types.of(tensor, self.device if tensor.device != self.device else None)
         geometry = self.dynamic.geometry(tensor, name) if kind == "input" else None
         if geometry is None:
             return known
         shape, stride, offset = geometry.shape, geometry.stride, geometry.offset
         return self.types.intern(known.but(shape=shape, stride=stride, offset=offset))
-
-    def _label(self, tensor: torch.Tensor) -> torch.device | None:
-        return self.device if tensor.device != self.device else None
 
     def lift(self, tensor: torch.Tensor) -> Abstract:
         """A real tensor that the program reached from outside its arguments."""
@@ -198,9 +197,6 @@ class Capture:
         """The abstract tensor for what `.grad` of an input is, of the same sizes if they are."""
         like = like and self.types.intern(like.with_grad(tensor.requires_grad))
         return self.placeholder(tensor, "captured", name, like=like)
-
-    def _resting(self) -> bool:
-        return self.outside is None or self.outside.resting > 0
 
     def lift_constant(self, tensor: torch.Tensor) -> Abstract:
         """A tensor that the program has just made from Python numbers."""
@@ -231,9 +227,8 @@ class Capture:
 
 
 def record(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], capture: Capture,
-    target: Target,
-) -> Recorded:  # fmt: skip
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], capture: Capture
+) -> Recorded:
     """Run `fn(*args, **kwargs)` once; torch's state and all that it can reach is as it was before.
 
     Raises:
@@ -242,18 +237,17 @@ def record(
     with ONE_AT_A_TIME, stranding(capture.types), uncollected():
         before = Before((fn, args, kwargs), owners_of(fn).values())
         with put_back(before.put_back, always=False), normal_mode(capture.recorder):
-            recorded = _recorded(fn, args, kwargs, capture, target, before)
+            recorded = _recorded(fn, args, kwargs, capture, before)
             capture.release(fn)
             check_states(before.changed(), partial(capture.lines, fn))
             check_none_escaped(capture.types, recorded, capture.lines(fn))
     return recorded
 
 
-def _recorded(
-    fn: Any, args: Any, kwargs: Any, capture: Capture, target: Target, before: Before
-) -> Recorded:
+def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before) -> Recorded:
     leaves, in_structure = named_arguments(fn, args, kwargs)
     lines, recorder = partial(capture.lines, fn), capture.recorder
+    target = capture.semantics.target
     owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
     capture.names = names_of_tensors(fn)
     requires = _required_of_call(fn, [name for name, _ in leaves], in_structure, recorder)
@@ -316,7 +310,7 @@ def _output(name: str, leaf: Any, capture: Capture, written: Iterable[int]) -> O
     if not isinstance(leaf, torch.Tensor):
         return Output(leaf, role)
     placeholder = leaf if isinstance(leaf, Abstract) else capture.lift(leaf)
-    value = given_back(placeholder, capture.recorder)
+    value = returned_value(placeholder, capture.recorder)
     placeholders = capture.placeholders
     same_as = next((i for i, each in enumerate(placeholders) if each is placeholder), None)
     owner = alias_of(placeholder).root

@@ -11,7 +11,8 @@ from foretrace.ir.op import Op, Value, ViewStep, Write, values_in
 from foretrace.ir.program import Input, Mutation, Output, Overwritten, Role
 from foretrace.ir.requirements import FIRST_CALL
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import Alias, alias_of, check_based, current
+from foretrace.mutation.alias import Alias, alias_of
+from foretrace.mutation.current import check_based, current
 from foretrace.mutation.functionalize import holder
 from foretrace.mutation.made_leaves import value_of
 from foretrace.mutation.outs import LEAVE_OUT

@@ -35,7 +35,7 @@ def set_up(
     label: torch.device | None = None,
     guard_values: bool = False,
     watch: bool = False,
-) -> tuple[Capture, TargetSemantics]:
+) -> Capture:
     """One run, not yet begun.
 
     Args:
@@ -51,10 +51,9 @@ def set_up(
     symbols = Symbols(sources.here, mode.shape_env if mode is not None else None)
     types = Types(symbols)
     semantics = TargetSemantics(target, types, RULES, mode)
-    run = Capture(
-        types, semantics, sources, label, sizes(symbols), guard_values=guard_values, watch=watch
+    return Capture(
+        types, semantics, sources, sizes(symbols), label, guard_values=guard_values, watch=watch
     )
-    return run, semantics
 
 
 def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:
@@ -65,7 +64,7 @@ def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> to
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-def prepared(
+def prepare(
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
@@ -74,7 +73,7 @@ def prepared(
     *,
     guard_values: bool = False,
     watch: bool = False,
-) -> tuple[Capture, TargetSemantics]:
+) -> Capture:
     """What a capture of a call needs; `shapes` is its dynamic_shapes.
 
     Raises:

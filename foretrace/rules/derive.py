@@ -19,21 +19,13 @@ from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.ops.cache import Cache, frozen
 from foretrace.ops.infer import Inference
+from foretrace.ops.kernel import types_in
 from foretrace.ops.outcome import Outcome
 from foretrace.ops.quirks import FIRST_MADE_LIKE_OPERAND
 from foretrace.ops.schemas import schema_of
 from foretrace.ops.sparse import no_derivative, reads_sparse
-from foretrace.rules.like_operand import in_operand_layout
-from foretrace.rules.table import BackwardCall, Registered, RuleTable, fitted
-from foretrace.rules.tape import (
-    RULE,
-    FormulaSemantics,
-    Tape,
-    current_value,
-    flat_values,
-    needed,
-    tensors_in,
-)
+from foretrace.rules.table import BackwardCall, Registered, RuleTable, fit
+from foretrace.rules.tape import RULE, FormulaSemantics, Tape, current_value, ops_for, tensors_in
 from foretrace.tensors.abstract import Abstract, Types
 
 
@@ -180,8 +172,8 @@ class Derivatives:
         result = self.inference.infer(func, *_unfollowed((args, kwargs)))
         registered = self.table.registered(func)
         apart = registered.not_followed if registered else frozenset()
-        types = [t for t in torch_api.tree_leaves(result) if isinstance(t, TensorType)]
-        return tuple(t.differentiable and i not in apart for i, t in enumerate(types))
+        types = enumerate(types_in(result))
+        return tuple(t.differentiable and i not in apart for i, t in types)
 
     def tape(self, device: torch.device) -> Tape:
         """What records a formula; `device` is where the program's tensors are."""
@@ -192,12 +184,11 @@ class Derivatives:
         tangents: tuple[TensorType | None, ...],
     ) -> Rule:  # fmt: skip
         """Run a registered backward over stand-ins."""
-        types = [t for t in torch_api.tree_leaves((args, kwargs)) if isinstance(t, TensorType)]
+        types = types_in((args, kwargs))
         tape = self.tape(types[0].device)
         operands = tuple(Value(t.with_grad(False)) for t in types)
         inferred = self.inference.infer(func, *_unfollowed((args, kwargs)))
-        found = [t for t in torch_api.tree_leaves(inferred) if isinstance(t, TensorType)]
-        results = tuple(map(Value, found))
+        results = tuple(map(Value, types_in(inferred)))
         given = tuple(None if t is None else Value(t.with_grad(False)) for t in tangents)
         tape.results = results
         with tape, torch.no_grad():
@@ -207,16 +198,15 @@ class Derivatives:
             arrived = tuple(None if value is None else tape.abstract(value) for value in given)
             follows = tuple(t.requires_grad for t in types)
             call = BackwardCall(real_args, real_kwargs, made, arrived, follows, tape.device)
-            gradients = fitted(func, registered.backward(call), placeholders)
+            gradients = fit(func, registered.backward(call), placeholders)
         values = tuple(None if g is None else current_value(g, tape) for g in gradients)
         name = RuleName(registered.name, "registered")
-        ops = needed(list(flat_values(tape.scope)), values)
-        return Rule(name, operands, results, (), given, ops, values)
+        return Rule(name, operands, results, (), given, ops_for(values, tape), values)
 
     def _forward(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
     ) -> _Forward:
-        types = [t for t in torch_api.tree_leaves((args, kwargs)) if isinstance(t, TensorType)]
+        types = types_in((args, kwargs))
         tape = self.tape(types[0].device)
         operands = tuple(map(Value, types))
         stand_ins = [tape.abstract(value) for value in operands]
@@ -267,11 +257,11 @@ class Derivatives:
         with tape:
             found = self._grad(func, pairs, wanted)
             if func in FIRST_MADE_LIKE_OPERAND and wanted[0] is forward.edges[0]:
-                found = (in_operand_layout(wanted[0], found[0]), *found[1:])
+                found = (_in_operand_layout(wanted[0], found[0]), *found[1:])
         values = iter(g if g is None else current_value(g, tape) for g in found)
         gradients = tuple(None if edge is None else next(values) for edge in forward.edges)
         results = tape.results or ()
-        ops = needed(list(flat_values(tape.scope)), gradients)
+        ops = ops_for(gradients, tape)
         rule_name = RuleName(name, "derived")
         return Rule(rule_name, forward.operands, results, tape.written, given, ops, gradients)
 
@@ -290,6 +280,18 @@ class Derivatives:
                     f"or give foretrace a rule: foretrace.rule(torch.ops.{func}, backward=...)",
                 ),
             ) from error
+
+
+def _in_operand_layout(operand: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """A gradient that torch makes in the layout of its operand, but for tensors without data.
+
+    The formula of Householder products writes into `zeros_like(input)`. For tensors of a class of
+    their own it concatenates columns, which is the same in a contiguous layout.
+    Source: householder_product_backward in torch/csrc/autograd/FunctionsManual.cpp, torch 2.13.
+    """
+    if gradient is None or gradient.stride() == operand.stride():
+        return gradient
+    return torch.empty_like(operand).copy_(gradient)
 
 
 def _unknown(out: torch.Tensor) -> bool:

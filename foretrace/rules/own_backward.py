@@ -13,7 +13,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, RuleName, Tree, Value, values_in
 from foretrace.rules.derive import Rule
-from foretrace.rules.tape import Tape, current_value, flat_values, needed
+from foretrace.rules.tape import Tape, current_value, ops_for
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.functions import FunctionCall, backward_of
 
@@ -54,10 +54,9 @@ def own_rule(
         current_value(g, tape) if v.type.requires_grad and (g := next(found)) is not None else None
         for v in operands
     )
-    ops = needed(list(flat_values(tape.scope)), gradients)
     name = RuleName(f"{call.function.__name__}.backward", "registered")
     given = tuple(t and formals[t] for t in tangents)
-    return Rule(name, tuple(operands), (), (), given, ops, gradients)
+    return Rule(name, tuple(operands), (), (), given, ops_for(gradients, tape), gradients)
 
 
 def _check_unwritten(

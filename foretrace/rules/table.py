@@ -92,7 +92,7 @@ class RuleTable:
         return registered is not None and not registered.only_whole
 
 
-def fitted(
+def fit(
     op: Any, gradients: Any, operands: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor | None, ...]:
     """What a registered backward returned, as torch's engine fits it to the operands.

@@ -4,7 +4,7 @@ Stand-ins carry the label "cpu", whatever the target. An in-place op inside a fo
 value, as in a program.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -16,11 +16,12 @@ from foretrace.frames.sources import Sources
 from foretrace.ir.op import Op, Origin, Tree, Value, values_in
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import current
+from foretrace.mutation.current import current
 from foretrace.ops.cache import Cache
 from foretrace.ops.infer import Inference
 from foretrace.ops.outcome import Given, Outcome
-from foretrace.ops.semantics import OperatorSemantics
+from foretrace.ops.schemas import schema_of
+from foretrace.ops.semantics import Semantics
 from foretrace.rules.table import RuleTable
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.trace.recorder import Recorder
@@ -39,7 +40,7 @@ RULE = (
 NOWHERE = Origin(None, None, grad_mode=False)
 
 
-class FormulaSemantics(OperatorSemantics):
+class FormulaSemantics(Semantics):
     """Inside a formula every op is a leaf, and nothing is followed."""
 
     def __init__(self, inference: Inference, table: RuleTable) -> None:
@@ -138,7 +139,7 @@ class Tape(Recorder):
         stand_ins = {_value(t): t for t in torch_api.tree_leaves((args, kwargs))
                      if isinstance(t, Abstract)}  # fmt: skip
         values = map_tree([args, kwargs], lambda x: _value(x) if isinstance(x, Abstract) else x)
-        for value in self.semantics.schema(func).written_now(*values):
+        for value in schema_of(func).written_now(*values):
             tensor = stand_ins[value]
             if not any(tensor is each for each in returned):
                 tensor.ft_value = Value(value.type)
@@ -205,24 +206,23 @@ def current_value(tensor: Any, tape: Tape) -> Value:
     return tensor.ft_value or current(tensor.ft_alias, tape)
 
 
-def flat_values(ops: list[Op]) -> Iterator[Op]:
-    """The ops with the functional forms of writes in their place."""
-    for op in ops:
-        if op.writes:
-            yield from flat_values(op.body or [])
-        else:
-            yield op
-
-
-def needed(ops: list[Op], results: Any) -> tuple[Op, ...]:
-    """The ops on which the results depend, in order."""
-    wanted = set(values_in(results))
-    kept = []
-    for op in reversed(ops):
-        if any(out in wanted for out in op.outs):
+def ops_for(gradients: tuple[Value | None, ...], tape: Tape) -> tuple[Op, ...]:
+    """The ops of a rule: those of the tape on which its gradients depend, in order."""
+    wanted, kept = set(values_in(gradients)), list[Op]()
+    for op in reversed(list(_flat(tape.scope))):
+        if not wanted.isdisjoint(op.outs):
             kept.append(op)
             wanted.update(op.operands)
     return tuple(reversed(kept))
+
+
+def _flat(ops: Iterable[Op]) -> Iterator[Op]:
+    """The ops with the functional forms of writes in their place."""
+    for op in ops:
+        if op.writes:
+            yield from _flat(op.body or ())
+        else:
+            yield op
 
 
 def tensors_in(result: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from foretrace.ir.op import Value, ViewStep
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import Arrived, Size
-from foretrace.runtime.untrained import Untrained, marked, spent
+from foretrace.runtime.untrained import Untrained, mark, mark_spent
 from foretrace.symbols.sizes import Numbers
 
 
@@ -42,7 +42,7 @@ def run_forward(
     """Call a forward cut like the program: same outputs, same writes."""
     flat, sizes = guards.inputs(args, kwargs)
     with guards.grad_mode(), _uncast():
-        results = marked(module(*flat), places, flat)
+        results = mark(module(*flat), places, flat)
     return finish(guards.recorded, flat, sizes, results)[0]
 
 
@@ -57,7 +57,7 @@ def run_joint(
     detached = [*_detached(flat), *placed]
     with torch.enable_grad(), _uncast():
         results = cut.graph_module(*detached)
-    outputs, rest = finish(guards.recorded, flat, sizes, spent(guards.recorded, results))
+    outputs, rest = finish(guards.recorded, flat, sizes, mark_spent(guards.recorded, results))
     return outputs, _named(cut.graph, rest)
 
 
@@ -68,7 +68,7 @@ def run_pair(
     """Call two halves as a joint cut is called; what the forward writes is written in between."""
     flat, sizes = guards.inputs(args, kwargs)
     (forward, backward), placed = _as_given((forward, backward), tangents, sizes)
-    results = spent(guards.recorded, forward(*flat))
+    results = mark_spent(guards.recorded, forward(*flat))
     outputs, saved = finish(guards.recorded, flat, sizes, results)
     return outputs, _named(backward.graph, backward(*saved, *placed))
 
@@ -88,7 +88,7 @@ def _as_given(
     strides = tuple(map(partial(strides_of, sizes=sizes), wanted, given))
     if strides != tuple([item.value.type.stride for item in wanted]):
         cuts = cuts[-1].again(strides)
-    return cuts, list(map(partial(laid_out, sizes=sizes), given, strides))
+    return cuts, list(map(partial(lay_out, sizes=sizes), given, strides))
 
 
 def _named(graph: Graph, gradients: Sequence[Any]) -> dict[str, Tensor | None]:
@@ -140,7 +140,7 @@ def strides_of(item: Input, tangent: Tensor, sizes: Numbers) -> tuple[Size, ...]
     return type.ordered(tangent.stride()).stride if type.symbols else tangent.stride()
 
 
-def laid_out(tangent: Tensor, stride: Sequence[Size], sizes: Numbers) -> Tensor:
+def lay_out(tangent: Tensor, stride: Sequence[Size], sizes: Numbers) -> Tensor:
     """A tangent with such strides, conjugated or negated if it was to be later."""
     steps = tuple([number(n, sizes) for n in stride])
     put_off = tangent.is_conj() or tangent.is_neg()

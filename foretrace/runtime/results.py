@@ -39,7 +39,7 @@ def core_of(recorded: Recorded) -> Recorded:
     return replace(recorded, outputs=outputs, mutations=written)
 
 
-def called(source: Source, recorded: Recorded, inputs: Sequence[str], call: str) -> list[str]:
+def call_core(source: Source, recorded: Recorded, inputs: Sequence[str], call: str) -> list[str]:
     """Lines that get the core from `call` and write back; expressions of the program's outputs."""
     core = core_of(recorded)
     values = [*(o.value for o in core.outputs), *(m.value for m in core.mutations)]
@@ -114,14 +114,15 @@ def _leaf_text(
     return straight.named_once(value, unfollowed % view)
 
 
-def repeated(source: Source, recorded: Recorded, inputs: Sequence[str]) -> list[str]:
+def repeat_changes(source: Source, recorded: Recorded, inputs: Sequence[str]) -> list[str]:
     """Lines that change Python state as the run did.
 
     Raises:
         Refusal: it is more than a name bound to plain data.
     """
-    lines = list[str]()
-    for change in recorded.requires.changed:
+    requires = recorded.requires
+    for change in requires.changed:
         check_repeatable(change)
-        lines.append(f"{source.bind(change.redo, f'set_{change.place.name}')}()")
-    return [*lines, *(f"{inputs[index]}.grad = None" for index in recorded.requires.cleared)]
+    redone = [source.bind(each.redo, f"set_{each.place.name}") for each in requires.changed]
+    cleared = (f"{inputs[index]}.grad = None" for index in requires.cleared)
+    return [*(f"{redo}()" for redo in redone), *cleared]

@@ -81,7 +81,7 @@ def _spent(recorded: Recorded, mutation: Mutation) -> Refusal:
     )  # fmt: skip
 
 
-def spent(recorded: Recorded, results: Sequence[Any]) -> list[Any]:
+def mark_spent(recorded: Recorded, results: Sequence[Any]) -> list[Any]:
     """The results of a joint graph: what autograd follows of eager's writes requires grad."""
     found = list(results)
     for place, mutation in enumerate(recorded.mutations, len(recorded.outputs)):
@@ -91,7 +91,7 @@ def spent(recorded: Recorded, results: Sequence[Any]) -> list[Any]:
     return found
 
 
-def marked(results: Sequence[Any], places: Untrained, inputs: Sequence[Any]) -> list[Any]:
+def mark(results: Sequence[Any], places: Untrained, inputs: Sequence[Any]) -> list[Any]:
     """The results, of which some refuse to give a gradient: to the inputs, or to a made leaf."""
     found, done = list(results), dict[int, torch.Tensor]()
     if not (places and torch.is_grad_enabled()):

@@ -8,10 +8,11 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.structure import named_arguments
 from foretrace.runtime.compiled import Captured
+from foretrace.symbols.shapes import FREE, Asked
 
-Dims = dict[str, frozenset[int]]
-"""Open dimensions by the name of the argument"""
-CaptureWith = Callable[[Any, tuple[Any, ...], dict[str, Any], Dims], Captured]
+Sizes = dict[str, Asked]
+"""Which sizes are open, by the name of the argument"""
+CaptureWith = Callable[[Any, tuple[Any, ...], dict[str, Any], Sizes], Captured]
 
 
 OPEN_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -23,7 +24,7 @@ class Varying:
 
     Args:
         dynamic: None: those that differ from an earlier call; True: all; False: none.
-        capture: captures with the given dimensions open.
+        capture: captures with the given sizes open.
     """
 
     def __init__(self, dynamic: bool | None, capture: CaptureWith) -> None:
@@ -33,22 +34,22 @@ class Varying:
 
     def __call__(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         """Capture for one call; a program that has no graph with open sizes gets them fixed."""
-        open_dims = self._dims(fn, args, kwargs)
-        if not open_dims:
+        sizes = self._sizes(fn, args, kwargs)
+        if not sizes:
             return self.capture(fn, args, kwargs, {})
         try:
-            captured = self.capture(fn, args, kwargs, open_dims)
+            captured = self.capture(fn, args, kwargs, sizes)
         except Refusal:
             return self.capture(fn, args, kwargs, {})
         kept = any(isinstance(c.after, OPEN_NUMBERS) for c in captured.recorded.requires.changed)
         return self.capture(fn, args, kwargs, {}) if kept else captured
 
-    def _dims(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Dims:
+    def _sizes(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
         leaves, _ = named_arguments(fn, args, kwargs)
         tensors = {name: leaf for name, leaf in leaves if isinstance(leaf, torch.Tensor)}
         if self.dynamic is not None:
-            all_dims = {name: frozenset(range(t.dim())) for name, t in tensors.items()}
-            return all_dims if self.dynamic else {}
+            every = {name: Asked(name, (FREE,) * t.dim()) for name, t in tensors.items()}
+            return every if self.dynamic else {}
         for name, tensor in tensors.items():
             shape = tuple(tensor.shape)
             before = self._seen.get(name, shape)
@@ -57,7 +58,7 @@ class Varying:
                 self._open.setdefault(name, set()).update(d for d, (a, b) in pairs if a != b)
             self._seen[name] = shape
         return {
-            name: frozenset(dims)
-            for name, dims in self._open.items()
-            if dims and name in tensors and max(dims) < tensors[name].dim()
+            name: Asked(name, tuple(FREE if dim in dims else None for dim in range(tensor.dim())))
+            for name, tensor in tensors.items()
+            if (dims := self._open.get(name)) and max(dims) < tensor.dim()
         }

@@ -41,20 +41,15 @@ class Dynamic:
         """Whether the sizes of a FakeTensor are known here; it is taken as an input then."""
         return False
 
-    def wanted(self, tensor: torch.Tensor, name: str) -> list[Want | None]:
-        """What is wanted of each size; None for one that stays as it is."""
-        if self.every:
-            return [FREE] * tensor.dim()
-        return list(self.asked[name].sizes) if name in self.asked else []
-
     def geometry(self, tensor: torch.Tensor, name: str) -> Geometry | None:
         """The input's sizes with symbols put in; None where all are fixed."""
-        wants, asked = self.wanted(tensor, name), self.asked.get(name)
+        asked = self.asked.get(name, Asked(name))
+        wants = (FREE,) * tensor.dim() if self.every else asked.sizes
         if not any(want is not None for want in wants):
             return None
         env = self.symbols.start()
         bounds = [want is not None and (want.bounds or True) for want in wants]
-        fresh = torch_api.symbolic_sizes(env, tensor, asked.source if asked else name, bounds)
+        fresh = torch_api.symbolic_sizes(env, tensor, asked.source, bounds)
         shape, stride = (self.symbols.sizes(part) for part in fresh[:2])
         same = self._meanings(shape, wants, name, tensor.shape)
         self.symbols.forget([old for old, new in same.items() if old != new])
@@ -83,7 +78,7 @@ class Dynamic:
         return made
 
     def _meanings(
-        self, shape: tuple[Size, ...], wants: list[Want | None], name: str, example: Any
+        self, shape: tuple[Size, ...], wants: tuple[Want | None, ...], name: str, example: Any
     ) -> dict[sympy.Symbol, sympy.Expr]:
         """What each new symbol is: itself, or what the Dim of the size is elsewhere."""
         same: dict[sympy.Symbol, sympy.Expr] = {}
@@ -151,19 +146,6 @@ class Dynamic:
                     at=guard.frame if guard else None,
                     do=(f"make {name} static, or do not ask for its value in Python",),
                 )
-
-
-class OpenDims(Dynamic):
-    """Gives the inputs symbolic sizes in dimensions named one by one."""
-
-    def __init__(self, open_dims: dict[str, frozenset[int]], symbols: Symbols) -> None:
-        super().__init__({}, symbols)
-        self.open_dims = open_dims
-
-    def wanted(self, tensor: torch.Tensor, name: str) -> list[Want | None]:
-        """FREE for an open dimension."""
-        free = self.open_dims.get(name, ())
-        return [FREE if dim in free else None for dim in range(tensor.dim())]
 
 
 def dynamic_of(

@@ -11,7 +11,7 @@ from foretrace.ir.op import Choice, Tree, Value, values_in
 from foretrace.ir.program import Target
 from foretrace.ops.infer import Inference
 from foretrace.ops.schemas import schema_of
-from foretrace.ops.semantics import OperatorSemantics
+from foretrace.ops.semantics import Semantics
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.table import RuleTable
 from foretrace.targets.attention import AttentionCall, Enabled, choose_attention
@@ -28,7 +28,7 @@ COMPOSITE = "CompositeImplicitAutograd"
 LISTS = "CompositeExplicitAutograd"
 
 
-class TargetSemantics(OperatorSemantics):
+class TargetSemantics(Semantics):
     """Rules and choices together, for one program and target.
 
     `mode`: the fake mode of a front end, to whose symbols the program's types refer.

@@ -19,7 +19,7 @@ from foretrace.errors import Frame, Refusal, Way
 from foretrace.ir.op import ModuleCall, Op, Tree, Value, target_name, values_in
 from foretrace.ir.requirements import Answered
 from foretrace.ir.tree import map_tree, pairs
-from foretrace.ops.outcome import Semantics
+from foretrace.ops.schemas import schema_of
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Numbers, with_numbers
 
@@ -30,8 +30,8 @@ MAX_ELEMENTS = 1 << 24
 class Constants:
     """Real values of what depends on no input; computed when asked for, then kept."""
 
-    def __init__(self, semantics: Semantics, concrete: Callable[[Any], Any]) -> None:
-        self.semantics, self._put_numbers = semantics, concrete
+    def __init__(self, concrete: Callable[[Any], Any]) -> None:
+        self._put_numbers = concrete
         self.given: dict[Value, torch.Tensor] = {}
         self.known: dict[Value, torch.Tensor] = {}
         self.makers: dict[Value, Op] = {}
@@ -93,7 +93,7 @@ class Constants:
 
     def at(self, sizes: Numbers, values: dict[Value, torch.Tensor]) -> "Constants":
         """The same constants where the symbols are other numbers, and inputs have these values."""
-        other = Constants(self.semantics, lambda item: with_numbers(item, sizes))
+        other = Constants(lambda item: with_numbers(item, sizes))
         other.given, other.known, other.makers = self.given, self.given | values, self.makers
         return other
 
@@ -139,7 +139,7 @@ class Constants:
 
     def _maker(self, value: Value, asker: Any) -> Op:
         op = self.makers.get(value)
-        if op is None or draws(op, self.semantics):
+        if op is None or draws(op):
             raise _depends_on_inputs(asker, guarded=op is not None or bool(self.lent))
         if any(isinstance(n, int) and n > MAX_ELEMENTS for n in (o.type.numel for o in op.outs)):
             raise Refusal(
@@ -196,10 +196,10 @@ def _needs(op: Op) -> list[Value]:
     return [v for inner in op.own for v in _needs(inner) if v not in made]
 
 
-def draws(op: Op, semantics: Semantics) -> bool:
+def draws(op: Op) -> bool:
     """Whether an op, or one in its body, draws random numbers."""
     if isinstance(op.target, ModuleCall):
         return False
     if op.template is not None:
-        return any(draws(each, semantics) for each in op.template)
-    return hasattr(op.target, "overloadpacket") and semantics.schema(op.target).random
+        return any(map(draws, op.template))
+    return hasattr(op.target, "overloadpacket") and schema_of(op.target).random

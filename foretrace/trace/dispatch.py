@@ -14,12 +14,15 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Definition, Op, Tree, Value, map_values, values_in
 from foretrace.ir.tree import leaves, map_tree
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import Records, current
-from foretrace.mutation.functionalize import written
+from foretrace.mutation.builder import REQUIRES_GRAD, Builder
+from foretrace.mutation.call import Call
+from foretrace.mutation.current import current
+from foretrace.mutation.functionalize import functionalize
 from foretrace.mutation.inner_base import seen_inside
-from foretrace.mutation.made_leaves import REQUIRES_GRAD, required
+from foretrace.mutation.made_leaves import require_grad
 from foretrace.ops.outcome import Given, Outcome, Share
 from foretrace.ops.quirks import CASTS_BELOW
+from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_dtypes
 from foretrace.tensors.autocast import INSIDE
@@ -37,17 +40,17 @@ NOT_SYMBOLIC = "with symbolic sizes"
 
 
 def learn(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
+    recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
 ) -> Outcome:
     """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
     check_dtypes(func, args, kwargs)
     if func is ITEM or (func is IS_NONZERO and args[0].type.numel == 1):
-        return Outcome(None, inline=ask)
+        return Outcome(None, inline=answer)
     if func is REQUIRES_GRAD or func.namespace == PROFILER:
-        return Outcome(None, inline=required if func is REQUIRES_GRAD else aside)
-    schema = recorder.semantics.schema(func)
+        return Outcome(None, inline=require_grad if func is REQUIRES_GRAD else aside)
+    schema = schema_of(func)
     if schema.outs and schema.functional is not None:  # its kernels write as it suits them
-        return Outcome(None, inline=written)
+        return Outcome(None, inline=functionalize)
     kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
     if kernel is not None:
         body = _learn_body(recorder, func, kernel, args, kwargs, choice)
@@ -55,9 +58,9 @@ def learn(
             return body
     _check_autocast(recorder, func, values_in((args, kwargs)))
     if schema.written_now(args, kwargs):
-        return Outcome(None, inline=written)
+        return Outcome(None, inline=functionalize)
     if not schema.returns_tensors:
-        return Outcome(None, inline=ask)
+        return Outcome(None, inline=answer)
     typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
     try:
         result = recorder.semantics.infer(func, *typed)
@@ -79,7 +82,7 @@ def learn(
 
 
 def casting_inside(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
+    recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
 ) -> Outcome | None:
     """A body over the call's own tensors, where autocast keeps a cast of one for later calls."""
     if not any(map(recorder.casts.keeps, tensors)) or not recorder.casts.acts_inside(func):
@@ -88,7 +91,7 @@ def casting_inside(
     return Outcome(None, inline=Inline(kernel, choice or INSIDE)) if kernel else None
 
 
-def _check_autocast(recorder: Records, func: Any, operands: list[Value]) -> None:
+def _check_autocast(recorder: Builder, func: Any, operands: list[Value]) -> None:
     """Refuse an operator whose own kernel calls what autocast casts.
 
     In eager autocast acts inside it, which a call of it in a graph does not show.
@@ -104,7 +107,7 @@ def _check_autocast(recorder: Records, func: Any, operands: list[Value]) -> None
 
 
 def _learn_body(
-    recorder: Records, func: Any, kernel: Any, args: Tree, kwargs: dict[str, Tree], choice: Any
+    recorder: Builder, func: Any, kernel: Any, args: Tree, kwargs: dict[str, Tree], choice: Any
 ) -> Outcome | None:
     """Run the body once over stand-ins, so that calls of equal types share it.
 
@@ -131,7 +134,7 @@ def _learn_body(
 
 
 def _run_body(
-    recorder: Records, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
+    recorder: Builder, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
 ) -> tuple[list[Op], Any, list[Abstract]]:
     """The ops of a body, what it returned, and the stand-ins that it ran over."""
     try:
@@ -145,7 +148,7 @@ def _run_body(
 
 
 def _over_stand_ins(
-    recorder: Records, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
+    recorder: Builder, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
 ) -> tuple[list[Op], Any, list[Abstract]]:
     stand_ins, count = [recorder.abstract(param) for param in params], len(recorder.overwritten)
     args, kwargs = recorder.concrete(call, dict(zip(operands, stand_ins, strict=True)))
@@ -156,18 +159,14 @@ def _over_stand_ins(
     return ops, result, stand_ins
 
 
-def aside(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
-) -> Any:
+def aside(call: Call) -> Any:
     """Run a call that is about the run, and leaves what is computed as it is."""
-    return func(*args, **kwargs)
+    return call.func(*call.args, **call.kwargs)
 
 
-def ask(
-    recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree], tensors: list[Abstract]
-) -> Any:
+def answer(call: Call) -> Any:
     """Answer a call that returns a number: known only where its operands are constants."""
-    return recorder.answer(recorder, func, args, kwargs)
+    return call.recorder.answer(call.recorder, call.func, call.args, call.kwargs)
 
 
 class Fold:
@@ -176,14 +175,12 @@ class Fold:
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
 
-    def __call__(
-        self, recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree],
-        tensors: list[Abstract],
-    ) -> Any:  # fmt: skip
-        if func is INDEX and (places := _places(recorder, args[1])) is not None:
-            return recorder.again(func, (tensors[0], places))
+    def __call__(self, call: Call) -> Any:
+        recorder, func = call.recorder, call.func
+        if func is INDEX and (places := _places(recorder, call.args[1])) is not None:
+            return recorder.again(func, (call.tensors[0], places))
         try:
-            result = recorder.answer(recorder, func, args, kwargs)
+            result = answer(call)
         except Refusal as refusal:
             # a copy, as one that was raised holds all that ran
             raise copy(self.refusal) if refusal.kind == "data-dependent" else refusal from None
@@ -192,7 +189,7 @@ class Fold:
         )
 
 
-def _places(recorder: Records, indices: list[Value | None]) -> list[Abstract | None] | None:
+def _places(recorder: Builder, indices: list[Value | None]) -> list[Abstract | None] | None:
     """Constant masks among indices as the places where they are true; None if a mask is unknown."""
     places: list[Abstract | None] = []
     for index in indices:
@@ -213,24 +210,20 @@ class Inline:
     def __init__(self, kernel: Any, choice: Any) -> None:
         self.kernel, self.choice = kernel, choice
 
-    def __call__(
-        self, recorder: Records, func: Any, args: Tree, kwargs: dict[str, Tree],
-        tensors: list[Abstract],
-    ) -> Any:  # fmt: skip
-        env = dict(zip(values_in((args, kwargs)), tensors, strict=True))
+    def __call__(self, call: Call) -> Any:
+        recorder, what, env = call.recorder, (call.func, call.args, call.kwargs), call.by_value
         origin = recorder.origin()
-        inside = recorder.casts.inside(func)
+        inside = recorder.casts.inside(call.func)
         with recorder.inner_scope(origin.frame) as ops, recorder.listening(), inside:
-            result = self.kernel(*recorder.concrete(args, env), **recorder.concrete(kwargs, env))
+            args, kwargs = recorder.concrete(what[1:], env)
+            result = self.kernel(*args, **kwargs)
             handed = [t for t in torch_api.tree_leaves(result) if isinstance(t, Abstract)]
-            values = [t.ft_value or current(t.ft_alias, recorder) for t in (*handed, *tensors)]
+            values = [t.ft_value or current(t.ft_alias, recorder) for t in (*handed, *call.tensors)]
         made = {out for op in ops for out in op.outs}
         outs = tuple(v for v in dict.fromkeys(values) if v in made)
         named = iter(values)
         tree = map_tree(result, lambda t: next(named) if isinstance(t, Abstract) else t)
-        recorder.append(
-            Op(func, args, kwargs, tree, outs, origin=origin, below=ops, choice=self.choice)
-        )
+        recorder.append(Op(*what, tree, outs, origin=origin, below=ops, choice=self.choice))
         return result
 
 

@@ -62,8 +62,7 @@ class _Default:
 
     def put(self, state: torch.Tensor) -> None:
         """Put back a state from which nothing was drawn, as Dynamo does around its own work."""
-        since, semantics = self.recorder.log[self.taken :], self.recorder.semantics
-        drawn = self.taken < 0 or any(draws(op, semantics) for op in since)
+        drawn = self.taken < 0 or any(map(draws, self.recorder.log[self.taken :]))
         if drawn or not torch.equal(state, DEFAULT.get_state()):
             _no_seed()
 

@@ -13,8 +13,9 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Origin, Value, map_values, values_in
-from foretrace.mutation.made_leaves import REQUIRES_GRAD
+from foretrace.mutation.builder import REQUIRES_GRAD
 from foretrace.ops.outcome import Share
+from foretrace.ops.schemas import schema_of
 from foretrace.trace.recorder import Recorder
 
 CLONE = ("clone() it outside of torch.inference_mode()", "or use torch.no_grad() instead")
@@ -108,7 +109,7 @@ class _Made:
             return
         operands, views = values_in((op.args, op.kwargs)), dict[int, int]()
         if hasattr(op.target, "overloadpacket"):
-            schema = self.semantics.schema(op.target)
+            schema = schema_of(op.target)
             found = schema.view_positions(op.args, op.kwargs, len(op.outs))
             views = {position: operand for position, operand, _ in found}
         for position, out in enumerate(op.outs):
@@ -123,7 +124,7 @@ class _Made:
         """
         if not op.outs or not hasattr(op.target, "overloadpacket"):
             return False
-        schema, base = self.semantics.schema(op.target), op.args[0]
+        schema, base = schema_of(op.target), op.args[0]
         parts = schema.multiple and schema.share is Share.MEMORY
         return bool(parts and base.type.requires_grad and base not in self.made)
 
@@ -147,7 +148,7 @@ class _Made:
             return False
         occurrences = values_in((args, op.kwargs))
         typed, named = (map_values(tree, lambda v: v.type) for tree in (args, op.kwargs))
-        written = self.semantics.schema(func).written_now(args, op.kwargs)
+        written = schema_of(func).written_now(args, op.kwargs)
         places = frozenset(map(occurrences.index, written))
         saved = self.semantics.saved(func, typed, named, places)
         return any(occurrences[place] in self.made for place in saved)

@@ -7,10 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from foretrace.ir.op import ModuleCall, Op, Origin
 from foretrace.trace.recorder import Recorder

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 
 from foretrace.ir.op import Tree, Value
-from foretrace.mutation.alias import Records
+from foretrace.mutation.builder import Builder
 from foretrace.mutation.made_leaves import value_of
 from foretrace.ops.cache import PLAIN
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.parameters import AbstractParameter
 
 
-class Call:
+class Reading:
     """One call while it is read.
 
     `key` is what the outcome depends on: the operator, the grad mode, types of tensors, constants
@@ -23,17 +23,17 @@ class Call:
 
     __slots__ = ("key", "recorder", "tensors", "values")
 
-    def __init__(self, recorder: Records, func: Any, grad_mode: bool) -> None:
+    def __init__(self, recorder: Builder, func: Any, grad_mode: bool) -> None:
         self.recorder = recorder
         self.key: list[Any] = [func, grad_mode, torch.get_default_dtype()]
         self.tensors: list[Abstract] = []
         self.values: list[Value] = []
 
-    def read_all(self, args: Iterable[Any]) -> tuple[Tree, ...]:
+    def all(self, args: Iterable[Any]) -> tuple[Tree, ...]:
         """Positional arguments with values for tensors."""
         return tuple([self.read(arg) for arg in args])
 
-    def read_named(self, kwargs: dict[str, Any]) -> dict[str, Tree]:
+    def named(self, kwargs: dict[str, Any]) -> dict[str, Tree]:
         """Named arguments with values for tensors."""
         named = {}
         for name, arg in kwargs.items():
@@ -74,7 +74,7 @@ class Call:
 
 
 def key_of(tree: Tree, key: list[Any]) -> None:
-    """Add to `key` what `Call` would, for arguments that are already in values."""
+    """Add to `key` what a `Reading` would, for arguments that are already in values."""
     if isinstance(tree, Value):
         key.append(tree.type)
     elif isinstance(tree, (list, tuple)):

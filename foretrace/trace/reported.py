@@ -169,7 +169,7 @@ def _failed_call(trace: TracebackType | None) -> tuple[Any, Any, Any] | None:
 
 def _is_ours(trace: TracebackType | None) -> bool:
     """Whether an error arose in our own code, which answers no operator then."""
-    file = next((f.f_code.co_filename for f, _ in reversed([*walk_tb(trace)])), "")
+    *_, file = ["", *(frame.f_code.co_filename for frame, _ in walk_tb(trace))]
     placeholders = Abstract.__torch_dispatch__.__code__.co_filename  # its methods are the tensor's
     return file.startswith(PACKAGE_DIR) and file != placeholders
 

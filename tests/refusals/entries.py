@@ -368,7 +368,7 @@ def one_gradient() -> None:
     same(found["w"], torch.full_like(W, 2.0))
 
 
-refuses("wrong rule", "rules/table.py:fitted", cuts(has_many, W, loss=0), has_many,
+refuses("wrong rule", "rules/table.py:fit", cuts(has_many, W, loss=0), has_many,
         one_gradient)  # fmt: skip
 refuses("wrong rule", "rules/table.py:_summed", cuts(misfitting, W, loss=0), misfitting,
         wider_gradient)  # fmt: skip

@@ -69,7 +69,7 @@ def copies_each(w: Tensor) -> Tensor:
     return row.copy_(w[2]).sum()
 
 
-refuses("no derivative", "mutation/lists.py:one_after_the_other", captures(copies_a_list, W),
+refuses("no derivative", "mutation/lists.py:write_one_by_one", captures(copies_a_list, W),
         copies_a_list, trained(copies_a_list_unseen, W), trained(copies_each, W))  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def writes_a_selected(w: Tensor) -> Tensor:
     return row.sum()
 
 
-refuses("in-place on view", "mutation/lost_views.py:not_tracked", captures(writes_an_unbound, W),
+refuses("in-place on view", "mutation/current.py:not_tracked", captures(writes_an_unbound, W),
         writes_an_unbound, trained(writes_a_selected, W))  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def writes_a_leaf_first(w: Tensor) -> Tensor:
     return (w * leaf).sum()
 
 
-refuses("unsupported", "trace/recorder.py:leaf", captures(writes_a_used_leaf, W),
+refuses("unsupported", "mutation/builder.py:leaf", captures(writes_a_used_leaf, W),
         writes_a_used_leaf, trained(writes_a_leaf_first, W))  # fmt: skip
 
 
@@ -231,7 +231,7 @@ def turns_what_is_new(w: Tensor) -> Tensor:
     return (w * 2).t()
 
 
-refuses("unsupported", "mutation/in_place.py:reshaped", captures(turns_without_a_history, W),
+refuses("unsupported", "mutation/in_place.py:reshape", captures(turns_without_a_history, W),
         turns_without_a_history, captured(turns_what_is_new, W))  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def writes_a_clone_of_a_view(w: Tensor) -> Tensor:
     return row.sum() + w.detach().clone().mul_(2).sum()
 
 
-refuses("in-place on view", "mutation/lost_views.py:of_another",
+refuses("in-place on view", "mutation/current.py:of_another",
         captures(uses_a_view_of_a_view, INNER),
         uses_a_view_of_a_view, trained(views_after_the_write, INNER),
         trained(writes_a_clone_of_a_view, INNER))  # fmt: skip
@@ -770,8 +770,9 @@ def makes_a_leaf_of_floats(x: Tensor) -> Tensor:
     return y.long().float().requires_grad_() + 1
 
 
-refuses("autograd inside", "mutation/made_leaves.py:required", captures(makes_a_leaf_of_numbers, X),
-        makes_a_leaf_of_numbers, captured(makes_a_leaf_of_floats, X))  # fmt: skip
+refuses("autograd inside", "mutation/made_leaves.py:require_grad",
+        captures(makes_a_leaf_of_numbers, X), makes_a_leaf_of_numbers,
+        captured(makes_a_leaf_of_floats, X))  # fmt: skip
 
 
 def makes_a_leaf_of_a_viewed(x: Tensor) -> Tensor:
@@ -786,7 +787,7 @@ def makes_a_leaf_of_a_clone(x: Tensor) -> Tensor:
     return y.clone().requires_grad_().sum() + row
 
 
-refuses("unsupported", "mutation/made_leaves.py:made_leaf", captures(makes_a_leaf_of_a_viewed, X),
+refuses("unsupported", "mutation/made_leaves.py:make_leaf", captures(makes_a_leaf_of_a_viewed, X),
         makes_a_leaf_of_a_viewed, captured(makes_a_leaf_of_a_clone, X))  # fmt: skip
 
 
@@ -802,7 +803,7 @@ def makes_a_leaf_of_its_clone(w: Tensor) -> Tensor:
     return row.requires_grad_()
 
 
-refuses("unsupported", "mutation/made_leaves.py:made_leaf",
+refuses("unsupported", "mutation/made_leaves.py:make_leaf",
         captures(makes_a_leaf_of_a_view_without_history, W),
         makes_a_leaf_of_a_view_without_history, captured(makes_a_leaf_of_its_clone, W))  # fmt: skip
 
@@ -860,7 +861,7 @@ def detaches(w: Tensor) -> Tensor:
     return (w * (w * 2)[0].detach()).sum()
 
 
-refuses("in-place on view", "mutation/in_place.py:detached", captures(detaches_a_view, W),
+refuses("in-place on view", "mutation/in_place.py:detach", captures(detaches_a_view, W),
         detaches_a_view, trained(detaches, W))  # fmt: skip
 
 
@@ -879,7 +880,7 @@ def views_what_is_detached(w: Tensor) -> Tensor:
     return (w * made[0]).sum()
 
 
-refuses("in-place on view", "mutation/lost_views.py:of_detached",
+refuses("in-place on view", "mutation/current.py:of_detached",
         captures(uses_a_view_of_a_detached, W), uses_a_view_of_a_detached,
         trained(views_what_is_detached, W))  # fmt: skip
 

@@ -347,7 +347,7 @@ def returns_reshaped(x: Tensor) -> Tensor:
 
 
 refuses(
-    "side effect", "mutation/in_place.py:reshaped", captures(reshapes, X), reshapes,
+    "side effect", "mutation/in_place.py:reshape", captures(reshapes, X), reshapes,
     captured(returns_reshaped, X),
 )  # fmt: skip
 
@@ -500,7 +500,7 @@ def copies_an_op(x: Tensor) -> Tensor:
 
 
 refuses(
-    "no functional form", "mutation/functionalize.py:written", captures(writes_by_an_op, X),
+    "no functional form", "mutation/functionalize.py:functionalize", captures(writes_by_an_op, X),
     writes_by_an_op, captured(copies_an_op, X),
 )  # fmt: skip
 
@@ -525,7 +525,7 @@ def reads_rows_that_are_one(x: Tensor) -> Tensor:
 
 
 refuses(
-    "overlapping memory", "history/history_ops.py:copied",
+    "overlapping memory", "history/history_ops.py:make_copy",
     cuts(reads_rows_that_are_one, ROW, cut="export"), reads_rows_that_are_one,
     captured(lambda x: x.expm1().expand(3, 4).clone().unsqueeze_(0) * 1, ROW),
 )  # fmt: skip

@@ -411,7 +411,7 @@ def copies_another(x: Tensor) -> Tensor:
     return y
 
 
-refuses("no functional form", "mutation/in_place.py:reshaped",
+refuses("no functional form", "mutation/in_place.py:reshape",
         captures(sees_the_memory_of_another, X), sees_the_memory_of_another,
         captured(copies_another, X))  # fmt: skip
 

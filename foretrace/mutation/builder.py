@@ -1,0 +1,177 @@
+"""What a recorder keeps of a run, and how ops are added; `trace/recorder.py` answers the calls."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Frame, Refusal
+from foretrace.frames.sources import Sources
+from foretrace.ir.op import Checkpoint, Choice, ModuleCall, Op, Origin, Target, Tree, Value
+from foretrace.ir.tree import map_tree
+from foretrace.mutation.alias import Alias, Held
+from foretrace.ops.cache import Cache
+from foretrace.ops.outcome import Outcome
+from foretrace.ops.semantics import Semantics
+from foretrace.tensors.abstract import Abstract, Types
+from foretrace.tensors.autocast import Casts
+
+DETACH = torch.ops.aten.detach.default
+LEAF = Choice("leaf", "whole", "the program makes it a leaf of autograd")
+REQUIRES_GRAD = torch.ops.aten.requires_grad_.default
+
+
+class Builder(torch_api.TorchDispatchMode):
+    """Holds the ops so far and adds others, as functional forms and views taken again need it."""
+
+    def __init__(
+        self,
+        types: Types,
+        semantics: Semantics,
+        sources: Sources,
+        lift: Callable[[torch.Tensor], Abstract],
+        lift_constant: Callable[[torch.Tensor], Abstract],
+        answer: Callable[..., Any],
+        outcomes: Cache[Outcome],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._mode_key = torch_api.FAKE_MODE_KEY
+        self.types, self.semantics, self.sources = types, semantics, sources
+        self.lift, self.lift_constant, self.answer = lift, lift_constant, answer
+        self.casts = Casts()
+        self.scope = self._around = list[Op]()
+        self.log: list[Op] = []
+        self.fresh: set[Value] = set()
+        """what factories have made"""
+        self.leaves: set[Value] = set()
+        """leaves of autograd that the program has made"""
+        self.inference = self.inferred = False
+        """whether the program is in inference mode; whether it has been"""
+        self.module: ModuleCall | None = None
+        self.checkpoint: Checkpoint | None = None
+        self.functional_form: Op | None = None
+        """the op whose results are being written over what it was computed from"""
+        self.overwritten: dict[Value, Held] = {}
+        """values that their memory no longer holds"""
+        self.seeing: dict[Value, Op] = {}  # what composites gave as views of memory made inside
+        self.rebased: list[Alias] = []
+        """views through which the program has just written"""
+        self.first_refusal: Refusal | None = None
+        self.unwatched: AbstractContextManager[None] = nullcontext()
+        """inside is work of ours, which nobody who watches the program has to see"""
+        self.outcomes = outcomes
+        self._origins: dict[tuple[Any, ...], Origin] = {}
+        self._depth = 0
+        self._failure: tuple[BaseException | None, list[str]] = (None, [])
+        self._frame_inside: Frame | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not wrapped by `torch._dynamo.disable`: that imports dynamo and adds 3 us a call."""
+        return False
+
+    def call(
+        self, func: Target, args: Tree, kwargs: dict[str, Tree] | None = None, grad: bool = False
+    ) -> Op:
+        """Record a call given in values, as views read again and functional forms are."""
+        raise NotImplementedError
+
+    def again(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        """Record another call in the place of one that could not be."""
+        return self.__torch_dispatch__(func, (), args, kwargs)  # type: ignore[no-untyped-call]
+
+    def abstract(self, value: Value) -> Abstract:
+        """A new abstract tensor for the value."""
+        return self.types.abstract(value)
+
+    def concrete(self, tree: Tree, env: dict[Value, Any]) -> Tree:
+        """Arguments as torch takes them: `env`'s tensor for a value, a SymInt for an expression."""
+        symbolic = self.types.symbols.symbolic
+        return map_tree(tree, lambda leaf: env[leaf] if isinstance(leaf, Value) else symbolic(leaf))
+
+    def listening(self) -> AbstractContextManager[Any]:
+        """The mode is active inside: again, where it was popped to answer a call."""
+        return nullcontext() if torch_api.is_active(self) else self
+
+    @contextmanager
+    def inner_scope(self, frame: Frame | None = None) -> Iterator[list[Op]]:
+        """Ops recorded inside go to the yielded list, and come from the given line."""
+        outer, outer_frame, inner = self.scope, self._frame_inside, list[Op]()
+        self._around = self._around if self._depth else outer
+        self.scope, self._frame_inside = inner, frame
+        self._depth += 1
+        try:
+            yield inner
+        finally:
+            self.scope, self._frame_inside = outer, outer_frame
+            self._depth -= 1
+
+    @contextmanager
+    def before_bodies(self) -> Iterator[None]:
+        """Ops recorded inside go before the outermost op whose body is being recorded."""
+        scope, depth = self.scope, self._depth
+        self.scope, self._depth = self._around if depth else scope, 0
+        try:
+            yield
+        finally:
+            self.scope, self._depth = scope, depth
+
+    def append(self, op: Op) -> None:
+        """Add an op to the current scope."""
+        self.scope.append(op)
+        if self._depth == 0:
+            self.log.append(op)
+
+    def origin(self) -> Origin:
+        """The user's line, module and grad mode that are current."""
+        grad = self.grad_mode()
+        frame = self._frame_inside if self._depth else self.sources.here()
+        modes = (self.module, grad, self.checkpoint, self.inference)
+        known = self._origins.get((id(frame), *modes))
+        if known is None:
+            known = self._origins[id(frame), *modes] = Origin(frame, *modes)
+        return known
+
+    def leaf(self, value: Value, before: Value | None = None) -> Value:
+        """Record that what a value has is a leaf of autograd; `before`: it was one with that value.
+
+        Raises:
+            Refusal: its gradient would be that of two values.
+        """
+        uses = (op for op in self.log if before in op.operands and not op.writes)
+        followed = (out for op in uses if op.origin.grad_mode for out in op.outs)
+        if before is not None and any(out.type.requires_grad for out in followed):
+            raise Refusal(
+                "the program writes to a leaf that it has made, after it used the leaf",
+                kind="unsupported", do="write to it before it is used, or to a clone",
+            )  # fmt: skip
+        if value.type.requires_grad:
+            value = self.call(DETACH, (value,)).outs[0]
+        leaf = Value(value.type.with_grad(True))
+        self.append(
+            Op(REQUIRES_GRAD, (value,), {}, leaf, (leaf,), choice=LEAF, origin=self.origin())
+        )
+        self.leaves.add(leaf)
+        return leaf
+
+    @property
+    def inside(self) -> bool:
+        """Whether a body is being recorded."""
+        return self._depth > 0
+
+    def note_failure(self, error: BaseException) -> None:
+        """Remember the innermost module call that an exception left."""
+        if self._failure[0] is not error:
+            self._failure = (error, self.module_path())
+
+    def module_path(self, error: BaseException | None = None) -> list[str]:
+        """The module calls that are running, or that the error came from."""
+        if error is not None and self._failure[0] is error:
+            return self._failure[1]
+        return [str(call) for call in self.module.stack()] if self.module else []
+
+    def grad_mode(self) -> bool:
+        """Whether autograd would follow the next op."""
+        return torch.is_grad_enabled() and not self.inference

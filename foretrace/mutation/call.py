@@ -1,0 +1,58 @@
+"""One call of an operator, as those have it who answer it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretrace.ir.op import Tree, Value, map_values, values_in
+from foretrace.mutation.builder import Builder
+from foretrace.ops.outcome import Schema
+from foretrace.ops.schemas import schema_of
+from foretrace.tensors.abstract import Abstract
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call in values, the tensors that have these, and what records it."""
+
+    recorder: Builder
+    func: Any
+    args: Tree
+    kwargs: dict[str, Tree]
+    tensors: list[Abstract]
+    """those among the arguments, each occurrence, in order"""
+    schema: Schema = field(init=False)
+    """what the operator's schema says"""
+    values: list[Value] = field(init=False)
+    """what the tensors stand for"""
+    written: list[Value] = field(init=False)
+    """the operands that it writes to"""
+
+    def __post_init__(self) -> None:
+        self.schema = schema_of(self.func)
+        self.values = values_in((self.args, self.kwargs))
+        self.written = self.schema.written_now(self.args, self.kwargs)
+
+    @property
+    def types(self) -> tuple[Tree, dict[str, Tree]]:
+        """The arguments with types in the place of values."""
+        args, kwargs = map_values((self.args, self.kwargs), lambda value: value.type)
+        return args, kwargs
+
+    @property
+    def by_value(self) -> dict[Value, Abstract]:
+        """The tensors, by what they stand for."""
+        return dict(zip(self.values, self.tensors, strict=True))
+
+    @property
+    def targets(self) -> list[Abstract]:
+        """The tensors that it writes to."""
+        by_value = self.by_value
+        return [by_value[value] for value in self.written]
+
+    @property
+    def functional(self) -> tuple[Any, Tree, dict[str, Tree]]:
+        """The call of the operator's functional form."""
+        form = self.schema.functional
+        if form is None:
+            raise AssertionError(self.func)
+        return form.call, *form.arguments(self.args, self.kwargs)
