@@ -208,7 +208,7 @@ class Inference:
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            with self.fakes.mode, self._python_kernels(), torch_api.quiet_fake_tensor():
+            with torch_api.asking(self.fakes.mode), self._python_kernels():
                 result = torch_api.checked_call(func, args, kwargs)
                 return as_iterated(func, args, result)
         except (

@@ -62,11 +62,11 @@ from foretrace.torch_api.fake import (
     FakeTensorMode as FakeTensorMode,
     FakeTensors as FakeTensors,
     UnsupportedOperatorException as UnsupportedOperatorException,
+    asking as asking,
     checked_call as checked_call,
     enable_python_dispatcher as enable_python_dispatcher,
     fake_mode as fake_mode,
     plain_meta_kernel as plain_meta_kernel,
-    quiet_fake_tensor as quiet_fake_tensor,
     sparse_meta as sparse_meta,
     symbolic_meta as symbolic_meta,
 )

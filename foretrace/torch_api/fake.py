@@ -3,8 +3,8 @@
 import inspect
 import logging
 import warnings
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
@@ -102,9 +102,16 @@ class FakeTensors:
         return fake
 
 
-def quiet_fake_tensor() -> AbstractContextManager[None]:
-    """FakeTensor logs an error before it raises one; ours says the same in its own form."""
-    return switched(vars(logging.getLogger("torch._subclasses.fake_tensor")), disabled=True)
+@contextmanager
+def asking(mode: FakeTensorMode) -> Iterator[None]:
+    """Calls inside are the mode's to answer, which neither logs errors nor keeps its answers.
+
+    Ours says an error in its own form. torch keeps answers for the whole of the process, without
+    a bound; those that last are in the caches of who asks.
+    """
+    quiet = switched(vars(logging.getLogger("torch._subclasses.fake_tensor")), disabled=True)
+    with mode, quiet, switched(vars(mode), cache_enabled=False):
+        yield
 
 
 def plain_meta_kernel(op: Any) -> bool:
@@ -144,8 +151,7 @@ def checked_call(func: Any, args: Any, kwargs: Any) -> Any:
     if not over or not isinstance(args[0], FakeTensor):
         return _checked_view(func, args, func(*args, **kwargs))
     shape = args[0].shape
-    answers = switched(vars(args[0].fake_mode), cache_enabled=False)  # the cache resizes nothing
-    with answers, warnings.catch_warnings(action="ignore"):  # of resizing
+    with warnings.catch_warnings(action="ignore"):  # of resizing
         result = func(*args, **kwargs)
     if args[0].shape != shape:
         wide = list(args[0].shape)

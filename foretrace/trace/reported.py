@@ -205,7 +205,7 @@ class _Question:
             return self._run(nullcontext(), func, leaves, form) is None
 
     def _run(self, mode: Any, func: Any, leaves: list[Any], form: Any) -> Exception | None:
-        with torch_api.plain_torch(), torch_api.quiet_fake_tensor(), mode:
+        with torch_api.plain_torch(), torch_api.asking(mode):
             args, kwargs = torch_api.tree_unflatten(list(map(self._like, leaves)), form)
             try:
                 torch_api.checked_call(func, args, kwargs)
