@@ -4,7 +4,10 @@ Every repeat of every case gets a new model with random weights, and the cases t
 (A B C A B C), so that no one gets the quiet half of the machine. Imports are done before. What
 the clock runs over:
 
-    foretrace               capture and cut; "+ graph_module" also builds the FX graph
+    foretrace, record       the run that is recorded
+    foretrace               that and the cut; "+ graph_module" also builds the FX graph
+    make_fx                 over the loss and torch.autograd.grad, as training tracers use it, with
+                            the user's lines in its nodes
     torch.compile           reset, then the first forward and backward of the compiled model: its
                             backward graph does not exist before. Includes running the step once
     torch.export            the call; foretrace.export makes the same kind of object
@@ -36,6 +39,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import foretrace
@@ -94,11 +98,16 @@ def eager(model: nn.Module, kwargs: Kwargs) -> None:
     model(**kwargs).loss.backward()
 
 
+def record(model: nn.Module, kwargs: Kwargs, *, dynamic: bool = False) -> object:
+    """One capture."""
+    return foretrace.capture(model, (), kwargs, dynamic_shapes=True if dynamic else None)
+
+
 def ours(
     model: nn.Module, kwargs: Kwargs, *, cut: str, dynamic: bool = False, build: bool = False
 ) -> object:
     """One capture and one cut; with `build`, its FX graph as well."""
-    program = foretrace.capture(model, (), kwargs, dynamic_shapes=True if dynamic else None)
+    program = record(model, kwargs, dynamic=dynamic)
     made = program.cut(cut, loss=0) if cut == "joint" else program.cut(cut)
     return made.graph_module if build else made
 
@@ -108,6 +117,18 @@ def compiled(model: nn.Module, kwargs: Kwargs, *, dynamic: bool = False, whole: 
     torch._dynamo.reset()
     step = torch.compile(model, backend="aot_eager", dynamic=dynamic, fullgraph=whole)
     step(**kwargs).loss.backward()
+
+
+def traced(model: nn.Module, kwargs: Kwargs, *, dynamic: bool = False) -> object:
+    """The joint graph of make_fx, whose inputs are the parameters and the batch."""
+
+    def step(parameters: dict[str, Tensor], kwargs: Kwargs) -> tuple[Tensor, ...]:
+        loss = torch.func.functional_call(model, parameters, (), kwargs).loss
+        return loss, *torch.autograd.grad(loss, tuple(parameters.values()))
+
+    mode = "symbolic" if dynamic else "fake"
+    make = make_fx(step, tracing_mode=mode, record_stack_traces=True, _allow_non_fake_inputs=True)
+    return make(dict(model.named_parameters()), kwargs)
 
 
 def program(model: nn.Module, kwargs: Kwargs) -> object:
@@ -123,30 +144,36 @@ def exported(model: nn.Module, kwargs: Kwargs, *, dynamic: bool = False) -> obje
     return torch.export.export(model, (), kwargs, dynamic_shapes=auto if dynamic else None)
 
 
-CUT, GRAPH = "foretrace", "foretrace + graph_module"
+RECORD, CUT, GRAPH = "foretrace, record", "foretrace", "foretrace + graph_module"
 WHOLE, BROKEN = "torch.compile", "torch.compile, with breaks"
 
 # Every row of the table: what is made, who makes it, how.
 GROUPS: dict[str, dict[str, Case]] = {
     "joint": {
+        RECORD: record,
         CUT: partial(ours, cut="joint"),
         GRAPH: partial(ours, cut="joint", build=True),
+        "make_fx": traced,
         WHOLE: partial(compiled, whole=True),
         BROKEN: partial(compiled, whole=False),
     },
     "export": {
+        RECORD: record,
         CUT: partial(ours, cut="export"),
         GRAPH: partial(ours, cut="export", build=True),
         "foretrace.export": program,
         "torch.export": exported,
     },
     "joint, dynamic": {
+        RECORD: partial(record, dynamic=True),
         CUT: partial(ours, cut="joint", dynamic=True),
         GRAPH: partial(ours, cut="joint", dynamic=True, build=True),
+        "make_fx": partial(traced, dynamic=True),
         WHOLE: partial(compiled, whole=True, dynamic=True),
         BROKEN: partial(compiled, whole=False, dynamic=True),
     },
     "export, dynamic": {
+        RECORD: partial(record, dynamic=True),
         CUT: partial(ours, cut="export", dynamic=True),
         GRAPH: partial(ours, cut="export", dynamic=True, build=True),
         "torch.export": partial(exported, dynamic=True),
@@ -303,7 +330,9 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps({"environment": environment(), "rows": rows}, indent=2))
     else:
         show(groups, Console())
-    refused = [row for rows in groups for row in rows if row.error and row.who in (CUT, GRAPH)]
+    refused = [
+        row for rows in groups for row in rows if row.error and row.who in (RECORD, CUT, GRAPH)
+    ]
     return 1 if refused else 0
 
 
