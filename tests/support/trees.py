@@ -9,10 +9,12 @@ from expecttest import assert_expected_inline
 
 from foretrace.ir.notation import read, write
 from foretrace.ir.op import Op, Value
-from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded, Requirements, Role
+from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded, Role
+from foretrace.ir.requirements import Requirements
+from foretrace.ir.structure import take_apart
 from foretrace.passes.cut import Level, joint_graph
 from foretrace.recording.capture import record
-from foretrace.recording.setup import RULES, prepared
+from foretrace.recording.setup import RULES, prepare
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.profile import target_of
 from foretrace.targets.semantics import TargetSemantics
@@ -50,9 +52,11 @@ def program(
     places = {item.role.name: place for place, item in enumerate(inputs)}
     mutations = [Mutation(places[old], values[new]) for old, new in (written or {}).items()]
     results = [Output(values[name], Role("output", name)) for name in outputs]
-    requires = Requirements(None, [*places], None, True, frozenset(), torch.float32)
+    given, returned = take_apart([*places])[1], take_apart([*outputs])[1]
+    requires = Requirements(given, [*places], None, True, frozenset(), torch.float32)
     symbols = semantics().symbols
-    return values, Recorded(ops, inputs, results, mutations, symbols, [], CPU, requires)
+    found = Recorded(ops, inputs, results, mutations, symbols, [], CPU, requires, returned)
+    return values, found
 
 
 def _inside(value: Value, ops: Sequence[Op]) -> bool:
@@ -61,13 +65,13 @@ def _inside(value: Value, ops: Sequence[Op]) -> bool:
 
 def recorded(fn: Callable[..., Any], *args: Any) -> Recorded:
     """The record of one run."""
-    run, _ = prepared(fn, args, {}, None, None)
-    return record(fn, args, {}, run, CPU)
+    run = prepare(fn, args, {}, None, None)
+    return record(fn, args, {}, run)
 
 
 def recorder(shapes: Any = None, *args: torch.Tensor) -> Recorder:
     """A recorder before its run: what it is asked to call goes to its scope."""
-    run, _ = prepared(lambda *_: None, args, {}, None, shapes)
+    run = prepare(lambda *_: None, args, {}, None, shapes)
     return run.recorder
 
 

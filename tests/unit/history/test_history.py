@@ -6,24 +6,42 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.history.history import (
-    History,
-    is_hidden_write,
-    left_in_memory,
-    unmarked,
-    with_history,
-)
+from foretrace.history.history import History, is_hidden_write, with_history
+from foretrace.history.history_ops import left_in_memory, unmark
 from foretrace.ir.op import Op
-from foretrace.mutation.made_leaves import REQUIRES_GRAD
+from foretrace.mutation.builder import REQUIRES_GRAD
 from tests.support.trees import assert_tree, recorded, semantics, tree
 
+aten = torch.ops.aten
 GRAD = torch.zeros(2, 3, requires_grad=True)
-PLAIN = History(
-    below=lambda op: False,
-    refused=lambda op, followed: False,
-    own_formula=lambda func, op: False,
-    view=lambda func, args: semantics().inference.infer(func, args, {}),
-)
+
+
+class Told:
+    """What operators mean, but for what autograd does: that a test says."""
+
+    def __init__(
+        self, below: Any = (), refused: Any = lambda func: False, own_formula: bool = False
+    ) -> None:
+        self.derivatives, self.below_autograd = self, below
+        self._refused, self._own_formula = refused, own_formula
+
+    def infer(self, *call: Any) -> Any:
+        return semantics().infer(*call)
+
+    def followed(self, func: Any, *_: Any) -> tuple[bool, ...]:
+        if self._refused(func):
+            raise NotImplementedError
+        return ()
+
+    def node(self, func: Any, *_: Any) -> str:
+        return str(func) if self._own_formula else "the one of both"
+
+
+def history(**told: Any) -> History:
+    return History(Told(**told))  # type: ignore[arg-type]
+
+
+PLAIN = history()
 
 
 def without_grad(op: Op) -> Op:
@@ -68,13 +86,13 @@ def test_what_autograd_cannot_follow_is_not_detached(text: str) -> None:
 
 def test_what_runs_below_autograd_is_detached() -> None:
     ops = tree(FOLLOWED)[1]
-    assert len(list(with_history(ops, replace(PLAIN, below=lambda op: True)))) == 2
+    assert len(list(with_history(ops, history(below={aten.neg.default})))) == 2
 
 
 def test_what_autograd_refuses_is_called_with_detached_operands() -> None:
-    history = replace(PLAIN, refused=lambda op, followed: True)
+    refusing = history(refused=lambda func: True)
     assert_tree(
-        list(with_history(under_no_grad(FOLLOWED), history)),
+        list(with_history(under_no_grad(FOLLOWED), refusing)),
         """\
 %0 = aten.detach.default(%x): f32[2]
 %y = aten.neg.default(%0): f32[2]
@@ -137,9 +155,9 @@ def test_a_write_of_what_autograd_saved_a_copy_of_works_on_a_copy() -> None:
     )
 
 
-def trained(fn: Any, history: History = PLAIN, *args: Any) -> list[Op]:
+def trained(fn: Any, by: History = PLAIN, *args: Any) -> list[Op]:
     """The body of the last op of a program, as a cut that trains has it."""
-    return list(history.trained_body(recorded(fn, GRAD, *args).ops[-1]))
+    return list(by.trained_body(recorded(fn, GRAD, *args).ops[-1]))
 
 
 def test_a_write_is_its_functional_form_where_that_has_the_same_derivative() -> None:
@@ -152,9 +170,8 @@ def test_a_write_is_its_functional_form_where_that_has_the_same_derivative() -> 
 
 
 def test_a_write_with_a_derivative_of_its_own_is_called_on_a_copy() -> None:
-    own = replace(PLAIN, own_formula=lambda func, op: True)
     assert_tree(
-        trained(lambda x: x.neg().mul_(2), own),
+        trained(lambda x: x.neg().mul_(2), history(own_formula=True)),
         """\
 %1 = aten.clone.default(%0): f32[2, 3] grad
 %2 = aten.mul_.Tensor(%1, 2): f32[2, 3] grad
@@ -191,9 +208,9 @@ def test_a_scatter_without_a_derivative_is_a_copy_into_a_view() -> None:
         return y
 
     write = next(op for op in recorded(fn, GRAD).ops if op.writes)
-    history = replace(PLAIN, refused=lambda op, followed: "scatter" in str(op.target))
+    refusing = history(refused=lambda func: "scatter" in str(func))
     assert_tree(
-        list(history.trained_body(write))[1:],
+        list(refusing.trained_body(write))[1:],
         """\
 %1 = aten.clone.default(%0): f32[2, 3] grad
 %2 = aten.select.int(%1, 0, 1): f32[3] at 3 grad
@@ -227,4 +244,4 @@ def test_a_write_that_is_counted_writes_itself_for_the_backward_to_meet() -> Non
 def test_a_leaf_that_the_program_makes_is_the_tensor_unseen_where_gradients_are_given() -> None:
     (leaf,) = tree("%x: f32[2]\n%y = aten.requires_grad_.default(%x): f32[2] grad\n")[1]
     assert leaf.target is REQUIRES_GRAD
-    assert unmarked(leaf).target is torch.ops.aten.detach.default
+    assert unmark(leaf).target is aten.detach.default

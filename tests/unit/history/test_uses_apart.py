@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from foretrace.history.history import HIDDEN
-from foretrace.history.history_ops import called
-from foretrace.history.uses_apart import returned, uses_apart
+from foretrace.history.history_ops import make_call
+from foretrace.history.uses_apart import returned_inputs, uses_apart
 from tests.support.trees import assert_tree, recorded, tree
 
 USES = """\
@@ -20,7 +20,7 @@ USES = """\
 
 def apart(given: Any = ("x",), opened: Any = lambda op: ()) -> Any:
     values, ops = tree(USES)
-    copy = called(ops[0], torch.ops.aten.clone.default, (values["x"],), values["new"], HIDDEN)
+    copy = make_call(ops[0], torch.ops.aten.clone.default, (values["x"],), values["new"], HIDDEN)
     return uses_apart([copy, *ops], {values[name] for name in given}, opened), values
 
 
@@ -61,7 +61,7 @@ def test_what_uses_it_several_times_below_is_opened() -> None:
         "    %y = aten.add.Tensor(%m, %new): f32[2] grad\n"
         "%z = aten.sin.default(%y): f32[2] grad\n"
     )
-    copy = called(outer, torch.ops.aten.clone.default, (values["x"],), values["new"], HIDDEN)
+    copy = make_call(outer, torch.ops.aten.clone.default, (values["x"],), values["new"], HIDDEN)
     ops, _ = uses_apart([copy, outer, use], {values["x"]}, lambda op: op.body or ())
     assert outer not in ops
     assert {"aten.mul.Tensor", "aten.add.Tensor"} <= {str(op.target) for op in ops}
@@ -73,4 +73,4 @@ def test_returned_are_the_followed_inputs_that_are_outputs() -> None:
 
     grad = torch.zeros(2, requires_grad=True)
     found = recorded(fn, grad, grad.clone().detach().requires_grad_(), torch.zeros(2))
-    assert returned(found) == {found.inputs[0].value}
+    assert returned_inputs(found) == {found.inputs[0].value}

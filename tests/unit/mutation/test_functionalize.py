@@ -1,4 +1,4 @@
-"""`written`: an op in place becomes an op whose out is the new content of the memory's owner."""
+"""`functionalize`: an op in place becomes an op whose out the memory's owner holds then."""
 
 import pytest
 import torch

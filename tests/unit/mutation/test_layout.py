@@ -8,7 +8,8 @@ import torch
 from foretrace.ir.notation import read
 from foretrace.ir.op import Value
 from foretrace.mutation.alias import alias_of
-from foretrace.mutation.layout import copied, drawn, draws_as_value, in_layout, laid_out
+from foretrace.mutation.call import Call
+from foretrace.mutation.layout import copy_content, draw, draws_alike, in_layout, lay_out
 from tests.support.trees import assert_tree, recorder, tree
 
 aten = torch.ops.aten
@@ -28,7 +29,7 @@ def values() -> dict[str, Value]:
 
 def test_laid_out_in_another_order(values: dict[str, Value]) -> None:
     calls = recorder()
-    new = laid_out(calls, values["turned"].type, values["x"])
+    new = lay_out(calls, values["turned"].type, values["x"])
     assert new.type.stride == (1, 2)
     assert_tree(
         calls.scope,
@@ -42,7 +43,7 @@ def test_laid_out_in_another_order(values: dict[str, Value]) -> None:
 
 def test_laid_out_with_gaps(values: dict[str, Value]) -> None:
     calls = recorder()
-    new = laid_out(calls, values["gaps"].type, values["x"])
+    new = lay_out(calls, values["gaps"].type, values["x"])
     assert new.type.stride == (6, 1)
     assert_tree(
         calls.scope,
@@ -56,7 +57,7 @@ def test_laid_out_with_gaps(values: dict[str, Value]) -> None:
 
 def test_copied_is_expanded_first_and_cast_last(values: dict[str, Value]) -> None:
     calls = recorder()
-    copied(calls, values["whole"], values["row"], whole=True)
+    copy_content(calls, values["whole"], values["row"], whole=True)
     assert_tree(
         calls.scope,
         """\
@@ -68,7 +69,7 @@ def test_copied_is_expanded_first_and_cast_last(values: dict[str, Value]) -> Non
 
 def test_copied_has_memory_of_its_own(values: dict[str, Value]) -> None:
     calls = recorder()
-    assert copied(calls, values["x"], values["x"], whole=True) is not values["x"]
+    assert copy_content(calls, values["x"], values["x"], whole=True) is not values["x"]
     assert_tree(
         calls.scope,
         """\
@@ -81,7 +82,8 @@ def test_copied_has_memory_of_its_own(values: dict[str, Value]) -> None:
 def test_copied_lies_as_the_old_if_it_is_the_whole(
     values: dict[str, Value], whole: bool, stride: tuple[int, ...]
 ) -> None:
-    assert copied(recorder(), values["turned"], values["x"], whole=whole).type.stride == stride
+    new = copy_content(recorder(), values["turned"], values["x"], whole=whole)
+    assert new.type.stride == stride
 
 
 @pytest.mark.parametrize(
@@ -94,13 +96,17 @@ def test_copied_lies_as_the_old_if_it_is_the_whole(
         (aten.bernoulli_.float, "f32[2, 3] by [1, 2]", False),
     ],
 )
-def test_draws_as_value(func: Any, like: str, same: bool) -> None:
-    assert draws_as_value(func, read(f"%x: {like}\n")[0]["x"].type) == same
+def test_draws_alike(func: Any, like: str, same: bool) -> None:
+    assert draws_alike(func, read(f"%x: {like}\n")[0]["x"].type) == same
+
+
+def call(calls: Any, func: Any, value: Value, *args: Any) -> Call:
+    return Call(calls, func, (value, *args), {}, [calls.abstract(value)])
 
 
 def test_drawn_without_gaps_goes_in_the_order_of_memory(values: dict[str, Value]) -> None:
     calls = recorder()
-    drawn(calls, aten.bernoulli_.float, (values["turned"], 0.5), {})
+    draw(call(calls, aten.bernoulli_.float, values["turned"], 0.5))
     assert_tree(
         calls.scope,
         """\
@@ -113,11 +119,11 @@ def test_drawn_without_gaps_goes_in_the_order_of_memory(values: dict[str, Value]
 
 def test_drawn_with_gaps_stays_in_place_on_new_memory(values: dict[str, Value]) -> None:
     calls = recorder()
-    new = drawn(calls, aten.normal_.default, (values["gaps"],), {})
+    new = draw(call(calls, aten.normal_.default, values["gaps"]))
     assert new.type.stride == (6, 1)
-    empty, draw = calls.scope
+    empty, drawn = calls.scope
     assert (empty.target, empty.args) == (aten.empty_strided.default, ([2, 3], [6, 1]))
-    assert (draw.target, draw.args, draw.outs) == (aten.normal_.default, empty.outs, (new,))
+    assert (drawn.target, drawn.args, drawn.outs) == (aten.normal_.default, empty.outs, (new,))
 
 
 def test_in_layout_casts_and_lays_out_what_owns_memory(values: dict[str, Value]) -> None:

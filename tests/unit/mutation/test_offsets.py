@@ -6,7 +6,7 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op
 from foretrace.mutation.alias import alias_of
-from foretrace.mutation.offsets import moved
+from foretrace.mutation.offsets import moved_by
 from tests.support.trees import assert_tree, recorded
 
 X = torch.zeros(8)[2:]
@@ -55,9 +55,9 @@ def test_what_lies_beside_the_written_tensor_is_refused(offset: int, size: int) 
 
 def test_how_far_eager_has_moved_and_that_the_program_sees_it_there() -> None:
     def fn(x):
-        before = moved(alias_of(x))
+        before = moved_by(alias_of(x))
         x.mul_(2)
         row = x[1:3]
-        return before, moved(alias_of(x)), row.storage_offset()
+        return before, moved_by(alias_of(x)), row.storage_offset()
 
     assert [output.value for output in recorded(fn, X).outputs] == [0, 2, 3]

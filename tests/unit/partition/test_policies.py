@@ -7,7 +7,7 @@ import pytest
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Checkpoint
-from foretrace.partition.policies import SAVE_ALL, chosen
+from foretrace.partition.policies import SAVE_ALL, choose
 from foretrace.partition.sides import Sides
 from foretrace.passes.cut import Level, joint_graph
 from tests.support.trees import joint_of, program, semantics
@@ -25,7 +25,7 @@ TREE = """\
 def saved(policy: Any, text: str = TREE) -> dict[str, str]:
     """The names of what is handed over, with the reasons."""
     _, found, joint = joint_of(text, ("y",))
-    reasons = chosen(Sides(joint, found, semantics()), policy)
+    reasons = choose(Sides(joint, found, semantics()), policy)
     return {value.hint: reason for value, reason in reasons.items()}
 
 
@@ -93,7 +93,7 @@ def test_what_a_checkpoint_made_is_made_again() -> None:
     for op in found.ops[:2]:
         op.origin = replace(op.origin, checkpoint=inside)
     joint = joint_graph(found, semantics(), Level(written=False), None)
-    reasons = chosen(Sides(joint, found, semantics()), "save_all")
+    reasons = choose(Sides(joint, found, semantics()), "save_all")
     assert {value.hint for value in reasons} == {"e"}
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.mutation.functionalize import written
-from foretrace.mutation.made_leaves import required
+from foretrace.mutation.functionalize import functionalize
+from foretrace.mutation.made_leaves import require_grad
 from foretrace.ops.outcome import Given, Outcome, Share
-from foretrace.trace.dispatch import Answer, Fold, Inline, aside, learn
+from foretrace.trace.dispatch import Fold, Inline, answer, aside, learn
 from tests.support.trees import assert_tree, recorded, recorder, tree
 
 aten = torch.ops.aten
@@ -93,16 +93,16 @@ def test_a_composite_s_view_of_an_operand_is_a_view() -> None:
 @pytest.mark.parametrize(
     ("func", "args", "kind"),
     [
-        (aten.item.default, ("n",), Answer),
-        (aten.is_nonzero.default, ("n",), Answer),
-        (aten.equal.default, ("x", "x"), Answer),
+        (aten.item.default, ("n",), answer),
+        (aten.is_nonzero.default, ("n",), answer),
+        (aten.equal.default, ("x", "x"), answer),
         (aten.nonzero.default, ("m",), Fold),
     ],
 )
 def test_what_depends_on_data_is_asked_at_each_call(func: Any, args: Any, kind: Any) -> None:
     found = outcome(func, *args)
     assert found.result is None
-    assert isinstance(found.inline, kind)
+    assert kind in (found.inline, type(found.inline))
 
 
 def test_the_size_of_a_result_that_depends_on_data_is_not_kept() -> None:
@@ -112,10 +112,10 @@ def test_the_size_of_a_result_that_depends_on_data_is_not_kept() -> None:
 @pytest.mark.parametrize(
     ("func", "args", "kwargs", "procedure"),
     [
-        (aten.add_.Tensor, ("x", 1), {}, written),
-        (aten.neg.out, ("x",), {"out": "x"}, written),
-        (aten.matmul.out, ("x", "s"), {"out": "x"}, written),  # which has a composite kernel, too
-        (aten.requires_grad_.default, ("x",), {}, required),
+        (aten.add_.Tensor, ("x", 1), {}, functionalize),
+        (aten.neg.out, ("x",), {"out": "x"}, functionalize),
+        (aten.matmul.out, ("x", "s"), {"out": "x"}, functionalize),  # a composite, too
+        (aten.requires_grad_.default, ("x",), {}, require_grad),
         (torch.ops.profiler._record_function_enter_new.default, ("name",), {}, aside),
     ],
 )
