@@ -12,7 +12,7 @@ from foretrace import torch_api
 from foretrace.emit.fx_sizes import write_size
 from foretrace.emit.module_stack import ModuleStacks
 from foretrace.garbage import no_collection
-from foretrace.ir.names import Names, called_like_a_keyword, calls_target, spelled, wish
+from foretrace.ir.names import Names, called_like_a_keyword, calls_target, spelled
 from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.ir.program import Graph, Input, Output
 from foretrace.ir.tree import leaves, map_tree
@@ -71,7 +71,7 @@ class Emitter:
 
     def emit(self, op: Op) -> None:
         """One op: a call of its target, or of a submodule that holds its body."""
-        name = self.names.new(wish(op))
+        name = self.names.of(op)
         as_module = getattr(op.target, "as_module", None)
         if as_module is not None and calls_target(op):
             place = self._hold(name, as_module())

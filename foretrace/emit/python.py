@@ -15,7 +15,6 @@ from foretrace.emit.bindings import quickest
 from foretrace.emit.python_sizes import size_text
 from foretrace.emit.python_source import Source
 from foretrace.errors import Frame
-from foretrace.ir.names import wish
 from foretrace.ir.op import Op, Tree, Value, ViewStep, values_in
 from foretrace.ir.program import Graph
 from foretrace.symbols.sizes import Symbols
@@ -72,7 +71,7 @@ class Straight:
 
     def _assigned(self, op: Op, call: str) -> str:
         for out in op.outs:
-            self.names[out] = self.source.names.new(wish(op))
+            self.names[out] = self.source.names.of(op)
         if not op.outs:
             return call
         return f"{self._pattern(op, op.result)} = {call}"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, RuleName, Value, substitute, values_in
+from foretrace.ir.op import Op, RuleName, Value, substitute, substitute_operands, values_in
 from foretrace.ir.text import neighbourhood
 from foretrace.ops.schemas import schema_of
 
@@ -30,15 +30,16 @@ def inline(ops: Sequence[Op], env: dict[Value, Any], because: Op, rule: RuleName
         env.update((out, Value(out.type)) for out in op.outs)
         args, kwargs, result, outs = substitute((op.args, op.kwargs, op.result, op.outs), env)
         origin = because.origin
-        copies.append(
-            Op(op.target, args, kwargs, result, outs, origin=origin, because=because, rule=rule)
-        )
+        copies.append(Op(
+            op.target, args, kwargs, result, outs, origin=origin, because=because, rule=rule,
+            operands=substitute_operands(op, env),
+        ))  # fmt: skip
     return copies
 
 
 def values_used(ops: Iterable[Op]) -> list[Value]:
     """The values that ops use, each once, in order."""
-    return list(dict.fromkeys(v for op in ops for v in values_in((op.args, op.kwargs))))
+    return list(dict.fromkeys(v for op in ops for v in op.operands))
 
 
 def locate(refusal: Refusal, op: Op) -> Refusal:

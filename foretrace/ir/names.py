@@ -5,7 +5,7 @@ import keyword
 import re
 from collections.abc import Iterable, Iterator
 
-from foretrace.ir.op import Op, Tree, Value, target_name, values_in
+from foretrace.ir.op import Op, Target, Tree, Value, target_name, values_in
 
 TAKEN = frozenset({*vars(builtins), "device", "inf", "is_dense", "math", "nan", "torch"})
 """Names that mean something in generated code: torch.fx would add a number to them later."""
@@ -20,6 +20,7 @@ class Names:
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
         self._bases: dict[str, str] = {}
+        self._wishes: dict[Target, str] = {}
         self._taken: set[str] = set()
 
     def take(self, name: str) -> str:
@@ -40,15 +41,17 @@ class Names:
         self._taken.add(name)
         return name
 
+    def of(self, op: Op) -> str:
+        """A name for an op, from that of its target."""
+        wish = self._wishes.get(op.target)
+        if wish is None:
+            wish = self._wishes[op.target] = target_name(op.target)
+        return self.new(wish)
+
 
 def _identifier(wish: str) -> str:
     base = NOT_A_NAME.sub("_", wish).rstrip("_").lower() or "value"
     return f"_{base}" if base[0].isdigit() or keyword.iskeyword(base) else base
-
-
-def wish(op: Op) -> str:
-    """The name that an op asks for."""
-    return target_name(op.target)
 
 
 def called_like_a_keyword(target: object) -> bool:
@@ -77,7 +80,7 @@ def node_names(inputs: Iterable[tuple[Value, str]], ops: Iterable[Op]) -> dict[V
     for value, name in inputs:
         found[value] = names.new(name)
     for op in ops:
-        name = found[op] = names.new(wish(op))
+        name = found[op] = names.of(op)
         result = op.result if calls_target(op) else tuple(op.outs)
         found.update(_parts(op, result, name, names))
     return found

@@ -20,6 +20,8 @@ Tree: TypeAlias = Any
 
 
 NESTED = frozenset({tuple, list, dict})
+ATOMS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+"""Types of arguments in which no value is"""
 AS_STRIDED = torch.ops.aten.as_strided.default
 STRIDED = ("self", "size", "stride", "storage_offset")
 
@@ -322,13 +324,21 @@ def map_values(tree: Tree, change: Callable[[Value], Tree]) -> Tree:
 
 def substitute(tree: Tree, env: dict[Value, Any]) -> Tree:
     """The structure with every value that `env` knows replaced."""
-    if isinstance(tree, Value):
+    kind = type(tree)
+    if kind is Value:
         return env.get(tree, tree)
+    if kind in ATOMS:
+        return tree
     if isinstance(tree, (tuple, list)):
-        return type(tree)([substitute(item, env) for item in tree])
+        return kind([item if type(item) in ATOMS else substitute(item, env) for item in tree])
     if isinstance(tree, dict):
         return {key: substitute(item, env) for key, item in tree.items()} if tree else tree
     return tree
+
+
+def substitute_operands(op: Op, env: dict[Value, Any]) -> tuple[Value, ...]:
+    """The operands of the op with every value that `env` knows replaced; `env` gives values."""
+    return tuple(dict.fromkeys([env.get(value, value) for value in op.operands]))
 
 
 def instantiate(definition: Definition, call: Op) -> list[Op]:
@@ -356,7 +366,7 @@ def _copy_op(op: Op, env: dict[Value, Any], call: Op) -> Op:
         origin=_under(call.origin, grad_mode=op.origin.grad_mode),
         below=op.definition or (op.own and copy_ops(op.own, env, call)),
         because=op.because or call.because, rule=op.rule or call.rule, choice=op.choice,
-        writes=op.writes, piece_of=op.piece_of,
+        writes=op.writes, piece_of=op.piece_of, operands=substitute_operands(op, env),
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from foretrace.ir.op import (
     ViewStep,
     Write,
     map_values,
+    substitute,
     target_name,
     values_in,
 )
@@ -129,29 +130,29 @@ class Differentiation:
         if isinstance(op.target, Write):
             self._through_view(op, op.target)
             return
-        rule, args = self._rule(op.target, op, op.args, op.kwargs, self._tangents(op))
-        if rule is None:
-            return
-        self._apply(op, rule, values_in(args), results_of(op), self._tangents(op))
+        results = results_of(op)
+        tangents = [self.gradients.get(value) for value in results]
+        rule, occurrences = self._rule(op.target, op, op.args, op.kwargs, tangents)
+        if rule is not None:
+            self._apply(op, rule, occurrences, results, tangents)
 
     def _rule(
         self, func: Any, op: Op, args: Tree, kwargs: Any, tangents: Sequence[Value | None]
-    ) -> tuple[Rule | None, Tree]:
+    ) -> tuple[Rule | None, list[Value]]:
+        """The derivative of a call, and the values among its arguments, each occurrence."""
         both = (args, kwargs)
-        followed = any(value.type.requires_grad for value in values_in(both))
-        if not followed or not any(t is not None for t in tangents):
-            return None, both  # what is not followed is a leaf that the program makes
-        typed_args, typed_kwargs = map_values(both, lambda v: v.type)
-        given = tuple(None if t is None else t.type for t in tangents)
-        positions = frozenset(written_positions(op, values_in(both)))
+        occurrences = values_in(both)
+        followed = any(value.type.requires_grad for value in occurrences)
+        if not followed or all(t is None for t in tangents):
+            return None, occurrences  # what is not followed is a leaf that the program makes
+        typed_args, typed_kwargs = substitute(both, {value: value.type for value in occurrences})
+        given = tuple([None if t is None else t.type for t in tangents])
+        positions = frozenset(written_positions(op, occurrences))
         try:
             rule = self.derivatives.rule(func, typed_args, typed_kwargs, given, positions)
         except Refusal as refusal:
             raise locate(refusal, op) from None
-        return rule, both
-
-    def _tangents(self, op: Op) -> list[Value | None]:
-        return [self.gradients.get(v) for v in results_of(op)]
+        return rule, occurrences
 
     def _apply(
         self, op: Op, rule: Rule, occurrences: Sequence[Value], results: Sequence[Value],
@@ -255,10 +256,9 @@ class Differentiation:
             bases.append(self._view(step, bases[-1], op))
         in_order = {"memory_format": torch.contiguous_format}
         (part,) = self._append(aten.clone.default, (bases[-1],), in_order, op, COPY_SLICES).outs
-        rule, both = self._rule(write.func, op, args, op.kwargs, [part])
+        rule, occurrences = self._rule(write.func, op, args, op.kwargs, [part])
         if rule is None:
             return
-        occurrences = values_in(both)
         env: dict[Value, Any] = dict(zip(rule.operands, occurrences, strict=True))
         if any(v in rule.results for inner in rule.ops for v in inner.operands):
             now = self.stale.read(out, op, self._replay)

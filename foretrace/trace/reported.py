@@ -5,7 +5,7 @@ and that torch cannot run over tensors without data. Which it is, is asked of ea
 runs once on small values of the operands' types.
 """
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from traceback import walk_tb
 from types import TracebackType
 from typing import Any, Final
@@ -193,7 +193,7 @@ class _Question:
         size = sum(self._number(leaf.numel()) for leaf in tensors)
         if func.namespace not in PURE or not here:
             return None
-        error = self._run(torch_api.fake_mode(None), func, leaves, form)
+        error = self._run(torch_api.asking(torch_api.fake_mode(None)), func, leaves, form)
         if isinstance(error, ANSWERED) or (
             error is None and not torch_api.schema_of(func).is_mutable
         ):
@@ -204,8 +204,10 @@ class _Question:
         with draws_undone():
             return self._run(nullcontext(), func, leaves, form) is None
 
-    def _run(self, mode: Any, func: Any, leaves: list[Any], form: Any) -> Exception | None:
-        with torch_api.plain_torch(), torch_api.asking(mode):
+    def _run(
+        self, answered: AbstractContextManager[None], func: Any, leaves: list[Any], form: Any
+    ) -> Exception | None:
+        with torch_api.plain_torch(), answered:
             args, kwargs = torch_api.tree_unflatten(list(map(self._like, leaves)), form)
             try:
                 torch_api.checked_call(func, args, kwargs)
