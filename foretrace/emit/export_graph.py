@@ -30,7 +30,6 @@ from torch.export.graph_signature import (
 from foretrace import torch_api
 from foretrace.emit.fx import Emitter, Needs, Vals
 from foretrace.emit.module_stack import ModuleStacks
-from foretrace.garbage import no_collection
 from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.symbols.sizes import Symbols
 
@@ -136,7 +135,6 @@ def names_of(lifted: Sequence[Lifted]) -> list[str]:
     return [names[index] for index in range(len(lifted))]
 
 
-@no_collection()
 def to_export(
     lifted: Sequence[Lifted],
     ops: Iterable[Op],

@@ -11,7 +11,6 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.emit.fx_sizes import write_size
 from foretrace.emit.module_stack import ModuleStacks
-from foretrace.garbage import no_collection
 from foretrace.ir.names import Names, called_like_a_keyword, calls_target, spelled
 from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.ir.program import Graph, Input, Output
@@ -338,7 +337,6 @@ class Vals:
         return torch_api.symbolic_meta(shape, stride, type.dtype, self._bytes[type])
 
 
-@no_collection()
 def to_fx(
     graph: Graph, symbols: Symbols, fakes: torch_api.FakeTensors, needs: Needs
 ) -> fx.GraphModule:

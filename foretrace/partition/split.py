@@ -12,7 +12,6 @@ from typing import Any
 import sympy
 import torch
 
-from foretrace.garbage import no_collection
 from foretrace.ir.names import node_names
 from foretrace.ir.op import Choice, Op, Origin, Tree, Value, map_values
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, size_input
@@ -77,7 +76,6 @@ class Pair:
         return sum((item.bytes for item in self.saved if not item.free), 0)
 
 
-@no_collection()
 def partition(
     joint: Graph, recorded: Recorded, semantics: TargetSemantics, policy: Policy = "min_cut"
 ) -> Pair:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.garbage import no_collection
 from foretrace.history.history import History, with_history
 from foretrace.history.history_ops import left_in_memory, unmark
 from foretrace.history.placed import placed
@@ -108,7 +107,6 @@ def flatten(
             yield from flatten(body(op), level, stop, body)
 
 
-@no_collection()
 def forward_graph(
     recorded: Recorded, semantics: TargetSemantics, level: Level, kind: str, *, trains: bool = True,
     around: bool = True, also: Collection[Value] = (),
@@ -192,7 +190,6 @@ def joint_graph(
     return differentiated(recorded, semantics, level, loss, given)
 
 
-@no_collection()
 def differentiated(
     recorded: Recorded, semantics: TargetSemantics, level: Level, loss: int | None,
     given: Arrived | None = None,
