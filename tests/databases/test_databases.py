@@ -1,13 +1,15 @@
 """The databases as tests: what is not bitwise is what is stated, and no fault is."""
 
 import json
+import os
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 from tests.databases.__main__ import main
 from tests.databases.attempts import records, warm
-from tests.databases.children import run
+from tests.databases.children import Ended, Job, Record, run
 from tests.databases.databases import DATABASES, cases
 from tests.databases.routes import OURS
 from tests.databases.stated import facts, fault, group, samples_stated, stated
@@ -46,9 +48,24 @@ def shards(names):
 
 def lines(database: str, shard: int, routes, samples: int | None) -> list[Line]:
     chosen = cases([database])[shard :: SHARDS.get(database, 1)]
-    jobs = [(f"{c.database} {c.name}", partial(records, c, routes, samples)) for c in chosen]
+    jobs = {f"{c.database} {c.name}": partial(records, c, routes, samples) for c in chosen}
     warm()
-    return [line for ended in run(jobs, limit=LIMIT, workers=1) for line in lines_of(ended)]
+    return [line for ended in ended_jobs(jobs) for line in lines_of(ended)]
+
+
+def ended_jobs(jobs: dict[str, Job]) -> list[Ended]:
+    """Of all of them in one child; of each in its own where that does not end well."""
+    (whole,) = run([("all", partial(one_after_another, jobs))], limit=LIMIT, workers=1)
+    if whole.end != "ok":
+        return list(run(jobs.items(), limit=LIMIT, workers=1))
+    found = [(record.pop("case"), record) for record in whole.records]
+    return [Ended(name, "ok", [r for n, r in found if n == name], 0.0) for name in jobs]
+
+
+def one_after_another(jobs: dict[str, Job]) -> Iterator[Record]:
+    for name, job in jobs.items():
+        for record in job():
+            yield {"case": name, **record}
 
 
 def hold(found: list[Line]) -> None:
@@ -56,6 +73,22 @@ def hold(found: list[Line]) -> None:
     new = facts(found) - stated()
     wrong = [line for line in found if facts([line]) & new]
     assert not new, f"`make reliability` states what is to be so: {wrong}"
+
+
+def test_a_job_that_aborts_costs_itself_alone():
+    def job(status: str) -> Iterator[Record]:
+        yield {"route": "export", "status": status}
+        if status == "last":
+            os.abort()
+
+    names = ("first", "last", "after")
+    ended = ended_jobs({name: partial(job, name) for name in names})
+    assert [(each.name, each.end) for each in ended] == [
+        ("first", "ok"), ("last", "abort"), ("after", "ok")
+    ]  # fmt: skip
+    assert [each.records for each in ended] == [
+        [{"route": "export", "status": name}] for name in names
+    ]
 
 
 def test_no_fault_is_stated():
