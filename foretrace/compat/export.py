@@ -17,7 +17,7 @@ from foretrace.emit.export_inputs import Interface, interface, separated
 from foretrace.emit.fx import SPELLED
 from foretrace.errors import Refusal
 from foretrace.frames.sources import Asked
-from foretrace.history.inline import locate
+from foretrace.history.call_facts import locate
 from foretrace.ir.names import called_like_a_keyword
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.structure import Structure

@@ -28,8 +28,9 @@ from torch.export.graph_signature import (
 )
 
 from foretrace import torch_api
-from foretrace.emit.fx import Emitter, Needs, Vals
+from foretrace.emit.fx import Emitter, Needs
 from foretrace.emit.module_stack import ModuleStacks
+from foretrace.emit.vals import Vals
 from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.symbols.sizes import Symbols
 

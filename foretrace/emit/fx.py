@@ -11,11 +11,11 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.emit.fx_sizes import write_size
 from foretrace.emit.module_stack import ModuleStacks
+from foretrace.emit.vals import Vals
 from foretrace.ir.names import Names, called_like_a_keyword, calls_target, spelled
 from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.ir.program import Graph, Input, Output
 from foretrace.ir.tree import leaves, map_tree
-from foretrace.ir.types import TensorType
 from foretrace.ir.walk import leaf_ops
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Size, Symbols, solved
@@ -41,7 +41,7 @@ class Complex(complex):
 class Emitter:
     """Builds one fx graph; kept ops become submodules with graphs of their own."""
 
-    def __init__(self, symbols: Symbols, vals: "Vals", needs: Needs) -> None:
+    def __init__(self, symbols: Symbols, vals: Vals, needs: Needs) -> None:
         self.symbols, self.vals, self.needs = symbols, vals, needs
         self.graph, self.root = fx.Graph(), torch.nn.Module()
         self.names = Names()
@@ -66,7 +66,9 @@ class Emitter:
 
     def _learn(self, value: Value, node: fx.Node) -> None:
         self.nodes[value] = node
-        node.meta["val"] = self.vals.of(value)
+        if not node.meta:
+            torch_api.set_meta(node, self.vals.meta({}))
+        node.meta["val"] = value
 
     def emit(self, op: Op) -> None:
         """One op: a call of its target, or of a submodule that holds its body."""
@@ -149,12 +151,12 @@ class Emitter:
 
     def describe(self, node: fx.Node, op: Op) -> None:
         """Say where a node comes from."""
-        meta, frame, module = node.meta, op.origin.frame, op.origin.module
+        origin = op.origin
+        meta = self.vals.meta(self.stacks.line(origin))
         meta["foretrace"] = op
-        if frame is not None:
-            meta["stack_trace"] = self.stacks.line(frame)
-        if module is not None:
-            meta["nn_module_stack"] = self.stacks.of(module)
+        if origin.module is not None:
+            meta["nn_module_stack"] = self.stacks.of(origin.module)
+        torch_api.set_meta(node, meta)
 
     # ---- arguments ----------------------------------------------------------------------------
 
@@ -259,7 +261,7 @@ class Emitter:
 
 def module_of(root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str) -> fx.GraphModule:
     """A graph with what it holds, as a module whose code Python reads."""
-    if any(map(called_like_a_keyword, {node.target for node in graph.nodes})):
+    if any(map(called_like_a_keyword, {id(n.target): n.target for n in graph.nodes}.values())):
         graph.on_generate_code(lambda _: spelled)
     return torch_api.LazyGraphModule(root, graph, class_name=name)
 
@@ -292,49 +294,6 @@ def emit_flat(emitter: Emitter, op: Op) -> None:
     else:
         for inner in op.body or ():
             emit_flat(emitter, inner)
-
-
-class Vals:
-    """Fake tensors for `node.meta["val"]`: one for each value, each with a storage of its own."""
-
-    def __init__(
-        self, fakes: torch_api.FakeTensors, symbols: Symbols, *, followed: bool = False
-    ) -> None:
-        self.fakes, self.symbols, self.followed = fakes, symbols, followed
-        self._known: dict[Value, torch.Tensor] = {}
-        self._bytes: dict[TensorType, Any] = {}
-
-    def of(self, value: Value) -> torch.Tensor:
-        """The fake tensor of a value."""
-        known = self._known.get(value)
-        if known is None:
-            type, meta = value.type, self._meta(value.type)
-            if self.followed and type.requires_grad:
-                meta.requires_grad_()
-            known = self.fakes.make(meta, type.device)
-            self._known[value] = known
-        return known
-
-    def tree(self, tree: Tree) -> Any:
-        """A structure with fake tensors for values."""
-        if isinstance(tree, Value):
-            return self.of(tree)
-        if isinstance(tree, (tuple, list)):
-            return tuple(self.tree(item) for item in tree)
-        return tree
-
-    def _meta(self, type: TensorType) -> torch.Tensor:
-        if type.sparse:
-            sizes = map(self.symbols.number, type.shape)
-            return torch_api.sparse_meta(sizes, type.dtype, type.sparse)
-        if not type.symbols:
-            return torch.empty_strided(type.shape, type.stride, dtype=type.dtype, device="meta")
-        number = self.symbols.number
-        shape, stride = tuple(map(number, type.shape)), tuple(map(number, type.stride))
-        if type not in self._bytes:
-            whole = torch.empty_strided(shape, stride, dtype=type.dtype, device="meta")
-            self._bytes[type] = whole.untyped_storage().nbytes()
-        return torch_api.symbolic_meta(shape, stride, type.dtype, self._bytes[type])
 
 
 def to_fx(

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from foretrace.errors import Frame
-from foretrace.ir.op import ModuleCall
+from foretrace.ir.op import ModuleCall, Origin
 
 
 class ModuleStacks:
@@ -13,7 +13,7 @@ class ModuleStacks:
         self._keys: dict[ModuleCall, str] = {}
         self._counts = Counter[str]()
         self._stacks: dict[ModuleCall, dict[str, tuple[str, str]]] = {}
-        self._lines: dict[Frame, str] = {}
+        self._lines: dict[Origin, dict[str, str]] = {}
 
     def of(self, call: ModuleCall) -> dict[str, tuple[str, str]]:
         """From the outermost call to this one: key -> (path, class); a dict of the caller's own."""
@@ -31,9 +31,16 @@ class ModuleStacks:
             self._keys[call] = f"L__self__{call.path}" + (f"@{count}" if count else "")
         return self._keys[call]
 
-    def line(self, frame: Frame) -> str:
-        """One line of the user, as a traceback has it."""
-        if frame not in self._lines:
-            head = f'  File "{frame.file}", line {frame.line}, in {frame.function}'
-            self._lines[frame] = f"{head}\n    {frame.text}\n"
-        return self._lines[frame]
+    def line(self, origin: Origin) -> dict[str, str]:
+        """`stack_trace`: the user's line, as a traceback has it; nothing where there is none."""
+        known = self._lines.get(origin)
+        if known is None:
+            known = self._lines[origin] = _spelled(origin.frame)
+        return known
+
+
+def _spelled(frame: Frame | None) -> dict[str, str]:
+    if frame is None:
+        return {}
+    head = f'  File "{frame.file}", line {frame.line}, in {frame.function}'
+    return {"stack_trace": f"{head}\n    {frame.text}\n"}

@@ -8,7 +8,7 @@ what that left.
 from collections.abc import Callable, Iterable
 
 from foretrace.errors import Refusal
-from foretrace.history.inline import locate, results_of, written_positions
+from foretrace.history.call_facts import locate, results_of, written_positions
 from foretrace.ir.op import Checkpoint, Op, Value, map_values, substitute, target_name, values_in
 from foretrace.ir.program import Overwritten
 from foretrace.ops.outcome import Share

@@ -5,7 +5,7 @@ import keyword
 import re
 from collections.abc import Iterable, Iterator
 
-from foretrace.ir.op import Op, Target, Tree, Value, target_name, values_in
+from foretrace.ir.op import Op, Tree, Value, target_name, values_in
 
 TAKEN = frozenset({*vars(builtins), "device", "inf", "is_dense", "math", "nan", "torch"})
 """Names that mean something in generated code: torch.fx would add a number to them later."""
@@ -20,7 +20,8 @@ class Names:
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
         self._bases: dict[str, str] = {}
-        self._wishes: dict[Target, str] = {}
+        self._wishes: dict[int, str] = {}
+        """by the id of a target: to hash an operator is Python"""
         self._taken: set[str] = set()
 
     def take(self, name: str) -> str:
@@ -43,9 +44,9 @@ class Names:
 
     def of(self, op: Op) -> str:
         """A name for an op, from that of its target."""
-        wish = self._wishes.get(op.target)
+        wish = self._wishes.get(id(op.target))
         if wish is None:
-            wish = self._wishes[op.target] = target_name(op.target)
+            wish = self._wishes[id(op.target)] = target_name(op.target)
         return self.new(wish)
 
 

@@ -198,12 +198,13 @@ class Op:
     other calls, or None for a leaf. An empty list is a composite that did nothing, such as dropout
     in eval mode. `writes`: the target writes in place, and the ops below are the form of it that
     returns the new value. `piece_of`: the op of the cut that a decomposition table opened into this
-    one.
+    one. `alike` is one object for all calls of the operator with operands of equal types and equal
+    constants, as the recorder found them; None where that is not known.
     """
 
     __slots__ = (
-        "_operands", "args", "because", "below", "choice", "kwargs", "origin", "outs", "piece_of",
-        "result", "rule", "target", "writes",
+        "_operands", "alike", "args", "because", "below", "choice", "kwargs", "origin", "outs",
+        "piece_of", "result", "rule", "target", "writes",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - an op is these facts; all callers use keywords
@@ -222,16 +223,17 @@ class Op:
         writes: bool = False,
         piece_of: "Op | None" = None,
         operands: tuple[Value, ...] | None = None,
+        alike: object = None,
     ) -> None:
         self.target, self.args, self.kwargs = target, args, kwargs
-        self._operands = operands
+        self._operands, self.alike = operands, alike
         self.result, self.outs, self.origin, self.below = result, outs, origin, below
         self.because, self.rule, self.choice, self.writes = because, rule, choice, writes
         self.piece_of = piece_of
 
     def but(self, **facts: Any) -> "Op":
         """The op with other facts."""
-        return Op(**{name: getattr(self, name) for name in Op.__slots__[1:]} | facts)
+        return Op(**{name: getattr(self, name) for name in Op.__slots__[2:]} | facts)
 
     @property
     def leaf(self) -> bool:
@@ -367,6 +369,7 @@ def _copy_op(op: Op, env: dict[Value, Any], call: Op) -> Op:
         below=op.definition or (op.own and copy_ops(op.own, env, call)),
         because=op.because or call.because, rule=op.rule or call.rule, choice=op.choice,
         writes=op.writes, piece_of=op.piece_of, operands=substitute_operands(op, env),
+        alike=op.alike,
     )  # fmt: skip
 
 

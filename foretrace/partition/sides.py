@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
-from foretrace.emit.fx import Vals
+from foretrace.emit.vals import Vals
 from foretrace.ir.op import Op, Value, map_values, target_name
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.walk import leaf_ops

@@ -16,7 +16,7 @@ import sympy
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.history.inline import locate
+from foretrace.history.call_facts import locate
 from foretrace.ir.names import calls_target
 from foretrace.ir.op import Choice, Op, Value, copy_ops, values_in
 from foretrace.ir.program import Graph

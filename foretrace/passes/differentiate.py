@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.history.inline import inline, locate, results_of, values_used, written_positions
+from foretrace.history.call_facts import locate, results_of, values_used, written_positions
 from foretrace.history.stale import Stale
 from foretrace.ir.op import (
     Backward,
@@ -35,8 +35,9 @@ from foretrace.ir.types import TensorType
 from foretrace.ir.walk import made_in
 from foretrace.ops.infer import Inference
 from foretrace.ops.views import put_back
-from foretrace.rules.derive import Derivatives, Rule
+from foretrace.rules.derive import Derivatives
 from foretrace.rules.own_backward import own_rule
+from foretrace.rules.rule import Rule
 from foretrace.rules.table import RuleTable
 from foretrace.trace.functions import FunctionCall
 
@@ -76,7 +77,8 @@ class Differentiation:
         self.reached: set[Value] = set()
         """values at which torch's engine arrives without a gradient"""
         self.scope = Scope()
-        self.kept: dict[Op, Op] = {}
+        self._known: dict[tuple[Any, ...], tuple[Rule | None, tuple[int, ...]]] = {}
+        """by calls that are alike: the rule, and which operand each occurrence is"""
 
     def walk(self, ops: Sequence[Op]) -> None:
         """Differentiate ops from the last to the first."""
@@ -132,9 +134,24 @@ class Differentiation:
             return
         results = results_of(op)
         tangents = [self.gradients.get(value) for value in results]
-        rule, occurrences = self._rule(op.target, op, op.args, op.kwargs, tangents)
+        rule, occurrences = self._rule_of(op, tangents)
         if rule is not None:
             self._apply(op, rule, occurrences, results, tangents)
+
+    def _rule_of(
+        self, op: Op, tangents: Sequence[Value | None]
+    ) -> tuple[Rule | None, Sequence[Value]]:
+        """The same for the call that an op is; it is looked up once for all that are alike."""
+        if op.alike is None:
+            return self._rule(op.target, op, op.args, op.kwargs, tangents)
+        operands = op.operands
+        key = (op.alike, *[v.type for v in operands], *[t and t.type for t in tangents])
+        known = self._known.get(key)
+        if known is None:
+            rule, occurrences = self._rule(op.target, op, op.args, op.kwargs, tangents)
+            known = self._known[key] = rule, tuple(map(operands.index, occurrences))
+        rule, places = known
+        return rule, [operands[place] for place in places]
 
     def _rule(
         self, func: Any, op: Op, args: Tree, kwargs: Any, tangents: Sequence[Value | None]
@@ -159,7 +176,8 @@ class Differentiation:
         tangents: Sequence[Value | None],
     ) -> None:  # fmt: skip
         """Put the rule's ops in the words of this call, and give its gradients on."""
-        env: dict[Value, Any] = dict(zip(rule.operands, occurrences, strict=True))
+        env = rule.env()
+        env.update(zip(rule.operands, occurrences, strict=True))
         env.update(zip(rule.results, results, strict=True))
         env.update(zip(rule.written, op.outs[len(results) :], strict=False))
         env.update(
@@ -167,9 +185,8 @@ class Differentiation:
             if formal is not None
         )  # fmt: skip
         self._reread(op, rule, env, written_positions(op, list(occurrences)))
-        body = inline(rule.ops, env, op, rule.name)
+        self._put(op, rule, env)
         found = [g and env.get(g, g) for g in rule.gradients]
-        self._emit(op, rule.name, body, found)
         for value, gradient in zip(occurrences, found, strict=True):
             if gradient is not None and value.type.requires_grad:
                 self.add(value, gradient, op)
@@ -190,16 +207,22 @@ class Differentiation:
             actual = env.get(formal, formal)
             env[formal] = self.stale.read(actual, op, self._replay)
 
+    def _put(self, op: Op, rule: Rule, env: dict[Value, Any]) -> None:
+        """Append the backward op of a call, whose body is the rule's ops."""
+        if not rule.ops:
+            return
+        body = rule.over(env, op)
+        used = tuple(dict.fromkeys([env[v] for v in rule.used]))
+        outs = tuple(dict.fromkeys([env[g] for g in rule.given]))
+        self.scope.ops.append(_backward(op, rule.name, body, used, outs))
+
     def _emit(self, op: Op, name: RuleName, body: list[Op], found: Iterable[Value | None]) -> None:
         inside = {out for inner in body for out in inner.outs}
         outs = tuple(dict.fromkeys(g for g in found if g is not None and g in inside))
         if not body:
             return
         used = tuple(v for v in values_used(body) if v not in inside)
-        target = Backward(op, name)
-        self.scope.ops.append(Op(
-            target, used, {}, list(outs), outs, origin=op.origin, below=body, because=op, rule=name
-        ))  # fmt: skip
+        self.scope.ops.append(_backward(op, name, body, used, outs))
 
     def add(self, value: Value, gradient: Value, because: Op) -> None:
         """One more gradient of a value; the second and later ones are added as they arrive."""
@@ -259,15 +282,15 @@ class Differentiation:
         rule, occurrences = self._rule(write.func, op, args, op.kwargs, [part])
         if rule is None:
             return
-        env: dict[Value, Any] = dict(zip(rule.operands, occurrences, strict=True))
+        env = rule.env()
+        env.update(zip(rule.operands, occurrences, strict=True))
         if any(v in rule.results for inner in rule.ops for v in inner.operands):
             now = self.stale.read(out, op, self._replay)
             env[rule.results[0]] = self._part(write, now, op)
         env.update({t: part for t in rule.tangents if t is not None})
         self._reread(op, rule, env, [0])
-        body = inline(rule.ops, env, op, rule.name)
+        self._put(op, rule, env)
         found = [g and env[g] for g in rule.gradients]
-        self._emit(op, rule.name, body, found)
         self._put_back(op, write, base, bases, found[0])
         for value, gradient in list(zip(occurrences, found, strict=True))[1:]:
             if gradient is not None and value.type.requires_grad:
@@ -338,3 +361,13 @@ class Differentiation:
         self._emit(op, name, inner.ops, [g for _, g, _ in inner.pending])
         for value, gradient, because in inner.pending:
             self.add(value, gradient, because)
+
+
+def _backward(
+    op: Op, name: RuleName, body: list[Op], used: tuple[Value, ...], outs: tuple[Value, ...]
+) -> Op:
+    """The op that is the derivative of another; its operands are what the body uses."""
+    return Op(
+        Backward(op, name), used, {}, list(outs), outs, origin=op.origin, below=body, because=op,
+        rule=name, operands=used,
+    )  # fmt: skip

@@ -14,7 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, RuleName, Tree, Value
+from foretrace.ir.op import RuleName, Tree, Value
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.ops.cache import Cache, frozen
@@ -24,27 +24,10 @@ from foretrace.ops.outcome import Outcome
 from foretrace.ops.quirks import FIRST_MADE_LIKE_OPERAND
 from foretrace.ops.schemas import schema_of
 from foretrace.ops.sparse import no_derivative, reads_sparse
+from foretrace.rules.rule import Rule
 from foretrace.rules.table import BackwardCall, Registered, RuleTable, fit
 from foretrace.rules.tape import RULE, FormulaSemantics, Tape, current_value, ops_for, tensors_in
 from foretrace.tensors.abstract import Abstract, Types
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rule:
-    """The derivative of one op for operands and gradients of certain types.
-
-    `ops` speak of `operands` (one for each occurrence), `results` and `tangents` (None where no
-    gradient arrives); `gradients` has the gradient of each operand, or None.
-    """
-
-    name: RuleName
-    operands: tuple[Value, ...]
-    results: tuple[Value, ...]
-    written: tuple[Value, ...]
-    """what operands that the op writes to beside its results hold afterwards"""
-    tangents: tuple[Value | None, ...]
-    ops: tuple[Op, ...]
-    gradients: tuple[Value | None, ...]
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, RuleName, Tree, Value, values_in
-from foretrace.rules.derive import Rule
+from foretrace.rules.rule import Rule
 from foretrace.rules.tape import Tape, current_value, ops_for
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.functions import FunctionCall, backward_of

@@ -78,6 +78,7 @@ from foretrace.torch_api.functions import (
 from foretrace.torch_api.graphs import (
     LazyGraphModule as LazyGraphModule,
     append_node as append_node,
+    set_meta as set_meta,
 )
 from foretrace.torch_api.inductor import (
     KERNELS_OF_EAGER as KERNELS_OF_EAGER,

@@ -28,6 +28,15 @@ def append_node(
     return node
 
 
+def set_meta(node: fx.Node, meta: dict[str, Any]) -> None:
+    """Give a node another `meta`.
+
+    `Node.__setattr__` would take the node out of the graph's table of targets and put it back.
+    Source: torch/fx/node.py, 2.13.
+    """
+    object.__setattr__(node, "meta", meta)
+
+
 class LazyGraphModule(_LazyGraphModule):
     """A GraphModule whose code is written when it is first called, looked at, or recompiled.
 

@@ -108,7 +108,7 @@ class Recorder(Builder):
         op = Op(
             func, args, kwargs, result, outs,
             origin=self.origin(), below=outcome.definition, choice=outcome.choice,
-            operands=tuple(dict.fromkeys(occurrences)),
+            operands=tuple(dict.fromkeys(occurrences)), alike=outcome,
         )  # fmt: skip
         if outcome.definition is not None and outcome.definition.seen:
             self.seeing.update(dict.fromkeys(outs, op))

@@ -1,10 +1,9 @@
-"""Ops of a rule over the values of one call; what ops use."""
+"""What a call gave and wrote, what ops use, and where an error comes from."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, RuleName, Value, substitute, substitute_operands, values_in
+from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.text import neighbourhood
 from foretrace.ops.schemas import schema_of
 
@@ -21,20 +20,6 @@ def written_positions(op: Op, occurrences: list[Value]) -> list[int]:
     func, args = op.called
     written = schema_of(func).written_now(args, op.kwargs)
     return [occurrences.index(value) for value in written]
-
-
-def inline(ops: Sequence[Op], env: dict[Value, Any], because: Op, rule: RuleName) -> list[Op]:
-    """A rule's ops over the values of one call."""
-    copies = []
-    for op in ops:
-        env.update((out, Value(out.type)) for out in op.outs)
-        args, kwargs, result, outs = substitute((op.args, op.kwargs, op.result, op.outs), env)
-        origin = because.origin
-        copies.append(Op(
-            op.target, args, kwargs, result, outs, origin=origin, because=because, rule=rule,
-            operands=substitute_operands(op, env),
-        ))  # fmt: skip
-    return copies
 
 
 def values_used(ops: Iterable[Op]) -> list[Value]:
