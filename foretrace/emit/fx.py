@@ -152,7 +152,7 @@ class Emitter:
     def describe(self, node: fx.Node, op: Op) -> None:
         """Say where a node comes from."""
         origin = op.origin
-        meta = self.vals.meta(self.stacks.line(origin))
+        meta = self.vals.meta(self.stacks.line(origin.frame))
         meta["foretrace"] = op
         if origin.module is not None:
             meta["nn_module_stack"] = self.stacks.of(origin.module)

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from foretrace.errors import Frame
-from foretrace.ir.op import ModuleCall, Origin
+from foretrace.ir.op import ModuleCall
 
 
 class ModuleStacks:
@@ -13,7 +13,8 @@ class ModuleStacks:
         self._keys: dict[ModuleCall, str] = {}
         self._counts = Counter[str]()
         self._stacks: dict[ModuleCall, dict[str, tuple[str, str]]] = {}
-        self._lines: dict[Origin, dict[str, str]] = {}
+        self._lines: dict[int, dict[str, str]] = {}
+        """by the id of a frame, of which each line has one"""
 
     def of(self, call: ModuleCall) -> dict[str, tuple[str, str]]:
         """From the outermost call to this one: key -> (path, class); a dict of the caller's own."""
@@ -31,11 +32,11 @@ class ModuleStacks:
             self._keys[call] = f"L__self__{call.path}" + (f"@{count}" if count else "")
         return self._keys[call]
 
-    def line(self, origin: Origin) -> dict[str, str]:
+    def line(self, frame: Frame | None) -> dict[str, str]:
         """`stack_trace`: the user's line, as a traceback has it; nothing where there is none."""
-        known = self._lines.get(origin)
+        known = self._lines.get(id(frame))
         if known is None:
-            known = self._lines[origin] = _spelled(origin.frame)
+            known = self._lines[id(frame)] = _spelled(frame)
         return known
 
 

@@ -155,3 +155,7 @@ class Waiting(Meta):
 
     def __repr__(self) -> str:
         return dict.__repr__(self._made())
+
+
+for _class in (Meta, Waiting):
+    torch_api.flatten_as_dict(_class)

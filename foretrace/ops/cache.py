@@ -80,6 +80,8 @@ class Learned:
     results: Lasting = field(default_factory=Lasting)
     followed: Lasting = field(default_factory=Lasting)
     rules: Lasting = field(default_factory=Lasting)
+    raising: Lasting = field(default_factory=Lasting)
+    """whether a call may raise when it runs"""
     settled: set[Any] = field(default_factory=set)
     """questions about sizes, with what had been known when the answer followed from it"""
     below_autograd: set[Any] = field(default_factory=set)

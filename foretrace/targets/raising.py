@@ -15,7 +15,7 @@ import torch
 from foretrace.ir.op import AS_STRIDED, Op, Tree, map_values
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
-from foretrace.ops.cache import frozen
+from foretrace.ops.cache import Lasting, frozen, lasts, symbols_of
 from foretrace.ops.kernel import RAISED, CpuKernels, Make, filled, types_in
 from foretrace.ops.probe import at_numbers
 from foretrace.ops.schemas import schema_of
@@ -32,8 +32,8 @@ Call: TypeAlias = tuple[Tree, dict[str, Tree]]
 class Raising:
     """Asks the CPU's kernels what they raise, once for operands of the same types."""
 
-    def __init__(self, kernels: CpuKernels) -> None:
-        self.kernels = kernels
+    def __init__(self, kernels: CpuKernels, lasting: Lasting) -> None:
+        self.kernels, self._lasting = kernels, lasting
         self._known: dict[Any, bool] = {}
 
     def may_raise(self, op: Op) -> bool:
@@ -46,9 +46,19 @@ class Raising:
             return False
         args, kwargs = (map_values(tree, lambda v: v.type) for tree in (op.args, op.kwargs))
         key = frozen((op.target, args, kwargs), followed=False)
-        if key not in self._known:
-            self._known[key] = self._asked(op.target, map_tree((args, kwargs), _on_cpu))
-        return self._known[key]
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._learned(key, op.target, (args, kwargs))
+        return known
+
+    def _learned(self, key: Any, func: Any, call: Call) -> bool:
+        """Of fixed sizes the answer is that of every capture."""
+        found: bool | None = self._lasting.get(key)
+        if found is None:
+            found = self._asked(func, map_tree(call, _on_cpu))
+            if lasts(key) and not symbols_of(key):
+                self._lasting.keep(key, found)
+        return found
 
     def _asked(self, func: Any, call: Call) -> bool:
         """Of these sizes, and of others where they are open; yes if it cannot be asked."""

@@ -46,7 +46,7 @@ class TargetSemantics(Semantics):
         self.learned = table.learned((target, torch_api.switches()))
         self.inference = Inference(types, types.symbols, self.learned, mode)
         self.derivatives = Derivatives(types, self.inference, table)
-        self.may_raise = Raising(self.inference.of_cpu).may_raise
+        self.may_raise = Raising(self.inference.of_cpu, self.learned.raising).may_raise
         self.symbols = types.symbols
         self._composite: dict[Any, bool] = {}
 

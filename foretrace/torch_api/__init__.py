@@ -101,6 +101,7 @@ from foretrace.torch_api.pytree import (
     GetAttrKey as GetAttrKey,
     MappingKey as MappingKey,
     TreeSpec as TreeSpec,
+    flatten_as_dict as flatten_as_dict,
     key_of as key_of,
     keystr as keystr,
     tree_flatten as tree_flatten,

@@ -16,6 +16,7 @@ from torch.utils._pytree import (
     TreeSpec as TreeSpec,
     _get_node_type,
     keystr as keystr,
+    register_pytree_node,
     tree_flatten as tree_flatten,
     tree_leaves as tree_leaves,
     tree_unflatten as unflattened,
@@ -80,3 +81,14 @@ def _keyed(
         children = [(SequenceKey(i), each) for i, each in enumerate(known.flatten_fn(tree)[0])]
     for key, child in children:
         yield from _keyed((*path, key), child, is_leaf)
+
+
+def flatten_as_dict(cls: type[dict[Any, Any]]) -> None:
+    """Let torch flatten a class as it flattens dict, of which only the class itself is known to it.
+
+    What comes back together is a plain dict.
+    """
+    known = SUPPORTED_NODES[dict]
+    register_pytree_node(
+        cls, known.flatten_fn, known.unflatten_fn, flatten_with_keys_fn=known.flatten_with_keys_fn
+    )

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map
 
 import foretrace
 from foretrace.emit.fx import to_fx
@@ -51,6 +52,7 @@ READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "update": lambda m: _updated(m)["val"],
     "|": lambda m: (m | {"other": 1})["val"],
     "r|": lambda m: ({"other": 1} | m)["val"],
+    "pytree": lambda m: tree_map(lambda leaf: leaf, m)["val"],
     "match": lambda m: _matched(m),  # noqa: PLW0108 - it is below
 }
 
