@@ -288,10 +288,10 @@ class Before:
     def _members_mentioned(self) -> None:
         """Look at what of these classes has a name that code mentions."""
         for kind, done in self._met.items():
-            table = members_of(kind)
-            for name in (table.keys() & self._mentioned) - done:
-                done.add(name)
-                self._queue.append(table[name].get(name))
+            for name, member in members_of(kind, self._mentioned - done):
+                if name not in done:
+                    done.add(name)
+                    self._queue.append(member)
         for space in self._foreign:
             kept = self._names.setdefault(id(space), KeptNames(space))
             for name in space.keys() & self._mentioned - kept.before.keys():

@@ -8,7 +8,7 @@ import dis
 import functools
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -146,7 +146,6 @@ def functions_in(item: Any) -> list[types.FunctionType]:
 
 
 KNOWN: Final = WeakKeyDictionary[types.FunctionType, Mentioned]()
-MEMBERS: Final = WeakKeyDictionary[type, dict[str, Mapping[str, Any]]]()
 
 
 def mentioned_by(function: types.FunctionType) -> Mentioned:
@@ -155,18 +154,23 @@ def mentioned_by(function: types.FunctionType) -> Mentioned:
     if known is None or not known.unchanged:
         known = Mentioned()
         known.read(function)
-        KNOWN[function] = known
+        if not known.names or _of_a_module(function):
+            KNOWN[function] = known
     return known
 
 
-def members_of(kind: type) -> dict[str, Mapping[str, Any]]:
-    """For each name in a class that is not a library's, the table that has it."""
-    known = MEMBERS.get(kind)
-    if known is None:
-        tables = [vars(base) for base in reversed(kind.__mro__) if home(base) == "user"]
-        known = {name: table for table in tables for name in table if name not in MAKING}
-        MEMBERS[kind] = known
-    return known
+def _of_a_module(function: types.FunctionType) -> bool:
+    """Whether its globals live as long as a module: others would live for what is known of it."""
+    space = function.__globals__
+    return getattr(sys.modules.get(space.get("__name__", "")), "__dict__", None) is space
+
+
+def members_of(kind: type, names: set[str]) -> Iterator[tuple[str, Any]]:
+    """What of these names a class has, its own before those that it inherits; no library's."""
+    for base in kind.__mro__:
+        if home(base) == "user":
+            table = vars(base)
+            yield from ((name, table[name]) for name in table.keys() & names if name not in MAKING)
 
 
 def _of_user(function: types.FunctionType) -> bool:

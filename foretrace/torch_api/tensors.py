@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -112,30 +112,40 @@ METHODS = ("requires_grad_", *CASTS, *IN_PYTHON, "_is_view", "storage_offset", "
 """Methods that do without a call of an operator, and casts"""
 
 
+Asked: TypeAlias = tuple[
+    Callable[[torch.Tensor, str], Any], Callable[[torch.Tensor, str, Any], None]
+]
+"""Who answers for an attribute: reads it, sets it"""
+
+
+def _asked(by_thread: dict[int, Asked]) -> Asked:
+    return by_thread.get(threading.get_ident(), (attribute_of, set_attribute))
+
+
 @contextmanager
 def attributes_replaced(
     read: Callable[[torch.Tensor, str], Any], write: Callable[[torch.Tensor, str, Any], None]
 ) -> Iterator[None]:
     """Attributes and methods of `torch.Tensor` are these two inside, for this thread.
 
-    Those inherited from the class in C are not in Python's own, and leave it again.
+    Those inherited from the class in C are not in Python's own, and leave it again. Code that has
+    taken one meanwhile, as a module does that is imported inside, has one as torch's afterwards.
     """
-    thread, kind = threading.get_ident(), vars(torch)["Tensor"]
+    kind, asked = vars(torch)["Tensor"], {threading.get_ident(): (read, write)}
     torch.overrides.get_default_nowrap_functions()  # it keeps the getters that it finds at first
 
     def replaced(name: str) -> Any:
         def get(tensor: torch.Tensor) -> Any:
-            return (read if threading.get_ident() == thread else attribute_of)(tensor, name)
+            return _asked(asked)[0](tensor, name)
 
         def put(tensor: torch.Tensor, new: Any) -> None:
-            (write if threading.get_ident() == thread else set_attribute)(tensor, name, new)
+            _asked(asked)[1](tensor, name, new)
 
         return property(get, put, lambda tensor: put(tensor, None))
 
     def called(name: str) -> Any:
         def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            found = read if threading.get_ident() == thread else attribute_of
-            return found(tensor, name)(*args, **kwargs)
+            return _asked(asked)[0](tensor, name)(*args, **kwargs)
 
         return call
 
@@ -145,6 +155,7 @@ def attributes_replaced(
     try:
         yield
     finally:
+        asked.clear()
         for name in (*REPLACED, *METHODS):
             delattr(kind, name)
         for name, method in IN_PYTHON.items():
