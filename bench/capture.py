@@ -1,4 +1,4 @@
-"""How long a capture takes: foretrace and torch's own tools, in one process and one run.
+"""How long a capture takes: foretrace, torch's own tools and JAX, in one process and one run.
 
 Every repeat of every case gets a new model with random weights, and the cases take turns
 (A B C A B C), so that no one gets the quiet half of the machine. Imports are done before. What
@@ -6,11 +6,16 @@ the clock runs over:
 
     foretrace, record       the run that is recorded
     foretrace               that and the cut; "+ graph_module" also builds the FX graph
-    make_fx                 over the loss and torch.autograd.grad, as training tracers use it, with
-                            the user's lines in its nodes
+    make_fx                 over the loss and torch.autograd.grad, as training tracers (torchtitan's
+                            graph trainer) use it: a fake mode, the parameters and the batch put
+                            into it with static sizes, a tracing context, the metadata of nodes
+                            kept, the user's lines in them. With open sizes, its symbolic mode
     torch.compile           reset, then the first forward and backward of the compiled model: its
                             backward graph does not exist before. Includes running the step once
     torch.export            the call; foretrace.export makes the same kind of object
+    JAX make_jaxpr          over value_and_grad of the loss, or over the forward, of an equal Llama
+                            (decoder_in_jax.py), traced anew. Only for llama16, where jax is
+                            installed
     eager                   one forward and backward, for scale
 
 `first` is the first repeat of a case, in which foretrace derives its rules and torch fills its
@@ -28,6 +33,8 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from statistics import median
 from time import perf_counter
 
@@ -39,10 +46,18 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.traceback import preserve_node_meta
+from torch.utils._pytree import tree_map_only
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import foretrace
+
+if find_spec("jax"):
+    import decoder_in_jax
 
 BATCH, LENGTH, VOCABULARY = 2, 32, 256
 Kwargs = dict[str, Tensor]
@@ -126,9 +141,14 @@ def traced(model: nn.Module, kwargs: Kwargs, *, dynamic: bool = False) -> object
         loss = torch.func.functional_call(model, parameters, (), kwargs).loss
         return loss, *torch.autograd.grad(loss, tuple(parameters.values()))
 
-    mode = "symbolic" if dynamic else "fake"
-    make = make_fx(step, tracing_mode=mode, record_stack_traces=True, _allow_non_fake_inputs=True)
-    return make(dict(model.named_parameters()), kwargs)
+    inputs = (dict(model.named_parameters()), kwargs)
+    make = partial(make_fx, step, record_stack_traces=True)
+    if dynamic:
+        return make(tracing_mode="symbolic", _allow_non_fake_inputs=True)(*inputs)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    fakes = tree_map_only(Tensor, partial(mode.from_tensor, static_shapes=True), inputs)
+    with mode, tracing(TracingContext(mode)), preserve_node_meta():
+        return make()(*fakes)
 
 
 def program(model: nn.Module, kwargs: Kwargs) -> object:
@@ -146,6 +166,7 @@ def exported(model: nn.Module, kwargs: Kwargs, *, dynamic: bool = False) -> obje
 
 RECORD, CUT, GRAPH = "foretrace, record", "foretrace", "foretrace + graph_module"
 WHOLE, BROKEN = "torch.compile", "torch.compile, with breaks"
+JAX = "JAX make_jaxpr"
 
 # Every row of the table: what is made, who makes it, how.
 GROUPS: dict[str, dict[str, Case]] = {
@@ -180,6 +201,9 @@ GROUPS: dict[str, dict[str, Case]] = {
     },
     "one step": {"eager": eager},
 }
+if find_spec("jax"):
+    GROUPS["joint"][JAX] = decoder_in_jax.joint
+    GROUPS["export"][JAX] = decoder_in_jax.export
 
 
 # ------------------------------------------------------------------------------------- measuring
@@ -238,12 +262,17 @@ def measure(row: Row, case: Case, model: nn.Module, device: str) -> None:
         row.seconds.append(perf_counter() - start)
 
 
+def rows_of(model: str, group: str) -> list[Row]:
+    """A row for each case of the group that the model has: in JAX there is a Llama alone."""
+    return [Row(model, group, who) for who in GROUPS[group] if who != JAX or model == "llama16"]
+
+
 def run(
     names: list[str], chosen: list[str], options: argparse.Namespace, console: Console
 ) -> list[list[Row]]:
     """Measure every case of the chosen groups on every model; one list per model and group."""
     depth = () if options.layers is None else (options.layers,)
-    table = {(m, g): [Row(m, g, who) for who in GROUPS[g]] for m in names for g in chosen}
+    table = {(m, g): rows_of(m, g) for m in names for g in chosen}
     turns = [
         (key, row) for _ in range(options.repeat) for key, rows in table.items() for row in rows
     ]
@@ -267,6 +296,7 @@ def environment() -> dict[str, object]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "threads": torch.get_num_threads(),
+        **({"jax": version("jax")} if find_spec("jax") else {}),
     }
 
 
