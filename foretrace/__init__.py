@@ -1,14 +1,10 @@
-"""One tree of your PyTorch program; every graph is a cut through it."""
+"""One tree of your PyTorch program; every graph is a cut through it.
 
-from foretrace.compat.aot import aot_export_module
-from foretrace.compat.aot_autograd import aot_autograd
-from foretrace.compat.compile import compile
-from foretrace.compat.export import export
-from foretrace.errors import Refusal
-from foretrace.explain.explanation import Explanation
-from foretrace.ir.program import Target
-from foretrace.program import Cut, Program, capture, rule
-from foretrace.runtime.compiled import Recapture
+A public name is imported when it is first asked for (docs/decisions/021). `__init__.pyi` has the
+same names for tools that read types.
+"""
+
+from importlib import import_module as _import_module
 
 __version__ = "0.1.0"
 
@@ -26,3 +22,29 @@ __all__ = [
     "export",
     "rule",
 ]
+
+_HOMES: dict[str, str] = {
+    "Cut": "foretrace.program",
+    "Explanation": "foretrace.explain.explanation",
+    "Program": "foretrace.program",
+    "Recapture": "foretrace.runtime.compiled",
+    "Refusal": "foretrace.errors",
+    "Target": "foretrace.ir.program",
+    "aot_autograd": "foretrace.compat.aot_autograd",
+    "aot_export_module": "foretrace.compat.aot",
+    "capture": "foretrace.program",
+    "compile": "foretrace.compat.compile",
+    "export": "foretrace.compat.export",
+    "rule": "foretrace.program",
+}
+"""The module that each public name stands in"""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return getattr(_import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

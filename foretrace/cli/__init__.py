@@ -1,20 +1,21 @@
 """The command line: `foretrace show`, `foretrace explain` and `foretrace check`."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
-from foretrace.cli import check, explain, show
-from foretrace.cli.arguments import Options, parser
+from foretrace.cli.arguments import parser
 from foretrace.cli.render import Screen
 from foretrace.errors import Refusal
 
 DONE, DIFFERENT, REFUSED, INTERRUPTED = 0, 1, 2, 130
 
-COMMANDS: dict[str, Callable[[Options, Screen], int]] = {
-    "show": show.run,
-    "explain": explain.run,
-    "check": check.run,
+COMMANDS: dict[str, str] = {
+    "show": "foretrace.cli.show",
+    "explain": "foretrace.cli.explain",
+    "check": "foretrace.cli.check",
 }
+"""Where each command's `run(options, screen)` is: help and complaints need no torch."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,8 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     screen = Screen(json="--json" in words)
     try:
         options = parser().parse_args(words)
+        command = import_module(COMMANDS[options.command])
         with screen.quiet_warnings():
-            return COMMANDS[options.command](options, screen)
+            done: int = command.run(options, screen)
+        return done
     except Refusal as refusal:
         screen.refusal(refusal)
         return REFUSED

@@ -1,10 +1,13 @@
 """Verification of every stage that is made while tests run, whichever entry point makes it."""
 
 import functools
+import pkgutil
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
+import foretrace
 from foretrace.emit import fx
 from foretrace.errors import Refusal
 from foretrace.ir import verify
@@ -15,6 +18,8 @@ from foretrace.recording import capture
 
 def everywhere() -> None:
     """From now on, each record, cut, pair and graph module is held against docs/stages.md."""
+    for module in pkgutil.walk_packages(foretrace.__path__, "foretrace."):
+        import_module(module.name)  # it holds the functions, too
     for home, name, check in CHECKS:
         _replace(getattr(home, name), check)
 

@@ -1,0 +1,26 @@
+from foretrace.compat.aot import aot_export_module
+from foretrace.compat.aot_autograd import aot_autograd
+from foretrace.compat.compile import compile
+from foretrace.compat.export import export
+from foretrace.errors import Refusal
+from foretrace.explain.explanation import Explanation
+from foretrace.ir.program import Target
+from foretrace.program import Cut, Program, capture, rule
+from foretrace.runtime.compiled import Recapture
+
+__version__: str
+
+__all__ = [
+    "Cut",
+    "Explanation",
+    "Program",
+    "Recapture",
+    "Refusal",
+    "Target",
+    "aot_autograd",
+    "aot_export_module",
+    "capture",
+    "compile",
+    "export",
+    "rule",
+]
