@@ -69,8 +69,7 @@ class Capture:
     ) -> None:  # fmt: skip
         self.types, self.device, self.dynamic = types, device, dynamic
         self.semantics, self.guard_values = semantics, guard_values
-        self.fakes = semantics.fakes
-        """made now: torch imports Dynamo for the first, which keeps the attributes of Tensor"""
+        torch_api.fake_mode(None)  # torch imports Dynamo for the first, which keeps what Tensor has
         self.constants = Constants(types.symbols.concrete)
         self.inputs: list[Input] = []
         self.real: list[Any] = []
