@@ -8,21 +8,6 @@ from importlib import import_module as _import_module
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Cut",
-    "Explanation",
-    "Program",
-    "Recapture",
-    "Refusal",
-    "Target",
-    "aot_autograd",
-    "aot_export_module",
-    "capture",
-    "compile",
-    "export",
-    "rule",
-]
-
 _HOMES: dict[str, str] = {
     "Cut": "foretrace.program",
     "Explanation": "foretrace.explain.explanation",
@@ -38,6 +23,8 @@ _HOMES: dict[str, str] = {
     "rule": "foretrace.program",
 }
 """The module that each public name stands in"""
+
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> object:
