@@ -39,15 +39,15 @@ class Sources:
 
     def here(self) -> Frame | None:
         """The user's line that is running now."""
-        library, frame = self._library, sys._getframe(1)
-        at: FrameType | None = frame
+        library = self._library
+        at: FrameType | None = sys._getframe(1)
         while at is not None:
             code = at.f_code
             inside = library.get(id(code))
             if inside is None:
                 inside = self._meet(code)
             if not inside:
-                return self._frame(at)
+                return self._frames.get((id(code), at.f_lasti)) or self._frame(at)
             if code is self.last:
                 return self.defined
             at = at.f_back
@@ -61,12 +61,10 @@ class Sources:
 
     def _frame(self, at: FrameType) -> Frame:
         code = at.f_code
-        key = (id(code), at.f_lasti)
-        known = self._frames.get(key)
-        if known is None:
-            known = self._frames[key] = Frame(code.co_filename, at.f_lineno, code.co_qualname)
-            self._note(at)
-        return known
+        frame = Frame(code.co_filename, at.f_lineno, code.co_qualname)
+        self._frames[id(code), at.f_lasti] = frame
+        self._note(at)
+        return frame
 
     def _note(self, at: FrameType | None) -> None:
         """Keep which of the user's functions are running."""

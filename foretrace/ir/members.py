@@ -68,9 +68,12 @@ def own_length(item: Any) -> int:
 
 
 def own_items(item: Any) -> Iterator[tuple[Any, Any]]:
-    """Keys and items of a container, in order; of a set, numbers in the place of keys."""
+    """Keys and items of a container, in order; of a set, numbers in the place of keys.
+
+    They are taken at once: another thread may write to it meanwhile.
+    """
     kind = own_kind(item)
-    return iter(dict.items(item)) if kind is dict else enumerate(kind.__iter__(item))
+    return iter([*(dict.items(item) if kind is dict else enumerate(kind.__iter__(item)))])
 
 
 def members(item: Any) -> Iterator[tuple[Any, Any]]:

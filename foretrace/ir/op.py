@@ -38,7 +38,7 @@ class Value:
         return f"%{self.hint or format(id(self), 'x')[-5:]}: {self.type!r}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
 class ModuleCall:
     """One call of an nn.Module; `path` is "" for the program's own module."""
 
@@ -78,7 +78,7 @@ class Checkpoint:
     inputs: tuple["Value", ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
 class Origin:
     """Where an op comes from: the user's line, the module call, the grad mode it ran under."""
 
@@ -111,7 +111,7 @@ class Backward:
         return f"{target_name(self.of.target)}_backward"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
 class ViewStep:
     """How a tensor was made as a view of another: the call, and which of its results it is."""
 

@@ -59,7 +59,7 @@ class Role:
         return f"{links.get(self.kind, self.kind)} {self.name}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
 class Input:
     """A value that the program gets; `tensor` is the live tensor of a parameter or constant.
 

@@ -153,7 +153,7 @@ class HeldLength:
     before: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
 class ModuleState:
     """How a module was when the program ran."""
 

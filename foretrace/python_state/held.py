@@ -33,7 +33,8 @@ from foretrace.python_state.outside import Outside, origin_of
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TABLES = ("_parameters", "_buffers", "_modules")
-OF_MODULES = frozenset({*TABLES, *HOOKS, "training"})
+REGISTERED = (*TABLES, *HOOKS)
+OF_MODULES = frozenset({*REGISTERED, "training"})
 DEEPEST = 4
 """How far attributes of attributes are followed"""
 PARTS = ("func", "args", "keywords", "__self__", "__func__")
@@ -208,7 +209,7 @@ class Reading:
 def state_of(path: str, module: nn.Module) -> ModuleState:
     """How a module is now."""
     space = vars(module)
-    kept = {name: dict(space[name]) for name in (*TABLES, *HOOKS) if name in space}
+    kept = {name: dict(space[name]) for name in REGISTERED if space.get(name)}
     return ModuleState(path, module, module.training, kept)
 
 

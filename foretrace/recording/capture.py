@@ -236,12 +236,16 @@ def record(
         Refusal: the program does something that has no exact graph, or raises.
     """
     with ONE_AT_A_TIME, stranding(capture.types), uncollected():
-        before = Before((fn, args, kwargs), owners_of(fn).values())
-        with put_back(before.put_back, always=False), normal_mode(capture.recorder):
-            recorded = _recorded(fn, args, kwargs, capture, before)
-            capture.release(fn)
-            check_states(before.changed(), partial(capture.lines, fn))
-            check_none_escaped(capture.types, recorded, capture.lines(fn))
+        return _restoring(fn, args, kwargs, capture)
+
+
+def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
+    before = Before((fn, args, kwargs), owners_of(fn).values())
+    with put_back(before.put_back, always=False), normal_mode(capture.recorder):
+        recorded = _recorded(fn, args, kwargs, capture, before)
+        capture.release(fn)
+        check_states(before.changed(), partial(capture.lines, fn))
+        check_none_escaped(capture.types, recorded, capture.lines(fn))
     return recorded
 
 

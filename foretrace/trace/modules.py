@@ -1,66 +1,63 @@
 """nn.Module calls become nodes of the tree."""
 
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from foretrace.ir.op import ModuleCall, Op, Origin
 from foretrace.trace.recorder import Recorder
 
 
 class ModuleCalls:
-    """Opens a scope at the entry of each module call and closes it at the exit."""
+    """Opens a scope where a module is called, around its hooks and its forward."""
 
     def __init__(self, recorder: Recorder, paths: dict[int, str]) -> None:
-        self.recorder, self.paths, self.thread = recorder, paths, threading.get_ident()
-        self._open: list[tuple[list[Op], ModuleCall | None, nn.Module]] = []
+        self.recorder, self.paths = recorder, paths
 
-    def enter(self, module: nn.Module, args: Any) -> None:
-        """A module's forward is about to run."""
-        if threading.get_ident() != self.thread:
-            return
-        with self.recorder.unwatched:
-            self._enter(module)
-
-    def _enter(self, module: nn.Module) -> None:
-        recorder = self.recorder
-        kind = type(module)
+    def open(self, module: nn.Module) -> None:
+        """Let what is recorded from now on be the body of a call of the module."""
+        recorder, kind = self.recorder, type(module)
         qualified = f"{kind.__module__}.{kind.__qualname__}"
         path = self.paths.get(id(module), kind.__name__)
         call = ModuleCall(path, kind.__name__, qualified, recorder.module)
         body: list[Op] = []
         origin = Origin(recorder.sources.here(), call, checkpoint=recorder.checkpoint)
         recorder.scope.append(Op(call, (), {}, None, (), origin=origin, below=body))
-        self._open.append((recorder.scope, recorder.module, module))
         recorder.scope, recorder.module = body, call
-
-    def leave(self, module: nn.Module, args: Any, result: Any) -> None:
-        """A module's forward has ended, also by an exception."""
-        if threading.get_ident() != self.thread:
-            return
-        error = sys.exc_info()[1]
-        if error is not None:
-            self.recorder.note_failure(error)
-        while self._open:
-            scope, outer, opened = self._open.pop()
-            self.recorder.scope, self.recorder.module = scope, outer
-            if opened is module:
-                return
 
 
 @contextmanager
 def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
-    """Record module calls inside; the hooks are gone afterwards."""
-    calls = ModuleCalls(recorder, paths)
-    before = register_module_forward_pre_hook(calls.enter)
-    after = register_module_forward_hook(calls.leave, always_call=True)
+    """Record module calls inside, of this thread.
+
+    `nn.Module.__call__` is replaced: with a hook for all modules, each call would go torch's long
+    way, which takes as much time as four ops.
+    """
+    calls, thread = ModuleCalls(recorder, paths), {threading.get_ident()}
+    original: Any = nn.Module.__call__
+
+    @wraps(original)
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() not in thread:
+            return original(module, *args, **kwargs)
+        around = recorder.scope, recorder.module
+        with recorder.unwatched:
+            calls.open(module)
+        try:
+            return original(module, *args, **kwargs)
+        except BaseException as error:
+            recorder.note_failure(error)
+            raise
+        finally:
+            recorder.scope, recorder.module = around
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
     try:
         yield
     finally:
-        before.remove()
-        after.remove()
+        nn.Module.__call__ = original  # type: ignore[method-assign]
+        thread.clear()  # who has taken `call` meanwhile has torch's own by it

@@ -31,44 +31,46 @@ class Reading:
 
     def all(self, args: Iterable[Any]) -> tuple[Tree, ...]:
         """Positional arguments with values for tensors."""
-        return tuple([self.read(arg) for arg in args])
+        return tuple(self._each(args))
 
     def named(self, kwargs: dict[str, Any]) -> dict[str, Tree]:
         """Named arguments with values for tensors."""
-        named = {}
-        for name, arg in kwargs.items():
-            self.key.append(name)
-            named[name] = self.read(arg)
-        return named
+        self.key += kwargs
+        return dict(zip(kwargs, self._each(kwargs.values()), strict=True))
 
-    def read(self, arg: Any) -> Tree:
-        """One argument with values for tensors."""
-        kind = type(arg)
-        if kind is Abstract or kind is AbstractParameter:
-            value = value_of(arg, self.recorder)
-            self.key.append(value.type)
-            self.tensors.append(arg)
-            self.values.append(value)
-            return value
-        if kind in PLAIN:
-            self.key.append(kind)
-            self.key.append(arg)
-            return arg
-        if kind is float:
-            self.key.append(arg.hex())
-            return arg
-        return self._read_other(arg)
+    def _each(self, args: Iterable[Any]) -> list[Tree]:
+        """Arguments with values for tensors. One loop, as a call of Python for each would show."""
+        key, fresh, found = self.key, self.recorder.fresh, list[Tree]()
+        for arg in args:
+            kind = type(arg)
+            if kind is Abstract or kind is AbstractParameter:
+                value = arg.ft_value
+                if value is None or value in fresh:
+                    value = value_of(arg, self.recorder)
+                key.append(value.type)
+                self.tensors.append(arg)
+                self.values.append(value)
+                found.append(value)
+            elif kind in PLAIN:
+                key += (kind, arg)
+                found.append(arg)
+            elif kind is float:
+                key.append(arg.hex())
+                found.append(arg)
+            else:
+                found.append(self._other(arg))
+        return found
 
-    def _read_other(self, arg: Any) -> Tree:
+    def _other(self, arg: Any) -> Tree:
         if isinstance(arg, (list, tuple)):
             self.key.append(len(arg))
-            return [self.read(item) for item in arg]
+            return self._each(arg)
         if isinstance(arg, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             expr = self.recorder.types.symbols.scalar(arg)
             self.key.append(expr)
             return expr
         if isinstance(arg, torch.Tensor):
-            return self.read(self.recorder.lift(arg))
+            return self._each((self.recorder.lift(arg),))[0]
         self.key.append(arg)
         return arg
 

@@ -77,7 +77,10 @@ class Recorder(Builder):
     def _meaning(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], key: list[Any], operands: list[Value]
     ) -> Outcome:
-        key += filter(None, (self.semantics.ambient(func), self.casts.state()))
+        if (ambient := self.semantics.ambient(func)) is not None:
+            key.append(ambient)
+        if self.casts.devices:
+            key.append(self.casts.state())
         if len(operands) > 1 and len(set(operands)) < len(operands):
             key.append(tuple(operands.index(operand) for operand in operands))
         whole = tuple(key)
@@ -120,9 +123,10 @@ class Recorder(Builder):
     ) -> Op:
         """Record a call given in values, as views read again and functional forms are."""
         key: list[Any] = [func, grad, torch.get_default_dtype()]
-        key_of(args, key)
-        for name, arg in (kwargs or {}).items():
-            key.append(name)
+        for arg in args:
+            key_of(arg, key)
+        key += kwargs or ()
+        for arg in (kwargs or {}).values():
             key_of(arg, key)
         operands = values_in((args, kwargs))
         outcome = self._meaning(func, args, kwargs or {}, key, operands)

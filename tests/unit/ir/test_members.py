@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from foretrace.ir.members import MISSING, cell_content, cells_of, members, own_length, reached
+from foretrace.ir.members import (
+    MISSING,
+    cell_content,
+    cells_of,
+    members,
+    own_items,
+    own_length,
+    reached,
+)
 
 
 class Refusing(list[Any]):
@@ -81,3 +89,10 @@ def test_near_ones_are_reached_first_and_each_once() -> None:
 def test_no_farther_than_asked() -> None:
     deep = [[[1]]]
     assert list(reached([deep], inside, 2)) == [deep, deep[0], deep[0][0]]
+
+
+@pytest.mark.parametrize("item", [{"a": 1}, {5}])
+def test_what_is_written_while_it_is_read(item: Any) -> None:
+    items = own_items(item)
+    item.update({"b": 2} if isinstance(item, dict) else {6})  # as another thread may
+    assert len(list(items)) == 1
