@@ -6,6 +6,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.logic.boolalg import Boolean
 from torch import fx
 
 from foretrace import torch_api
@@ -48,6 +49,7 @@ class Emitter:
         self.nodes: dict[Value, fx.Node] = {}
         self.sizes: dict[sympy.Basic, Any] = {}
         self.stacks = ModuleStacks()
+        self.data = symbols.data
 
     def input(self, item: Input) -> None:
         """One input of the graph: a tensor, or a size."""
@@ -172,6 +174,8 @@ class Emitter:
             return self.nodes[leaf]
         if kind in SPELLED:
             return leaf
+        if isinstance(leaf, Boolean) and not isinstance(leaf, sympy.Symbol):
+            return self._condition(leaf)
         if isinstance(leaf, sympy.Basic):
             return self._size(leaf)
         return Complex(leaf) if kind is complex else self._attribute(leaf)
@@ -194,11 +198,21 @@ class Emitter:
                 self.sizes[expr] = self._expression(expr)
         return self.sizes[expr]
 
+    def _condition(self, condition: Boolean) -> Any:
+        """A condition as it was asked: what is known of sizes by now may follow from it."""
+        symbols = {symbol: self._given(symbol) for symbol in condition.free_symbols}
+        return write_size(condition, symbols, self._create_size)
+
+    def _given(self, symbol: sympy.Symbol) -> Any:
+        if symbol not in self.sizes:
+            self.sizes[symbol] = self._symbol(symbol)
+        return self.sizes[symbol]
+
     def _symbol(self, symbol: sympy.Symbol) -> Any:
         """The size of an input that the symbol is, or else that it follows from."""
         sizes = [
-            (self.symbols.simplify(size), node, dim)
-            for value, node in self.nodes.items() if node.op == "placeholder"
+            (size if size == symbol else self.symbols.simplify(size), node, dim)
+            for value, node in self.nodes.items() if self._gives_sizes(value, node)
             for dim, size in enumerate(value.type.shape) if not isinstance(size, int)
         ]  # fmt: skip
         for size, node, dim in sizes:
@@ -212,6 +226,10 @@ class Emitter:
                     expr, {whole: self._size_node(size, node, dim)}, self._create_size
                 )
         return self._place(symbol)
+
+    def _gives_sizes(self, value: Value, node: fx.Node) -> bool:
+        """Whether sizes are read off a node: an input, or what data decides the sizes of."""
+        return node.op == "placeholder" or not self.data.isdisjoint(value.type.symbols)
 
     def _place(self, symbol: sympy.Symbol) -> fx.Node:
         """A stride of an input that no size explains (of rows that are apart), or its offset."""
@@ -228,7 +246,8 @@ class Emitter:
         self, size: sympy.Expr, node: fx.Node, *dim: int, target: Any = torch.ops.aten.sym_size.int
     ) -> fx.Node:
         name = self.names.new(f"{target_name(target)}_{size}")
-        with self.graph.inserting_after(self._last_placeholder()):
+        after = self._last_placeholder() if node.op == "placeholder" else node
+        with self.graph.inserting_after(after):
             made = self.graph.create_node("call_function", target, (node, *dim), {}, name)
         made.meta["val"] = self.symbols.symbolic(size)
         self.describe_size(made)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy
+from sympy.logic.boolalg import Boolean
 
 from foretrace import torch_api
 from foretrace.emit.bindings import quickest
@@ -17,6 +18,7 @@ from foretrace.emit.python_source import Source
 from foretrace.errors import Frame
 from foretrace.ir.op import Op, Tree, Value, ViewStep, values_in
 from foretrace.ir.program import Graph
+from foretrace.ir.walk import binds
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.functions import FunctionCall
 
@@ -43,6 +45,7 @@ class Straight:
     def __init__(self, source: Source, symbols: Symbols, names: dict[Value, str]) -> None:
         self.source, self.symbols, self.names = source, symbols, names
         self._once: dict[Value, str] = {}
+        self._data = symbols.data
 
     def ops(self, graph: Graph) -> None:
         """Statements for all ops; values are let go after their last use."""
@@ -68,6 +71,14 @@ class Straight:
         parts += [f"{name}={self.tree(arg)}" for name, arg in op.kwargs.items()]
         text = f"{call}({', '.join(parts)})"
         yield Statement(self._assigned(op, text), op.outs, op.operands, op.origin.frame)
+        yield from self._sizes(op)
+
+    def _sizes(self, op: Op) -> Iterator[Statement]:
+        """The sizes that data has decided, by name."""
+        for symbol in sorted(self._data & binds(op) if self._data else (), key=str):
+            out, dim = next((v, v.type.shape.index(symbol)) for v in op.outs if symbol in v.type.shape)
+            text = f"{symbol} = {self.names[out]}.size({dim})"
+            yield Statement(text, (), (out,), op.origin.frame)
 
     def _assigned(self, op: Op, call: str) -> str:
         for out in op.outs:
@@ -104,7 +115,8 @@ class Straight:
             is_tuple = isinstance(tree, tuple)
             return f"({inside}{',' * (len(tree) == 1)})" if is_tuple else f"[{inside}]"
         if isinstance(tree, sympy.Basic):
-            return size_text(self.symbols.simplify(tree))
+            condition = isinstance(tree, Boolean) and not isinstance(tree, sympy.Symbol)
+            return size_text(tree if condition else self.symbols.simplify(tree))
         return self.source.literal(tree)
 
 

@@ -11,6 +11,7 @@ from foretrace.errors import Refusal
 from foretrace.history.call_facts import locate, results_of, written_positions
 from foretrace.ir.op import Checkpoint, Op, Value, map_values, substitute, target_name, values_in
 from foretrace.ir.program import Overwritten
+from foretrace.ir.walk import binds
 from foretrace.ops.outcome import Share
 from foretrace.ops.schemas import schema_of
 from foretrace.rules.derive import Derivatives
@@ -263,6 +264,7 @@ def saved_by(op: Op, derivatives: Derivatives) -> set[Value]:
         return set()
     types, named = (map_values(tree, lambda v: v.type) for tree in (args, op.kwargs))
     written = frozenset(written_positions(op, occurrences))
-    operands, results = derivatives.saved(func, types, named, written)
+    known = map_values(op.result, lambda v: v.type) if binds(op) else None
+    operands, results = derivatives.saved(func, types, named, written, known)
     saved = {occurrences[position] for position in operands}
     return saved | {results_of(op)[position] for position in results}

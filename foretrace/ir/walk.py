@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Iterator
 from typing import Literal, TypeAlias
 
+import sympy
 import torch
 
 from foretrace.ir.op import ModuleCall, Op, Value
+from foretrace.symbols.questions import free_symbols
 
 
 def every_op(ops: Iterable[Op]) -> Iterator[Op]:
@@ -62,3 +64,14 @@ def _with_history_in(op: Op) -> Iterator[Value]:
         yield from op.outs
     for inner in op.region or ():
         yield from _with_history_in(inner)
+
+
+def binds(op: Op) -> frozenset[sympy.Symbol]:
+    """The symbols that get their number from what the op returns, as sizes that data decides do."""
+    made = frozenset[sympy.Symbol]().union(*(out.type.symbols for out in op.outs))
+    if isinstance(op.result, sympy.Symbol):
+        made |= {op.result}
+    if not made:
+        return made
+    given = free_symbols((op.args, op.kwargs)).union(*(v.type.symbols for v in op.operands))
+    return made - given

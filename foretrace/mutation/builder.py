@@ -40,6 +40,8 @@ class Builder(torch_api.TorchDispatchMode):
         self._mode_key = torch_api.FAKE_MODE_KEY
         self.types, self.semantics, self.sources = types, semantics, sources
         self.lift, self.lift_constant, self.answer = lift, lift_constant, answer
+        self.example: Callable[..., Any] = answer
+        """what a call gives of the example's values"""
         self.casts = Casts()
         self.scope = self._around = list[Op]()
         self.log: list[Op] = []
@@ -76,6 +78,13 @@ class Builder(torch_api.TorchDispatchMode):
         self, func: Target, args: Tree, kwargs: dict[str, Tree] | None = None, grad: bool = False
     ) -> Op:
         """Record a call given in values, as views read again and functional forms are."""
+        raise NotImplementedError
+
+    def record(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], outcome: Outcome,
+        tensors: list[Abstract],
+    ) -> Any:  # fmt: skip
+        """Record a call that comes to an outcome, and answer it; `tensors` are its operands."""
         raise NotImplementedError
 
     def again(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:

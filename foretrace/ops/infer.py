@@ -3,15 +3,16 @@
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, TypeAlias
 
+import sympy
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import OUTSIDE, Refusal
 from foretrace.ir.op import Tree
-from foretrace.ir.tree import map_tree
+from foretrace.ir.tree import leaves, map_tree
 from foretrace.ir.types import TensorType
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache, Learned, frozen, lasts, symbols_of
 from foretrace.ops.kernel import (
@@ -68,15 +69,24 @@ class Inference:
     ) -> None:
         self.types, self.symbols, self.learned = types, symbols, learned
         self._mode = mode
+        self._fakes: tuple[Any, torch_api.FakeTensors | None] = (None, None)
         self._metas: dict[TensorType, torch.Tensor] = {}
         self._known: Cache[Tree] = Cache(learned.results, learned.settled, symbols)
         self._kernels = MetaKernels(types, self._meta)
         self.of_cpu = CpuKernels(types, symbols)
 
-    @cached_property
+    @property
     def fakes(self) -> torch_api.FakeTensors:
-        """Of the front end's mode, or of one of our own, made at the first question."""
-        return torch_api.FakeTensors(self._mode or torch_api.fake_mode(self.symbols.env))
+        """Of the front end's mode, or of one of our own, made at the first question.
+
+        Another one from where the program has its first symbol on: a mode has one ShapeEnv.
+        """
+        env, made = self._fakes
+        if made is None or (env is not self.symbols.env and self._mode is None):
+            env = self.symbols.env
+            made = torch_api.FakeTensors(self._mode or torch_api.fake_mode(env))
+            self._fakes = env, made
+        return made
 
     def infer(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         """Results with a TensorType for each new tensor, `Given(n)` for the n-th operand.
@@ -96,6 +106,31 @@ class Inference:
         """The same, without the warnings that the run has given."""
         with ONE_AT_A_TIME, warnings.catch_warnings(action="ignore"):
             return self.infer(func, args, kwargs)
+
+    def from_data(self, func: Any, args: Tree, kwargs: dict[str, Tree], real: Tree) -> Tree:
+        """Types of the results of a call whose sizes depend on data, with a new symbol for each.
+
+        `real` is what the call gave in the captured run: of each symbol, the number.
+        """
+        env = self.symbols.start()
+        try:
+            result = self._once(func, args, kwargs, open=True)
+        except Refusal as refusal:
+            if refusal.kind not in ("data-dependent", NO_KERNEL):
+                raise
+            result = map_tree(real, lambda t: self._open(t) if isinstance(t, torch.Tensor) else t)
+        tensors = (leaf for leaf in leaves(real) if isinstance(leaf, torch.Tensor))
+        for type, tensor in zip(types_in(result), tensors, strict=True):
+            for size, number in zip(type.shape, tensor.shape, strict=True):
+                if isinstance(size, sympy.Symbol) and size not in torch_api.symbol_values(env):
+                    self.symbols.from_data(size, number)
+        return result
+
+    def _open(self, tensor: torch.Tensor) -> TensorType:
+        """The type of a result of which nobody says what its sizes depend on: all are open."""
+        env = self.symbols.start()
+        sizes = [self.symbols.size(torch_api.new_size(env)) for _ in tensor.shape]
+        return TensorType(tuple(sizes), (), tensor.dtype, tensor.device).contiguous()
 
     def written(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[TensorType, ...]:
         """The type of each operand after a call that writes; a given `out` may be resized.
@@ -190,9 +225,12 @@ class Inference:
 
     def _once(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], *, stored: int = STORED,
-        after: bool = False,
+        after: bool = False, open: bool = False,
     ) -> Tree:  # fmt: skip
-        """Types of the results, or `after` the call of the operands, as meta kernels say."""
+        """Types of the results, or `after` the call of the operands, as meta kernels say.
+
+        `open`: sizes that depend on data are symbols without a number.
+        """
         fakes: list[torch.Tensor] = []
         meta = partial(self._meta_of, stored, self._new_meta if after else self._meta)
         with torch_api.no_dispatch_modes(), torch_api.with_autograd(), torch.no_grad():
@@ -202,7 +240,8 @@ class Inference:
         described = describe(self.types, *((fakes, []) if after else (result, fakes)))
         if any(STORED in type.shape for type in types_in(described)):
             raise depends_on_data(func)
-        if self.symbols.unknown([(t.shape, t.stride, t.offset) for t in types_in(described)]):
+        sizes = [(t.shape, t.stride, t.offset) for t in types_in(described)]
+        if not open and self.symbols.unknown(sizes):
             raise depends_on_data(func)  # a front end's mode makes a symbol for such a size
         return described
 

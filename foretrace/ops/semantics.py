@@ -49,7 +49,9 @@ class Semantics:
         """What beside its arguments the body depends on (autocast, switches); None: nothing."""
         return None
 
-    def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
+    def followed(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], known: Tree = None
+    ) -> tuple[bool, ...]:
         """For each tensor a leaf returns, whether autograd follows it, given its operands."""
         return ()
 

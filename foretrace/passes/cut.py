@@ -17,6 +17,7 @@ from foretrace.ir.op import Backward, ModuleCall, Op, Origin, RuleName, Value, W
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
 from foretrace.ir.types import Arrived, TensorType
 from foretrace.ops.schemas import schema_of
+from foretrace.passes.asserted import with_assertions
 from foretrace.passes.differentiate import Differentiation
 from foretrace.passes.live import live, values_of, with_saved, without_unread
 from foretrace.passes.select import Selector, selects
@@ -129,7 +130,8 @@ def forward_graph(
     else:
         flat = list(flatten(recorded.ops, level))
     ops = live(flat, [*results, *also], semantics)
-    return Graph(list(recorded.inputs), with_saved(ops, results), outputs, kind)
+    ops = with_assertions(with_saved(ops, results), recorded.symbols)
+    return Graph(list(recorded.inputs), ops, outputs, kind)
 
 
 def _trainable(
@@ -178,6 +180,7 @@ def inference_graph(recorded: Recorded, semantics: TargetSemantics) -> Graph:
     """The leaf ops of the forward, as they run where autograd follows nothing."""
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     ops = live(list(flatten(recorded.ops, Level(written=False))), values_of(outputs), semantics)
+    ops = with_assertions(ops, recorded.symbols)
     return Graph(list(recorded.inputs), ops, outputs, "inference")
 
 
@@ -219,7 +222,8 @@ def differentiated(
     flat = [*flatten(recorded.ops, level), *flatten(walk.scope.ops, level)]
     results = values_of(outputs)
     ops = live(list(map(unmark, flat)), results, semantics)
-    return Graph([*recorded.inputs, *tangents], with_saved(ops, results), outputs, "joint")
+    ops = with_assertions(with_saved(ops, results), recorded.symbols)
+    return Graph([*recorded.inputs, *tangents], ops, outputs, "joint")
 
 
 def _check_hooks(recorded: Recorded) -> None:

@@ -32,7 +32,7 @@ from foretrace.ir.op import (
     values_in,
 )
 from foretrace.ir.types import TensorType
-from foretrace.ir.walk import made_in
+from foretrace.ir.walk import binds, made_in
 from foretrace.ops.infer import Inference
 from foretrace.ops.views import put_back
 from foretrace.rules.derive import Derivatives
@@ -165,8 +165,9 @@ class Differentiation:
         typed_args, typed_kwargs = substitute(both, {value: value.type for value in occurrences})
         given = tuple([None if t is None else t.type for t in tangents])
         positions = frozenset(written_positions(op, occurrences))
+        known = map_values(op.result, lambda v: v.type) if binds(op) else None
         try:
-            rule = self.derivatives.rule(func, typed_args, typed_kwargs, given, positions)
+            rule = self.derivatives.rule(func, typed_args, typed_kwargs, given, positions, known)
         except Refusal as refusal:
             raise locate(refusal, op) from None
         return rule, occurrences

@@ -6,7 +6,7 @@ from functools import cache
 from foretrace.history.history import is_hidden_write
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.program import Output
-from foretrace.ir.walk import every_op
+from foretrace.ir.walk import binds, every_op
 from foretrace.mutation.builder import REQUIRES_GRAD
 from foretrace.ops.schemas import schema_of
 from foretrace.targets.semantics import TargetSemantics
@@ -20,9 +20,10 @@ def values_of(outputs: Iterable[Output]) -> list[Value]:
 def live(ops: list[Op], results: Iterable[Value], semantics: TargetSemantics) -> list[Op]:
     """The ops on which a result depends, and those that do something else: draw, check, raise."""
     wanted, kept = set(results), []
-    fixed = cache(lambda: _fixed(ops))
+    fixed, data = cache(lambda: _fixed(ops)), semantics.symbols.data
     for op in reversed(ops):
-        if not wanted.isdisjoint(all_outs(op)) or effectful(op, semantics, fixed):
+        used = not wanted.isdisjoint(all_outs(op)) or effectful(op, semantics, fixed)
+        if used or (data and op.because is None and not data.isdisjoint(binds(op))):
             kept.append(op)
             wanted.update(needs(op))
     return kept[::-1]

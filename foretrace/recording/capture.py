@@ -89,6 +89,7 @@ class Capture:
             Cache(semantics.learned.outcomes, semantics.learned.settled, types.symbols),
         )  # fmt: skip
         self.recorder = WatchedRecorder(self.outside, *made) if self.outside else Recorder(*made)
+        self.recorder.example = self.example
 
     def placeholder(
         self, tensor: torch.Tensor, kind: Any, name: str,
@@ -225,6 +226,12 @@ class Capture:
         if recorder.inside:
             self.constants.note(recorder.scope)
         return self.constants.answer(recorder.log, func, args, kwargs, recorder.sources.here())
+
+    def example(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a call gives of the example's values."""
+        if recorder.inside:
+            self.constants.note(recorder.scope)
+        return self.constants.example(recorder.log, func, args, kwargs)
 
 
 def record(

@@ -55,25 +55,32 @@ class Derivatives:
             learned.followed, learned.settled, types.symbols
         )
 
-    def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
-        """For each tensor that the op returns, whether autograd follows it."""
-        key = (_traits((func, args, kwargs)), self._count(func, args, kwargs))
+    def followed(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], known: Tree = None
+    ) -> tuple[bool, ...]:
+        """For each tensor that the op returns, whether autograd follows it.
+
+        `known`: the types of what it returns, where they depend on data.
+        """
+        key = (_traits((func, args, kwargs)), self._count(func, args, kwargs, known))
         found = self._followed.get(key)
         if found is None:
-            known = self.table.registered(func) or reads_sparse((args, kwargs))
-            asked = self._followed_registered if known else self._follow
+            registered = self.table.registered(func) or reads_sparse((args, kwargs))
+            asked = self._followed_registered if registered else self._follow
             found = self._followed.learn(
-                key, lambda: asked(func, args, kwargs), lambda _: self.table.lasting(func)
+                key, lambda: asked(func, args, kwargs, known), lambda _: self.table.lasting(func)
             )
         return found
 
-    def _count(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> int:
-        result = self.inference.infer(func, args, kwargs)
+    def _count(self, func: Any, args: Tree, kwargs: dict[str, Tree], known: Tree) -> int:
+        result = known or self.inference.infer(func, args, kwargs)
         return len(result) if isinstance(result, (tuple, list)) else 1
 
-    def _follow(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
+    def _follow(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], known: Tree
+    ) -> tuple[bool, ...]:
         with torch_api.no_dispatch_modes(), torch_api.with_autograd():
-            forward = self._forward(func, args, kwargs, frozenset())
+            forward = self._forward(func, args, kwargs, frozenset(), known)
         if any(map(_unknown, forward.outs)) and "pin_memory" in schema_of(func).arguments:
             self.below_autograd.add(func)
         below = func in self.below_autograd
@@ -86,8 +93,9 @@ class Derivatives:
             return torch_api.node_name(self._forward(func, args, kwargs, written).outs[0])
 
     def saved(
-        self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
-    ) -> tuple[frozenset[int], frozenset[int]]:
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int],
+        known: Tree = None,
+    ) -> tuple[frozenset[int], frozenset[int]]:  # fmt: skip
         """Which operands and which results of a call autograd saves for its backward, by position.
 
         Args:
@@ -95,6 +103,7 @@ class Derivatives:
             args: its arguments with a TensorType for each tensor.
             kwargs: likewise.
             written: positions of the operands that it writes to; of these it saves a copy.
+            known: the types of what it returns, where they depend on data.
 
         One that autograd refuses to follow, such as a scatter of complex numbers, saves nothing.
         """
@@ -102,7 +111,7 @@ class Derivatives:
             args, kwargs = map_tree((args, kwargs), self.types.symbols.concrete)
         with torch_api.no_dispatch_modes(), torch_api.with_autograd():
             try:
-                forward = self._forward(func, args, kwargs, written)
+                forward = self._forward(func, args, kwargs, written, known)
             except RuntimeError as error:
                 if isinstance(error, Refusal):
                     raise
@@ -119,6 +128,7 @@ class Derivatives:
     def rule(
         self, func: Any, args: Tree, kwargs: dict[str, Tree],
         tangents: tuple[TensorType | None, ...], written: frozenset[int] = frozenset(),
+        known: Tree = None,
     ) -> Rule:  # fmt: skip
         """The derivative of a call whose tensors are given by type.
 
@@ -128,11 +138,12 @@ class Derivatives:
             kwargs: likewise.
             tangents: for each tensor it returns, the type of its gradient, or None.
             written: positions of the operands that it writes to.
+            known: the types of what it returns, where they depend on data.
 
         Raises:
             Refusal: torch has no derivative for the operator.
         """
-        key = frozen((func, args, kwargs, tangents, written))
+        key = frozen((func, args, kwargs, tangents, written, known))
         found = self._rules.get(key)
         if found is not None:
             return found
@@ -144,15 +155,15 @@ class Derivatives:
             with torch_api.no_dispatch_modes(), torch_api.with_autograd():
                 if registered is not None:
                     return self._registered(registered, func, args, kwargs, tangents)
-                forward = self._forward(func, args, kwargs, written)
+                forward = self._forward(func, args, kwargs, written, known)
                 return self._backward(func, forward, tangents)
 
         return self._rules.learn(key, ask, lambda _: self.table.lasting(func))
 
     def _followed_registered(
-        self, func: Any, args: Tree, kwargs: dict[str, Tree]
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], known: Tree
     ) -> tuple[bool, ...]:
-        result = self.inference.infer(func, *_unfollowed((args, kwargs)))
+        result = known or self.inference.infer(func, *_unfollowed((args, kwargs)))
         registered = self.table.registered(func)
         apart = registered.not_followed if registered else frozenset()
         types = enumerate(types_in(result))
@@ -187,10 +198,12 @@ class Derivatives:
         return Rule(name, operands, results, (), given, ops_for(values, tape), values)
 
     def _forward(
-        self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]
-    ) -> _Forward:
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int],
+        known: Tree = None,
+    ) -> _Forward:  # fmt: skip
         types = types_in((args, kwargs))
         tape = self.tape(types[0].device)
+        tape.known = map_tree(known, lambda t: t.with_grad(False) if isinstance(t, TensorType) else t)
         operands = tuple(map(Value, types))
         stand_ins = [tape.abstract(value) for value in operands]
         with tape:

@@ -16,7 +16,7 @@ from foretrace.guards.calls import CallGuards, number
 from foretrace.ir.op import Value, ViewStep
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
 from foretrace.ir.tree import map_tree
-from foretrace.ir.types import Arrived, Size
+from foretrace.ir.types import Arrived, Size, TensorType
 from foretrace.runtime.untrained import Untrained, mark, mark_spent
 from foretrace.symbols.sizes import Numbers
 
@@ -120,6 +120,12 @@ def _uncast() -> Iterator[None]:
 def _detached(flat: Sequence[Any]) -> list[Any]:
     """Inputs that nothing follows; a number is as it is."""
     return [each.detach() if isinstance(each, Tensor) else each for each in flat]
+
+
+def _by_data(type: TensorType, tangent: Tensor) -> Numbers:
+    """The sizes that data has decided, as the gradient of a result has them."""
+    pairs = zip(type.shape, tangent.shape, strict=False)
+    return {size: number for size, number in pairs if isinstance(size, sympy.Symbol)}
 
 
 def strides_of(item: Input, tangent: Tensor, sizes: Numbers) -> tuple[Size, ...]:

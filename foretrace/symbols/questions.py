@@ -52,6 +52,8 @@ class NotingShapeEnv(torch_api.ToldShapeEnv):
     def __init__(self, where: Callable[[], Frame | None]) -> None:
         super().__init__(duck_shape=False, specialize_zero_one=True)
         self.where, self.frames = where, list[Frame | None]()
+        self.asserted: dict[sympy.Basic, Frame | None] = {}
+        """conditions on what depends on data, with the line that was running"""
         self._listeners: list[dict[Question, None]] = []
         self._settled: set[Question] = set()
         """asked again, with the same answer: what is known of symbols only grows"""
@@ -67,6 +69,10 @@ class NotingShapeEnv(torch_api.ToldShapeEnv):
         """Give every guard without a line the line that is running."""
         while len(self.frames) < len(self.guards):
             self.frames.append(self.where())
+        if self.num_deferred_runtime_asserts > len(self.asserted):
+            for each in torch_api.assertions_of(self):
+                if each.expr not in self.asserted:
+                    self.asserted[each.expr] = self.where()
 
     @contextmanager
     def listening(self) -> Iterator[dict[Question, None]]:

@@ -73,6 +73,22 @@ class Symbols:
         size = self.size
         return tuple([n if type(n) is int else size(n) for n in numbers])
 
+    def from_data(self, symbol: sympy.Symbol, number: int) -> None:
+        """Note what a symbol that depends on data was in the captured run."""
+        torch_api.note_value(self.start(), symbol, number)
+
+    @property
+    def data(self) -> set[sympy.Symbol]:
+        """The symbols that depend on data: an op of the program gives each its number."""
+        return set(torch_api.values_from_data(self.noting)) if self.noting else set()
+
+    def assertions(self) -> tuple[Guard, ...]:
+        """What the program has assumed of symbols that depend on data: asserted where it runs."""
+        if self.noting is None:
+            return ()
+        self.noting.note()
+        return tuple(Guard(condition, at) for condition, at in self.noting.asserted.items())
+
     def number(self, size: Size) -> int | torch.SymInt:
         """An int or an expression as torch takes it."""
         if isinstance(size, int):
@@ -81,7 +97,8 @@ class Symbols:
             raise AssertionError("an expression without symbols")
         known = self._numbers.get(size)
         if known is None:
-            made: Any = self.env.create_symintnode(size, hint=self.hint(size))
+            hint = None if size.free_symbols & self.data else self.hint(size)
+            made: Any = self.env.create_symintnode(size, hint=hint)
             known = self._numbers[size] = made
         return known
 

@@ -101,9 +101,14 @@ class TargetSemantics(Semantics):
         """The attention switches, where the body asks for them."""
         return astuple(Enabled.now()) if func is ATTENTION else None
 
-    def followed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[bool, ...]:
-        """For each tensor a leaf returns, whether autograd follows it."""
-        return self.derivatives.followed(func, args, kwargs)
+    def followed(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], known: Tree = None
+    ) -> tuple[bool, ...]:
+        """For each tensor a leaf returns, whether autograd follows it.
+
+        `known`: the types of what it returns, where they depend on data.
+        """
+        return self.derivatives.followed(func, args, kwargs, known)
 
     def saved(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]

@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
+    _constrain_range_for_size,
     eval_is_non_overlapping_and_dense,
 )
 
@@ -53,7 +54,36 @@ def interpret_expression(expr: Any, functions: Any, symbols: dict[Any, Any]) -> 
 def symbol_values(shape_env: Any) -> dict[Any, Any]:
     """The number that each symbol had in the captured run; renamed in torch 2.13."""
     found = getattr(shape_env, "backed_var_to_val", None)
-    return dict(found if found is not None else shape_env.var_to_val)
+    found = found if found is not None else shape_env.var_to_val
+    return {**found, **values_from_data(shape_env)}
+
+
+def values_from_data(shape_env: Any) -> dict[Any, Any]:
+    """The number that each symbol had that depends on data; renamed in torch 2.13.
+
+    A ShapeEnv that knows it answers what it must, and notes the answer as an assertion; what it may
+    leave open (`guard_or_false`) stays so. Source: `evaluate_expr`, symbolic_shapes.py.
+    """
+    found = getattr(shape_env, "real_tensor_prop_unbacked_vals", None)
+    return dict(found if found is not None else shape_env.unbacked_var_to_val)
+
+
+def note_value(shape_env: Any, symbol: Any, number: int) -> None:
+    """Tell a ShapeEnv what a symbol that depends on data was in the captured run."""
+    set_value = getattr(shape_env, "set_real_tensor_prop_unbacked_vals", None)
+    (set_value or shape_env.set_unbacked_var_to_val)(symbol, number)
+
+
+def new_size(shape_env: ShapeEnv) -> torch.SymInt:
+    """A new symbol for a size that depends on data."""
+    size: Any = shape_env.create_unbacked_symint()
+    _constrain_range_for_size(size)
+    return size
+
+
+def assertions_of(shape_env: Any) -> list[Any]:
+    """The conditions on symbols that depend on data which a ShapeEnv wants asserted."""
+    return [each for found in shape_env.deferred_runtime_asserts.values() for each in found]
 
 
 class ToldShapeEnv(ShapeEnv):

@@ -61,9 +61,7 @@ class Constants:
         Raises:
             Refusal: it depends on an input, or is too large.
         """
-        self.note(log[self._seen :])
-        self._seen = len(log)
-        answer = self.run(func, args, kwargs)
+        answer = self.example(log, func, args, kwargs)
         roots = list(self._roots((args, kwargs), set()))
         symbols = frozenset(root for root in roots if isinstance(root, sympy.Symbol))
         inputs = {root: self.lent[root][0] for root in roots if isinstance(root, Value)}
@@ -75,6 +73,16 @@ class Constants:
             question = Answered(target_name(func), names, answer, symbols, frame, holds)
             self.answered.append(question)
         return answer
+
+    def example(self, log: list[Op], func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
+        """What a call gives of the values that are known.
+
+        Raises:
+            Refusal: it depends on another input, or is too large.
+        """
+        self.note(log[self._seen :])
+        self._seen = len(log)
+        return self.run(func, args, kwargs)
 
     def _holds(
         self, call: tuple[Any, Tree, dict[str, Tree]], answer: Any, inputs: dict[Value, int],

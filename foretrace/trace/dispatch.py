@@ -26,6 +26,7 @@ from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_dtypes
 from foretrace.tensors.autocast import INSIDE
+from foretrace.trace.from_data import of_open_size
 
 ITEM = torch.ops.aten.item.default
 """Its body refuses the label "meta", although a constant has a value on any device."""
@@ -34,6 +35,7 @@ PROFILER = "profiler"
 IS_NONZERO = torch.ops.aten.is_nonzero.default
 """Its body asks for the number; the answer is yes or no, which may be a guard"""
 INDEX = torch.ops.aten.index.Tensor
+PUTS = frozenset({torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default})
 LIFTED = torch.ops.aten.lift_fresh_copy.default
 """What `torch.tensor` ends in"""
 NOT_SYMBOLIC = "with symbolic sizes"
@@ -48,6 +50,8 @@ def learn(
         return Outcome(None, inline=answer)
     if func is REQUIRES_GRAD or func.namespace == PROFILER:
         return Outcome(None, inline=require_grad if func is REQUIRES_GRAD else aside)
+    if func in PUTS and grad_mode and args[2].type.requires_grad and any(map(_is_mask, args[1])):
+        return Outcome(None, inline=put_at_places)
     schema = schema_of(func)
     if schema.outs and schema.functional is not None:  # its kernels write as it suits them
         return Outcome(None, inline=functionalize)
@@ -182,18 +186,47 @@ class Fold:
         try:
             result = answer(call)
         except Refusal as refusal:
-            # a copy, as one that was raised holds all that ran
-            raise copy(self.refusal) if refusal.kind == "data-dependent" else refusal from None
+            if refusal.kind != "data-dependent":
+                raise
+            return self._of_example(call)
         return map_tree(
             result, lambda t: recorder.lift_constant(t) if isinstance(t, torch.Tensor) else t
         )
+
+
+    def _of_example(self, call: Call) -> Any:
+        try:
+            return of_open_size(call)
+        except Refusal as refusal:
+            # a copy, as one that was raised holds all that ran
+            raise copy(self.refusal) if refusal.kind == "data-dependent" else refusal from None
+
+
+def put_at_places(call: Call) -> Any:
+    """Record a write at a mask as one at the places where it is true.
+
+    The gradient of what is written is read at a mask, and only the run knows how long that is.
+    """
+    recorder, (tensor, indices, new, *rest) = call.recorder, call.args
+    tensors, places = call.by_value, list[Any]()
+    for index in indices:
+        if not _is_mask(index):
+            places.append(None if index is None else tensors[index])
+        else:
+            found = recorder.again(torch.ops.aten.nonzero.default, (tensors[index],))
+            places += recorder.again(torch.ops.aten.unbind.int, (found, 1))
+    return recorder.again(call.func, (tensors[tensor], places, tensors[new], *rest), call.kwargs)
+
+
+def _is_mask(index: Value | None) -> bool:
+    return index is not None and index.type.dtype in (torch.bool, torch.uint8)
 
 
 def _places(recorder: Builder, indices: list[Value | None]) -> list[Abstract | None] | None:
     """Constant masks among indices as the places where they are true; None if a mask is unknown."""
     places: list[Abstract | None] = []
     for index in indices:
-        if index is None or index.type.dtype not in (torch.bool, torch.uint8):
+        if index is None or not _is_mask(index):
             places.append(None if index is None else recorder.abstract(index))
             continue
         try:

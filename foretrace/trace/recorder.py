@@ -118,6 +118,14 @@ class Recorder(Builder):
         self.append(op)
         return op
 
+    def record(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], outcome: Outcome,
+        tensors: list[Abstract],
+    ) -> Any:  # fmt: skip
+        """Record a call that comes to an outcome, and answer it; `tensors` are its operands."""
+        op = self.emit(func, args, kwargs, outcome, values_in((args, kwargs)))
+        return self._abstract(op, outcome, tensors)
+
     def call(
         self, func: Target, args: Tree, kwargs: dict[str, Tree] | None = None, grad: bool = False
     ) -> Op:

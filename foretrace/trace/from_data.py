@@ -1,0 +1,41 @@
+"""A call whose results have sizes that depend on data: each is a symbol, with the example's number.
+
+The run has the example's values, so such a call has an answer; its sizes stay open all the same.
+What the program then asks of them is answered from the example, and asserted in the graph.
+"""
+
+from typing import Any
+
+from foretrace.ir.op import Tree
+from foretrace.ir.tree import map_tree
+from foretrace.ir.types import TensorType
+from foretrace.mutation.call import Call
+from foretrace.ops.kernel import types_in
+from foretrace.ops.outcome import Outcome
+
+
+def of_open_size(call: Call) -> Any:
+    """Record the call, and answer it with tensors whose sizes are symbols.
+
+    Raises:
+        Refusal: the example's values are not known.
+    """
+    recorder, func = call.recorder, call.func
+    real = recorder.example(recorder, func, call.args, call.kwargs)
+    result = recorder.semantics.inference.from_data(func, *call.types, real)
+    flags = iter(_followed(call, result))
+
+    def typed(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorType):
+            return leaf
+        return recorder.types.intern(leaf.with_grad(next(flags)))
+
+    outcome = Outcome(map_tree(result, typed), lasting=False)
+    return recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
+
+
+def _followed(call: Call, result: Tree) -> tuple[bool, ...]:
+    """Which of the results autograd follows."""
+    if call.recorder.grad_mode() and any(value.type.requires_grad for value in call.values):
+        return call.recorder.semantics.followed(call.func, *call.types, result)
+    return (False,) * len(types_in(result))
