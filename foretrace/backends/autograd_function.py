@@ -18,7 +18,7 @@ from foretrace.guards.calls import number
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.types import Arrived, Size
 from foretrace.partition.split import Pair
-from foretrace.runtime.calls import lay_out, strides_of
+from foretrace.runtime.calls import lay_out, sizes_by_data, strides_of
 from foretrace.symbols.sizes import Numbers
 
 Flat = Callable[..., Sequence[Any]]
@@ -88,9 +88,12 @@ class Trained:
         for place in self._loose:
             outputs[place] = outputs[place].detach()
 
-    def sizes(self, inputs: Sequence[Any]) -> Numbers:
-        """What the symbols are in this call."""
-        return numbers_of(self.inputs, inputs)
+    def sizes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Numbers:
+        """What the symbols are in this call: those of the inputs, and those that data decides."""
+        found = numbers_of(self.inputs, inputs)
+        for item, place in zip(self.tangents, self.wanting, strict=True):
+            found = {**sizes_by_data(item, outputs[place]), **found}
+        return found
 
 
 def numbers_of(inputs: Sequence[Input], given: Sequence[Any]) -> Numbers:
@@ -130,7 +133,7 @@ class _Run(torch.autograd.Function):
         both = list(zip(saved, trained.numbers, strict=True))
         ctx.save_for_backward(*(each for each, number in both if not number))
         ctx.trained, ctx.numbers = trained, [each for each, number in both if number]
-        ctx.sizes = trained.sizes(inputs) if trained.open else {}
+        ctx.sizes = trained.sizes(inputs, outputs) if trained.open else {}
         return tuple(outputs)
 
     @staticmethod

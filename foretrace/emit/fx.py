@@ -135,6 +135,8 @@ class Emitter:
                 self._learn(result, node)
             return
         node.meta["val"] = self.vals.tree(result)
+        if isinstance(result, sympy.Symbol):
+            self.sizes[result] = node
         self._items(op, node, result)
 
     def _items(self, op: Op, node: fx.Node, result: Tree) -> None:

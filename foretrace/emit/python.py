@@ -75,7 +75,7 @@ class Straight:
 
     def _sizes(self, op: Op) -> Iterator[Statement]:
         """The sizes that data has decided, by name."""
-        for symbol in sorted(self._data & binds(op) if self._data else (), key=str):
+        for symbol in sorted(self._data & binds(op) if op.outs and self._data else (), key=str):
             out, dim = next((v, v.type.shape.index(symbol)) for v in op.outs if symbol in v.type.shape)
             text = f"{symbol} = {self.names[out]}.size({dim})"
             yield Statement(text, (), (out,), op.origin.frame)
@@ -83,6 +83,8 @@ class Straight:
     def _assigned(self, op: Op, call: str) -> str:
         for out in op.outs:
             self.names[out] = self.source.names.of(op)
+        if isinstance(op.result, sympy.Symbol):
+            return f"{op.result} = {call}"
         if not op.outs:
             return call
         return f"{self._pattern(op, op.result)} = {call}"

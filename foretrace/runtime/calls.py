@@ -16,7 +16,7 @@ from foretrace.guards.calls import CallGuards, number
 from foretrace.ir.op import Value, ViewStep
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
 from foretrace.ir.tree import map_tree
-from foretrace.ir.types import Arrived, Size, TensorType
+from foretrace.ir.types import Arrived, Size
 from foretrace.runtime.untrained import Untrained, mark, mark_spent
 from foretrace.symbols.sizes import Numbers
 
@@ -85,6 +85,8 @@ def _as_given(
             kind="wrong tangents",
             do="pass tangents=[...], one for each output that requires grad, in order",
         )
+    for item, tangent in zip(wanted, given, strict=True):
+        sizes = {**sizes_by_data(item, tangent), **sizes}
     strides = tuple(map(partial(strides_of, sizes=sizes), wanted, given))
     if strides != tuple([item.value.type.stride for item in wanted]):
         cuts = cuts[-1].again(strides)
@@ -122,9 +124,9 @@ def _detached(flat: Sequence[Any]) -> list[Any]:
     return [each.detach() if isinstance(each, Tensor) else each for each in flat]
 
 
-def _by_data(type: TensorType, tangent: Tensor) -> Numbers:
+def sizes_by_data(item: Input, tangent: Tensor) -> Numbers:
     """The sizes that data has decided, as the gradient of a result has them."""
-    pairs = zip(type.shape, tangent.shape, strict=False)
+    pairs = zip(item.value.type.shape, tangent.shape, strict=False)
     return {size: number for size, number in pairs if isinstance(size, sympy.Symbol)}
 
 

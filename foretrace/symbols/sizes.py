@@ -77,6 +77,13 @@ class Symbols:
         """Note what a symbol that depends on data was in the captured run."""
         torch_api.note_value(self.start(), symbol, number)
 
+    def number_from_data(self, number: int) -> sympy.Symbol:
+        """A new symbol for a number that depends on data, which it was in the captured run."""
+        made = torch_api.expression(self.start().create_unbacked_symint())
+        self.from_data(made, number)
+        symbol: sympy.Symbol = made
+        return symbol
+
     @property
     def data(self) -> set[sympy.Symbol]:
         """The symbols that depend on data: an op of the program gives each its number."""
@@ -87,7 +94,9 @@ class Symbols:
         if self.noting is None:
             return ()
         self.noting.note()
-        return tuple(Guard(condition, at) for condition, at in self.noting.asserted.items())
+        known = torch_api.symbol_values(self.noting).keys()  # a kernel makes symbols that it drops
+        asserted = self.noting.asserted.items()
+        return tuple(Guard(c, at) for c, at in asserted if c.free_symbols <= known)
 
     def number(self, size: Size) -> int | torch.SymInt:
         """An int or an expression as torch takes it."""

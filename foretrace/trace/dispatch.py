@@ -26,7 +26,7 @@ from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_dtypes
 from foretrace.tensors.autocast import INSIDE
-from foretrace.trace.from_data import of_open_size
+from foretrace.trace.from_data import of_open_size, open_number
 
 ITEM = torch.ops.aten.item.default
 """Its body refuses the label "meta", although a constant has a value on any device."""
@@ -169,8 +169,16 @@ def aside(call: Call) -> Any:
 
 
 def answer(call: Call) -> Any:
-    """Answer a call that returns a number: known only where its operands are constants."""
-    return call.recorder.answer(call.recorder, call.func, call.args, call.kwargs)
+    """Answer a call that returns a number: that of constants, or a symbol for the example's."""
+    try:
+        return call.recorder.answer(call.recorder, call.func, call.args, call.kwargs)
+    except Refusal as refusal:
+        if refusal.kind != "data-dependent":
+            raise
+        try:
+            return open_number(call)
+        except Refusal:
+            raise refusal from None
 
 
 class Fold:

@@ -6,11 +6,13 @@ What the program then asks of them is answered from the example, and asserted in
 
 from typing import Any
 
+import torch
+
 from foretrace.ir.op import Tree
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.mutation.call import Call
-from foretrace.ops.kernel import types_in
+from foretrace.ops.kernel import depends_on_data, types_in
 from foretrace.ops.outcome import Outcome
 
 
@@ -32,6 +34,22 @@ def of_open_size(call: Call) -> Any:
 
     outcome = Outcome(map_tree(result, typed), lasting=False)
     return recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
+
+
+def open_number(call: Call) -> torch.SymInt:
+    """Record a call that gives a number, and answer it with a symbol for it.
+
+    Raises:
+        Refusal: the example's values are not known, or it is no integer.
+    """
+    recorder, func = call.recorder, call.func
+    number = recorder.example(recorder, func, call.args, call.kwargs)
+    if type(number) is not int:
+        raise depends_on_data(func)
+    symbol = recorder.types.symbols.number_from_data(number)
+    recorder.record(func, call.args, call.kwargs, Outcome(symbol, lasting=False), call.tensors)
+    made: Any = recorder.types.symbols.number(symbol)
+    return made
 
 
 def _followed(call: Call, result: Tree) -> tuple[bool, ...]:
