@@ -15,6 +15,7 @@ from foretrace.explain.why import explain
 from foretrace.frames.sources import Asked
 from foretrace.guards.calls import CallGuards
 from foretrace.ir.program import Graph, Recorded, Signature, Target
+from foretrace.ir.requirements import Answered
 from foretrace.ir.types import Arrived
 from foretrace.ir.verify import verify_graph, verify_module, verify_pair, verify_record
 from foretrace.partition.policies import Policy
@@ -25,11 +26,12 @@ from foretrace.passes.live import needs
 from foretrace.passes.select import Selector, check_selectors
 from foretrace.passes.table_recorder import Table
 from foretrace.recording.capture import record
-from foretrace.recording.setup import RULES, prepare
+from foretrace.recording.setup import RULES, Values, prepare
 from foretrace.rules.table import BackwardCall, Registered, rule_name
 from foretrace.runtime.calls import run_forward, run_half, run_joint
 from foretrace.runtime.compiled import Captured, Compiled, not_copied
 from foretrace.runtime.untrained import Untrained, untrained
+from foretrace.symbols.sizes import Guard
 from foretrace.targets.semantics import TargetSemantics
 
 HALVES = ("forward", "backward")
@@ -42,7 +44,7 @@ class Program:
         self, recorded: Recorded, semantics: TargetSemantics, *, verify: bool = False
     ) -> None:
         self.recorded, self.semantics, self.verify = recorded, semantics, verify
-        self.guards = CallGuards(recorded)
+        self.calls = CallGuards(recorded)
         if verify:
             verify_record(recorded, semantics.inference.again)
 
@@ -50,6 +52,11 @@ class Program:
     def target(self) -> Target:
         """The device that the program was captured for."""
         return self.semantics.target
+
+    @property
+    def guards(self) -> tuple[Guard | Answered, ...]:
+        """What a later call has to fulfil of sizes and values, each with the user's line."""
+        return self.recorded.guards
 
     def __repr__(self) -> str:
         return _shown("program", self, f"{len(self.recorded.ops)} ops")
@@ -141,7 +148,7 @@ class Program:
 
     def _captured(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         """In the place of a capture: the program that there is, for a call that it holds for."""
-        self.guards.inputs(args, kwargs)
+        self.calls.inputs(args, kwargs)
         return Captured(self.recorded, self.semantics)
 
     def pair(
@@ -257,7 +264,7 @@ class Cut:
         Raises:
             Refusal: an input breaks what the capture relied on.
         """
-        guards = self.program.guards
+        guards = self.program.calls
         with Asked("capture", guards.recorded.requires.defined):
             if self.graph.kind in HALVES:
                 return run_half(self.graph_module, self.graph, args)
@@ -281,19 +288,20 @@ def capture(
     *,
     target: str | Target | None = None,
     dynamic_shapes: Any = None,
-    guard_values: bool = False,
+    values: Values = "guard",
     verify: bool = False,
 ) -> Program:
     """Run a program once over abstract tensors and keep what it did.
 
     Args:
-        fn: a function or nn.Module; it runs unmodified, and no kernel runs.
+        fn: a function or nn.Module; it runs unmodified, and kernels run only to answer questions.
         args: its positional arguments.
         kwargs: its keyword arguments.
         target: the device to capture for; None: the inputs' own.
         dynamic_shapes: which input sizes are symbols, in torch.export's form; True: every one.
-        guard_values: let the program ask yes or no of the example inputs' values (a Python `if`);
-            each answer is a guard, asked again at each call of a cut.
+        values: what becomes of a question about the inputs' values that is answered by yes or no
+            (a Python `if`). "guard": the example inputs answer it; the answer is a guard, which the
+            graphs assert, too. "refuse": it is refused, as every other question is.
         verify: hold the record, and each graph that is made of it, against docs/stages.md.
 
     Raises:
@@ -301,7 +309,7 @@ def capture(
     """
     given = (fn, args, kwargs or {}, target, dynamic_shapes)
     with Asked("capture", fn):
-        run = prepare(*given, guard_values=guard_values, watch=True)
+        run = prepare(*given, values=values, watch=True)
         recorded = record(fn, tuple(args), kwargs or {}, run)
     return Program(recorded, run.semantics, verify=verify)
 

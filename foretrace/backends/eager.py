@@ -5,11 +5,12 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.emit.python import Straight
+from foretrace.backends.questions import asked_inside, give_up
+from foretrace.emit.python import Instead, Straight
 from foretrace.emit.python_source import INDENT, Source
 from foretrace.guards.arguments import result_text
 from foretrace.guards.calls import follows
-from foretrace.guards.entry import Entry, Guards
+from foretrace.guards.entry import Entry, Guards, Unmet
 from foretrace.ir.program import Graph, Recorded
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.runtime.compiled import Captured
@@ -26,16 +27,19 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     followed = follows(recorded.ops)
     trains = torch.is_grad_enabled() or followed
     graph = forward_graph(recorded, captured.semantics, Level(True), "export", trains=trains)
+    inside = asked_inside(recorded, graph)
     guards = Guards(source, recorded)
-    guards.call(args, kwargs)
+    guards.call(args, kwargs, inside.values())
     guards.outside()
     changes = repeat_changes(source, recorded, guards.inputs)
     guards.write()
-    inside = source.inner()
-    result = write_body(inside, recorded, graph, guards.inputs, spelled=trains)
-    inside.add(*changes, f"return {result}")
-    add_surrounded(source, inside.lines, grad_on=followed and not recorded.requires.grad_mode)
-    return Entry(source.function("foretraced", "args, kwargs"), guards.checks, source.space)
+    body, unmet = source.inner(), Unmet()
+    instead = give_up(body, graph, inside, unmet) if inside else None
+    result = write_body(body, recorded, graph, guards.inputs, spelled=trains, instead=instead)
+    body.add(*changes, f"return {result}")
+    add_surrounded(source, body.lines, grad_on=followed and not recorded.requires.grad_mode)
+    run = source.function("foretraced", "args, kwargs")
+    return Entry(run, guards.checks, source.space, recorded.answered, unmet)
 
 
 def add_surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
@@ -57,11 +61,12 @@ def add_surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
 
 
 def write_body(
-    source: Source, recorded: Recorded, graph: Graph, inputs: list[str], *, spelled: bool
-) -> str:
+    source: Source, recorded: Recorded, graph: Graph, inputs: list[str], *, spelled: bool,
+    instead: Instead | None = None,
+) -> str:  # fmt: skip
     """The lines of the body; gives what is returned. `spelled`: the graph tells histories."""
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
-    straight = Straight(source, recorded.symbols, names)
+    straight = Straight(source, recorded.symbols, names, instead)
     straight.ops(graph)
     for mutation in recorded.mutations:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])

@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from foretrace import torch_api
 from foretrace.compat.front_end import capture_described
-from foretrace.compat.settled import check_settled
+from foretrace.compat.settled import check_settled, tell_answers
 from foretrace.emit.calling_convention import Slot, arranged, as_attributes
 from foretrace.errors import Refusal
 from foretrace.frames.sources import Asked
@@ -98,6 +98,7 @@ def _captured(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool 
     """A run of the module, which its next run would repeat."""
     program = _run(mod, args, kwargs, dynamic)
     check_settled(program.recorded, lambda: _run(mod, args, kwargs, dynamic).recorded)
+    tell_answers(program.recorded, stacklevel=4)
     return program
 
 

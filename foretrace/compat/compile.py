@@ -67,7 +67,7 @@ def captured(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Size
         sizes: which sizes of which arguments are symbols.
     """
     target = target_of(None, device_of(fn, args, kwargs))
-    run = set_up(target, partial(Dynamic, sizes), guard_values=True, watch=True)
+    run = set_up(target, partial(Dynamic, sizes), values="guard", watch=True)
     return Captured(record(fn, args, kwargs, run), run.semantics)
 
 

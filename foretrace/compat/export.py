@@ -1,8 +1,9 @@
 """`foretrace.export`: torch.export.export's arguments and result, from one recorded run."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -11,7 +12,7 @@ from torch.export import AdditionalInputs, ExportedProgram
 
 from foretrace import torch_api
 from foretrace.compat.export_calls import module_calls
-from foretrace.compat.settled import check_settled
+from foretrace.compat.settled import check_settled, tell_answers
 from foretrace.emit.export_graph import Exported, emitter_for, spelled, to_export
 from foretrace.emit.export_inputs import Interface, interface, separated
 from foretrace.emit.fx import SPELLED
@@ -26,12 +27,12 @@ from foretrace.passes.live import needs
 from foretrace.passes.writeback import Written, with_writes
 from foretrace.program import Program
 from foretrace.recording.capture import record
-from foretrace.recording.setup import prepare
+from foretrace.recording.setup import Values, check_values, prepare
 from foretrace.symbols.shapes import by_name, shapes_tree
 from foretrace.trace.calls import CallSite, submodule_calls
 
 
-def export(
+def export(  # noqa: PLR0913 - torch's own signature, and what values do
     mod: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None = None,
@@ -40,6 +41,7 @@ def export(
     strict: bool = False,
     preserve_module_call_signature: tuple[str, ...] = (),
     prefer_deferred_runtime_asserts_over_guards: bool = False,
+    values: Values = "guard",
 ) -> ExportedProgram:
     """What `torch.export.export` gives, with the graph of `cut("export")`.
 
@@ -53,18 +55,18 @@ def export(
             give their own calling convention.
         prefer_deferred_runtime_asserts_over_guards: accepted, and the same: what the program
             asked of open sizes is always checked by the guards of `.module()`.
+        values: "guard": where there is no graph else, the example's answers are asserted by it.
 
     Raises:
         Refusal: the program has no exact graph, or none that can be written to a file.
     """
     around = torch.is_grad_enabled()
     with Asked("export", mod), torch.inference_mode(mode=False), torch.set_grad_enabled(around):
-        _check_call(mod, args, kwargs)
+        _check_call(mod, args, kwargs, values)
         args, named = tuple(args), dict(kwargs or {})
         shapes = shapes_tree(dynamic_shapes, mod, args, named)
-        program, sites = _captured(
-            mod, *separated(mod, args, named), shapes, preserve_module_call_signature
-        )
+        run = partial(_run, mod, *separated(mod, args, named), shapes)
+        program, sites = _captured(partial(run, preserve_module_call_signature), values)
         exported = _exported_program(program, sites, mod, args, named, around)
     torch_api.guard_also(exported, _absent(mod, args, named))
     if isinstance(dynamic_shapes, AdditionalInputs):
@@ -78,41 +80,57 @@ TOLD = (
 )
 
 
-def _captured(
-    mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, paths: Sequence[str]
-) -> tuple[Program, list[CallSite]]:
-    """The program as it runs; if that has no graph, as it runs when it is told of the export.
+Run: TypeAlias = tuple[Program, list[CallSite]]
 
-    Libraries ask `torch.compiler.is_exporting()` and then do not look at data, nor call what
-    torch's meta kernels refuse.
-    """
 
-    def once() -> tuple[Program, list[CallSite]]:
-        run = prepare(mod, args, kwargs, None, shapes)
+def _run(
+    mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any,
+    paths: Sequence[str], values: Values,
+) -> Run:  # fmt: skip
+    """One run of the module, which its next run would repeat."""
+
+    def once() -> Run:
+        run = prepare(mod, args, kwargs, None, shapes, values=values)
         with submodule_calls(mod, paths, run.recorder) as sites:
             recorded = record(mod, args, kwargs, run)
         return Program(recorded, run.semantics), sites
 
-    def settled() -> tuple[Program, list[CallSite]]:
-        found = once()
-        check_settled(found[0].recorded, lambda: once()[0].recorded)
-        return found
+    found = once()
+    check_settled(found[0].recorded, lambda: once()[0].recorded)
+    return found
 
+
+def _captured(run: Callable[[Values], Run], values: Values) -> Run:
+    """The program as it runs; if that has no graph, as it runs when it is told of the export.
+
+    Libraries ask `torch.compiler.is_exporting()` and then do not look at data, nor call what
+    torch's meta kernels refuse. One that looks at data all the same is for such data alone.
+    """
     try:
-        return settled()
+        return run("refuse")
     except Refusal as refusal:
         if refusal.kind not in ("data-dependent", "program raised"):
             raise
         try:
             with torch_api.exporting():
-                found = settled()
+                found = run("refuse")
         except Refusal:
-            raise refusal from None
+            if values == "refuse" or refusal.kind != "data-dependent":
+                raise refusal from None
+            return _guarded(run)
         warnings.warn(TOLD.format(str(refusal).partition("\n")[0], refusal.at), stacklevel=3)
         return found
 
 
-def _check_call(mod: Any, args: Any, kwargs: Any) -> None:
+def _guarded(run: Callable[[Values], Run]) -> Run:
+    """The program for such data as the example's alone."""
+    found = run("guard")
+    tell_answers(found[0].recorded, stacklevel=5)
+    return found
+
+
+def _check_call(mod: Any, args: Any, kwargs: Any, values: Any) -> None:
+    check_values(values)
     for good, what in (
         (isinstance(mod, nn.Module), f"a {type(mod).__name__} is no nn.Module"),
         (isinstance(args, tuple), f"args is a {type(args).__name__}, not a tuple"),

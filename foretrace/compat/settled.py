@@ -4,9 +4,10 @@ Such a graph has no guards on Python values, and none of the changes that the pr
 counter that nothing depends on may stay behind; one that the results depend on may not.
 """
 
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -15,6 +16,8 @@ from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import FIRST_CALL, Change
 from foretrace.ir.tree import map_tree
+
+GUARDED: Final = "the graph is for inputs that answer as the example does, and asserts each answer:"
 
 
 def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:
@@ -33,6 +36,24 @@ def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:
             kind="side effect", at=bound[0].at,
             do=("keep it in a buffer of the module, and write to that", FIRST_CALL),
         )  # fmt: skip
+
+
+def tell_answers(recorded: Recorded, stacklevel: int) -> None:
+    """Warn of a graph that is for some inputs alone, and asserts that it gets no others.
+
+    Raises:
+        Refusal: it cannot assert one of the answers.
+    """
+    lent = [each for each in recorded.answered if each.inputs or each.random]
+    for each in lent:
+        if not each.asserted:
+            raise Refusal(
+                f"no operator asserts what {each.asked} answers, so a graph cannot check it",
+                kind="data-dependent", at=each.frame,
+                do="let the operator return a tensor, and ask that",
+            )  # fmt: skip
+    if lent:
+        warnings.warn(GUARDED + "".join(f"\n  {each}" for each in lent), stacklevel=stacklevel)
 
 
 def _same_again(recorded: Recorded, again: Callable[[], Recorded], bound: list[Change]) -> bool:

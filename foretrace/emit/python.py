@@ -4,9 +4,9 @@ Each op is called by the quickest way there is, and what no later line reads is 
 autograd follows what the lines do, so a backward, a hook or a double backward is eager's.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 from sympy.logic.boolalg import Boolean
@@ -40,10 +40,14 @@ class Straight:
         source: what the statements are added to.
         symbols: the program's sizes.
         names: local names of the inputs; those of other values are added.
+        instead: a statement for an op that is not to be called; None: it is called.
     """
 
-    def __init__(self, source: Source, symbols: Symbols, names: dict[Value, str]) -> None:
-        self.source, self.symbols, self.names = source, symbols, names
+    def __init__(
+        self, source: Source, symbols: Symbols, names: dict[Value, str],
+        instead: "Instead | None" = None,
+    ) -> None:  # fmt: skip
+        self.source, self.symbols, self.names, self.instead = source, symbols, names, instead
         self._once: dict[Value, str] = {}
         self._data = symbols.data
 
@@ -62,6 +66,9 @@ class Straight:
                 self.source.add(f"del {', '.join(self.names[value] for value in dead)}")
 
     def _op(self, op: Op) -> Iterator[Statement]:
+        if not op.outs and self.instead and (text := self.instead(op, self)):
+            yield Statement(text, (), op.operands, op.origin.frame)
+            return
         if not _called_whole(op):
             for inner in op.body or ():
                 yield from self._op(inner)
@@ -120,6 +127,10 @@ class Straight:
             condition = isinstance(tree, Boolean) and not isinstance(tree, sympy.Symbol)
             return size_text(tree if condition else self.symbols.simplify(tree))
         return self.source.literal(tree)
+
+
+Instead: TypeAlias = Callable[[Op, Straight], str | None]
+"""A statement for an op that is not to be called; None: it is called"""
 
 
 def _callable(op: Op) -> Any:

@@ -140,7 +140,7 @@ class CutConditions(Conditions):
                 words = f"{item.role.name} is {{}}, the capture saw an int"
                 self.add(f"type({local}) is int", telling(words, f"repr({local})[:60]"))
         self.sizes()
-        self.answers()
+        self.answers(self.recorded.answered)
 
     def _apart(self) -> None:
         """Parameters and buffers that were several tensors are several still."""

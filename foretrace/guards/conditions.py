@@ -18,6 +18,7 @@ from foretrace.errors import Frame
 from foretrace.guards.guard import Check, Checks, check_lines, telling
 from foretrace.guards.python_state import Facts
 from foretrace.ir.program import Input, Recorded
+from foretrace.ir.requirements import Answered
 from foretrace.symbols.sizes import Size, solved
 
 GONE = "except (KeyError, AttributeError, ValueError, IndexError, ZeroDivisionError)"
@@ -33,6 +34,8 @@ class Broken:
     passed: int = 0
     """how many guards held before it"""
     do: str = ""
+    asked: Answered | None = None
+    """the question of the program's whose answer is another"""
 
 
 class Conditions(Checks):
@@ -96,15 +99,21 @@ class Conditions(Checks):
         self._begins()
         self._whole()
 
-    def answers(self) -> None:
+    def answers(self, asked: Sequence[Answered]) -> None:
         """Questions about values that the program asked and that are asked again."""
-        for answered in self.recorded.answered:
-            holds = self.source.bind(answered.holds, "holds")
-            bound = sorted(answered.symbols, key=str)
-            sizes = ", ".join(f"{self.source.bind(s, 'symbol')}: {s}" for s in bound)
-            inputs = "".join(f"{name}, " for name in self.inputs)
-            words = repr(f"not any more: {answered.condition}")
-            self.add(f"{holds}({{{sizes}}}, ({inputs}))", words, answered.frame)
+        if not asked:
+            return
+        bound = sorted(self.bound, key=str)
+        sizes = ", ".join(f"{self.source.bind(s, 'symbol')}: {s}" for s in bound)
+        inputs = "".join(f"{name}, " for name in self.inputs)
+        holds = self.source.names.new("holds")
+        again = self.source.bind(asked[0].again, "again")
+        self.line(f"{holds} = {again}({{{sizes}}}, ({inputs}))")
+        for each in asked:
+            question = self.source.bind(each, "question")
+            self.checks.append(
+                Check(f"{holds}({question})", repr(each.broken), at=each.frame, asked=each)
+            )
 
     # ---- inputs ------------------------------------------------------------------------------
 
@@ -252,7 +261,8 @@ def tell_lines(
 
     def tell(number: int, check: Check) -> str:
         space[f"at{number}"] = check.at
-        return f"return Broken({check.reason}, at{number}, {number}, {check.do!r})"
+        space[f"asked{number}"] = check.asked
+        return f"return Broken({check.reason}, at{number}, {number}, {check.do!r}, asked{number})"
 
     yield "try:"
     yield from (INDENT + line for line in check_lines(checks, tell))

@@ -4,7 +4,8 @@
 words, generated when first asked for.
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from foretrace.guards.arguments import Arguments
 from foretrace.guards.conditions import GONE, Broken, Conditions, tell_lines
 from foretrace.guards.guard import Check, check_lines
 from foretrace.guards.tensors import TensorFacts, apart, tell
+from foretrace.ir.requirements import Answered
 from foretrace.passes.select import every_op
 from foretrace.targets.attention import WHAT as ATTENTION
 from foretrace.targets.attention_call import Enabled
@@ -31,12 +33,48 @@ MISS = _Miss()
 """What `run` gives where a guard fails"""
 
 
-class Entry:
-    """A capture that answers calls like the one that it was made from."""
+class Unmet(threading.local):
+    """Where a question that a body asks has another answer: the call is given up, and undone."""
 
-    def __init__(self, run: Callable[..., Any], checks: list[Check], space: dict[str, Any]) -> None:
+    last: Answered | None = None
+
+    def __call__(
+        self, answered: Answered, states: Iterable[tuple[Any, torch.Tensor]] = ()
+    ) -> _Miss:
+        """What the body returns then; `states` are those of generators before it began."""
+        for generator, state in states:
+            generator.set_state(state)
+        self.last = answered
+        return MISS
+
+    def taken(self) -> Answered | None:
+        """The question at which this thread's last run was given up; told once."""
+        last, self.last = self.last, None
+        return last
+
+
+class Entry:
+    """A capture that answers calls like the one that it was made from.
+
+    `answers` are those that it relied on, in order; `unmet` tells which was another in a run.
+    """
+
+    def __init__(
+        self, run: Callable[..., Any], checks: list[Check], space: dict[str, Any],
+        answers: Sequence[Answered] = (), unmet: Unmet | None = None,
+    ) -> None:  # fmt: skip
         self.run, self._checks, self._space = run, checks, space
+        self.answers, self.unmet = tuple(answers), unmet or Unmet()
         self._told: Callable[..., Any] | None = None
+
+    def path(self, answered: Answered) -> list[tuple[Any, ...]]:
+        """The questions up to this one, with their answers."""
+        return [(a.asked, a.inputs, a.frame, a.answer) for a in self.answers[: answered.number + 1]]
+
+    def missed(self, answered: Answered) -> Broken:
+        """Why a run was given up in the middle."""
+        passed = len(self._checks) + answered.number
+        return Broken(answered.broken, answered.frame, passed, asked=answered)
 
     def why(self, args: Any, kwargs: Any) -> Broken | None:
         """The first guard that fails for this call; None if all hold."""
@@ -51,8 +89,13 @@ class Entry:
 class Guards(Conditions):
     """Writes the guards of one capture as the first lines of a source."""
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """All but what `outside` adds; gives the call's tensors in the order of the inputs."""
+    def call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], inside: Collection[Answered] = ()
+    ) -> list[torch.Tensor]:
+        """All but what `outside` adds; gives the call's tensors in the order of the inputs.
+
+        `inside`: the questions that the body asks itself.
+        """
         state = torch_api.global_state_guard()
         here, tell = self.source.bind(state.check, "state"), self.source.bind(state.reason, "told")
         self.add(f"{here}()", f"'torch is in another state: ' + {tell}()")
@@ -65,7 +108,7 @@ class Guards(Conditions):
         self._tensors(live)
         self._memory()
         self.sizes()
-        self.answers()
+        self.answers([each for each in self.recorded.answered if each not in inside])
         return live
 
     def kernels(self) -> None:

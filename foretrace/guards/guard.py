@@ -11,6 +11,7 @@ import torch
 from foretrace.emit.python_source import Source
 from foretrace.errors import Frame
 from foretrace.ir.plain_data import BY_VALUE, SINGLE, plain, same, snapshot
+from foretrace.ir.requirements import Answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Check:
     """the user's line that made the guard"""
     do: str = ""
     """what helps, where it is not to capture again"""
+    asked: Answered | None = None
+    """the question of the program's that it asks again"""
 
 
 def telling(template: str, *places: str) -> str:

@@ -16,6 +16,8 @@ from foretrace.ir.plain_data import plain, refill, same, snapshot
 from foretrace.ir.structure import Structure
 from foretrace.symbols.sizes import Numbers
 
+WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
+"""What Inductor puts into C++ as it stands"""
 FIRST_CALL = "or, if only its first call does it: call it once eagerly before"
 """A way out of a change of Python state"""
 
@@ -172,18 +174,48 @@ class Answered:
     """the name of the op that was asked for it"""
     inputs: tuple[str, ...]
     """names of the inputs whose values it is about; none: it is about what sizes make"""
+    random: bool
+    """whether it is about random numbers, too"""
     answer: object
     symbols: frozenset[sympy.Symbol]
     frame: Frame | None
-    holds: Callable[[Numbers, Sequence[torch.Tensor]], bool]
-    """whether the answer is the same with these sizes, and these inputs of the graph"""
+    again: "Callable[[Numbers, Sequence[torch.Tensor]], Callable[[Answered], bool]]"
+    """with these sizes, and these inputs of the graph: whether an answer of the run is the same"""
+    asserted: bool
+    """whether an op of the record asserts it"""
+    number: int
+    """how many questions were asked before"""
+
+    @property
+    def about(self) -> str:
+        """What was asked of what."""
+        names = ", ".join([*self.inputs, *["random numbers"] * self.random])
+        of = f"what follows from {names}" if names else "a constant made from these sizes"
+        return f"{self.asked} of {of}"
 
     @property
     def condition(self) -> str:
         """What the program relied on."""
-        names = ", ".join(self.inputs)
-        of = f"what follows from {names}" if names else "a constant made from these sizes"
-        return f"{self.asked} of {of} is {self.answer}"
+        return f"{self.about} is {self.answer}"
+
+    @property
+    def broken(self) -> str:
+        """What a call is told for which it does not hold."""
+        now = not self.answer if isinstance(self.answer, bool) else "another"
+        return f"{self.about} is {now} now, and was {self.answer} in the capture"
+
+    @property
+    def text(self) -> str:
+        """What its assertion says; no other has the same."""
+        text = f"guard broken: {self.broken}; question {self.number + 1}, at {self.frame}"
+        return text.translate(WRITTEN)
+
+    def __str__(self) -> str:
+        return f"{self.condition}  at {self.frame}"
+
+    def holds(self, sizes: Numbers, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the answer is the same with these sizes, and these inputs of the graph."""
+        return self.again(sizes, tensors)(self)
 
 
 @dataclass(slots=True, eq=False)

@@ -65,7 +65,7 @@ class Builder(torch_api.TorchDispatchMode):
         """inside is work of ours, which nobody who watches the program has to see"""
         self.outcomes = outcomes
         self._origins: dict[tuple[Any, ...], Origin] = {}
-        self._depth = 0
+        self._depth, self.bodies = 0, list[list[Op] | None]()  # None: one that calls will share
         self._failure: tuple[BaseException | None, list[str]] = (None, [])
         self._frame_inside: Frame | None = None
 
@@ -105,15 +105,22 @@ class Builder(torch_api.TorchDispatchMode):
         return nullcontext() if torch_api.is_active(self) else self
 
     @contextmanager
-    def inner_scope(self, frame: Frame | None = None) -> Iterator[list[Op]]:
-        """Ops recorded inside go to the yielded list, and come from the given line."""
+    def inner_scope(
+        self, frame: Frame | None = None, *, shared: bool = False
+    ) -> Iterator[list[Op]]:
+        """Ops recorded inside go to the yielded list, and come from the given line.
+
+        `shared`: the list is a body for other calls, too.
+        """
         outer, outer_frame, inner = self.scope, self._frame_inside, list[Op]()
         self._around = self._around if self._depth else outer
         self.scope, self._frame_inside = inner, frame
         self._depth += 1
+        self.bodies.append(None if shared else inner)
         try:
             yield inner
         finally:
+            self.bodies.pop()
             self.scope, self._frame_inside = outer, outer_frame
             self._depth -= 1
 

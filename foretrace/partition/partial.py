@@ -74,7 +74,8 @@ def _counterparts(ops: Iterable[Op], others: Iterable[Op]) -> dict[Value, Value]
         found.update((out, out) for out in op.outs)
     for op in ops:
         other = known.get(_key(op, found))
-        if other is not None and len(other.outs) == len(op.outs) and op.outs[0] not in found:
+        alike = other is not None and len(other.outs) == len(op.outs)
+        if other is not None and alike and found.keys().isdisjoint(op.outs):
             found.update(zip(op.outs, other.outs, strict=True))
     return found
 

@@ -45,6 +45,7 @@ from foretrace.recording.new_contents import (
     taken,
     viewed_anew,
 )
+from foretrace.recording.questions import Questions
 from foretrace.recording.shared_inputs import check_shared_memory
 from foretrace.recording.torch_state import running, unchanged_state, uncollected
 from foretrace.recording.watched import WatchedRecorder
@@ -65,12 +66,13 @@ class Capture:
 
     def __init__(
         self, types: Types, semantics: TargetSemantics, sources: Sources, dynamic: Dynamic,
-        device: torch.device | None, *, guard_values: bool = False, watch: bool = False,
+        device: torch.device | None, *, guarded: bool = False, watch: bool = False,
     ) -> None:  # fmt: skip
         self.types, self.device, self.dynamic = types, device, dynamic
-        self.semantics, self.guard_values = semantics, guard_values
+        self.semantics = semantics
         torch_api.fake_mode(None)  # torch imports Dynamo for the first, which keeps what Tensor has
-        self.constants = Constants(types.symbols.concrete)
+        self.constants = Constants(types.symbols.concrete, guarded=guarded)
+        self.questions = Questions(self.constants)
         self.inputs: list[Input] = []
         self.real: list[Any] = []
         """what was given for each input: a tensor, or a symbolic number"""
@@ -119,7 +121,7 @@ class Capture:
         self._append(item, tensor, abstract)
         if kind == "constant":
             self.constants.give(value, tensor)
-        elif self.guard_values and not (tensor.is_meta or self.dynamic.knows(tensor)):
+        elif not (tensor.is_meta or self.dynamic.knows(tensor)):
             self.constants.lend(value, tensor, len(self.inputs) - 1)
         return abstract
 
@@ -222,16 +224,12 @@ class Capture:
             interpreter.env, interpreter.args_iter = {}, iter(())  # of its last run, till the next
 
     def answer(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-        """A number that depends on constants alone."""
-        if recorder.inside:
-            self.constants.note(recorder.scope)
-        return self.constants.answer(recorder.log, func, args, kwargs, recorder.sources.here())
+        """A number that depends on constants alone, or yes or no that is guarded."""
+        return self.questions.answer(recorder, func, args, kwargs)
 
     def example(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         """What a call gives of the example's values."""
-        if recorder.inside:
-            self.constants.note(recorder.scope)
-        return self.constants.example(recorder.log, func, args, kwargs)
+        return self.questions.example(recorder, func, args, kwargs)
 
 
 def record(
@@ -293,7 +291,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         requires.held += [bound_before(change) for change in left if change.rebound]
     return Recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
-        capture.constants.finish(), target, requires, out_structure, overwritten,
+        capture.questions.finish(), target, requires, out_structure, overwritten,
     )  # fmt: skip
 
 

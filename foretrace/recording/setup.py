@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
@@ -22,6 +22,8 @@ from foretrace.targets.profile import target_of
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Types
 
+Values: TypeAlias = Literal["guard", "refuse"]
+"""What becomes of a question about values: answered from the example and guarded, or refused"""
 RULES: RuleTable = RuleTable({**NORM_RULES, **REDUCTION_RULES})
 """The rules that win over derived ones; `foretrace.rule` adds to them."""
 
@@ -33,7 +35,7 @@ def set_up(
     sources: Sources | None = None,
     mode: torch_api.FakeTensorMode | None = None,
     label: torch.device | None = None,
-    guard_values: bool = False,
+    values: Values = "refuse",
     watch: bool = False,
 ) -> Capture:
     """One run, not yet begun.
@@ -44,7 +46,7 @@ def set_up(
         sources: finds the user's lines; None: on Python's stack.
         mode: a front end's, in whose ShapeEnv the symbols are.
         label: the device that all tensors say they are on; None: each its own.
-        guard_values: whether a question about an input's values is answered, and guarded.
+        values: whether a question about values is answered, and guarded, or refused.
         watch: whether the Python state that the program reads is noted, to be guarded.
     """
     sources = sources or Sources()
@@ -52,7 +54,7 @@ def set_up(
     types = Types(symbols)
     semantics = TargetSemantics(target, types, RULES, mode)
     return Capture(
-        types, semantics, sources, sizes(symbols), label, guard_values=guard_values, watch=watch
+        types, semantics, sources, sizes(symbols), label, guarded=values == "guard", watch=watch
     )
 
 
@@ -71,7 +73,7 @@ def prepare(
     target: str | Target | None,
     shapes: Any,
     *,
-    guard_values: bool = False,
+    values: Values = "refuse",
     watch: bool = False,
 ) -> Capture:
     """What a capture of a call needs; `shapes` is its dynamic_shapes.
@@ -80,10 +82,11 @@ def prepare(
         Refusal: this is no call, or the target or the shapes are not known.
     """
     _check_call(fn, args, kwargs)
+    check_values(values)
     chosen = target_of(target, device_of(fn, args, kwargs))
     label = chosen.device if target is not None else None
     sizes = partial(dynamic_of, shapes, fn, tuple(args), kwargs)
-    return set_up(chosen, sizes, label=label, guard_values=guard_values, watch=watch)
+    return set_up(chosen, sizes, label=label, values=values, watch=watch)
 
 
 def _check_call(fn: Any, args: Any, kwargs: Any) -> None:
@@ -99,3 +102,16 @@ def _check_call(fn: Any, args: Any, kwargs: Any) -> None:
         wrong, kind="wrong call",
         do="call it as foretrace.capture(function_or_module, (arg, ...), {name: arg})",
     )  # fmt: skip
+
+
+def check_values(values: object) -> None:
+    """Refuse a word that says nothing of values.
+
+    Raises:
+        Refusal: it is none of the two.
+    """
+    if values not in get_args(Values):
+        raise Refusal(
+            f"values={values!r:.60}", kind="wrong call",
+            do='give "guard": the example inputs answer, or "refuse"',
+        )  # fmt: skip

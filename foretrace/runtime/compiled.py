@@ -16,12 +16,13 @@ from foretrace.frames.sources import Asked
 from foretrace.guards.conditions import Broken
 from foretrace.guards.entry import MISS, Entry
 from foretrace.ir.program import Recorded
+from foretrace.ir.requirements import Answered
 from foretrace.targets.semantics import TargetSemantics
 
 MANY = 8
 """Captures again after which a warning tells that there are many; torch.compile stops at 8."""
 MOST = 64
-"""Captures that are kept; the one that was used longest ago goes."""
+"""Captures that are kept; the one that was used longest ago goes. So many for answers alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,10 @@ Building = Callable[[Captured, tuple[Any, ...], dict[str, Any]], Entry]
 """Makes the entry of a capture for the call that it was made for"""
 
 
+Tried = dict[Entry, Answered | None]
+"""Entries that do not answer a call, each with the question in its middle that was in the way"""
+
+
 class Compiled:
     """Calls a program through its captures.
 
@@ -75,6 +80,8 @@ class Compiled:
         self.recaptures: list[Recapture] = []
         """every capture after the first, with the guard that failed"""
         self._entries: tuple[Entry, ...] = ()
+        self._answers = 0
+        """captures again because of an answer"""
         self._first: Callable[[Any, Any], Any] = lambda args, kwargs: MISS
         self._lock = threading.RLock()
 
@@ -107,15 +114,20 @@ class Compiled:
         return self if instance is None else types.MethodType(self, instance)
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        told = [(known, known.unmet.taken()) for known in self._entries]  # of the first call
         if torch_api.dispatch_modes() or torch_api.functorch_active():
             return self.fn(*args, **kwargs)  # what watches or transforms sees the program itself
-        for entry in self._entries:
-            result = entry.run(args, kwargs)
-            if result is not MISS:
-                self._use(entry)
-                return result
-        with self._lock, self._asked:
-            entry = self._captured(args, kwargs)
+        tried: Tried = {known: unmet for known, unmet in told if unmet is not None}
+        entry: Entry | None = None
+        while entry is None:  # until no other thread has captured it meanwhile
+            for known in self._entries:
+                result = MISS if known in tried else _run(known, args, kwargs, tried)
+                if result is not MISS:
+                    self._use(known)
+                    return result
+            with self._lock, self._asked:
+                if tried.keys() >= set(self._entries):
+                    entry = self._captured(args, kwargs, tried)
         result = entry.run(args, kwargs)
         if result is not MISS:
             return result
@@ -128,21 +140,21 @@ class Compiled:
             self._entries = (entry, *others)[:MOST]
             self._first = entry.run
 
-    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
-        broken = [entry.why(args, kwargs) for entry in self._entries]
-        for entry, found in zip(self._entries, broken, strict=True):
-            if found is None:  # another thread has just captured it
-                return entry
+    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tried) -> Entry:
+        known = [(entry, tried[entry]) for entry in self._entries]
+        told = [e.missed(unmet) if unmet else e.why(args, kwargs) for e, unmet in known]
+        broken = sorted((each for each in told if each), key=lambda each: -each.passed)
+        self._check_answers(broken)
         start = time.perf_counter()
         captured = self._capture(self.fn, args, kwargs)
         entry = self._build(captured, args, kwargs)
         if broken:
-            self._note([each for each in broken if each], time.perf_counter() - start)
+            self._note(broken, time.perf_counter() - start)
         self._use(entry)
         return entry
 
     def _note(self, broken: list[Broken], seconds: float) -> None:
-        first, *others = sorted(broken, key=lambda each: -each.passed)
+        first, *others = broken
         told = tuple(each.reason for each in others)
         self.recaptures.append(Recapture(first.reason, first.at, told, seconds))
         if len(self.recaptures) == MANY:
@@ -153,14 +165,48 @@ class Compiled:
                 stacklevel=5,
             )
 
+    def _check_answers(self, broken: list[Broken]) -> None:
+        """Refuse one more capture for answers alone, where there are many.
+
+        Raises:
+            Refusal: there are.
+        """
+        if not broken or broken[0].asked is None:
+            return
+        self._answers += 1
+        if self._answers > MOST:
+            raise Refusal(
+                f"captured again {MOST} times because an answer was another, and now once more:"
+                f" {broken[0].reason}",
+                kind="changing answers", at=broken[0].at,
+                do=("compute both branches, and choose with torch.where",
+                    "or ask outside of the captured program, and pass the answer as an argument"),
+            )  # fmt: skip
+
     def _unstable(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A guard that its own capture breaks: what it looks at changes by itself."""
-        broken = entry.why(args, kwargs)
+        unmet = entry.unmet.taken()
+        broken = entry.missed(unmet) if unmet else entry.why(args, kwargs)
         raise Refusal(
             f"a guard of the capture fails right after it: {broken.reason if broken else ''}",
             kind="unstable guard", at=broken.at if broken else None,
             do="let the value stay the same while the program runs",
         )  # fmt: skip
+
+
+def _run(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tried) -> Any:
+    """What the entry answers, or MISS; it does not run where another one has told that it fails."""
+    unmet = None
+    for other, found in tried.items():
+        if unmet is None and found is not None and entry.path(found) == other.path(found):
+            unmet = entry.answers[found.number]
+    if unmet is None:
+        result = entry.run(args, kwargs)
+        if result is not MISS:
+            return result
+        unmet = entry.unmet.taken()
+    tried[entry] = unmet
+    return MISS
 
 
 def not_copied(what: str, do: str) -> Refusal:

@@ -30,6 +30,9 @@ class Guard:
         """The symbols that it speaks of."""
         return frozenset(self.condition.free_symbols)
 
+    def __str__(self) -> str:
+        return f"{self.condition}" + (f"  at {self.frame}" if self.frame is not None else "")
+
 
 class Symbols:
     """Numbers of the program as torch has them, and as types have them."""

@@ -1,43 +1,104 @@
-"""Answer a question about a value from constants alone.
+"""Answer a question about a value: from constants alone, or from inputs that lend theirs.
 
 transformers asks `(position_ids.diff() != 1).all()` of positions that it made by `arange`: such a
 question has one answer, which is found by running the constants' own ops.
 
-Where the user lets values be guarded, inputs lend theirs: a question about them that is answered
-by yes or no becomes a guard, asked again of the inputs of each call.
+Where the user lets values be guarded, inputs lend theirs, and random numbers are drawn from copies
+of the generators: a question about them that is answered by yes or no becomes a guard (decision
+022).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
 
 import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Frame, Refusal, Way
-from foretrace.ir.op import ModuleCall, Op, Tree, Value, target_name, values_in
-from foretrace.ir.requirements import Answered
+from foretrace.errors import Refusal, Way
+from foretrace.ir.op import Definition, ModuleCall, Op, Tree, Value, values_in
 from foretrace.ir.tree import map_tree, pairs
+from foretrace.ir.walk import binds
 from foretrace.ops.schemas import schema_of
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Numbers, with_numbers
 
 MAX_ELEMENTS = 1 << 24
 """Larger constants are not computed while recording."""
+DEFAULT: Final = torch.default_generator
+CPU: Final = "cpu"
+"""The type of the device where values are computed"""
+DROPOUT: Final = "dropout_p"
+"""The argument by which an attention kernel draws random numbers; none if it is 0"""
+
+Root: TypeAlias = Any
+"""What an answer may depend on: a symbol, the Value of an input, the Op of a draw"""
+
+
+class Draws:
+    """Random numbers as eager draws them: in the program's order, from copies of the generators."""
+
+    def __init__(self, ops: Sequence[Op] = ()) -> None:
+        self.ops = list(ops)
+        self._places = {op: place for place, op in enumerate(self.ops)}
+        self._state: torch.Tensor | None = None
+        self._copies: dict[torch.Generator, torch.Generator] = {}
+
+    def note(self, op: Op) -> None:
+        """One more draw, the latest."""
+        if op not in self._places:
+            self._places[op] = len(self.ops)
+            self.ops.append(op)
+
+    def knows(self, op: Op) -> bool:
+        """Whether its place among the draws is known, and its numbers can be had."""
+        return op in self._places and all(out.type.device.type == CPU for out in op.outs)
+
+    def before(self, op: Op) -> list[Value]:
+        """What the draw before it gave."""
+        place = self._places.get(op, 0)
+        return list(self.ops[place - 1].outs[:1]) if place else []
+
+    def run(self, op: Op, args: Any, kwargs: Any) -> Any:
+        """Draw; the generators themselves stay as they are."""
+        args, kwargs = map_tree((args, kwargs), self._copied)
+        before = DEFAULT.get_state()
+        try:
+            DEFAULT.set_state(before if self._state is None else self._state)
+            return op.target(*args, **kwargs)
+        finally:
+            self._state = DEFAULT.get_state()
+            DEFAULT.set_state(before)
+
+    def _copied(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Generator) or leaf is DEFAULT:
+            return leaf
+        return self._copies.setdefault(leaf, leaf.clone_state())
 
 
 class Constants:
-    """Real values of what depends on no input; computed when asked for, then kept."""
+    """Real values of what depends on no input, or on lent ones; computed when asked for, then kept.
 
-    def __init__(self, concrete: Callable[[Any], Any]) -> None:
-        self._put_numbers = concrete
+    Args:
+        concrete: puts a number for a size.
+        guarded: whether random numbers are drawn, and inputs lend their values.
+    """
+
+    def __init__(self, concrete: Callable[[Any], Any], *, guarded: bool = False) -> None:
+        self._put_numbers, self.guarded = concrete, guarded
         self.given: dict[Value, torch.Tensor] = {}
         self.known: dict[Value, torch.Tensor] = {}
         self.makers: dict[Value, Op] = {}
-        self.answered: list[Answered] = []
         self.lent: dict[Value, tuple[int, torch.Tensor]] = {}
         """inputs whose values may be asked, with their index; looked at when they are"""
+        self.draws = Draws()
+        self.roots: dict[Value, frozenset[Root]] = {}
+        """what each known value depends on"""
+        self._forms: dict[Value, int] = {}
+        self._numbers: dict[Any, int] = {}
+        self._drawing: dict[Definition, bool] = {}
+        self.binders: dict[sympy.Symbol, Op] = {}
+        """what gives each symbol its number that data decides"""
         self._seen = 0
 
     def give(self, value: Value, tensor: torch.Tensor) -> None:
@@ -46,88 +107,77 @@ class Constants:
 
     def lend(self, value: Value, tensor: torch.Tensor, index: int) -> None:
         """An input whose value a guard may speak of."""
-        self.lent[value] = index, tensor
+        if self.guarded:
+            self.lent[value] = index, tensor
 
-    def finish(self) -> list[Answered]:
-        """Let go of what was lent and of what followed from it; gives the guards."""
+    def finish(self) -> None:
+        """Let go of what was lent and of what followed from it."""
         self.known, self.lent = dict(self.given), {}
-        return self.answered
 
-    def answer(
-        self, log: list[Op], func: Any, args: Tree, kwargs: dict[str, Tree], frame: Frame | None
-    ) -> Any:
-        """Run a call whose operands are constants; an answer that sizes decide is a guard.
+    def follow(self, log: list[Op], around: Iterable[list[Op] | None]) -> None:
+        """What the program has done so far.
 
-        Raises:
-            Refusal: it depends on an input, or is too large.
-        """
-        answer = self.example(log, func, args, kwargs)
-        roots = list(self._roots((args, kwargs), set()))
-        symbols = frozenset(root for root in roots if isinstance(root, sympy.Symbol))
-        inputs = {root: self.lent[root][0] for root in roots if isinstance(root, Value)}
-        if inputs and not isinstance(answer, bool):
-            raise _depends_on_inputs(func, guarded=True)
-        if symbols or inputs:
-            holds = partial(self._holds, (func, args, kwargs), answer, inputs)
-            names = tuple(value.hint for value in inputs)
-            question = Answered(target_name(func), names, answer, symbols, frame, holds)
-            self.answered.append(question)
-        return answer
-
-    def example(self, log: list[Op], func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
-        """What a call gives of the values that are known.
-
-        Raises:
-            Refusal: it depends on another input, or is too large.
+        Args:
+            log: all that is recorded, in order.
+            around: the bodies that are being recorded, outermost first; None: one that calls will
+                share, of which no operand has a value.
         """
         self.note(log[self._seen :])
         self._seen = len(log)
-        return self.run(func, args, kwargs)
-
-    def _holds(
-        self, call: tuple[Any, Tree, dict[str, Tree]], answer: Any, inputs: dict[Value, int],
-        sizes: Numbers, tensors: Sequence[torch.Tensor] = (),
-    ) -> bool:  # fmt: skip
-        """Whether a call has the same answer with these sizes, and these inputs of the graph."""
-        values = {value: content(tensors[index]) for value, index in inputs.items()}
-        now = self.at(sizes, values).run(*call)
-        return torch.equal(now, answer) if isinstance(now, torch.Tensor) else bool(now == answer)
+        for body in around:
+            if body is None:
+                break
+            self.note(body)
 
     def run(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
-        """Run a call on the constants' values."""
+        """Run a call on the constants' values.
+
+        Raises:
+            Refusal: it depends on an input that lends none, or on what is too large.
+        """
         with torch_api.plain_torch():
-            real = self._real((args, kwargs), func)
+            for value in (*values_in((args, kwargs)), *self._behind((args, kwargs))):
+                self._compute(value, func)
+            real = self._concrete((args, kwargs))
             return func(*real[0], **real[1])
 
     def at(self, sizes: Numbers, values: dict[Value, torch.Tensor]) -> "Constants":
         """The same constants where the symbols are other numbers, and inputs have these values."""
-        other = Constants(lambda item: with_numbers(item, sizes))
+        other = Constants(lambda item: with_numbers(item, sizes), guarded=self.guarded)
         other.given, other.known, other.makers = self.given, self.given | values, self.makers
+        other.draws, other.binders = Draws(self.draws.ops), self.binders
         return other
 
-    def _roots(self, tree: Tree, seen: set[Value]) -> Iterator[sympy.Symbol | Value]:
-        """The symbols and the lent inputs on which a call's operands depend."""
-        yield from free_symbols(tree)
-        for value in values_in(tree):
-            if value in seen:
-                continue
-            seen.add(value)
-            op = self.makers.get(value)
-            if value in self.lent:
-                yield value
-            elif op is not None:
-                yield from self._roots((op.args, op.kwargs, _needs(op)), seen)
+    def roots_of(self, tree: Tree) -> frozenset[Root]:
+        """On what operands that were computed depend."""
+        values = (*values_in(tree), *self._behind(tree))
+        known = (self.roots.get(value, frozenset()) for value in values)
+        return frozenset(free_symbols(tree) - self.binders.keys()).union(*known)
+
+    def form(self, func: Any, tree: Tree) -> int:
+        """A number for a call of computed operands: equal where it computes the same again."""
+        named = map_tree(tree, lambda t: ("%", self._forms[t]) if isinstance(t, Value) else t)
+        return self._numbers.setdefault((func, repr(named)), len(self._numbers))
 
     def note(self, ops: Iterable[Op]) -> None:
-        """Keep what made each value."""
+        """Keep what made each value, and the draws in their order."""
         for op in ops:
             self.makers.update(dict.fromkeys(op.outs, op))
-            self.note(op.own or ())
+            self.binders.update(dict.fromkeys(binds(op), op))
+            if op.own is not None:
+                self.note(op.own)
+            elif op.definition is None:
+                if op.outs and draws(op):
+                    self.draws.note(op)
+            elif self._draws_in(op.definition):
+                self.note(op.body or ())
 
-    def _real(self, tree: Tree, asker: Any) -> Any:
-        for value in values_in(tree):
-            self._compute(value, asker)
-        return self._concrete(tree)
+    def _draws_in(self, definition: Definition) -> bool:
+        if definition not in self._drawing:
+            self._drawing[definition] = any(map(draws, definition.ops))
+        return self._drawing[definition]
+
+    # ---- values --------------------------------------------------------------------------------
 
     def _compute(self, wanted: Value, asker: Any) -> None:
         """Fill `known` with the value and what it is made of; iterative, as chains can be long."""
@@ -137,42 +187,79 @@ class Constants:
             if value in self.lent and value not in self.known:
                 self.known[value] = content(self.lent[value][1])
             if value in self.known:
+                self._follows_from(value)
                 stack.pop()
                 continue
             op = self._maker(value, asker)
-            missing = [v for v in _needs(op) if v not in self.known]
+            before = self.draws.before(op) if draws(op) else []
+            needs = (*_needs(op), *self._behind((op.args, op.kwargs)), *before)
+            missing = [v for v in needs if v not in self._forms]
             stack += missing
             if not missing:
-                self._run(op)
+                self._run(op, before)
 
     def _maker(self, value: Value, asker: Any) -> Op:
+        """The leaf that makes it: eager's own kernels answer, where they are those of the CPU."""
         op = self.makers.get(value)
-        if op is None or draws(op):
-            raise _depends_on_inputs(asker, guarded=op is not None or bool(self.lent))
-        if any(isinstance(n, int) and n > MAX_ELEMENTS for n in (o.type.numel for o in op.outs)):
-            raise Refusal(
-                "the constant asked for is too large to be computed while recording",
-                kind="data-dependent",
-                do="ask a smaller one, or pass the answer as an argument",
-            )
+        while op is not None and op.definition is not None and _on_cpu(op):
+            self.note(op.body or ())
+            if self.makers[value] is op:
+                break
+            op = self.makers[value]
+        if op is None or (draws(op) and not (self.guarded and self.draws.knows(op))):
+            raise depends_on_inputs(asker, guarded=self.guarded)
         return op
 
-    def _run(self, op: Op) -> None:
+    def _run(self, op: Op, before: list[Value]) -> None:
         if op.own is not None:
             for inner in op.own:
                 if not all(out in self.known for out in inner.outs):
-                    self._run(inner)
+                    self._run(inner, before)
             return
+        roots = self.roots_of((op.args, op.kwargs, _needs(op), before))
+        if not any(isinstance(root, Value) for root in roots):
+            _check_size(op)
         args, kwargs = self._concrete(op.args), self._concrete(op.kwargs)
         if "device" in kwargs:
-            kwargs["device"] = torch.device("cpu")
-        for result, real in pairs(op.result, op.target(*args, **kwargs)):
-            if isinstance(result, Value):
+            kwargs["device"] = torch.device(CPU)
+        drawn = draws(op)
+        made = self.draws.run(op, args, kwargs) if drawn else op.target(*args, **kwargs)
+        form = self.form(op if drawn else op.target, (op.args, op.kwargs))
+        for place, (result, real) in enumerate(pairs(op.result, made)):
+            if isinstance(result, Value) and result in op.outs:
                 self.known.setdefault(result, real)
+                self.roots[result] = roots | {op} if drawn else roots
+                self._forms[result] = self._numbers.setdefault((form, place), len(self._numbers))
+
+    def _follows_from(self, value: Value) -> None:
+        """An input or a constant follows from itself."""
+        if value not in self._forms:
+            self._forms[value] = self._numbers.setdefault(value, len(self._numbers))
+            self.roots[value] = frozenset({value} if value in self.lent else ())
 
     def _concrete(self, tree: Tree) -> Any:
-        put = self._put_numbers
-        return map_tree(tree, lambda t: self.known[t] if isinstance(t, Value) else put(t))
+        return map_tree(tree, lambda t: self.known[t] if isinstance(t, Value) else self._put(t))
+
+    # ---- numbers that data decides ---------------------------------------------------------------
+
+    def _behind(self, tree: Tree) -> list[Value]:
+        """The values that give the symbols of a structure their numbers, where data does."""
+        makers = [self.binders[symbol] for symbol in free_symbols(tree) & self.binders.keys()]
+        return [value for op in makers for value in op.outs or op.operands]
+
+    def _put(self, leaf: Any) -> Any:
+        """A leaf with numbers for its symbols."""
+        if self.binders and isinstance(leaf, sympy.Basic):
+            symbols = leaf.free_symbols & self.binders.keys()
+            leaf = leaf.xreplace({s: sympy.Integer(self._number(s)) for s in symbols})
+        return self._put_numbers(leaf)
+
+    def _number(self, symbol: sympy.Symbol) -> int:
+        op = self.binders[symbol]
+        if not op.outs:
+            return int(op.target(*self._concrete(op.args), **self._concrete(op.kwargs)))
+        out = next(out for out in op.outs if symbol in out.type.shape)
+        return int(self.known[out].shape[out.type.shape.index(symbol)])
 
 
 def content(tensor: torch.Tensor) -> torch.Tensor:
@@ -180,21 +267,34 @@ def content(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu()
 
 
-def _depends_on_inputs(asker: Any, *, guarded: bool) -> Refusal:
+def depends_on_inputs(asker: Any, *, guarded: bool) -> Refusal:
     """`guarded`: its answer cannot be a guard, or has just been asked for one."""
     yes_or_no = torch_api.returns_bool(asker)
     instead = (
         "compute both branches, and choose with torch.where" if yes_or_no
         else "compute with the tensor itself, which needs no number"
     )  # fmt: skip
-    guard = "or let the answer be a guard: capture(..., guard_values=True)"
+    guard = 'or let the answer be a guard: values="guard", with example inputs that have data'
     outside = "or compute it outside of the captured program and pass it as an argument"
-    guards = [Way(guard, ("capture",))] if yes_or_no and not guarded else []
+    guards = [Way(guard, ("capture", "export"))] if yes_or_no and not guarded else []
     return Refusal(
         f"{asker} asks for a number that depends on the inputs",
         kind="data-dependent",
         do=(instead, outside, *guards),
     )
+
+
+def _check_size(op: Op) -> None:
+    if any(isinstance(n, int) and n > MAX_ELEMENTS for n in (o.type.numel for o in op.outs)):
+        raise Refusal(
+            "the constant asked for is too large to be computed while recording",
+            kind="data-dependent",
+            do="ask a smaller one, or pass the answer as an argument",
+        )
+
+
+def _on_cpu(op: Op) -> bool:
+    return all(out.type.device.type == CPU for out in op.outs)
 
 
 def _needs(op: Op) -> list[Value]:
@@ -210,4 +310,7 @@ def draws(op: Op) -> bool:
         return False
     if op.template is not None:
         return any(map(draws, op.template))
-    return hasattr(op.target, "overloadpacket") and schema_of(op.target).random
+    schema = schema_of(op.target) if hasattr(op.target, "overloadpacket") else None
+    if schema is None or not schema.random:
+        return False
+    return DROPOUT not in schema.arguments or schema.bind(op.args, op.kwargs).get(DROPOUT, 0) != 0

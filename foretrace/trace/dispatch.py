@@ -34,6 +34,8 @@ PROFILER = "profiler"
 """Operators that mark a part of a run with a name. torch.export leaves them out, too."""
 IS_NONZERO = torch.ops.aten.is_nonzero.default
 """Its body asks for the number; the answer is yes or no, which may be a guard"""
+CHECKS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
+"""They look at data when the graph runs, and return nothing"""
 INDEX = torch.ops.aten.index.Tensor
 PUTS = frozenset({torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default})
 LIFTED = torch.ops.aten.lift_fresh_copy.default
@@ -46,8 +48,8 @@ def learn(
 ) -> Outcome:
     """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
     check_dtypes(func, args, kwargs)
-    if func is ITEM or (func is IS_NONZERO and args[0].type.numel == 1):
-        return Outcome(None, inline=answer)
+    if func in CHECKS or func is ITEM or (func is IS_NONZERO and args[0].type.numel == 1):
+        return Outcome(None, inline=check if func in CHECKS else answer)
     if func is REQUIRES_GRAD or func.namespace == PROFILER:
         return Outcome(None, inline=require_grad if func is REQUIRES_GRAD else aside)
     if func in PUTS and grad_mode and args[2].type.requires_grad and any(map(_is_mask, args[1])):
@@ -156,7 +158,7 @@ def _over_stand_ins(
 ) -> tuple[list[Op], Any, list[Abstract]]:
     stand_ins, count = [recorder.abstract(param) for param in params], len(recorder.overwritten)
     args, kwargs = recorder.concrete(call, dict(zip(operands, stand_ins, strict=True)))
-    with recorder.inner_scope() as ops, recorder.listening():
+    with recorder.inner_scope(shared=True) as ops, recorder.listening():
         result = kernel(*args, **kwargs)
     while len(recorder.overwritten) > count:  # memory of the stand-ins', which ends here
         recorder.overwritten.popitem()
@@ -166,6 +168,12 @@ def _over_stand_ins(
 def aside(call: Call) -> Any:
     """Run a call that is about the run, and leaves what is computed as it is."""
     return call.func(*call.args, **call.kwargs)
+
+
+def check(call: Call) -> None:
+    """Record an assertion of the program's own on what a tensor holds."""
+    op = Op(call.func, call.args, call.kwargs, None, (), origin=call.recorder.origin())
+    call.recorder.append(op)
 
 
 def answer(call: Call) -> Any:

@@ -34,8 +34,7 @@ Source: torch/csrc/autograd/python_variable.cpp."""
 IN_PYTHON: Final[dict[str, tuple[str | Way, ...]]] = {
     "cond": (
         "compute both branches, and choose with torch.where",
-        Way("or branch in Python: capture(..., guard_values=True) guards the answer", ("capture",)),
-        Way("or branch in Python: the answer is a guard", ("compile",)),
+        Way("or branch in Python: the answer is a guard", ("capture", "compile")),
     ),
     "while_loop": ("write a loop of fixed length in Python, with torch.where for what has ended",),
     "flex_attention": ("use scaled_dot_product_attention, with attn_mask for what is added",),

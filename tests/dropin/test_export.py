@@ -41,6 +41,7 @@ NOT_EXPORTED = {
 
 
 @pytest.mark.parametrize("case", ZOO)
+@pytest.mark.filterwarnings("ignore:the graph is for inputs")
 def test_zoo_as_eager(case: Case, request: pytest.FixtureRequest) -> None:
     """Outputs, gradients, mutations and aliasing of `.module()` are those of eager."""
     subject, name = case.subject(4), request.node.callspec.id.rpartition(".")[2]

@@ -67,7 +67,7 @@ def eager(world: World, *, quiet: bool = False) -> Runs:
 def _captured(world: World, shapes: object) -> foretrace.Program:
     subject = world.inputs(FIRST)
     return foretrace.capture(
-        subject.fn, subject.args, subject.kwargs, dynamic_shapes=shapes, guard_values=True
+        subject.fn, subject.args, subject.kwargs, dynamic_shapes=shapes, values="guard"
     )
 
 
@@ -109,7 +109,7 @@ def _joint(shapes: object, *, halves: bool) -> Callable[[World], Runs]:
         def called(*args: Any, tangents: Sequence[Tensor] | None, **kwargs: Any) -> Any:
             if pair is None:
                 return cut(*args, tangents=tangents, **kwargs)
-            return run_pair(*pair, program.guards, args, kwargs, tangents)
+            return run_pair(*pair, program.calls, args, kwargs, tangents)
 
         return lambda call: _differentiated(call, called, cut)
 
@@ -120,7 +120,7 @@ def _differentiated(call: Call, called: Callable[..., Any], cut: Any) -> Seen:
     """One call of what gives outputs and gradients, the gradients under eager's names."""
     seen, subject = Seen(), call.subject
     try:
-        flat, _ = cut.program.guards.inputs(subject.args, subject.kwargs)
+        flat, _ = cut.program.calls.inputs(subject.args, subject.kwargs)
         names = {id(one.tensor): one.name for one in call.wanted.values()}
         roles = [item.role.name for item in cut.graph.inputs]
         tangents = None if call.world.loss is not None else call.tangents

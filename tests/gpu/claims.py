@@ -88,7 +88,7 @@ class Claims:
         """What differs, or nothing; None where there is no capture to compare."""
         call, tensors = as_program(op, sample)
         try:
-            program = foretrace.capture(call, tensors, target=self.target, guard_values=True)
+            program = foretrace.capture(call, tensors, target=self.target, values="guard")
             cut = program.cut("aten")
             graph = cut.graph_module.graph
         except foretrace.Refusal:

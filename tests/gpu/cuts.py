@@ -36,7 +36,7 @@ class Bench:
     def captured(self) -> foretrace.Program:
         """The capture, for all cuts."""
         live = self.live
-        return foretrace.capture(live.fn, live.args, live.kwargs, guard_values=True)
+        return foretrace.capture(live.fn, live.args, live.kwargs, values="guard")
 
     def again(self) -> Run:
         """Another run of eager."""

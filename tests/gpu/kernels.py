@@ -28,7 +28,7 @@ def run(given: Circumstances) -> Iterator[Finding]:
 def compared(subject: Subject, key: str, *, planted: bool = False) -> tuple[str, Any]:
     """Status and detail."""
     live = subject.fresh()
-    program = foretrace.capture(live.fn, live.args, live.kwargs, guard_values=True)
+    program = foretrace.capture(live.fn, live.args, live.kwargs, values="guard")
     cut: Any = program.cut("aten")
     eager, ours = subject.fresh(), subject.fresh()
     eager.fn(*eager.args, **eager.kwargs)  # what is built at the first call

@@ -49,7 +49,7 @@ def compared(named: Named, here: foretrace.Program) -> Iterator[Finding]:
 def captured(subject: Subject, target: str | None) -> foretrace.Program:
     """The program for a target; None: that of its inputs."""
     given = (subject.fn, subject.args, subject.kwargs)
-    return foretrace.capture(*given, target=target, guard_values=True)
+    return foretrace.capture(*given, target=target, values="guard")
 
 
 def listed(made: foretrace.Program, level: str) -> list[str]:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+import torch
 from torch import nn
 
 import foretrace
@@ -43,6 +45,7 @@ EXCUSED: dict[str, str] = {
     "compat/dynamo.py:_check": "a wrong call",
     "compat/export.py:_check_call": "a wrong call",
     "recording/setup.py:_check_call": "a wrong call",
+    "recording/setup.py:check_values": "a wrong call",
     "program.py:_graph": "a wrong call",
     "explain/why.py:_find": "a wrong call",
     "explain/why.py:explain": "a wrong call",
@@ -129,6 +132,30 @@ def exported(fn: Program, *args: Any) -> Callable[[], None]:
     """The program is exported, and gives what eager gives."""
     module = fn if isinstance(fn, nn.Module) else Calls(fn)
     return lambda: same(foretrace.export(module, args).module()(*args), fn(*args))
+
+
+def guarded(fn: Program, *args: Any) -> Callable[[], None]:
+    """The program is exported with guards on values, and gives what eager gives."""
+
+    def follow() -> None:
+        with pytest.warns(UserWarning, match="asserts each answer"):
+            exported(fn, *args)()
+
+    return follow
+
+
+def drawn(fn: Program, *args: Any) -> Callable[[], None]:
+    """The program is captured, and from the same random numbers gives what eager gives."""
+
+    def follow() -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            cut = foretrace.capture(fn, args).cut("export")
+            found = cut(*args)
+            torch.manual_seed(0)
+            same(found, fn(*args))
+
+    return follow
 
 
 def trained(fn: Program, *args: Any, loss: int | None = 0) -> Callable[[], None]:

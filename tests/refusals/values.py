@@ -10,23 +10,38 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
+import foretrace
 from tests.refusals.registry import (
     EXCUSED,
     captured,
     captures,
     compiled,
     compiles,
+    drawn,
     exported,
     exports,
+    guarded,
     refuses,
+    same,
 )
 
 X = torch.randn(6, 8)
+
+
+def agrees_so_far(x: Tensor) -> Tensor:
+    return x.new_empty((), dtype=torch.bool)
+
+
 LIBRARY = torch.library.Library("foretrace_refused", "FRAGMENT")
 LIBRARY.define("opaque(Tensor x) -> Tensor")
 LIBRARY.impl("opaque", lambda x: x + 1, "CPU")
 LIBRARY.define("known(Tensor x) -> Tensor")
+LIBRARY.define("agrees(Tensor x) -> bool")
+LIBRARY.impl("agrees", lambda x: bool((x < 9).all()), "CPU")
+LIBRARY.define("agreement(Tensor x) -> Tensor")
+LIBRARY.impl("agreement", lambda x: (x < 9).all(), "CPU")
 LIBRARY.impl("known", lambda x: x + 1, "CPU")
+torch.library.register_fake("foretrace_refused::agreement", agrees_so_far, lib=LIBRARY)
 torch.library.register_fake("foretrace_refused::known", torch.empty_like, lib=LIBRARY)
 
 
@@ -46,13 +61,61 @@ def given_the_answer(x: Tensor, positive: bool) -> Tensor:
 
 POSITIVE = bool(X.sum() > 0)
 refuses(
-    "data-dependent", "trace/constants.py:_depends_on_inputs", captures(branches, X), branches,
+    "data-dependent", "trace/constants.py:depends_on_inputs",
+    captures(branches, X, values="refuse"), branches,
     captured(chooses, X), captured(given_the_answer, X, POSITIVE),
-    captured(branches, X, guard_values=True),
+    captured(branches, X),
 )  # fmt: skip
 refuses(
-    "data-dependent", "trace/constants.py:_depends_on_inputs", exports(branches, X), branches,
-    exported(chooses, X), exported(given_the_answer, X, POSITIVE),
+    "data-dependent", "trace/constants.py:depends_on_inputs",
+    exports(branches, X, values="refuse"), branches,
+    exported(chooses, X), exported(given_the_answer, X, POSITIVE), guarded(branches, X),
+)  # fmt: skip
+
+
+def asks_an_operator(x: Tensor) -> Tensor:
+    return x if torch.ops.foretrace_refused.agrees(x) else -x  # here
+
+
+def asks_its_tensor(x: Tensor) -> Tensor:
+    return x if torch.ops.foretrace_refused.agreement(x) else -x
+
+
+refuses(
+    "data-dependent", "compat/settled.py:tell_answers", exports(asks_an_operator, X),
+    asks_an_operator, guarded(asks_its_tensor, X),
+)  # fmt: skip
+
+
+def halves(x: Tensor) -> Tensor:
+    while x.sum() > 1:  # here
+        x = x / 2
+    return x
+
+
+def halves_at_once(x: Tensor) -> Tensor:
+    return x / 2 ** torch.log2(x.sum()).ceil().clamp(min=0)
+
+
+def halves_so_often(x: Tensor, times: int) -> Tensor:
+    return x / 2**times
+
+
+def of_many_lengths(fn: Callable[[Tensor], Tensor]) -> Callable[[], None]:
+    """Calls of which each loops once more than the one before."""
+
+    def call() -> None:
+        called = foretrace.compile(fn)
+        with warnings.catch_warnings(action="ignore"):
+            for times in range(67):
+                same(called(torch.tensor([2.0**times])), fn(torch.tensor([2.0**times])))
+
+    return call
+
+
+refuses(
+    "changing answers", "runtime/compiled.py:_check_answers", of_many_lengths(halves), halves,
+    of_many_lengths(halves_at_once), compiled(halves_so_often, X, 3),
 )  # fmt: skip
 
 
@@ -70,11 +133,11 @@ def scales_by_a_number(x: Tensor, factor: float) -> Tensor:
 
 FACTOR = X.sum().item()
 for ask, follow in (
-    (captures(scales, X), captured), (captures(scales, X, guard_values=True), captured),
+    (captures(scales, X), captured), (captures(scales, X, values="refuse"), captured),
     (compiles(scales, X), compiled), (exports(scales, X), exported),
 ):  # fmt: skip
     refuses(
-        "data-dependent", "trace/constants.py:_depends_on_inputs", ask, scales,
+        "data-dependent", "trace/constants.py:depends_on_inputs", ask, scales,
         follow(scales_by_a_tensor, X), follow(scales_by_a_number, X, FACTOR),
     )  # fmt: skip
 
@@ -111,9 +174,10 @@ def chooses_by_chance(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "trace/constants.py:_depends_on_inputs",
-    captures(branches_on_chance, X), branches_on_chance,
+    "data-dependent", "trace/constants.py:depends_on_inputs",
+    captures(branches_on_chance, X, values="refuse"), branches_on_chance,
     captured(chooses_by_chance, X), captured(given_the_answer, X, POSITIVE),
+    drawn(branches_on_chance, X),
 )  # fmt: skip
 
 
@@ -126,7 +190,7 @@ def asks_a_small_constant(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "trace/constants.py:_maker",
+    "data-dependent", "trace/constants.py:_check_size",
     captures(asks_a_large_constant, X), asks_a_large_constant,
     captured(asks_a_small_constant, X),
 )  # fmt: skip
@@ -259,7 +323,7 @@ def either(x: Tensor) -> Tensor:
 HELD = "trace/reported.py:_holds_programs"
 refuses(
     "higher-order operator", HELD, captures(cond, X), cond, captured(both, X),
-    captured(either, X, guard_values=True),
+    captured(either, X),
 )  # fmt: skip
 refuses(
     "higher-order operator", HELD, compiles(cond, X), cond, compiled(both, X), compiled(either, X)
@@ -298,7 +362,7 @@ def traces(x: Tensor) -> Tensor:
     return made
 
 
-refuses("unsupported", "trace/reported.py:_traces", captures(traces, X, guard_values=True),
+refuses("unsupported", "trace/reported.py:_traces", captures(traces, X),
         traces, captured(does_not_seed, X))  # fmt: skip
 
 

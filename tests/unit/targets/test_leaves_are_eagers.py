@@ -75,7 +75,7 @@ def differences(op: Any, count: int) -> list[str]:
 
 def difference(program: Callable[..., Any], tensors: list[torch.Tensor]) -> str | None:
     try:
-        cut = foretrace.capture(program, tuple(tensors), guard_values=True).cut("aten")
+        cut = foretrace.capture(program, tuple(tensors), values="guard").cut("aten")
     except foretrace.Refusal:
         return None
     cut(*copies(tensors))

@@ -1,0 +1,103 @@
+"""Questions about values that a body of straight-line Python asks where the program did.
+
+All others are asked before it runs. One that fails in the middle gives the call up: nothing was
+written by then, and what was drawn is put back (decision 022).
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.emit.python import Instead, Straight
+from foretrace.emit.python_source import Source
+from foretrace.guards.entry import Unmet
+from foretrace.ir.op import Op
+from foretrace.ir.program import Graph, Recorded
+from foretrace.ir.requirements import Answered
+from foretrace.mutation.builder import REQUIRES_GRAD
+from foretrace.ops.schemas import schema_of
+from foretrace.recording.questions import ASSERT
+from foretrace.trace.constants import draws
+
+TORCHS = frozenset({"aten", "prims"})
+"""Operators that do nothing but compute"""
+
+
+def asked_inside(recorded: Recorded, graph: Graph) -> dict[str, Answered]:
+    """The questions that the graph asserts before it has done anything that stays, by their texts.
+
+    Not where the program changes Python's state, which its own code may have done by then.
+    """
+    known = {each.text: each for each in recorded.answered if each.asserted}
+    if not known or recorded.requires.changed:
+        return {}
+    found = {}
+    for op in graph.ops:
+        if op.target is ASSERT:
+            text = op.args[1]
+            found.update({text: known[text]} if text in known else {})
+        elif not _undone(op):
+            break
+    return found
+
+
+def give_up(source: Source, graph: Graph, inside: dict[str, Answered], unmet: Unmet) -> Instead:
+    """Statements that ask, in the place of the assertions."""
+    miss, states = source.bind(unmet, "unmet"), ""
+    generators = list(dict.fromkeys(_drawn_from(graph.ops)))
+    if generators:
+        states = source.names.new("states")
+        taken = source.bind(_States(generators), "generators")
+        source.add(f"{states} = {taken}()")
+
+    def instead(op: Op, straight: Straight) -> str | None:
+        answered = inside.get(op.args[1]) if op.target is ASSERT else None
+        if answered is None:
+            return None
+        known = straight.source.bind(answered, "question")
+        return f"if not {straight.tree(op.args[0])}: return {miss}({known}, {states or '()'})"
+
+    return instead
+
+
+class _States:
+    """Takes the states of generators."""
+
+    def __init__(self, generators: list[torch.Generator]) -> None:
+        self.generators = generators
+
+    def __call__(self) -> list[tuple[torch.Generator, torch.Tensor]]:
+        """Each with its state."""
+        return [(each, each.get_state()) for each in self.generators]
+
+
+def _undone(op: Op) -> bool:
+    """Whether a call leaves nothing that has to be undone, but what it has drawn."""
+    if not isinstance(op.target, torch_api.OpOverload) or op.target.namespace not in TORCHS:
+        return False
+    return op.target is REQUIRES_GRAD or not schema_of(op.target).writes
+
+
+def _drawn_from(ops: Iterable[Op]) -> Iterator[torch.Generator]:
+    """The generators from which ops draw before the last question."""
+    found: list[torch.Generator] = []
+    for op in ops:
+        if op.target is ASSERT:
+            yield from found
+        elif draws(op):
+            given = [g for g in torch_api.tree_leaves((op.args, op.kwargs)) if _is_generator(g)]
+            found += given or [_default(out.type.device) for out in op.outs[:1]]
+
+
+def _is_generator(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Generator)
+
+
+def _default(device: torch.device) -> torch.Generator:
+    """The generator from which operators on a device draw where they are given none."""
+    if device.type == "cpu":
+        return torch.default_generator
+    generators: Any = torch.get_device_module(device).default_generators
+    return generators[device.index or 0]

@@ -1,0 +1,152 @@
+"""Yes or no that the program asks of values: answered, kept as a guard, asserted by the record.
+
+An assertion is an op of the record at the place of the question, so that every cut has it
+(decision 022).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import sympy
+import torch
+
+from foretrace.ir.op import Op, Tree, Value, target_name
+from foretrace.ir.requirements import Answered
+from foretrace.symbols.sizes import Numbers
+from foretrace.trace.constants import Constants, Root, content, depends_on_inputs
+from foretrace.trace.recorder import Recorder
+
+aten = torch.ops.aten
+ASSERT = aten._assert_async.msg
+
+Call = tuple[Any, Tree, dict[str, Tree]]
+
+
+class Questions:
+    """Answers the questions of one run, and keeps those whose answers later calls have to give."""
+
+    def __init__(self, constants: Constants) -> None:
+        self.constants = constants
+        self.answered: list[Answered] = []
+        self._calls: dict[Answered, Call] = {}
+        self._inputs: dict[Value, int] = {}
+        self._known: dict[Any, Answered] = {}
+        self._asserted: set[Any] = set()
+
+    def finish(self) -> list[Answered]:
+        """Let go of what answered; gives the guards."""
+        self.constants.finish()
+        return self.answered
+
+    def answer(self, recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
+        """What a call returns whose operands are constants, or lent.
+
+        Raises:
+            Refusal: an operand has no value, or a number depends on one that is lent.
+        """
+        constants, call = self.constants, (func, args, kwargs)
+        constants.follow(recorder.log, recorder.bodies)
+        answer = constants.run(*call)
+        if _of_other_sizes(recorder, *call[:2]):
+            return answer
+        roots = constants.roots_of(call[1:])
+        lent = any(not isinstance(root, sympy.Symbol) for root in roots)
+        if lent and (not isinstance(answer, bool) or None in recorder.bodies):
+            raise depends_on_inputs(func, guarded=True)
+        if roots:
+            form = constants.form(func, call[1:])
+            known = self._known.get(form) or self._guard(recorder, call, roots, answer)
+            self._known[form] = known
+            if lent and form not in self._asserted:
+                self._assert(recorder, call, known)
+                if not recorder.bodies:
+                    self._asserted.add(form)
+        return answer
+
+    def example(self, recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
+        """What a call gives of the example's values.
+
+        Raises:
+            Refusal: an operand has no value.
+        """
+        self.constants.follow(recorder.log, recorder.bodies)
+        return self.constants.run(func, args, kwargs)
+
+    def _guard(
+        self, recorder: Recorder, call: Call, roots: frozenset[Root], answer: Any
+    ) -> Answered:
+        lent = self.constants.lent
+        inputs = sorted((r for r in roots if isinstance(r, Value)), key=lambda v: lent[v][0])
+        answered = Answered(
+            target_name(call[0]), tuple(value.hint for value in inputs),
+            any(isinstance(root, Op) for root in roots), answer,
+            frozenset(root for root in roots if isinstance(root, sympy.Symbol)),
+            recorder.sources.here(), self._again, can_assert(call[0]), len(self.answered),
+        )  # fmt: skip
+        self._inputs |= {value: lent[value][0] for value in inputs}
+        self._calls[answered] = call
+        self.answered.append(answered)
+        return answered
+
+    def _again(
+        self, sizes: Numbers, tensors: Sequence[torch.Tensor] = ()
+    ) -> Callable[[Answered], bool]:
+        """The questions of another call, each answered when it is asked; what they share, once."""
+        values = {value: content(tensors[index]) for value, index in self._inputs.items()}
+        return partial(self._holds, self.constants.at(sizes, values))
+
+    def _holds(self, now: Constants, answered: Answered) -> bool:
+        answer, then = now.run(*self._calls[answered]), answered.answer
+        return torch.equal(answer, then) if isinstance(then, torch.Tensor) else bool(answer == then)
+
+    def _assert(self, recorder: Recorder, call: Call, answered: Answered) -> None:
+        """An op that raises where the answer is another."""
+        condition = _condition(recorder, *call)
+        if condition is None:
+            return
+        if not answered.answer:
+            condition = recorded(recorder, aten.logical_not.default, (condition,))
+        check = (condition, answered.text)
+        recorder.append(Op(ASSERT, check, {}, None, (), origin=recorder.origin()))
+
+
+def _of_other_sizes(recorder: Recorder, func: Any, args: Tree) -> bool:
+    """Whether a comparison is answered by its operands' numbers of sizes, or by fixed sizes."""
+    if func is not aten.equal.default:
+        return False
+    one, other = (value.type.shape for value in args)
+    pairs = list(zip(one, other, strict=False))
+    fixed = [pair for pair in pairs if all(isinstance(n, int) for n in pair)]
+    return len(one) != len(other) or any(a != b for a, b in fixed)
+
+
+def can_assert(func: Any) -> bool:
+    """Whether there are operators that ask the same without a number for Python."""
+    return func in (*ASKED, aten.equal.default, aten.allclose.default)
+
+
+ASKED = (aten.is_nonzero.default, aten.item.default, aten._local_scalar_dense.default)
+
+
+def _condition(recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Value | None:
+    """What the answer is, as a tensor of the graph."""
+    if func in ASKED:
+        asked: Value = args[0]
+        if asked.type.dtype is torch.bool:
+            return asked
+        return recorded(recorder, aten.ne.Scalar, (asked, 0))
+    if func is aten.equal.default:
+        same = recorded(recorder, aten.eq.Tensor, args)
+    elif func is aten.allclose.default:
+        same = recorded(recorder, aten.isclose.default, args, kwargs)
+    else:
+        return None
+    return recorded(recorder, aten.all.default, (same,))
+
+
+def recorded(
+    recorder: Recorder, func: Any, args: tuple[Tree, ...], kwargs: dict[str, Tree] | None = None
+) -> Value:
+    """The value of a call that the program itself does not make."""
+    return recorder.call(func, args, kwargs, grad=recorder.grad_mode()).outs[0]
