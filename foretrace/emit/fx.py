@@ -17,7 +17,7 @@ from foretrace.ir.names import Names, called_like_a_keyword, calls_target, spell
 from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.ir.program import Graph, Input, Output
 from foretrace.ir.tree import leaves, map_tree
-from foretrace.ir.walk import leaf_ops
+from foretrace.ir.walk import binds, leaf_ops
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Size, Symbols, solved
 
@@ -130,6 +130,8 @@ class Emitter:
 
     def _results(self, op: Op, node: fx.Node, result: Tree) -> None:
         self.describe(node, op)
+        if self.data and (symbols := self.data & binds(op)):
+            node.meta["unbacked_bindings"] = {s: _path(result, s) for s in sorted(symbols, key=str)}
         if isinstance(result, Value):
             if result in op.outs:
                 self._learn(result, node)
@@ -278,6 +280,15 @@ class Emitter:
         self.graph.output(tuple(self._arguments(result) for result in results))
         class_name = "".join(part.capitalize() for part in name.split("_")) or "Graph"
         return module_of(self.root, self.graph, class_name)
+
+
+def _path(result: Tree, symbol: sympy.Symbol) -> tuple[Any, ...]:
+    """The way from what a call returns to the number that the symbol is, as torch has it."""
+    if result is symbol:
+        return ()
+    parts = [(None, result)] if isinstance(result, Value) else list(enumerate(result))
+    place, value = next((i, v) for i, v in parts if isinstance(v, Value) and symbol in v.type.shape)
+    return torch_api.size_of_result(value.type.shape.index(symbol), place)
 
 
 def module_of(root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str) -> fx.GraphModule:

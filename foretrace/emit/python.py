@@ -83,7 +83,9 @@ class Straight:
     def _sizes(self, op: Op) -> Iterator[Statement]:
         """The sizes that data has decided, by name."""
         for symbol in sorted(self._data & binds(op) if op.outs and self._data else (), key=str):
-            out, dim = next((v, v.type.shape.index(symbol)) for v in op.outs if symbol in v.type.shape)
+            out, dim = next(
+                (v, v.type.shape.index(symbol)) for v in op.outs if symbol in v.type.shape
+            )
             text = f"{symbol} = {self.names[out]}.size({dim})"
             yield Statement(text, (), (out,), op.origin.frame)
 

@@ -44,7 +44,7 @@ class Vals:
             return self.of(tree)
         if isinstance(tree, (tuple, list)):
             return tuple(self.tree(item) for item in tree)
-        return tree
+        return self.symbols.symbolic(tree)
 
     def _meta(self, type: TensorType) -> torch.Tensor:
         if type.sparse:

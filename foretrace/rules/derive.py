@@ -203,7 +203,9 @@ class Derivatives:
     ) -> _Forward:  # fmt: skip
         types = types_in((args, kwargs))
         tape = self.tape(types[0].device)
-        tape.known = map_tree(known, lambda t: t.with_grad(False) if isinstance(t, TensorType) else t)
+        tape.known = map_tree(
+            known, lambda t: t.with_grad(False) if isinstance(t, TensorType) else t
+        )
         operands = tuple(map(Value, types))
         stand_ins = [tape.abstract(value) for value in operands]
         with tape:

@@ -151,7 +151,8 @@ class Symbols:
             if self.env is not None and isinstance(expr, sympy.Expr) and expr.free_symbols:
                 limits = torch_api.ValueRanges(*bounds) if bounds else self.env.bound_sympy(expr)
                 found[expr] = found[expr] & limits if expr in found else limits
-        for symbol in set().union(*(expr.free_symbols for expr in found)) - found.keys():
+        free = self.data.union(*(expr.free_symbols for expr in found))
+        for symbol in free - found.keys():
             found[symbol] = self.start().bound_sympy(symbol)
         return found
 

@@ -124,6 +124,7 @@ from foretrace.torch_api.shape_env import (
     new_size as new_size,
     new_symbol as new_symbol,
     note_value as note_value,
+    size_of_result as size_of_result,
     values_from_data as values_from_data,
     specialize_floats as specialize_floats,
     symbol_ranges as symbol_ranges,

@@ -14,6 +14,7 @@ import torch
 # TracingContext holds what Dynamo knows of the graph that it hands to a backend.
 from torch._guards import GuardSource, Source
 from torch.fx.experimental.symbolic_shapes import (
+    CallMethodKey,
     DimDynamic,
     ShapeEnv,
     StatelessSymbolicContext,
@@ -21,6 +22,9 @@ from torch.fx.experimental.symbolic_shapes import (
     _constrain_range_for_size,
     eval_is_non_overlapping_and_dense,
 )
+
+# The steps of a path from what a call returns to a size in it.
+from torch.utils._pytree import SequenceKey
 
 # What `//` of sizes is in an expression.
 from torch.utils._sympy.functions import FloorDiv as FloorDiv
@@ -79,6 +83,12 @@ def new_size(shape_env: ShapeEnv) -> torch.SymInt:
     size: Any = shape_env.create_unbacked_symint()
     _constrain_range_for_size(size)
     return size
+
+
+def size_of_result(dim: int, position: int | None = None) -> tuple[Any, ...]:
+    """The path from what a call returns to a size of it, as `unbacked_bindings` has it."""
+    result = () if position is None else (SequenceKey(position),)
+    return (*result, CallMethodKey("size"), SequenceKey(dim))
 
 
 def assertions_of(shape_env: Any) -> list[Any]:

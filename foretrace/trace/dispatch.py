@@ -209,7 +209,6 @@ class Fold:
             result, lambda t: recorder.lift_constant(t) if isinstance(t, torch.Tensor) else t
         )
 
-
     def _of_example(self, call: Call) -> Any:
         try:
             return of_open_size(call)
