@@ -264,7 +264,7 @@ class Recorded:
     @property
     def guards(self) -> tuple[Guard | Answered, ...]:
         """Conditions on the sizes of a later run; a cut may add some."""
-        return (*self.symbols.guards(), *self.answered)
+        return (*self.symbols.guards(), *self.symbols.assertions(), *self.answered)
 
 
 def maker_of(ops: Iterable[Op], value: Tree) -> Op | None:

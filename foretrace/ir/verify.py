@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+import sympy
 import torch
 from torch import fx
 
@@ -19,6 +20,8 @@ from foretrace.ir.program import Graph, Output, Recorded
 from foretrace.ir.text import neighbourhood
 from foretrace.ir.tree import leaves
 from foretrace.ir.types import Size, TensorType
+from foretrace.ir.walk import binds
+from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Symbols
 
 RECORDED: Final = "recorded"
@@ -58,7 +61,8 @@ def verify_graph(graph: Graph, recorded: Recorded, infer: Infer) -> None:
     Raises:
         Refusal: it breaks a rule.
     """
-    stage = _Stage(graph.kind, recorded, infer, {item.value for item in graph.inputs})
+    given = {item.value for item in graph.inputs}
+    stage = _Stage(graph.kind, recorded, infer, given, [item.size for item in graph.inputs])
     _raise([*stage.ops(graph.ops), *stage.outputs(graph.outputs)])
 
 
@@ -104,11 +108,18 @@ def _raise(faults: list[Fault]) -> None:
 class _Stage:
     """What was made so far, and the rules of one stage."""
 
-    def __init__(self, name: str, recorded: Recorded, infer: Infer, made: set[Value]) -> None:
+    def __init__(
+        self, name: str, recorded: Recorded, infer: Infer, made: set[Value],
+        sizes: Iterable[Size | None] = (),
+    ) -> None:  # fmt: skip
         self.name, self.recorded, self.infer = name, recorded, infer
         self.symbols = recorded.symbols
         self.made, self.given = made, frozenset(made)
         self.definitions: set[int] = set()
+        given = frozenset().union(*(value.type.symbols for value in made))
+        self.data = recorded.symbols.data
+        """the symbols that data decides"""
+        self.bound = {*given, *(size for size in sizes if isinstance(size, sympy.Symbol))}
 
     def outputs(self, outputs: Iterable[Output]) -> Iterator[Fault]:
         """Whether each was made."""
@@ -133,6 +144,10 @@ class _Stage:
         again = self.given if self.name == "backward" else ()  # a forward op that runs again
         if op.region is None and any(out in self.made and out not in again for out in op.outs):
             yield "a value is made twice"
+        used = (self.data & free_symbols((op.args, op.kwargs))) - self.bound if self.data else ()
+        if op.region is None and used:
+            yield "a number that data decides is used before what gives it"
+        self.bound |= binds(op) if self.data else frozenset()
         if op.region is None and not {*op.outs, *op.operands}.issuperset(values_in(op.result)):
             yield "it returns what is neither new nor an operand"
 

@@ -39,9 +39,8 @@ class Builder(torch_api.TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._mode_key = torch_api.FAKE_MODE_KEY
         self.types, self.semantics, self.sources = types, semantics, sources
-        self.lift, self.lift_constant, self.answer = lift, lift_constant, answer
-        self.example: Callable[..., Any] = answer
-        """what a call gives of the example's values"""
+        self.lift, self.lift_constant = lift, lift_constant
+        self.answer = self.example = answer
         self.casts = Casts()
         self.scope = self._around = list[Op]()
         self.log: list[Op] = []

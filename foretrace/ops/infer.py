@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
-import sympy
 import torch
 
 from foretrace import torch_api
@@ -110,27 +109,39 @@ class Inference:
     def from_data(self, func: Any, args: Tree, kwargs: dict[str, Tree], real: Tree) -> Tree:
         """Types of the results of a call whose sizes depend on data, with a new symbol for each.
 
-        `real` is what the call gave in the captured run: of each symbol, the number.
+        `real` is what the call gave in the captured run: of each symbol, the number. It has the
+        last word on dtypes and layouts, where a meta kernel says otherwise.
         """
-        env = self.symbols.start()
+        self.symbols.start()
+        tensors = [leaf for leaf in leaves(real) if isinstance(leaf, torch.Tensor)]
         try:
-            result = self._once(func, args, kwargs, open=True)
+            types = types_in(self._once(func, args, kwargs, open=True))
         except Refusal as refusal:
             if refusal.kind not in ("data-dependent", NO_KERNEL):
                 raise
-            result = map_tree(real, lambda t: self._open(t) if isinstance(t, torch.Tensor) else t)
-        tensors = (leaf for leaf in leaves(real) if isinstance(leaf, torch.Tensor))
-        for type, tensor in zip(types_in(result), tensors, strict=True):
-            for size, number in zip(type.shape, tensor.shape, strict=True):
-                if isinstance(size, sympy.Symbol) and size not in torch_api.symbol_values(env):
-                    self.symbols.from_data(size, number)
-        return result
+            types = list(map(self._open, tensors))
+        found = iter([self._as(*pair) for pair in zip(types, tensors, strict=True)])
+        return map_tree(real, lambda t: next(found) if isinstance(t, torch.Tensor) else t)
 
     def _open(self, tensor: torch.Tensor) -> TensorType:
         """The type of a result of which nobody says what its sizes depend on: all are open."""
         env = self.symbols.start()
         sizes = [self.symbols.size(torch_api.new_size(env)) for _ in tensor.shape]
         return TensorType(tuple(sizes), (), tensor.dtype, tensor.device).contiguous()
+
+    def _as(self, type: TensorType, tensor: torch.Tensor) -> TensorType:
+        """The type of a result that was this tensor in the captured run."""
+        pairs = list(zip(type.shape, tensor.shape, strict=False))
+        wrong = any(isinstance(size, int) and size != number for size, number in pairs)
+        if wrong or type.dtype != tensor.dtype or len(type.shape) != tensor.dim():
+            type = self._open(tensor).on(type.device)
+            pairs = list(zip(type.shape, tensor.shape, strict=True))
+        for size, number in pairs:
+            if self.symbols.unknown(size):
+                self.symbols.from_data(size, number)
+        if tensor.stride() == tuple(map(self.symbols.hint, type.stride)) or not tensor.numel():
+            return type
+        return type.ordered(tensor.stride())
 
     def written(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> tuple[TensorType, ...]:
         """The type of each operand after a call that writes; a given `out` may be resized.

@@ -29,10 +29,12 @@ def _asserting(ops: list[Op], waiting: list[Guard], symbols: Symbols) -> Iterato
         missing -= found
         for guard in [g for g in waiting if found and missing.isdisjoint(g.symbols)]:
             waiting.remove(guard)
-            yield _assertion(guard)
+            yield _assertion(guard, symbols)
 
 
-def _assertion(guard: Guard) -> Op:
-    at = f"{guard.frame}: " if guard.frame is not None else ""
-    words = f"{at}in the capture {guard.condition} held, which depends on data; it does not now"
+def _assertion(guard: Guard, symbols: Symbols) -> Op:
+    then = ", ".join(f"{s} = {symbols.hint(s)}" for s in sorted(guard.symbols, key=str))
+    words = f"{guard.condition} does not hold, as it did in the capture, which had {then}"
+    if guard.frame is not None:
+        words += f"\n  at    {guard.frame}"
     return Op(ASSERT, (guard.condition, words), {}, None, (), origin=Origin(guard.frame, None))

@@ -19,9 +19,11 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
-    _constrain_range_for_size,
     eval_is_non_overlapping_and_dense,
 )
+
+# What torch's kernels for fake tensors do with the size of what `nonzero` gives.
+from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size as constrain_to_size
 
 # The steps of a path from what a call returns to a size in it.
 from torch.utils._pytree import SequenceKey
@@ -81,13 +83,13 @@ def note_value(shape_env: Any, symbol: Any, number: int) -> None:
 def new_size(shape_env: ShapeEnv) -> torch.SymInt:
     """A new symbol for a size that depends on data."""
     size: Any = shape_env.create_unbacked_symint()
-    _constrain_range_for_size(size)
+    constrain_to_size(size)
     return size
 
 
 def size_of_result(dim: int, position: int | None = None) -> tuple[Any, ...]:
     """The path from what a call returns to a size of it, as `unbacked_bindings` has it."""
-    result = () if position is None else (SequenceKey(position),)
+    result: tuple[Any, ...] = () if position is None else (SequenceKey(position),)
     return (*result, CallMethodKey("size"), SequenceKey(dim))
 
 

@@ -4,6 +4,7 @@ A composite's body runs once over stand-ins and is shared; where it depends on m
 writes to an operand, or asks for a constant's value), it is recorded anew at each call.
 """
 
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -48,12 +49,8 @@ def learn(
 ) -> Outcome:
     """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
     check_dtypes(func, args, kwargs)
-    if func in CHECKS or func is ITEM or (func is IS_NONZERO and args[0].type.numel == 1):
-        return Outcome(None, inline=check if func in CHECKS else answer)
-    if func is REQUIRES_GRAD or func.namespace == PROFILER:
-        return Outcome(None, inline=require_grad if func is REQUIRES_GRAD else aside)
-    if func in PUTS and grad_mode and args[2].type.requires_grad and any(map(_is_mask, args[1])):
-        return Outcome(None, inline=put_at_places)
+    if (procedure := _procedure(func, args, grad_mode)) is not None:
+        return Outcome(None, inline=procedure)
     schema = schema_of(func)
     if schema.outs and schema.functional is not None:  # its kernels write as it suits them
         return Outcome(None, inline=functionalize)
@@ -85,6 +82,20 @@ def learn(
     result = map_tree(result, lambda t: next(types) if isinstance(t, TensorType) else t)
     factory = "pin_memory" in schema.arguments or func is LIFTED
     return Outcome(result, None, choice, views, factory=factory)
+
+
+def _procedure(func: Any, args: Tree, grad_mode: bool) -> Callable[[Call], Any] | None:
+    """How a call is answered that is none of its operator's kernels to answer."""
+    if func in CHECKS:
+        return check
+    if func is ITEM or (func is IS_NONZERO and args[0].type.numel == 1):
+        return answer
+    if func is REQUIRES_GRAD:
+        return require_grad
+    followed = func in PUTS and grad_mode and args[2].type.requires_grad
+    if followed and any(map(_is_mask, args[1])):
+        return put_at_places
+    return aside if func.namespace == PROFILER else None
 
 
 def casting_inside(
