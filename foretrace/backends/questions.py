@@ -18,9 +18,11 @@ from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.requirements import Answered
 from foretrace.mutation.builder import REQUIRES_GRAD
 from foretrace.ops.schemas import schema_of
+from foretrace.passes.asserted import ASSERT_NUMBER
 from foretrace.recording.questions import ASSERT
 from foretrace.trace.constants import draws
 
+ASSERTIONS = frozenset({ASSERT, ASSERT_NUMBER})
 TORCHS = frozenset({"aten", "prims"})
 """Operators that do nothing but compute"""
 
@@ -31,11 +33,12 @@ def asked_inside(recorded: Recorded, graph: Graph) -> dict[str, Answered]:
     Not where the program changes Python's state, which its own code may have done by then.
     """
     known = {each.text: each for each in recorded.answered if each.asserted}
+    known |= {asked.text: asked for _, asked in recorded.asked_of_numbers}
     if not known or recorded.requires.changed:
         return {}
     found = {}
     for op in graph.ops:
-        if op.target is ASSERT:
+        if op.target in ASSERTIONS:
             text = op.args[1]
             found.update({text: known[text]} if text in known else {})
         elif not _undone(op):
@@ -53,7 +56,7 @@ def give_up(source: Source, graph: Graph, inside: dict[str, Answered], unmet: Un
         source.add(f"{states} = {taken}()")
 
     def instead(op: Op, straight: Straight) -> str | None:
-        answered = inside.get(op.args[1]) if op.target is ASSERT else None
+        answered = inside.get(op.args[1]) if op.target in ASSERTIONS else None
         if answered is None:
             return None
         known = straight.source.bind(answered, "question")
@@ -84,7 +87,7 @@ def _drawn_from(ops: Iterable[Op]) -> Iterator[torch.Generator]:
     """The generators from which ops draw before the last question."""
     found: list[torch.Generator] = []
     for op in ops:
-        if op.target is ASSERT:
+        if op.target in ASSERTIONS:
             yield from found
         elif draws(op):
             given = [g for g in torch_api.tree_leaves((op.args, op.kwargs)) if _is_generator(g)]

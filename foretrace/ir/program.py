@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 
 import torch
 
 from foretrace.errors import Frame
 from foretrace.ir.op import Checkpoint, ModuleCall, Op, Tree, Value, ViewStep
-from foretrace.ir.requirements import Answered, Requirements
+from foretrace.ir.requirements import Answered, AskedOfNumbers, Requirements
 from foretrace.ir.structure import Structure
 from foretrace.ir.types import TensorType
 from foretrace.ir.walk import Bare, bare_in, called_in
@@ -265,6 +265,26 @@ class Recorded:
     def guards(self) -> tuple[Guard | Answered, ...]:
         """Conditions on the sizes of a later run; a cut may add some."""
         return (*self.symbols.guards(), *self.symbols.assertions(), *self.answered)
+
+    @property
+    def asked_of_numbers(self) -> tuple[tuple[Guard, AskedOfNumbers], ...]:
+        """What it has assumed of numbers that data decides; a cut may add some."""
+        return tuple(
+            (guard, self._asked(guard, len(self.answered) + place))
+            for place, guard in enumerate(self.symbols.assertions())
+        )
+
+    def _asked(self, guard: Guard, number: int) -> AskedOfNumbers:
+        hint = self.symbols.hint
+        then = ", ".join(f"{s} = {hint(s)}" for s in sorted(guard.symbols, key=str))
+        return AskedOfNumbers(
+            str(guard.condition), (), False, True, frozenset(), guard.frame, _never_before,
+            asserted=True, number=number, then=then,
+        )  # fmt: skip
+
+
+def _never_before(sizes: object, tensors: object = ()) -> NoReturn:
+    raise AssertionError("a number that data decides is not known before the graph runs")
 
 
 def maker_of(ops: Iterable[Op], value: Tree) -> Op | None:

@@ -213,6 +213,29 @@ class Answered:
     def __str__(self) -> str:
         return f"{self.condition}  at {self.frame}"
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedOfNumbers(Answered):
+    """A condition on numbers that data decides: only the run knows them, so the graph asks."""
+
+    then: str
+    """what they were in the capture"""
+
+    @property
+    def about(self) -> str:
+        """The condition."""
+        return self.asked
+
+    @property
+    def condition(self) -> str:
+        """What the program relied on."""
+        return self.asked
+
+    @property
+    def broken(self) -> str:
+        """What a call is told for which it does not hold."""
+        return f"{self.asked} does not hold now, as it did in the capture, which had {self.then}"
+
     def holds(self, sizes: Numbers, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the answer is the same with these sizes, and these inputs of the graph."""
         return self.again(sizes, tensors)(self)

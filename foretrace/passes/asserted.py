@@ -9,32 +9,24 @@ from collections.abc import Iterator
 import torch
 
 from foretrace.ir.op import Op, Origin
+from foretrace.ir.program import Recorded
 from foretrace.ir.walk import binds
-from foretrace.symbols.sizes import Guard, Symbols
 
-ASSERT = torch.ops.aten._assert_scalar.default
+ASSERT_NUMBER = torch.ops.aten._assert_scalar.default
 
 
-def with_assertions(ops: list[Op], symbols: Symbols) -> list[Op]:
+def with_assertions(ops: list[Op], recorded: Recorded) -> list[Op]:
     """The ops with an assertion after the one that makes the last number of each condition."""
-    waiting = symbols.assertions()
-    return list(_asserting(ops, list(waiting), symbols)) if waiting else ops
+    return list(_asserting(ops, recorded)) if recorded.asked_of_numbers else ops
 
 
-def _asserting(ops: list[Op], waiting: list[Guard], symbols: Symbols) -> Iterator[Op]:
-    missing = set(symbols.data)
+def _asserting(ops: list[Op], recorded: Recorded) -> Iterator[Op]:
+    missing, waiting = set(recorded.symbols.data), list(recorded.asked_of_numbers)
     for op in ops:
         yield op
         found = missing & binds(op)
         missing -= found
-        for guard in [g for g in waiting if found and missing.isdisjoint(g.symbols)]:
-            waiting.remove(guard)
-            yield _assertion(guard, symbols)
-
-
-def _assertion(guard: Guard, symbols: Symbols) -> Op:
-    then = ", ".join(f"{s} = {symbols.hint(s)}" for s in sorted(guard.symbols, key=str))
-    words = f"{guard.condition} does not hold, as it did in the capture, which had {then}"
-    if guard.frame is not None:
-        words += f"\n  at    {guard.frame}"
-    return Op(ASSERT, (guard.condition, words), {}, None, (), origin=Origin(guard.frame, None))
+        for guard, asked in [w for w in waiting if found and missing.isdisjoint(w[0].symbols)]:
+            waiting.remove((guard, asked))
+            check = (guard.condition, asked.text)
+            yield Op(ASSERT_NUMBER, check, {}, None, (), origin=Origin(guard.frame, None))

@@ -130,7 +130,7 @@ def forward_graph(
     else:
         flat = list(flatten(recorded.ops, level))
     ops = live(flat, [*results, *also], semantics)
-    ops = with_assertions(with_saved(ops, results), recorded.symbols)
+    ops = with_assertions(with_saved(ops, results), recorded)
     return Graph(list(recorded.inputs), ops, outputs, kind)
 
 
@@ -180,7 +180,7 @@ def inference_graph(recorded: Recorded, semantics: TargetSemantics) -> Graph:
     """The leaf ops of the forward, as they run where autograd follows nothing."""
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     ops = live(list(flatten(recorded.ops, Level(written=False))), values_of(outputs), semantics)
-    ops = with_assertions(ops, recorded.symbols)
+    ops = with_assertions(ops, recorded)
     return Graph(list(recorded.inputs), ops, outputs, "inference")
 
 
@@ -222,7 +222,7 @@ def differentiated(
     flat = [*flatten(recorded.ops, level), *flatten(walk.scope.ops, level)]
     results = values_of(outputs)
     ops = live(list(map(unmark, flat)), results, semantics)
-    ops = with_assertions(with_saved(ops, results), recorded.symbols)
+    ops = with_assertions(with_saved(ops, results), recorded)
     return Graph([*recorded.inputs, *tangents], ops, outputs, "joint")
 
 

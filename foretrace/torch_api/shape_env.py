@@ -13,17 +13,17 @@ import torch
 # ShapeEnv names each symbol by a Source (torch._dynamo's own take half a second to import), and
 # TracingContext holds what Dynamo knows of the graph that it hands to a backend.
 from torch._guards import GuardSource, Source
+
+# What torch's kernels for fake tensors do with the size of what `nonzero` gives.
 from torch.fx.experimental.symbolic_shapes import (
     CallMethodKey,
     DimDynamic,
     ShapeEnv,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
+    _constrain_range_for_size as constrain_to_size,
     eval_is_non_overlapping_and_dense,
 )
-
-# What torch's kernels for fake tensors do with the size of what `nonzero` gives.
-from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size as constrain_to_size
 
 # The steps of a path from what a call returns to a size in it.
 from torch.utils._pytree import SequenceKey
