@@ -60,7 +60,7 @@ class CallGuards:
             self._check, self._count = _checking(self.recorded), count
         found = self._check(given)
         if isinstance(found, Broken):
-            raise _refusal(found)
+            raise refusal_of(found)
         tensors, sizes = found
         writes = {mutation.index: mutation.value for mutation in self.recorded.mutations}
         check_shared_memory(tensors, set(writes), lambda i: self.recorded.made_at(writes[i]))
@@ -168,7 +168,7 @@ def check_repeatable(change: Change) -> None:
         )  # fmt: skip
 
 
-def _refusal(found: Broken) -> Refusal:
+def refusal_of(found: Broken) -> Refusal:
     do = found.do or (DYNAMIC if found.reason.startswith("size ") else AGAIN)
     more = ("or change the line so that it does not depend on this",) if found.at else ()
     return Refusal(

@@ -13,10 +13,11 @@ from typing import Any
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.frames.sources import Asked
+from foretrace.guards.calls import refusal_of
 from foretrace.guards.conditions import Broken
 from foretrace.guards.entry import MISS, Entry
 from foretrace.ir.program import Recorded
-from foretrace.ir.requirements import Answered
+from foretrace.ir.requirements import Answered, AskedOfNumbers
 from foretrace.targets.semantics import TargetSemantics
 
 MANY = 8
@@ -187,6 +188,8 @@ class Compiled:
         """A guard that its own capture breaks: what it looks at changes by itself."""
         unmet = entry.unmet.taken()
         broken = entry.missed(unmet) if unmet else entry.why(args, kwargs)
+        if self._again is None and broken and isinstance(unmet, AskedOfNumbers):
+            raise refusal_of(broken)  # of one capture; nobody could have known before it ran
         raise Refusal(
             f"a guard of the capture fails right after it: {broken.reason if broken else ''}",
             kind="unstable guard", at=broken.at if broken else None,

@@ -354,6 +354,17 @@ def test_a_joint_graph_raises_on_another_answer(name: str) -> None:
     assert line in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ASKED)
+def test_compile_captures_another_answer(name: str) -> None:
+    fn, then, now, line, _ = ASKED[name]
+    x = torch.randn(4, 4)
+    compiled: Any = foretrace.compile(fn)
+    for answer in (then, now, then, now):
+        assert same_bits(compiled(x, answer), fn(x, answer))
+    (again,) = compiled.recaptures
+    assert line in str(again)
+
+
 def test_what_was_asked_is_listed() -> None:
     program = foretrace.capture(counted, (torch.randn(4, 4), MANY))
     assert [str(guard.condition) for guard in program.guards] == ["2 < u0"]
