@@ -169,6 +169,7 @@ def check_repeatable(change: Change) -> None:
 
 
 def refusal_of(found: Broken) -> Refusal:
+    """The refusal of a call for which a guard does not hold."""
     do = found.do or (DYNAMIC if found.reason.startswith("size ") else AGAIN)
     more = ("or change the line so that it does not depend on this",) if found.at else ()
     return Refusal(
