@@ -13,9 +13,9 @@ import sympy
 from foretrace import torch_api
 from foretrace.emit.bindings import quickest
 from foretrace.emit.python_sizes import size_text
-from foretrace.emit.python_source import Source
+from foretrace.emit.python_source import INDENT, Source
 from foretrace.errors import Frame
-from foretrace.ir.op import Op, Tree, Value, ViewStep, values_in
+from foretrace.ir.op import Op, Subgraph, Tree, Value, ViewStep, values_in
 from foretrace.ir.program import Graph
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.functions import FunctionCall
@@ -46,9 +46,12 @@ class Straight:
 
     def ops(self, graph: Graph) -> None:
         """Statements for all ops; values are let go after their last use."""
-        statements = [each for op in graph.ops for each in self._op(op)]
-        kept = {v for output in graph.outputs for v in values_in(output.value)}
-        kept |= {item.value for item in graph.inputs}
+        results = [v for output in graph.outputs for v in values_in(output.value)]
+        self.run(graph.ops, {*results, *(item.value for item in graph.inputs)})
+
+    def run(self, ops: Iterable[Op], kept: Iterable[Value]) -> None:
+        """Statements for these ops; what is not kept is let go after its last use."""
+        statements = [each for op in ops for each in self._op(op)]
         frame = None
         for statement, dead in zip(statements, _dying(statements, kept), strict=True):
             if statement.frame is not None and statement.frame != frame:
@@ -105,7 +108,21 @@ class Straight:
             return f"({inside}{',' * (len(tree) == 1)})" if is_tuple else f"[{inside}]"
         if isinstance(tree, sympy.Basic):
             return size_text(self.symbols.simplify(tree))
+        if isinstance(tree, Subgraph):
+            return self._held_program(tree)
         return self.source.literal(tree)
+
+    def _held_program(self, subgraph: Subgraph) -> str:
+        """A program that an operator holds, as a function inside this one."""
+        inner, name = self.source.inner(), self.source.names.new(subgraph.name)
+        values = {p: self.source.names.new(p.hint or "arg") for p in subgraph.values}
+        params = [values[p] if p in values else str(p) for p in subgraph.params]
+        within = Straight(inner, self.symbols, {**self.names, **values})
+        within.run(subgraph.ops, {*values_in(subgraph.result), *subgraph.values})
+        inner.add(f"return {within.tree(subgraph.result)}")
+        lines = [f"def {name}({', '.join(params)}):", *(INDENT + line for line in inner.lines)]
+        self.source.add(*lines)
+        return f"{self.source.bind(torch_api.closed_program, 'closed')}({name})"
 
 
 def _callable(op: Op) -> Any:

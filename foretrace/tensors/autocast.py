@@ -55,6 +55,12 @@ class Casts:
         """In the place of `torch.clear_autocast_cache`: an outermost region has ended."""
         self._known.clear()
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What is cast inside is not known outside."""
+        with torch_api.switched(vars(self), _known=dict(self._known)):
+            yield
+
     # ---- casts of leaves, each made once a region ------------------------------------------------
 
     def remembers(self, tensor: Any, dtype: Any = None, *rest: Any) -> bool:

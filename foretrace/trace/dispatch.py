@@ -26,6 +26,7 @@ from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_dtypes
 from foretrace.tensors.autocast import INSIDE
+from foretrace.trace.subgraphs import hold
 
 ITEM = torch.ops.aten.item.default
 """Its body refuses the label "meta", although a constant has a value on any device."""
@@ -43,11 +44,8 @@ def learn(
     recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
 ) -> Outcome:
     """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
-    check_dtypes(func, args, kwargs)
-    if func is ITEM or (func is IS_NONZERO and args[0].type.numel == 1):
-        return Outcome(None, inline=answer)
-    if func is REQUIRES_GRAD or func.namespace == PROFILER:
-        return Outcome(None, inline=require_grad if func is REQUIRES_GRAD else aside)
+    if (known := _known(recorder, func, args, kwargs)) is not None:
+        return known
     schema = schema_of(func)
     if schema.outs and schema.functional is not None:  # its kernels write as it suits them
         return Outcome(None, inline=functionalize)
@@ -79,6 +77,34 @@ def learn(
     result = map_tree(result, lambda t: next(types) if isinstance(t, TensorType) else t)
     factory = "pin_memory" in schema.arguments or func is LIFTED
     return Outcome(result, None, choice, views, factory=factory)
+
+
+def _known(recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Outcome | None:
+    """What a call means that is no call of a kernel."""
+    if func is torch_api.AUTO_FUNCTIONALIZED:
+        return _made_functional(recorder, args[0], kwargs)
+    if isinstance(func, torch_api.HigherOrderOperator):
+        return Outcome(None, inline=hold, lasting=False)
+    check_dtypes(func, args, kwargs)
+    if func is ITEM or (func is IS_NONZERO and args[0].type.numel == 1):
+        return Outcome(None, inline=answer)
+    if func is REQUIRES_GRAD or func.namespace == PROFILER:
+        return Outcome(None, inline=require_grad if func is REQUIRES_GRAD else aside)
+    return None
+
+
+def _made_functional(recorder: Builder, func: Any, named: dict[str, Tree]) -> Outcome:
+    """An operator that writes, by torch's form of it: its results, then what it writes to anew."""
+    typed = map_values(named, lambda v: v.type.with_grad(False))
+    result = recorder.semantics.infer(func, (), typed)
+    news = [typed.get(name) for name in schema_of(func).writes]
+    given = list(result) if isinstance(result, (tuple, list)) else [result]
+    intern = recorder.types.intern
+    types = map_tree(
+        [*given, *news],
+        lambda t: intern(t.but(offset=0)) if isinstance(t, TensorType) else t,
+    )  # fmt: skip
+    return Outcome(types, None, None, lasting=False)
 
 
 def casting_inside(
