@@ -17,6 +17,8 @@ from foretrace.emit.python_source import INDENT, Source
 from foretrace.errors import Frame
 from foretrace.ir.op import Op, Subgraph, Tree, Value, ViewStep, values_in
 from foretrace.ir.program import Graph
+from foretrace.ir.walk import subgraphs_of
+from foretrace.ops.holders import holder_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.functions import FunctionCall
 
@@ -66,11 +68,19 @@ class Straight:
             for inner in op.body or ():
                 yield from self._op(inner)
             return
-        call = self.source.bind(_callable(op), str(op.target).replace(".", "_"))
-        parts = [self.tree(arg) for arg in op.args]
-        parts += [f"{name}={self.tree(arg)}" for name, arg in op.kwargs.items()]
+        call, args = self._called(op)
+        parts = [self.tree(arg) for arg in args]
+        named = op.kwargs if args is op.args else {}
+        parts += [f"{name}={self.tree(arg)}" for name, arg in named.items()]
         text = f"{call}({', '.join(parts)})"
         yield Statement(self._assigned(op, text), op.outs, op.operands, op.origin.frame)
+
+    def _called(self, op: Op) -> tuple[str, tuple[Tree, ...]]:
+        """What is called, and with what; of what only calls a program, that program itself."""
+        holder = holder_of(op.target) if subgraphs_of(op) else None
+        if holder is not None and holder.rest is not None:
+            return self.tree(holder.programs(op.args)[0]), op.args[holder.rest :]
+        return self.source.bind(_callable(op), str(op.target).replace(".", "_")), op.args
 
     def _assigned(self, op: Op, call: str) -> str:
         for out in op.outs:

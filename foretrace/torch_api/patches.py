@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NoReturn
 
 import torch
@@ -21,6 +21,8 @@ from torch._higher_order_ops import utils as hop_utils
 
 # `torch.jit.optimized_execution`, which torch.jit does not name as its own.
 from torch.jit._fuser import optimized_execution
+
+from foretrace.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
 
 
 @contextmanager
@@ -48,8 +50,21 @@ def as_written(model: Any = None, **_: Any) -> Any:
 
 
 def called_as_written(fn: Any, args: Any, kwargs: Any = None) -> Any:
-    """In the place of what compiles a call of `torch.cond`: the call of the operator itself."""
-    return fn(*args, **(kwargs or {}))
+    """In the place of what compiles a call of `torch.cond`: the call of the operator itself.
+
+    Operands may be nested there, which Dynamo takes apart, and the operator does not take.
+    """
+    *others, operands = args
+    if any(isinstance(each, (tuple, list, dict)) for each in operands):
+        leaves, spec = tree_flatten(operands)
+        others = [partial(_nested, each, spec) if callable(each) else each for each in others]
+        operands = tuple(leaves)
+    return fn(*others, operands, **(kwargs or {}))
+
+
+def _nested(program: Callable[..., Any], spec: TreeSpec, *leaves: Any) -> Any:
+    """Call a program with its operands as they were nested."""
+    return program(*tree_unflatten(leaves, spec))
 
 
 def uncompiled() -> AbstractContextManager[None]:

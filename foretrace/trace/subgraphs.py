@@ -152,6 +152,13 @@ class _Holding:
             leaves = [recorder.lift(t) if _real(t) else t for t in returned]
             result = [value_of(t, recorder) if isinstance(t, Abstract) else t for t in leaves]
             frame = next((op.origin.frame for op in ops[::-1]), self.origin.frame)
+            casts = recorder.casts.kept and self.origin.grad_mode
+        if casts:  # autocast's cache then has one without a history, for all that comes later
+            self._refuse(
+                f"autocast casts a leaf that requires grad inside {name} of {self.name}, and in"
+                " eager later casts of it lose their gradient",
+                "enter torch.autocast inside of the function, not around the operator", frame,
+            )  # fmt: skip
         run = _Run(name, [], ops, result, spec, frame)
         self._check_inside(run, leaves)
         return run

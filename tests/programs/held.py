@@ -48,6 +48,27 @@ def branches_that_close_over(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, .
     return first * z, second
 
 
+@program(t(2, 3), t(3, 3))
+def branches_with_autocast_inside(x: Tensor, w: Tensor) -> Tensor:
+    def on(a: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return (a @ w).float()
+
+    return torch.cond(x.sum() > 0, on, lambda a: a @ w, (x,)) @ w
+
+
+@program(c(2, 3), c(3, 3), train=False)
+def branches_under_autocast(x: Tensor, w: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.cond(x.sum() > 0, lambda: x @ w, lambda: (x @ w) @ w, ()) @ w
+
+
+@program(t(2, 3), t(3))
+def branches_with_nested_operands(x: Tensor, y: Tensor) -> Tensor:
+    operands = ({"x": x}, [y])
+    return torch.cond(x.sum() > 0, lambda a, b: a["x"] * b[0], lambda a, b: a["x"] - b[0], operands)
+
+
 @program(t(2, 3), t(2, 3))
 def branches_where_one_gives_no_gradient(x: Tensor, y: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, lambda a, b: a * 2, lambda a, b: a * b, (x, y))

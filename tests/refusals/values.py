@@ -317,6 +317,30 @@ def counts_in_a_tensor(x: Tensor) -> Tensor:
 
 refuses("higher-order operator", HOLDS, captures(counts_in_python, X), counts_in_python,
         captured(counts_in_a_tensor, X))  # fmt: skip
+
+
+def casts_inside(x: Tensor, w: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.cond(x.sum() > 0, lambda: x @ w, lambda: (x @ w) * 2, ())  # here
+
+
+def casts_in_the_program(x: Tensor, w: Tensor) -> Tensor:
+    def on() -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ w
+
+    def off() -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return (x @ w) * 2
+
+    return torch.cond(x.sum() > 0, on, off, ())
+
+
+LEAF = torch.randn(8, 8, requires_grad=True)
+refuses("higher-order operator", HOLDS, captures(casts_inside, X, LEAF), casts_inside,
+        captured(casts_in_the_program, X, LEAF))  # fmt: skip
+
+
 ROUNDS = "passes/scanned.py:_no_derivative"
 WANTED = torch.ones(3, requires_grad=True)
 
