@@ -20,7 +20,7 @@ from foretrace.errors import Refusal
 from foretrace.frames.sources import Asked
 from foretrace.history.call_facts import locate
 from foretrace.ir.names import called_like_a_keyword
-from foretrace.ir.op import Op, Value, values_in
+from foretrace.ir.op import Op, Subgraph, Value, values_in
 from foretrace.ir.structure import Structure
 from foretrace.passes.cut import Level, forward_graph, written_over
 from foretrace.passes.live import needs
@@ -214,7 +214,10 @@ def _check_op(op: Op) -> None:
                 "torch.randint_like(x, low, high), on which no gradient depends either"),
         ), op)  # fmt: skip
     for leaf in torch_api.tree_leaves((op.args, op.kwargs)):
-        if type(leaf) not in SPELLED and not isinstance(leaf, (Value, sympy.Basic, complex)):
+        if isinstance(leaf, Subgraph):
+            for inner in leaf.ops:
+                _check_op(inner)
+        elif type(leaf) not in SPELLED and not isinstance(leaf, (Value, sympy.Basic, complex)):
             raise locate(Refusal(
                 f"{op.target} is given a {type(leaf).__name__}, which no file can hold",
                 kind="unknown value", do="use tensors, numbers, strings and None",

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Tree, Value, target_name
+from foretrace.ir.op import Op, Subgraph, Tree, Value, target_name
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import FIRST_CALL, Change
 from foretrace.ir.tree import map_tree
@@ -107,6 +107,8 @@ class _Numbered:
         return map_tree(tree, self._leaf)
 
     def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, Subgraph):
+            return self.tree(leaf.params), self.ops(leaf.ops), self.tree(leaf.result)
         if not isinstance(leaf, Value):
             return repr(leaf)
         return self._numbers.setdefault(leaf, len(self._numbers)), str(leaf.type)

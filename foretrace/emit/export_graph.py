@@ -84,6 +84,11 @@ class ExportEmitter(Emitter):
         self.outermost = {"L__self__": outermost}
         self._calls = Counter[str]()
 
+    def inner(self) -> "ExportEmitter":
+        """An emitter for a program that an operator holds."""
+        ((outermost),) = self.outermost.values()
+        return ExportEmitter(self.symbols, self.vals, self.needs, outermost)
+
     def lifted(self, item: Lifted, name: str) -> None:
         """One input."""
         node = self.graph.create_node("placeholder", self.names.take(name))

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Collection, Iterable
+from itertools import count
 from typing import Any
 
 import sympy
@@ -14,10 +15,10 @@ from foretrace.emit.fx_sizes import write_size
 from foretrace.emit.module_stack import ModuleStacks
 from foretrace.emit.vals import Vals
 from foretrace.ir.names import Names, called_like_a_keyword, calls_target, spelled
-from foretrace.ir.op import Op, Tree, Value, target_name
+from foretrace.ir.op import Op, Subgraph, Tree, Value, target_name
 from foretrace.ir.program import Graph, Input, Output
 from foretrace.ir.tree import leaves, map_tree
-from foretrace.ir.walk import binds, leaf_ops
+from foretrace.ir.walk import binds, leaves_that_run
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Size, Symbols, solved
 
@@ -50,6 +51,22 @@ class Emitter:
         self.sizes: dict[sympy.Basic, Any] = {}
         self.stacks = ModuleStacks()
         self.data = symbols.data
+
+    def inner(self) -> "Emitter":
+        """An emitter for a program that an operator holds."""
+        return Emitter(self.symbols, self.vals, self.needs)
+
+    def program(self, subgraph: Subgraph, name: str) -> fx.GraphModule:
+        """The module of such a program."""
+        for param in subgraph.params:
+            if isinstance(param, Value):
+                self.placeholder(param, param.hint or "arg")
+            else:
+                self.size_placeholder(param, str(param))
+        for op in subgraph.ops:
+            self.emit(op)
+        self.graph.output(self._arguments(subgraph.result))
+        return module_of(self.root, self.graph, name)
 
     def input(self, item: Input) -> None:
         """One input of the graph: a tensor, or a size."""
@@ -114,7 +131,9 @@ class Emitter:
 
     def _symbols_below(self, op: Op) -> list[sympy.Symbol]:
         found = {
-            s for each in leaf_ops(op.body or ()) for s in free_symbols((each.args, each.kwargs))
+            s
+            for each in leaves_that_run(op.body or ())
+            for s in free_symbols((each.args, each.kwargs))
         }
         return sorted(found, key=str)
 
@@ -182,7 +201,17 @@ class Emitter:
             return self._condition(leaf)
         if isinstance(leaf, sympy.Basic):
             return self._size(leaf)
+        if kind is Subgraph:
+            return self._held_program(leaf)
         return Complex(leaf) if kind is complex else self._attribute(leaf)
+
+    def _held_program(self, subgraph: Subgraph) -> fx.Node:
+        """A program that an operator holds: a module, and the node that gets it."""
+        numbers = (n for n in count() if not hasattr(self.root, f"{subgraph.name}_{n}"))
+        name = self.names.new(f"{subgraph.name}_{next(numbers)}")
+        inner = self.inner()
+        self.root.add_module(name, inner.program(subgraph, name))
+        return torch_api.append_node(self.graph, "get_attr", name, (), {}, name)
 
     def _attribute(self, item: Any) -> fx.Node:
         """An argument that generated code cannot spell."""

@@ -14,11 +14,12 @@ from sympy.logic.boolalg import Boolean
 from foretrace import torch_api
 from foretrace.emit.bindings import quickest
 from foretrace.emit.python_sizes import size_text
-from foretrace.emit.python_source import Source
+from foretrace.emit.python_source import INDENT, Source
 from foretrace.errors import Frame
-from foretrace.ir.op import Op, Tree, Value, ViewStep, values_in
+from foretrace.ir.op import Op, Subgraph, Tree, Value, ViewStep, values_in
 from foretrace.ir.program import Graph
-from foretrace.ir.walk import binds
+from foretrace.ir.walk import binds, subgraphs_of
+from foretrace.ops.holders import holder_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.functions import FunctionCall
 
@@ -53,9 +54,12 @@ class Straight:
 
     def ops(self, graph: Graph) -> None:
         """Statements for all ops; values are let go after their last use."""
-        statements = [each for op in graph.ops for each in self._op(op)]
-        kept = {v for output in graph.outputs for v in values_in(output.value)}
-        kept |= {item.value for item in graph.inputs}
+        results = [v for output in graph.outputs for v in values_in(output.value)]
+        self.run(graph.ops, {*results, *(item.value for item in graph.inputs)})
+
+    def run(self, ops: Iterable[Op], kept: Iterable[Value]) -> None:
+        """Statements for these ops; what is not kept is let go after its last use."""
+        statements = [each for op in ops for each in self._op(op)]
         frame = None
         for statement, dead in zip(statements, _dying(statements, kept), strict=True):
             if statement.frame is not None and statement.frame != frame:
@@ -73,9 +77,10 @@ class Straight:
             for inner in op.body or ():
                 yield from self._op(inner)
             return
-        call = self.source.bind(_callable(op), str(op.target).replace(".", "_"))
-        parts = [self.tree(arg) for arg in op.args]
-        parts += [f"{name}={self.tree(arg)}" for name, arg in op.kwargs.items()]
+        call, args = self._called(op)
+        parts = [self.tree(arg) for arg in args]
+        named = op.kwargs if args is op.args else {}
+        parts += [f"{name}={self.tree(arg)}" for name, arg in named.items()]
         text = f"{call}({', '.join(parts)})"
         yield Statement(self._assigned(op, text), op.outs, op.operands, op.origin.frame)
         yield from self._sizes(op)
@@ -88,6 +93,13 @@ class Straight:
             )
             text = f"{symbol} = {self.names[out]}.size({dim})"
             yield Statement(text, (), (out,), op.origin.frame)
+
+    def _called(self, op: Op) -> tuple[str, tuple[Tree, ...]]:
+        """What is called, and with what; of what only calls a program, that program itself."""
+        holder = holder_of(op.target) if subgraphs_of(op) else None
+        if holder is not None and holder.rest is not None:
+            return self.tree(holder.programs(op.args)[0]), op.args[holder.rest :]
+        return self.source.bind(_callable(op), str(op.target).replace(".", "_")), op.args
 
     def _assigned(self, op: Op, call: str) -> str:
         for out in op.outs:
@@ -128,7 +140,21 @@ class Straight:
         if isinstance(tree, sympy.Basic):
             condition = isinstance(tree, Boolean) and not isinstance(tree, sympy.Symbol)
             return size_text(tree if condition else self.symbols.simplify(tree))
+        if isinstance(tree, Subgraph):
+            return self._held_program(tree)
         return self.source.literal(tree)
+
+    def _held_program(self, subgraph: Subgraph) -> str:
+        """A program that an operator holds, as a function inside this one."""
+        inner, name = self.source.inner(), self.source.names.new(subgraph.name)
+        values = {p: self.source.names.new(p.hint or "arg") for p in subgraph.values}
+        params = [values[p] if p in values else str(p) for p in subgraph.params]
+        within = Straight(inner, self.symbols, {**self.names, **values})
+        within.run(subgraph.ops, {*values_in(subgraph.result), *subgraph.values})
+        inner.add(f"return {within.tree(subgraph.result)}")
+        lines = [f"def {name}({', '.join(params)}):", *(INDENT + line for line in inner.lines)]
+        self.source.add(*lines)
+        return f"{self.source.bind(torch_api.closed_program, 'closed')}({name})"
 
 
 Instead: TypeAlias = Callable[[Op, Straight], str | None]

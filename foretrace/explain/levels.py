@@ -10,6 +10,7 @@ from foretrace.explain.explanation import Link
 from foretrace.history.history_ops import HISTORY
 from foretrace.ir.op import Choice, ModuleCall, Op, Value, Write, target_name
 from foretrace.ir.program import Graph, Recorded
+from foretrace.ir.walk import subgraphs_of
 from foretrace.targets.semantics import COMPOSITE
 from foretrace.trace.functions import FunctionCall
 
@@ -46,9 +47,10 @@ def _paths(ops: Sequence[Op], enter: Callable[[Op], bool]) -> Iterator[list[Op]]
             del path[-1:]
             continue
         yield [*path, op]
-        if op.region and enter(op):
+        below = [inner for held in subgraphs_of(op) for inner in held.ops] or op.region
+        if below and enter(op):
             path.append(op)
-            levels.append(iter(op.region))
+            levels.append(iter(below))
 
 
 def _elsewhere(op: Op, calls: set[ModuleCall]) -> bool:
@@ -59,6 +61,8 @@ def same_call(op: Op, wanted: Op) -> bool:
     """Whether a cut's op is the tree's, but for what it returns beside or instead."""
     if op.target is not wanted.target:
         return False
+    if subgraphs_of(op):
+        return bool(op.outs) and op.outs is wanted.outs
     same_body = op.region is not None and op.region is wanted.region
     return same_body or (bool(op.args) and op.args is wanted.args)
 
@@ -137,6 +141,9 @@ class Levels:
             return (kernel, *chosen), COMPOSITE
         if isinstance(op.target, FunctionCall):
             return (f"by the forward of {name}, an autograd.Function", *chosen), "autograd.Function"
+        if held := subgraphs_of(op):
+            names = " or ".join(program.name for program in held)
+            return (f"{name} holds it, in {names}", *chosen), "program"
         if chosen:
             return chosen, "choice"
         return (f"what takes {name} apart is not known",), None
@@ -148,6 +155,9 @@ class Levels:
             return Link("whole", f"{op.target} is one node", ("keep= names it",), facts)
         if not op.leaf:
             return Link("whole", f"{target_name(op.target)} is one node", self._kept(op), facts)
+        if held := subgraphs_of(op):
+            names = [program.name for program in held]
+            return Link("holds", ", ".join(names), ("programs of their own",), {"programs": names})
         if op.choice is not None:
             return Link("leaf", "nothing is below it", choice_notes(op.choice), facts)
         if has_composite_kernel(op):

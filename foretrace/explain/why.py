@@ -22,6 +22,7 @@ from foretrace.explain.levels import (
 from foretrace.explain.nodes import call_text, is_size, part_links, size_links, type_text
 from foretrace.ir.op import Backward, Op, target_name
 from foretrace.ir.program import Graph, Recorded
+from foretrace.ir.walk import subgraphs_of
 from foretrace.partition.split import Pair
 
 NEAR_NAMES = 5
@@ -57,12 +58,13 @@ def explain(
     around: list[Op] = []
     for step in outer:
         node = _find(module, step, name)
-        inside = module.get_submodule(step) if node.op == "call_module" else None
+        holds = node.op in ("call_module", "get_attr")
+        inside = getattr(module, str(node.target)) if holds else None
         if not isinstance(inside, fx.GraphModule):
             raise Refusal(
                 f"{step} has no nodes inside", kind="unknown node", do=f'ask for "{step}" itself'
             )
-        around.append(_op_of(node))
+        around.append(_op_of(node if node.op == "call_module" else next(iter(node.users))))
         module = inside
     telling = _Telling(recorded, Between(graph, pair), module, around)
     return telling.node(_find(module, last, name), name)
@@ -207,6 +209,11 @@ class _Telling:
     def _held(self, node: fx.Node) -> Iterator[Link]:
         """An object that the graph module holds because no argument can spell it."""
         held = getattr(self.module, str(node.target))
+        if isinstance(held, fx.GraphModule):
+            (user, *_) = node.users
+            note = f"its nodes are {node.target}.NODE"
+            yield Link("held", f"a program that {user.name} holds", (note,), {"node": user.name})
+            return
         text = f"a {type(held).__name__} of the program's own, which the graph module holds"
         yield Link("held", text, facts={"class": type(held).__name__})
         for user in node.users:
@@ -215,7 +222,7 @@ class _Telling:
     def _outputs(self, node: fx.Node) -> Iterator[Link]:
         results: Any = node.args[0]
         if self.around:
-            for index, result in enumerate(results):
+            for index, result in enumerate(results if isinstance(results, tuple) else (results,)):
                 yield Link("output", f"result {index} is {result}", facts={"node": str(result)})
             return
         outputs = self.graph.outputs
@@ -245,5 +252,7 @@ def _rule_link(op: Op) -> Link:
     if isinstance(op.target, Backward) and list(inner) != [rule.name]:
         note = f"of its body, last to first: {', '.join(inner)}"
         return Link("rule", rule.name, (note,), {**facts, "rules": list(inner)})
+    if subgraphs_of(op):
+        return Link("rule", rule.name, ("by the derivatives of the programs it holds",), facts)
     note = ENGINE_RULES.get(rule.name, RULE_KINDS[rule.kind])
     return Link("rule", rule.name, (note,), facts)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.history.history_ops import HISTORY, make_call, make_copy, rename
 from foretrace.history.stale import written_operand
@@ -121,8 +122,11 @@ class History:
     def refused(self, op: Op, followed: Collection[Value] = ()) -> bool:
         """Whether torch's autograd raises when the op runs, so that it can have no history.
 
+        One that holds programs makes their derivatives when it runs, which may have none.
         `followed`: values that it follows, whatever their types.
         """
+        if isinstance(op.target, torch_api.HigherOrderOperator):
+            return True
 
         def type_of(value: Value) -> TensorType:
             return value.type.with_grad(True) if value in followed else value.type

@@ -295,6 +295,29 @@ class Op:
         return f"{self.outs} = {target_name(self.target)}{self.args}"
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Subgraph:
+    """A program that an operator of torch's holds, as `torch.cond` its branches: an argument of it.
+
+    It is closed: what its ops read is made inside, or is a param. A param may be a value of the
+    program around, which stands for itself, or the symbol of a size. `result` is a flat tuple; of
+    a condition, what it says.
+    """
+
+    name: str
+    params: tuple[Any, ...]
+    ops: tuple[Op, ...]
+    result: Tree
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {len(self.ops)} ops>"
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """The params that are tensors."""
+        return tuple(param for param in self.params if isinstance(param, Value))
+
+
 def values_in(tree: Tree) -> list[Value]:
     """The values of a nested structure, left to right."""
     found: list[Value] = []

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from foretrace.ir.op import Op, Tree, Value, target_name
+from foretrace.ir.op import Op, Subgraph, Tree, Value, target_name
 
 SHOWN = 8
 """Items of a list of constants that are shown."""
@@ -27,7 +27,7 @@ class Spelling:
         if isinstance(tree, (list, tuple)):
             shown = [self.tree(item) for item in tree[:SHOWN]]
             return f"[{', '.join([*shown, *['...'] * (len(tree) > SHOWN)])}]"
-        return str(tree)
+        return tree.name if isinstance(tree, Subgraph) else str(tree)
 
     def call(self, op: Op) -> str:
         """`aten.mul(%0, %1)`."""

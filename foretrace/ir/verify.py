@@ -20,7 +20,7 @@ from foretrace.ir.program import Graph, Output, Recorded
 from foretrace.ir.text import neighbourhood
 from foretrace.ir.tree import leaves
 from foretrace.ir.types import Size, TensorType
-from foretrace.ir.walk import binds
+from foretrace.ir.walk import binds, subgraphs_of
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Symbols
 
@@ -135,6 +135,7 @@ class _Stage:
             faults += self._types(op) if typed else ()
             yield from (Fault(self.name, what, op) for what in faults)
             yield from self._body(op)
+            yield from self._subgraphs(op)
             self.made.update(op.outs)
 
     def _order(self, op: Op) -> Iterator[str]:
@@ -213,6 +214,15 @@ class _Stage:
             yield from below.ops(definition.ops)
             if not below.made.issuperset(definition.outs):
                 yield Fault(self.name, "its body does not make what it makes", op)
+
+    def _subgraphs(self, op: Op) -> Iterator[Fault]:
+        """A program that an op holds is closed, and of the stage that it is in."""
+        for held in subgraphs_of(op):
+            below = _Stage(self.name, self.recorded, self.infer, set(held.values))
+            below.definitions = self.definitions
+            yield from below.ops(held.ops)
+            if not below.made.issuperset(values_in(held.result)):
+                yield Fault(self.name, f"no op makes what {held.name} gives", op)
 
 
 def same_type(one: TensorType, other: TensorType, symbols: Symbols, *, offset: bool = True) -> bool:

@@ -1,19 +1,23 @@
 """Ways through a tree of ops."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 import sympy
 import torch
 
-from foretrace.ir.op import ModuleCall, Op, Value
+from foretrace import torch_api
+from foretrace.ir.op import ModuleCall, Op, Subgraph, Value
+from foretrace.ir.tree import leaves, map_tree
 from foretrace.symbols.questions import free_symbols
 
 
 def every_op(ops: Iterable[Op]) -> Iterator[Op]:
-    """The ops and those in their own bodies, each before what it is made of."""
+    """The ops, those in their own bodies and in what they hold, each before what it is made of."""
     for op in ops:
         yield op
+        for held in subgraphs_of(op):
+            yield from every_op(held.ops)
         yield from every_op(op.region or ())
 
 
@@ -24,6 +28,14 @@ def leaf_ops(ops: Iterable[Op]) -> Iterator[Op]:
             yield op
         else:
             yield from leaf_ops(op.body or ())
+
+
+def leaves_that_run(ops: Iterable[Op]) -> Iterator[Op]:
+    """The leaves that the ops are made of, and those of what they hold."""
+    for op in leaf_ops(ops):
+        yield op
+        for held in subgraphs_of(op):
+            yield from leaves_that_run(held.ops)
 
 
 def called_in(ops: Iterable[Op]) -> Iterator[Op]:
@@ -42,6 +54,33 @@ def in_bodies(ops: Iterable[Op]) -> Iterator[Op]:
     for op in ops:
         yield op
         yield from in_bodies(op.body or ())
+
+
+def subgraphs_of(op: Op) -> Sequence[Subgraph]:
+    """The programs that an op holds."""
+    if type(op.target) is torch_api.OpOverload:
+        return ()
+    return [leaf for leaf in leaves(op.args) if type(leaf) is Subgraph]
+
+
+def with_subgraphs(op: Op, change: Callable[[Subgraph], Subgraph]) -> Op:
+    """The op with other programs in it; itself where it holds none."""
+    if not subgraphs_of(op):
+        return op
+    return op.but(args=map_tree(op.args, lambda x: change(x) if type(x) is Subgraph else x))
+
+
+def read_outside(ops: Iterable[Op]) -> dict[Value, Op]:
+    """What ops read and do not make, in order, with the first that reads it."""
+    found, made = dict[Value, Op](), set[Value]()
+    for op in every_op(ops):
+        for value in op.operands:
+            if value not in made:
+                found.setdefault(value, op)
+        made.update(op.outs)
+        for held in subgraphs_of(op):
+            made.update(held.values)
+    return found
 
 
 Bare: TypeAlias = Literal["leaf", "loose"]

@@ -68,6 +68,9 @@ class Builder(torch_api.TorchDispatchMode):
         self._failure: tuple[BaseException | None, list[str]] = (None, [])
         self._frame_inside: Frame | None = None
 
+    supports_higher_order_operators = True
+    """`cond` and its like come here as any operator does; Dynamo, which they run, rests then"""
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Not wrapped by `torch._dynamo.disable`: that imports dynamo and adds 3 us a call."""
@@ -122,6 +125,27 @@ class Builder(torch_api.TorchDispatchMode):
             self.bodies.pop()
             self.scope, self._frame_inside = outer, outer_frame
             self._depth -= 1
+
+    @contextmanager
+    def subgraph_scope(self) -> Iterator[list[Op]]:
+        """Ops recorded inside are those of a program that an operator holds, with their own lines.
+
+        What autocast casts inside is cast for it alone.
+        """
+        names = ("scope", "_around", "log", "_depth", "_frame_inside")
+        before, inner, casts = [getattr(self, name) for name in names], list[Op](), self.casts
+        self.scope = self._around = inner
+        self.log, self._depth, self._frame_inside = [*self.log], 0, None
+        try:
+            with casts.apart():
+                yield inner
+        finally:
+            for name, item in zip(names, before, strict=True):
+                setattr(self, name, item)
+
+    def user_code(self) -> AbstractContextManager[None]:
+        """Inside, the program's own code runs again, in the midst of a call."""
+        return nullcontext()
 
     @contextmanager
     def before_bodies(self) -> Iterator[None]:

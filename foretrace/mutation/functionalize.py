@@ -44,6 +44,8 @@ from foretrace.ops.views import put_back
 from foretrace.tensors.abstract import FLAG, Abstract, become_like, follow
 
 aten = torch.ops.aten
+COUNTS = "ADInplaceOrView"
+"""The dispatch key whose kernels tell version counters of writes"""
 
 
 def functionalize(call: Call) -> Any:
@@ -65,15 +67,18 @@ def functionalize(call: Call) -> Any:
         )
     targets = call.targets
     check_apart(call)
+    held = schema.functional.held is not None  # autograd sees no write of another library's
     followed = recorder.grad_mode() and any(v.type.requires_grad for v in call.values)
+    followed = followed and not held
     if followed:
         check_leaves(func, targets, out_variant=bool(schema.outs))
-    if write_one_by_one(call, followed=followed):
+    if not held and write_one_by_one(call, followed=followed):
         return None
     if len(targets) == 1 and schema.returns_written:
         _write_one(call, followed)
         return targets[0]
-    if schema.outs or schema.returns_written or not schema.returns_something:
+    each = schema.outs or schema.returns_written or not schema.returns_something
+    if each and not held:
         return _write_each(call)
     return _write_many(call)
 
@@ -300,14 +305,20 @@ def _write_many(call: Call) -> Any:
     recorder.append(Op(*what, results, outs, origin=origin, below=body, writes=True))
     for target, new in zip(targets, contents, strict=True):
         # the kernels of autograd count the writes of in-place and of out= forms, and no others
-        alias_of(target).version.count += schema.returns_written
+        alias_of(target).version.count += schema.returns_written or _counted(call)
         owner, path = holder(recorder, alias_of(target))
         old, whole = current(owner, recorder), partial(_scatter, recorder, owner, path, new)
         kept = path or old.type.requires_grad
         _spread(recorder, owner, rewrite(recorder, old, path, new, whole) if kept else new)
-    if not schema.returns_tensors:
+    if not (schema.returns_tensors and results):
         return None
     return result if schema.multiple else result[0]
+
+
+def _counted(call: Call) -> bool:
+    """Whether another library's operator tells version counters of its writes."""
+    form = call.schema.functional
+    return form is not None and form.held is not None and torch_api.kernel_for(call.func, COUNTS)
 
 
 def _scatter(recorder: Builder, owner: Alias, path: list[Alias], new: Value) -> Value:

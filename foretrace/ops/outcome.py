@@ -71,8 +71,14 @@ class Functional:
     """arguments that, where not given, are the written tensor's: dtype and device of a factory,
     the dtype in which a sum is computed"""
 
+    held: tuple[Any, tuple[str, ...]] | None = None
+    """of `auto_functionalized`: the op itself, which it takes, and the names of its arguments"""
+
     def arguments(self, args: Tree, kwargs: dict[str, Tree]) -> tuple[Tree, dict[str, Tree]]:
         """The op's arguments as `call` takes them."""
+        if self.held is not None:
+            op, names = self.held
+            return (op,), dict(zip(names, args, strict=False)) | kwargs
         kept = {name: arg for name, arg in kwargs.items() if name not in self.dropped}
         given = values_in([kwargs.get(name) for name in self.dropped])
         for name in self.options & {"dtype", "device"} if given else ():

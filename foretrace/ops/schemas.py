@@ -24,9 +24,19 @@ OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 """Arguments of a factory that its `out=` form lacks: the tensor given has them."""
 
 
+HOLDS_PROGRAMS = Schema(
+    arguments=(), writes=(), writes_lists=False, writes_if=None, viewed=None, share=Share.VIEW,
+    random=False, draws_over=False, reshapes_in_place=False, returns_tensors=True,
+    returns_something=True, returns_written=False, multiple=True, outs=(), keeps_shape=False,
+    functional=None,
+)  # fmt: skip
+
+
 @cache
 def schema_of(func: Any) -> Schema:
-    """The facts about an operator; read once."""
+    """The facts about an operator; read once. One that holds programs says none of them."""
+    if isinstance(func, torch_api.HigherOrderOperator):
+        return HOLDS_PROGRAMS
     schema = torch_api.schema_of(func)
     said = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
     outs = tuple(a.name for a in said if a.is_out)
@@ -90,7 +100,10 @@ def _functional(func: Any, schema: Any) -> Functional | None:
             if found is not None:
                 order, options = found
                 return Functional(candidate, outs, order=order, options=options)
-    return None
+    if outs or not torch_api.can_auto_functionalize(func):
+        return None
+    names = tuple(a.name for a in schema.arguments)
+    return Functional(torch_api.AUTO_FUNCTIONALIZED, outs, held=(func, names))
 
 
 def _as_arguments(

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 from foretrace.emit.vals import Vals
 from foretrace.ir.op import Op, Value, map_values, target_name
 from foretrace.ir.program import Graph, Recorded
-from foretrace.ir.walk import leaf_ops
+from foretrace.ir.walk import leaf_ops, leaves_that_run
 from foretrace.ops.cache import OWN
 from foretrace.ops.schemas import schema_of
 from foretrace.passes.live import needs
@@ -125,7 +125,7 @@ class Sides:
 
     def once(self, op: Op) -> str:
         """Why the op never runs a second time; empty if it may."""
-        for leaf in leaf_ops((op,)):
+        for leaf in leaves_that_run((op,)):
             reason = self._facts(leaf).once or self._call_once(leaf)
             if reason:
                 return reason

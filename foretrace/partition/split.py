@@ -16,7 +16,7 @@ from foretrace.ir.names import node_names
 from foretrace.ir.op import Choice, Op, Origin, Tree, Value, map_values
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, size_input
 from foretrace.ir.types import Arrived, Size
-from foretrace.ir.walk import leaf_ops
+from foretrace.ir.walk import leaves_that_run
 from foretrace.partition.policies import Policy, choose
 from foretrace.partition.sides import Sides
 from foretrace.passes.live import live, needs, values_of, with_saved
@@ -154,7 +154,7 @@ def _again(
 def _missing_sizes(halves: Sides, ops: list[Op], handed: list[Value]) -> list[sympy.Symbol]:
     """The symbols of the backward's ops that no tensor it gets has as a dimension."""
     simplify = halves.symbols.simplify
-    trees = [(leaf.args, leaf.kwargs) for leaf in leaf_ops(ops)]
+    trees = [(leaf.args, leaf.kwargs) for leaf in leaves_that_run(ops)]
     named = free_symbols(trees)
     used = {s for symbol in named for s in simplify(symbol).free_symbols}
     values = (*handed, *(item.value for item in halves.tangents))

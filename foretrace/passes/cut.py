@@ -13,9 +13,20 @@ from foretrace.history.placed import placed
 from foretrace.history.saved_over import SavedOver, saved_over
 from foretrace.history.stale import Stale, applied
 from foretrace.history.uses_apart import returned_inputs, uses_apart
-from foretrace.ir.op import Backward, ModuleCall, Op, Origin, RuleName, Value, Write, values_in
+from foretrace.ir.op import (
+    Backward,
+    ModuleCall,
+    Op,
+    Origin,
+    RuleName,
+    Subgraph,
+    Value,
+    Write,
+    values_in,
+)
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
 from foretrace.ir.types import Arrived, TensorType
+from foretrace.ir.walk import with_subgraphs
 from foretrace.ops.schemas import schema_of
 from foretrace.passes.asserted import with_assertions
 from foretrace.passes.differentiate import Differentiation
@@ -129,9 +140,29 @@ def forward_graph(
         flat = _trainable(recorded, semantics, level, results, also, around=around)
     else:
         flat = list(flatten(recorded.ops, level))
-    ops = live(flat, [*results, *also], semantics)
+    history = History(semantics, around, {})
+    ops = cut_inside(live(flat, [*results, *also], semantics), level, semantics, history)
     ops = with_assertions(with_saved(ops, results), recorded)
     return Graph(list(recorded.inputs), ops, outputs, kind)
+
+
+def cut_inside(
+    ops: Iterable[Op], level: Level, semantics: TargetSemantics, history: History | None = None
+) -> list[Op]:
+    """The ops of a cut, with what they hold cut at the same level; `history`: of a forward cut."""
+
+    def inside(subgraph: Subgraph) -> Subgraph:
+        results, held = values_in(subgraph.result), subgraph.ops
+        if history is None:
+            flat = list(flatten(held, level))
+        else:
+            flat = list(flatten(held, level, history.stops, history.trained_body))
+            told = replace(history, visible=_visible(flat, results))
+            flat = list(flatten(with_history(flat, told), level))
+        found = cut_inside(live(flat, results, semantics), level, semantics, history)
+        return replace(subgraph, ops=tuple(with_saved(found, results)))
+
+    return [with_subgraphs(op, inside) for op in ops]
 
 
 def _trainable(
@@ -179,8 +210,9 @@ def _visible(ops: list[Op], results: list[Value]) -> set[Value]:
 def inference_graph(recorded: Recorded, semantics: TargetSemantics) -> Graph:
     """The leaf ops of the forward, as they run where autograd follows nothing."""
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
-    ops = live(list(flatten(recorded.ops, Level(written=False))), values_of(outputs), semantics)
-    ops = with_assertions(ops, recorded)
+    level = Level(written=False)
+    ops = live(list(flatten(recorded.ops, level)), values_of(outputs), semantics)
+    ops = with_assertions(cut_inside(ops, level, semantics), recorded)
     return Graph(list(recorded.inputs), ops, outputs, "inference")
 
 
@@ -221,7 +253,7 @@ def differentiated(
     ]
     flat = [*flatten(recorded.ops, level), *flatten(walk.scope.ops, level)]
     results = values_of(outputs)
-    ops = live(list(map(unmark, flat)), results, semantics)
+    ops = cut_inside(live(list(map(unmark, flat)), results, semantics), level, semantics)
     ops = with_assertions(with_saved(ops, results), recorded)
     return Graph([*recorded.inputs, *tangents], ops, outputs, "joint")
 

@@ -18,11 +18,11 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.history.call_facts import locate
 from foretrace.ir.names import calls_target
-from foretrace.ir.op import Choice, Op, Value, copy_ops, values_in
+from foretrace.ir.op import Choice, Op, Subgraph, Value, copy_ops, values_in
 from foretrace.ir.program import Graph
 from foretrace.ir.tree import pairs
 from foretrace.ir.types import Size, TensorType
-from foretrace.ir.walk import leaf_ops
+from foretrace.ir.walk import leaf_ops, subgraphs_of, with_subgraphs
 from foretrace.mutation.layout import lay_out
 from foretrace.mutation.outs import ITSELF
 from foretrace.ops.schemas import schema_of
@@ -92,12 +92,22 @@ class _Decomposition:
             yield from self._one(op)
 
     def _one(self, op: Op) -> Iterator[Op]:
-        if op.choice is ITSELF:
+        if subgraphs_of(op):
+            yield from self.restored(op.operands)
+            yield with_subgraphs(op, self._inside)
+        elif op.choice is ITSELF:
             yield from self.opened(self._functional_form(op))
         elif self._opens_write(op):
             yield from self._written(op)
         else:
             yield from self._opened(op)
+
+    def _inside(self, subgraph: Subgraph) -> Subgraph:
+        """A program that an op holds, opened by the table."""
+        results = values_in(subgraph.result)
+        self.used |= {*results, *(v for op in subgraph.ops for v in needs(op))}
+        ops = list(self.opened(subgraph.ops))
+        return replace(subgraph, ops=(*ops, *self.restored(results)))
 
     def _opened(self, op: Op) -> Iterator[Op]:
         relaid = [v for v in needs(op) if v in self.relaid]

@@ -22,6 +22,7 @@ from foretrace.ir.op import (
     ModuleCall,
     Op,
     RuleName,
+    Subgraph,
     Tree,
     Value,
     ViewStep,
@@ -32,9 +33,10 @@ from foretrace.ir.op import (
     values_in,
 )
 from foretrace.ir.types import TensorType
-from foretrace.ir.walk import binds, made_in
+from foretrace.ir.walk import binds, made_in, subgraphs_of
 from foretrace.ops.infer import Inference
 from foretrace.ops.views import put_back
+from foretrace.passes import scanned
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.own_backward import own_rule
 from foretrace.rules.rule import Rule
@@ -131,6 +133,9 @@ class Differentiation:
     def _leaf(self, op: Op) -> None:
         if isinstance(op.target, Write):
             self._through_view(op, op.target)
+            return
+        if op.alike is None and subgraphs_of(op):
+            scanned.differentiate(op, self)
             return
         results = results_of(op)
         tangents = [self.gradients.get(value) for value in results]
@@ -238,11 +243,12 @@ class Differentiation:
 
     def _call(self, func: Any, args: Tree, because: Op) -> Value:
         """Append one backward leaf."""
-        return self._append(func, args, {}, because, ENGINE).outs[0]
+        return self.append(func, args, {}, because, ENGINE).outs[0]
 
-    def _append(
+    def append(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], because: Op, rule: RuleName
     ) -> Op:
+        """Append one backward leaf, by its rule's name."""
         typed = map_values(args, lambda v: v.type.with_grad(False))
         result = self.inference.infer(func, typed, kwargs)
         many = isinstance(result, (tuple, list))
@@ -279,7 +285,7 @@ class Differentiation:
         for step in write.steps:
             bases.append(self._view(step, bases[-1], op))
         in_order = {"memory_format": torch.contiguous_format}
-        (part,) = self._append(aten.clone.default, (bases[-1],), in_order, op, COPY_SLICES).outs
+        (part,) = self.append(aten.clone.default, (bases[-1],), in_order, op, COPY_SLICES).outs
         rule, occurrences = self._rule(write.func, op, args, op.kwargs, [part])
         if rule is None:
             return
@@ -311,7 +317,7 @@ class Differentiation:
         gradient = gradient or self._call(aten.zeros_like.default, (bases[-1],), op)
 
         def append(func: Any, args: Tree, kwargs: dict[str, Tree] | None = None) -> Op:
-            return self._append(func, args, kwargs or {}, op, ENGINE)
+            return self.append(func, args, kwargs or {}, op, ENGINE)
 
         new = put_back(write.steps, bases[:-1], gradient, append)
         self.add(base, self._in_layout(new, base.type, op), op)
@@ -331,7 +337,7 @@ class Differentiation:
     def _replay(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], position: int, because: Op
     ) -> Value:
-        return self._append(func, args, kwargs, because, COPY_SLICES).outs[position]
+        return self.append(func, args, kwargs, because, COPY_SLICES).outs[position]
 
     def _function(self, op: Op) -> None:
         """A user's Function: its own backward, run wherever the engine arrives at a result."""
@@ -348,6 +354,31 @@ class Differentiation:
         except Refusal as refusal:
             raise locate(refusal, op) from None
         self._apply(op, rule, rule.operands, (), tangents)
+
+    # ---- operators that hold programs ---------------------------------------------------------
+
+    @property
+    def ops(self) -> list[Op]:
+        """What was appended."""
+        return self.scope.ops
+
+    def put(self, op: Op) -> None:
+        """Append an op."""
+        self.scope.ops.append(op)
+
+    def through(
+        self, subgraph: Subgraph, tangents: dict[Value, Value], because: Op
+    ) -> "Differentiation":
+        """The walk back through a program that an op holds, from the gradients of its results."""
+        walk = Differentiation(
+            self.derivatives, self.inference, self.table, self.keep, {},
+            Stale(self.stale.overwritten),
+        )  # fmt: skip
+        walk.stale.meet(subgraph.ops)
+        for value, tangent in tangents.items():
+            walk.add(value, tangent, because)
+        walk.walk(subgraph.ops)
+        return walk
 
     # ---- kept ops ----------------------------------------------------------------------------
 

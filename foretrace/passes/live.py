@@ -6,7 +6,7 @@ from functools import cache
 from foretrace.history.history import is_hidden_write
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.program import Output
-from foretrace.ir.walk import binds, every_op
+from foretrace.ir.walk import binds, every_op, subgraphs_of
 from foretrace.mutation.builder import REQUIRES_GRAD
 from foretrace.ops.schemas import schema_of
 from foretrace.targets.semantics import TargetSemantics
@@ -76,7 +76,8 @@ def effectful(op: Op, semantics: TargetSemantics, fixed: Callable[[], set[Value]
     if not op.leaf:
         return any(effectful(inner, semantics, fixed) for inner in op.template or ())
     if not hasattr(op.target, "overloadpacket") or op.target is REQUIRES_GRAD:
-        return False
+        held = (inner for subgraph in subgraphs_of(op) for inner in subgraph.ops)
+        return any(effectful(inner, semantics, fixed) for inner in held)
     schema = schema_of(op.target)
     if schema.random or schema.writes or not schema.returns_something:
         return True

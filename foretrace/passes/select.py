@@ -6,6 +6,7 @@ from typing import Any
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import ModuleCall, Op, target_name
+from foretrace.ir.walk import subgraphs_of
 
 Selector = str | Callable[[Op], bool] | Any
 """The name of an op or module class, an OpOverload or packet, or a predicate on an Op."""
@@ -65,6 +66,8 @@ def every_op(ops: Iterable[Op]) -> Iterator[Op]:
 def _all(ops: Iterable[Op], seen: set[int]) -> Iterator[Op]:
     for op in ops:
         yield op
+        for held in subgraphs_of(op):
+            yield from _all(held.ops, seen)
         if op.template and id(op.template) not in seen:
             seen.add(id(op.template))
             yield from _all(op.template, seen)

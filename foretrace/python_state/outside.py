@@ -108,6 +108,17 @@ class Outside:
         if not self.resting and self._tell is not None:
             self._tell(self._event)
 
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Watch inside: the program's own code, in the midst of work of ours."""
+        resting, self.resting = self.resting, 1
+        self.go_on()
+        try:
+            yield
+        finally:
+            self.__enter__()
+            self.resting = resting
+
     def changes(self) -> list[Change]:
         """What the run changed of globals and closure cells."""
         return changes_of(self.places.values())

@@ -39,7 +39,7 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     """
     stand_ins: dict[str, Callable[..., Any]] = {"engine": _engine(torch_api.engine())}
     stand_ins |= generators.refusing(recorder) | guards(recorder)
-    stand_ins["compile"] = torch_api.as_written
+    stand_ins |= {"compile": torch_api.as_written, "hop": torch_api.called_as_written}
     return stand_ins | ({"func.grad": _no_gradient} if absent else {})
 
 

@@ -1,5 +1,6 @@
 """A recorder whose program is watched: what it does itself is not."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from foretrace.python_state.outside import Outside
@@ -20,3 +21,7 @@ class WatchedRecorder(Recorder):
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
             self.outside.go_on()
+
+    def user_code(self) -> AbstractContextManager[None]:
+        """Inside, the program's own code runs again: it is watched."""
+        return self.outside.again()

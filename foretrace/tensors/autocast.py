@@ -55,6 +55,17 @@ class Casts:
         """In the place of `torch.clear_autocast_cache`: an outermost region has ended."""
         self._known.clear()
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What is cast inside is not known outside, nor what was outside inside."""
+        with torch_api.switched(vars(self), _known={}):
+            yield
+
+    @property
+    def kept(self) -> bool:
+        """Whether a cast of a leaf is kept for later calls."""
+        return bool(self._known)
+
     # ---- casts of leaves, each made once a region ------------------------------------------------
 
     def remembers(self, tensor: Any, dtype: Any = None, *rest: Any) -> bool:
@@ -101,6 +112,8 @@ class Casts:
 
     def acts_inside(self, func: Any) -> bool:
         """Whether autocast sees the operators inside a composite, as it knows not itself."""
+        if isinstance(func, torch_api.HigherOrderOperator):
+            return False  # what it holds runs as the program does
         known = any(torch_api.autocast_knows(func, device) for device in self.devices)
         return bool(self.devices) and not known and not self._shielded
 

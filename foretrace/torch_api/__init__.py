@@ -22,9 +22,11 @@ from foretrace.torch_api.compilers import (
 )
 from foretrace.torch_api.dispatch import (
     ASKED_MODE as ASKED_MODE,
+    AUTO_FUNCTIONALIZED as AUTO_FUNCTIONALIZED,
     BINDINGS as BINDINGS,
     FAKE_MODE_KEY as FAKE_MODE_KEY,
     TORCH_DIR as TORCH_DIR,
+    HigherOrderOperator as HigherOrderOperator,
     OpOverload as OpOverload,
     TorchDispatchMode as TorchDispatchMode,
     asking_mode as asking_mode,
@@ -33,6 +35,8 @@ from foretrace.torch_api.dispatch import (
     autocast_seen as autocast_seen,
     below_autograd as below_autograd,
     c_entry as c_entry,
+    can_auto_functionalize as can_auto_functionalize,
+    closed_program as closed_program,
     composite_kernel as composite_kernel,
     default_device as default_device,
     device_types_here as device_types_here,
@@ -88,6 +92,7 @@ from foretrace.torch_api.inductor import (
 from foretrace.torch_api.patches import (
     PLACES as PLACES,
     as_written as as_written,
+    called_as_written as called_as_written,
     checkpoint_call as checkpoint_call,
     engine as engine,
     exporting as exporting,

@@ -11,6 +11,12 @@ import torch
 # The C bindings behind the dispatcher; the names used from it are listed below, one a function.
 from torch import _C
 
+# The form in which torch's own graphs have operators that write.
+from torch._higher_order_ops import auto_functionalize
+
+# What operators that hold programs take for one that is closed.
+from torch._higher_order_ops.base_hop import FunctionWithNoFreeVars
+
 # Rules for an operator under one mode, which Python registers.
 from torch._library import simple_registry
 
@@ -41,6 +47,18 @@ FAKE_MODE_KEY = _C._TorchDispatchModeKey.FAKE
 # Turns operator interception off while a wrapper is made or asked for its own sizes.
 no_dispatch: Callable[[], AbstractContextManager[None]] = _C._DisableTorchDispatch
 
+
+# the class of `torch.ops.higher_order.cond`; no public name
+HigherOrderOperator = torch._ops.HigherOrderOperator
+
+# The form of an operator that writes in which it returns what it writes.
+AUTO_FUNCTIONALIZED = auto_functionalize.auto_functionalized
+
+# Whether an operator has that form.
+can_auto_functionalize: Callable[[Any], bool] = auto_functionalize.can_auto_functionalize
+
+# A function as those operators take it that ask for a GraphModule.
+closed_program: Any = FunctionWithNoFreeVars
 
 OpOverload = torch._ops.OpOverload  # the class of `torch.ops.aten.mm.default`; no public name
 

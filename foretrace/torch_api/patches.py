@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NoReturn
 
 import torch
@@ -16,8 +16,13 @@ from torch import _C
 # The functions behind `torch.func.grad`, which builds autograd nodes.
 from torch._functorch import eager_transforms
 
+# What `torch.cond` and its like compile themselves by.
+from torch._higher_order_ops import utils as hop_utils
+
 # `torch.jit.optimized_execution`, which torch.jit does not name as its own.
 from torch.jit._fuser import optimized_execution
+
+from foretrace.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
 
 
 @contextmanager
@@ -42,6 +47,24 @@ def exporting() -> AbstractContextManager[None]:
 def as_written(model: Any = None, **_: Any) -> Any:
     """In the place of `torch.compile`: the function itself, also as a decorator."""
     return model if model is not None else as_written
+
+
+def called_as_written(fn: Any, args: Any, kwargs: Any = None) -> Any:
+    """In the place of what compiles a call of `torch.cond`: the call of the operator itself.
+
+    Operands may be nested there, which Dynamo takes apart, and the operator does not take.
+    """
+    *others, operands = args
+    if any(isinstance(each, (tuple, list, dict)) for each in operands):
+        leaves, spec = tree_flatten(operands)
+        others = [partial(_nested, each, spec) if callable(each) else each for each in others]
+        operands = tuple(leaves)
+    return fn(*others, operands, **(kwargs or {}))
+
+
+def _nested(program: Callable[..., Any], spec: TreeSpec, *leaves: Any) -> Any:
+    """Call a program with its operands as they were nested."""
+    return program(*tree_unflatten(leaves, spec))
 
 
 def uncompiled() -> AbstractContextManager[None]:
@@ -110,8 +133,9 @@ PLACES: dict[str, tuple[Any, str]] = {
     "engine": (torch.autograd, "_engine_run_backward"),
     # `torch.func.grad` and its like begin here
     "func.grad": (eager_transforms, "_grad_increment_nesting"),
-    # `cond`, `flex_attention` and their like call it on what they hold
+    # `flex_attention` calls it on what it holds; `cond` and its like the other
     "compile": (torch, "compile"),
+    "hop": (hop_utils, "_hop_compile_and_call"),
     "Generator": (torch, "Generator"),
     # `torch.manual_seed` and its like seed it by this name, by whatever name they were imported
     "default generator": (torch.random, "default_generator"),

@@ -28,6 +28,7 @@ from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_dtypes
 from foretrace.tensors.autocast import INSIDE
 from foretrace.trace.from_data import of_open_size, open_number
+from foretrace.trace.subgraphs import hold
 
 ITEM = torch.ops.aten.item.default
 """Its body refuses the label "meta", although a constant has a value on any device."""
@@ -48,9 +49,8 @@ def learn(
     recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
 ) -> Outcome:
     """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
-    check_dtypes(func, args, kwargs)
-    if (procedure := _procedure(func, args, grad_mode)) is not None:
-        return Outcome(None, inline=procedure)
+    if (known := _known(recorder, func, args, kwargs, grad_mode)) is not None:
+        return known
     schema = schema_of(func)
     if schema.outs and schema.functional is not None:  # its kernels write as it suits them
         return Outcome(None, inline=functionalize)
@@ -84,6 +84,19 @@ def learn(
     return Outcome(result, None, choice, views, factory=factory)
 
 
+def _known(
+    recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
+) -> Outcome | None:
+    """What a call means that is no call of a kernel."""
+    if func is torch_api.AUTO_FUNCTIONALIZED:
+        return _made_functional(recorder, args[0], kwargs)
+    if isinstance(func, torch_api.HigherOrderOperator):
+        return Outcome(None, inline=hold, lasting=False)
+    check_dtypes(func, args, kwargs)
+    procedure = _procedure(func, args, grad_mode)
+    return None if procedure is None else Outcome(None, inline=procedure)
+
+
 def _procedure(func: Any, args: Tree, grad_mode: bool) -> Callable[[Call], Any] | None:
     """How a call is answered that is none of its operator's kernels to answer."""
     if func in CHECKS:
@@ -96,6 +109,20 @@ def _procedure(func: Any, args: Tree, grad_mode: bool) -> Callable[[Call], Any] 
     if followed and any(map(_is_mask, args[1])):
         return put_at_places
     return aside if func.namespace == PROFILER else None
+
+
+def _made_functional(recorder: Builder, func: Any, named: dict[str, Tree]) -> Outcome:
+    """An operator that writes, by torch's form of it: its results, then what it writes to anew."""
+    typed = map_values(named, lambda v: v.type.with_grad(False))
+    result = recorder.semantics.infer(func, (), typed)
+    news = [typed.get(name) for name in schema_of(func).writes]
+    given = list(result) if isinstance(result, (tuple, list)) else [result]
+    intern = recorder.types.intern
+    types = map_tree(
+        [*given, *news],
+        lambda t: intern(t.but(offset=0)) if isinstance(t, TensorType) else t,
+    )  # fmt: skip
+    return Outcome(types, None, None, lasting=False)
 
 
 def casting_inside(

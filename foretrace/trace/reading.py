@@ -64,14 +64,17 @@ class Reading:
     def _other(self, arg: Any) -> Tree:
         if isinstance(arg, (list, tuple)):
             self.key.append(len(arg))
-            return self._each(arg)
+            found = self._each(arg)
+            return tuple(found) if type(arg) is tuple else found
+        if type(arg) is dict:
+            return self.named(arg)
         if isinstance(arg, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             expr = self.recorder.types.symbols.scalar(arg)
             self.key.append(expr)
             return expr
         if isinstance(arg, torch.Tensor):
             return self._each((self.recorder.lift(arg),))[0]
-        self.key.append(arg)
+        self.key.append(id(arg) if callable(arg) else arg)  # a function may hold tensors
         return arg
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import OUTSIDE, PACKAGE_DIR, Refusal, Refusing, Way, user_frame_of
+from foretrace.errors import OUTSIDE, PACKAGE_DIR, Refusal, Refusing, user_frame_of
 from foretrace.frames.sources import LIBRARY_DIRS
 from foretrace.ops.kernel import draws_undone
 from foretrace.symbols.sizes import Symbols
@@ -23,23 +23,10 @@ from foretrace.trace.recorder import Recorder
 
 STACK: Final = "\nException raised from "
 """After the words of an error from C++: its own frames."""
-HOLDS_PROGRAMS: Final = "There was no rule registered for HigherOrderOperator "
-"""How torch says that a mode knows nothing of `cond`. Source: torch/_ops.py. A mode that takes
-them all is traced by Dynamo itself, which `cond` runs, so the recorder is none."""
-
 MAKES_SUBCLASS: Final = "Creating a new Tensor subclass "
 """How torch says that a class is not of the abstract tensor that `Tensor.__new__` has just made.
 Source: torch/csrc/autograd/python_variable.cpp."""
 
-IN_PYTHON: Final[dict[str, tuple[str | Way, ...]]] = {
-    "cond": (
-        "compute both branches, and choose with torch.where",
-        Way("or branch in Python: the answer is a guard", ("capture", "compile")),
-    ),
-    "while_loop": ("write a loop of fixed length in Python, with torch.where for what has ended",),
-    "flex_attention": ("use scaled_dot_product_attention, with attn_mask for what is added",),
-}
-"""What to write in the place of operators that hold programs; all others are loops"""
 TRACERS: Final = tuple(
     torch_api.TORCH_DIR + part for part in ("jit/", "export/", "_dynamo/convert_frame.py")
 )
@@ -83,8 +70,6 @@ def _inner(error: BaseException | None) -> Refusal | None:
 
 
 def _refusal(error: BaseException, symbols: Symbols) -> Refusal:
-    if str(error).startswith(HOLDS_PROGRAMS):
-        return _holds_programs(str(error).removeprefix(HOLDS_PROGRAMS).partition(" ")[0])
     if str(error).startswith(MAKES_SUBCLASS):
         return makes_subclass(str(error).removeprefix(MAKES_SUBCLASS).partition(" ")[0])
     what = f"{type(error).__name__}: {str(error).partition(STACK)[0]}"
@@ -135,14 +120,6 @@ def _inner_gradient(what: str) -> Refusal:
         f" other tensors ({what})",
         kind="autograd inside",
         do="compute the gradient by a formula from what ctx has saved, without torch.autograd",
-    )
-
-
-def _holds_programs(name: str) -> Refusal:
-    return Refusal(
-        f"{name} holds programs of its own, for which a graph has no place",
-        kind="higher-order operator",
-        do=IN_PYTHON.get(name, "write the loop in Python: its ops are recorded as they run"),
     )
 
 

@@ -122,6 +122,8 @@ def test_as_make_fx(case: Case, kind: str, table: str) -> None:
         if refusal.kind != "decomposition raised":
             raise
         pytest.skip(str(refusal))
+    if kind == "joint" and torch.ops.higher_order.scan in targets(plain.graph_module):
+        pytest.skip("make_fx gives a scan real tensors and FakeTensors at once, which raises")
     inputs = flat_inputs(plain, subject)
     if FLASH in targets(opened):
         # torch's entry gives the attention weights where the operator gives the logsumexp, which

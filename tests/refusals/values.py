@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -17,12 +19,14 @@ from tests.refusals.registry import (
     captures,
     compiled,
     compiles,
+    cuts,
     drawn,
     exported,
     exports,
     guarded,
     refuses,
     same,
+    trained,
 )
 
 X = torch.randn(6, 8)
@@ -308,27 +312,139 @@ refuses(
 # ---- operators that hold programs, tracers, what torch cannot run --------------------------------
 
 
-def cond(x: Tensor) -> Tensor:
-    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))  # here
+def gives_back(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, torch.sin, lambda y: y, (x,))  # here
 
 
-def both(x: Tensor) -> Tensor:
-    return torch.where(x.sum() > 0, x.sin(), x.cos())
+def gives_clone(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, torch.sin, torch.clone, (x,))
 
 
-def either(x: Tensor) -> Tensor:
-    return x.sin() if x.sum() > 0 else x.cos()
+HOLDS = "trace/subgraphs.py:_refuse"
+refuses("higher-order operator", HOLDS, captures(gives_back, X), gives_back,
+        captured(gives_clone, X))  # fmt: skip
+refuses("higher-order operator", HOLDS, compiles(gives_back, X), gives_back,
+        compiled(gives_clone, X))  # fmt: skip
+refuses("higher-order operator", HOLDS, exports(gives_back, X), gives_back,
+        exported(gives_clone, X))  # fmt: skip
 
 
-HELD = "trace/reported.py:_holds_programs"
-refuses(
-    "higher-order operator", HELD, captures(cond, X), cond, captured(both, X),
-    captured(either, X),
-)  # fmt: skip
-refuses(
-    "higher-order operator", HELD, compiles(cond, X), cond, compiled(both, X), compiled(either, X)
-)
-refuses("higher-order operator", HELD, exports(cond, X), cond, exported(both, X))
+def writes_outside(x: Tensor) -> Tensor:
+    y = x * 2
+    return torch.cond(x.sum() > 0, lambda: y.add_(1) + 1, lambda: y + 1, ())  # here
+
+
+def writes_inside(x: Tensor) -> Tensor:
+    y = x * 2
+    return torch.cond(x.sum() > 0, lambda: y.clone().add_(1) + 1, lambda: y + 1, ())
+
+
+refuses("higher-order operator", HOLDS, captures(writes_outside, X), writes_outside,
+        captured(writes_inside, X))  # fmt: skip
+
+
+def of_two_dtypes(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, torch.sin, lambda y: y > 0, (x,))  # here
+
+
+def of_one_dtype(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, torch.sin, lambda y: (y > 0).float(), (x,))
+
+
+refuses("higher-order operator", HOLDS, captures(of_two_dtypes, X), of_two_dtypes,
+        captured(of_one_dtype, X))  # fmt: skip
+
+
+def carries_another(x: Tensor) -> Tensor:
+    more: Any = while_loop(lambda y: y.sum() < 9, lambda y: (y.double() + 1,), (x,))  # here
+    return more[0]  # type: ignore[no-any-return]
+
+
+def carries_the_same(x: Tensor) -> Tensor:
+    more: Any = while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x,))
+    return more[0]  # type: ignore[no-any-return]
+
+
+refuses("higher-order operator", HOLDS, captures(carries_another, X), carries_another,
+        captured(carries_the_same, X))  # fmt: skip
+
+
+def counts_in_python(x: Tensor) -> Tensor:
+    more: Any = while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y + 1), (0, x))  # here
+    return more[1]  # type: ignore[no-any-return]
+
+
+def counts_in_a_tensor(x: Tensor) -> Tensor:
+    more: Any = while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y + 1), (torch.tensor(0), x))
+    return more[1]  # type: ignore[no-any-return]
+
+
+refuses("higher-order operator", HOLDS, captures(counts_in_python, X), counts_in_python,
+        captured(counts_in_a_tensor, X))  # fmt: skip
+
+
+def casts_inside(x: Tensor, w: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.cond(x.sum() > 0, lambda: x @ w, lambda: (x @ w) * 2, ())  # here
+
+
+def casts_in_the_program(x: Tensor, w: Tensor) -> Tensor:
+    def on() -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ w
+
+    def off() -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return (x @ w) * 2
+
+    return torch.cond(x.sum() > 0, on, off, ())
+
+
+LEAF = torch.randn(8, 8, requires_grad=True)
+refuses("higher-order operator", HOLDS, captures(casts_inside, X, LEAF), casts_inside,
+        captured(casts_in_the_program, X, LEAF))  # fmt: skip
+
+
+ROUNDS = "passes/scanned.py:_no_derivative"
+WANTED = torch.ones(3, requires_grad=True)
+
+
+def looped(x: Tensor) -> Tensor:
+    more: Any = while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x * 1,))  # here
+    return more[0].sum()  # type: ignore[no-any-return]
+
+
+def looped_unseen(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        seen = looped(x)
+    return seen * x.sum()
+
+
+def looped_in_python(x: Tensor) -> Tensor:
+    for _ in range(3):
+        x = x + 1
+    return x.sum()
+
+
+refuses("no derivative", ROUNDS, cuts(looped, WANTED), looped, trained(looped_unseen, WANTED),
+        trained(looped_in_python, WANTED))  # fmt: skip
+
+
+def doubles(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    return carry * 2 + row, carry.clone()
+
+
+def scans_turned(x: Tensor) -> Tensor:
+    last: Any = scan(doubles, x.view(2, 4).t(), x.view(1, 4, 2))[0]  # here
+    return last.sum()  # type: ignore[no-any-return]
+
+
+def scans_straight(x: Tensor) -> Tensor:
+    last: Any = scan(doubles, x.view(2, 4).t().contiguous(), x.view(1, 4, 2))[0]
+    return last.sum()  # type: ignore[no-any-return]
+
+
+HELD = "trace/subgraphs.py:hold"
 
 
 def attends(q: Tensor) -> Tensor:
@@ -341,7 +457,7 @@ def attends_by_torch(q: Tensor) -> Tensor:
 
 
 def quietly(ask: Callable[[], object]) -> Callable[[], object]:
-    """Without flex_attention's warning that nothing is compiled."""
+    """Without torch's warnings: that nothing is compiled, or that Dynamo asks for `.grad`."""
 
     def quiet() -> object:
         with warnings.catch_warnings(action="ignore"):
@@ -350,6 +466,9 @@ def quietly(ask: Callable[[], object]) -> Callable[[], object]:
     return quiet
 
 
+EIGHT = torch.randn(8, requires_grad=True)
+refuses("no derivative", "passes/scanned.py:_begun", cuts(scans_turned, EIGHT), scans_turned,
+        quietly(trained(scans_straight, EIGHT)))  # fmt: skip
 Q = torch.randn(1, 2, 16, 16)
 refuses(
     "higher-order operator", HELD, quietly(captures(attends, Q)), attends,
