@@ -40,7 +40,7 @@ class Builder(torch_api.TorchDispatchMode):
         self._mode_key = torch_api.FAKE_MODE_KEY
         self.types, self.semantics, self.sources = types, semantics, sources
         self.lift, self.lift_constant = lift, lift_constant
-        self.answer = self.example = answer
+        self.answer, self.example, self.outcomes = answer, answer, outcomes
         self.casts = Casts()
         self.scope = self._around = list[Op]()
         self.log: list[Op] = []
@@ -62,7 +62,6 @@ class Builder(torch_api.TorchDispatchMode):
         self.first_refusal: Refusal | None = None
         self.unwatched: AbstractContextManager[None] = nullcontext()
         """inside is work of ours, which nobody who watches the program has to see"""
-        self.outcomes = outcomes
         self._origins: dict[tuple[Any, ...], Origin] = {}
         self._depth, self.bodies = 0, list[list[Op] | None]()  # None: one that calls will share
         self._failure: tuple[BaseException | None, list[str]] = (None, [])

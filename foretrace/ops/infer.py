@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -27,6 +27,7 @@ from foretrace.ops.kernel import (
 from foretrace.ops.layouts import as_eager, as_iterated
 from foretrace.ops.meta import MetaKernels
 from foretrace.ops.probe import probe
+from foretrace.ops.schemas import schema_of
 from foretrace.ops.sparse import reads_sparse
 from foretrace.symbols.sizes import Symbols
 from foretrace.tensors.abstract import Types
@@ -114,12 +115,11 @@ class Inference:
         """
         self.symbols.start()
         tensors = [leaf for leaf in leaves(real) if isinstance(leaf, torch.Tensor)]
-        try:
-            types = types_in(self._once(func, args, kwargs, open=True))
-        except Refusal as refusal:
-            if refusal.kind not in ("data-dependent", NO_KERNEL):
-                raise
-            types = list(map(self._open, tensors))
+        types = list[TensorType]()
+        if torch_api.has_fake_rule(func) or schema_of(func).viewed is not None:
+            with suppress(*RAISED):  # of a call that eager takes: a mask of bytes
+                types = types_in(self._once(func, args, kwargs, open=True))
+        types = types or list(map(self._open, tensors))
         found = iter([self._as(*pair) for pair in zip(types, tensors, strict=True)])
         return map_tree(real, lambda t: next(found) if isinstance(t, torch.Tensor) else t)
 

@@ -109,7 +109,8 @@ class Symbols:
             raise AssertionError("an expression without symbols")
         known = self._numbers.get(size)
         if known is None:
-            hint = None if size.free_symbols & self.data else self.hint(size)
+            unknown = size.free_symbols & self.data or self.unknown(size)
+            hint = None if unknown else self.hint(size)
             made: Any = self.env.create_symintnode(size, hint=hint)
             known = self._numbers[size] = made
         return known

@@ -70,7 +70,9 @@ from foretrace.torch_api.fake import (
     checked_call as checked_call,
     enable_python_dispatcher as enable_python_dispatcher,
     fake_mode as fake_mode,
+    has_fake_rule as has_fake_rule,
     plain_meta_kernel as plain_meta_kernel,
+    sized_by_data as sized_by_data,
     sparse_meta as sparse_meta,
     symbolic_meta as symbolic_meta,
 )

@@ -114,6 +114,16 @@ def asking(mode: FakeTensorMode) -> Iterator[None]:
         yield
 
 
+def sized_by_data(op: Any) -> bool:
+    """Whether data decides sizes of what an operator returns."""
+    return torch.Tag.dynamic_output_shape in op.tags or has_fake_rule(op)
+
+
+def has_fake_rule(op: Any) -> bool:
+    """Whether FakeTensor has a function of its own for an operator, and no kernel is run."""
+    return op in op_implementations_dict and not op.is_view
+
+
 def plain_meta_kernel(op: Any) -> bool:
     """Whether FakeTensor, after much around it, would call the kernel for meta tensors as it is.
 

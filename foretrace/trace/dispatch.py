@@ -240,12 +240,17 @@ class Fold:
         try:
             result = answer(call)
         except Refusal as refusal:
-            if refusal.kind != "data-dependent":
-                raise
+            if refusal.kind != "data-dependent" or not self._open(call):
+                # a copy, as one that was raised holds all that ran
+                raise copy(self.refusal) if refusal.kind == "data-dependent" else refusal from None
             return self._of_example(call)
         return map_tree(
             result, lambda t: recorder.lift_constant(t) if isinstance(t, torch.Tensor) else t
         )
+
+    def _open(self, call: Call) -> bool:
+        dense = not any(value.type.sparse for value in call.values)
+        return dense and (torch_api.sized_by_data(call.func) or call.schema.viewed is not None)
 
     def _of_example(self, call: Call) -> Any:
         try:

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
-from foretrace.ir.op import Tree
+from foretrace.ir.op import Choice, Tree
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.mutation.call import Call
 from foretrace.ops.kernel import depends_on_data, types_in
 from foretrace.ops.outcome import Outcome
+
+NUMBER = Choice("number", "whole", "data decides it: the graph computes it when it runs")
 
 
 def of_open_size(call: Call) -> Any:
@@ -32,7 +34,8 @@ def of_open_size(call: Call) -> Any:
             return leaf
         return recorder.types.intern(leaf.with_grad(next(flags)))
 
-    outcome = Outcome(map_tree(result, typed), lasting=False)
+    views = call.schema.view_positions(call.args, call.kwargs, len(types_in(result)))
+    outcome = Outcome(map_tree(result, typed), views=views, lasting=False)
     return recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
 
 
@@ -44,10 +47,11 @@ def open_number(call: Call) -> torch.SymInt:
     """
     recorder, func = call.recorder, call.func
     number = recorder.example(recorder, func, call.args, call.kwargs)
-    if type(number) is not int:
+    if type(number) is not int or any(value.type.sparse for value in call.values):
         raise depends_on_data(func)
     symbol = recorder.types.symbols.number_from_data(number)
-    recorder.record(func, call.args, call.kwargs, Outcome(symbol, lasting=False), call.tensors)
+    outcome = Outcome(symbol, choice=NUMBER, lasting=False)
+    recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
     made: Any = recorder.types.symbols.number(symbol)
     return made
 

@@ -44,7 +44,7 @@ def test_out_of_a_dtype_that_the_result_cannot_be_cast_to(room: Tensor) -> None:
 )
 def test_out_whose_size_depends_on_data(op: Callable[..., Tensor]) -> None:
     found = refusal(lambda x, room: op(x, out=room), X, torch.zeros(0, dtype=op(X, out=None).dtype))
-    assert "data-dependent" in told(found)
+    assert found.kind in {"no functional form", "side effect"}
 
 
 def test_out_that_is_an_input_of_another_shape() -> None:

@@ -64,17 +64,9 @@ def test_parameters_are_asked_as_they_are_at_the_call() -> None:
         cut(x)
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda x: x * x.sum().item(),
-        lambda x: x[x > 0],
-    ],
-    ids=["number", "size"],
-)
-def test_only_yes_or_no_of_inputs_is_guarded(fn: object) -> None:
+def test_a_float_of_inputs_is_not_guarded() -> None:
     with pytest.raises(foretrace.Refusal) as refused:
-        foretrace.capture(fn, (torch.randn(3),))  # type: ignore[arg-type]
+        foretrace.capture(lambda x: x * x.sum().item(), (torch.randn(3),))
     assert refused.value.kind == "data-dependent"
 
 

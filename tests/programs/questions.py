@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.programs.own_backward import IN_A_FILE
 from tests.programs.registry import built, c, flags, ints, made, program, t
 
 NONE, ALL = made(lambda: torch.zeros(3, 4, dtype=torch.bool)), made(lambda: torch.ones(4) > 0)
@@ -70,13 +71,13 @@ class Outer(torch.autograd.Function):
         return grad * 3, None
 
 
-@program(t(3, 4), flags(3, 4))
+@program(t(3, 4), flags(3, 4), may_refuse=IN_A_FILE)
 def asked_inside_a_function(x: Tensor, mask: Tensor) -> Tensor:
     y: Tensor = Chooses.apply(x * 2, mask)
     return y if mask.any() else -y
 
 
-@program(t(3, 4), flags(3, 4))
+@program(t(3, 4), flags(3, 4), may_refuse=IN_A_FILE)
 def asked_inside_a_function_inside_another(x: Tensor, mask: Tensor) -> Tensor:
     y: Tensor = Outer.apply(x * 2, mask)
     return y + x

@@ -46,7 +46,7 @@ def make_contiguous() -> None:
     same(foretrace.capture(doubles, (X,)).cut("export")(laid), doubles(laid))
 
 
-BROKEN = "guards/calls.py:_refusal"
+BROKEN = "guards/calls.py:refusal_of"
 refuses("guard broken", BROKEN, call_other_rows, doubles, open_rows)
 refuses("guard broken", BROKEN, call_another_dtype, doubles, capture_double)
 refuses("guard broken", BROKEN, call_turned, doubles, make_contiguous)
@@ -69,7 +69,7 @@ def without_the_question() -> None:
     same(cut(Y), does_not_ask(Y))
 
 
-refuses("guard broken", "guards/calls.py:_refusal", call_few_rows, asks_rows,
+refuses("guard broken", "guards/calls.py:refusal_of", call_few_rows, asks_rows,
         captured(asks_rows, Y), without_the_question)  # fmt: skip
 
 

@@ -480,30 +480,6 @@ refuses(
     captured(returns_another_memory, X, HALF),
 )  # fmt: skip
 
-LIBRARY = torch.library.Library("foretrace_refused_state", "FRAGMENT")
-LIBRARY.define("scale_(Tensor(a!) x) -> ()")
-LIBRARY.impl("scale_", lambda x: x.mul_(2) and None, "CPU")
-LIBRARY.define("scaled(Tensor x) -> Tensor")
-LIBRARY.impl("scaled", lambda x: x * 2, "CPU")
-torch.library.register_fake("foretrace_refused_state::scaled", torch.empty_like, lib=LIBRARY)
-
-
-def writes_by_an_op(x: Tensor) -> Tensor:
-    y = x + 1
-    torch.ops.foretrace_refused_state.scale_(y)  # here
-    return y
-
-
-def copies_an_op(x: Tensor) -> Tensor:
-    y = x + 1
-    return y.copy_(torch.ops.foretrace_refused_state.scaled(y))
-
-
-refuses(
-    "no functional form", "mutation/functionalize.py:functionalize", captures(writes_by_an_op, X),
-    writes_by_an_op, captured(copies_an_op, X),
-)  # fmt: skip
-
 
 def writes_where_rows_meet(x: Tensor) -> Tensor:
     y = (x * 1).as_strided((3, 2), (1, 1))

@@ -148,10 +148,6 @@ def chooses_by_bytes(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(mask, x, 0.0), x.exp().where(mask, x)
 
 
-def indexes_by_bytes(x: Tensor, mask: Tensor) -> Tensor:
-    return x[mask]  # here
-
-
 def fills_by_bytes(x: Tensor, mask: Tensor) -> Tensor:
     return x.masked_fill(mask, 0.0)  # here
 
@@ -169,7 +165,7 @@ def test_a_mask_of_bytes(dynamic: bool) -> None:
 
 @pytest.mark.parametrize(
     ("program", "kind"),
-    [(indexes_by_bytes, "data-dependent"), (fills_by_bytes, "program raised")],
+    [(fills_by_bytes, "program raised")],
 )
 def test_whether_eager_takes_bytes(program: Callable[..., Tensor], kind: str) -> None:
     refusal = refused(program, (X, BYTES))

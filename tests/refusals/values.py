@@ -209,8 +209,8 @@ def masks(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "ops/kernel.py:depends_on_data", captures(selects, X), selects,
-    captured(masks, X),
+    "data-dependent", "ops/kernel.py:depends_on_data", captures(selects, X, values="refuse"),
+    selects, captured(masks, X),
 )  # fmt: skip
 
 
