@@ -56,7 +56,7 @@ EXCUSED: dict[str, str] = {
     "runtime/calls.py:run_half": "a wrong call",
     "symbols/shapes.py:wrong_shapes": "a wrong call",
     "targets/profile.py:_unknown": "a wrong call",
-    "mutation/functionalize.py:functionalize": "an operator that writes has a form, if need be torch's",
+    "mutation/functionalize.py:functionalize": "what writes has a form, if need be torch's",
     "trace/calls.py:submodule_calls": "a wrong call",
     "backends/for_dynamo.py:_broken": "Dynamo: tests/against_eager/test_storage_offset.py",
     "backends/compilers.py:_check": "behind Dynamo, in a backward",
