@@ -11,6 +11,7 @@ from foretrace.history.history_ops import HISTORY
 from foretrace.ir.op import Choice, ModuleCall, Op, Value, Write, target_name
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.walk import subgraphs_of
+from foretrace.passes.asserted import ASSERT_NUMBER
 from foretrace.targets.semantics import COMPOSITE
 from foretrace.trace.functions import FunctionCall
 
@@ -96,6 +97,9 @@ class Levels:
         yield self._line(op)
         for call in op.origin.module.stack() if op.origin.module else ():
             yield module_link(call)
+        if not path and op.target is ASSERT_NUMBER:
+            yield Link("asserted", "what the line asked of a number that data decides")
+            return
         if not path:
             yield Link("written", f"{print_call(op)} is not in the tree", missing=True)
             return
