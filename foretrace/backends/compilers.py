@@ -20,6 +20,7 @@ from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.types import Arrived
+from foretrace.ir.walk import binds, leaves_that_run
 from foretrace.partition.partial import partial_backward
 from foretrace.partition.policies import Policy
 from foretrace.partition.split import Pair, partition
@@ -43,7 +44,12 @@ class TorchCompilers:
     relaid: ClassVar[bool] = False
 
     def opened(self, graph: Graph, semantics: TargetSemantics) -> Graph:
-        """The graph with the operators of the table opened."""
+        """The graph with the operators of the table opened.
+
+        Raises:
+            Refusal: it has an operator that torch has no rule for where data decides its sizes.
+        """
+        _check_sizes(graph)
         return decompose(graph, self.decompositions, semantics) if self.decompositions else graph
 
     def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
@@ -73,6 +79,18 @@ class TorchCompilers:
             return Later(both, halves.backward(pair, part, forward, arrived))
 
         return pair, both.forward, both.backward, partial
+
+
+def _check_sizes(graph: Graph) -> None:
+    for op in leaves_that_run(graph.ops):
+        sized = op.outs and binds(op) and torch.Tag.dynamic_output_shape in op.target.tags
+        if sized and not torch_api.has_fake_rule(op.target):
+            raise Refusal(
+                f"data decides the sizes of what {op.target} returns, and torch's compilers have"
+                " no rule for it",
+                kind="data-dependent", at=op.origin.frame,
+                do=('use backend="eager"', "or compute it outside of the compiled program"),
+            )  # fmt: skip
 
 
 class CompiledPair:

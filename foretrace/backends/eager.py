@@ -39,8 +39,7 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     body.add(*changes, f"return {result}")
     add_surrounded(source, body.lines, grad_on=followed and not recorded.requires.grad_mode)
     run = source.function("foretraced", "args, kwargs")
-    asked = [*recorded.answered, *(each for _, each in recorded.asked_of_numbers)]
-    return Entry(run, guards.checks, source.space, asked, unmet)
+    return Entry(run, guards.checks, source.space, recorded.asked, unmet)
 
 
 def add_surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:

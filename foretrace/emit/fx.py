@@ -51,6 +51,8 @@ class Emitter:
         self.sizes: dict[sympy.Basic, Any] = {}
         self.stacks = ModuleStacks()
         self.data = symbols.data
+        self.unbound = set(self.data)
+        """those that data decides, until a node gives them their numbers"""
 
     def inner(self) -> "Emitter":
         """An emitter for a program that an operator holds."""
@@ -77,6 +79,7 @@ class Emitter:
 
     def placeholder(self, value: Value, name: str) -> None:
         """One tensor from outside."""
+        self.unbound -= value.type.symbols
         self._learn(value, self._placeholder(name))
 
     def _placeholder(self, name: str) -> fx.Node:
@@ -139,6 +142,7 @@ class Emitter:
 
     def size_placeholder(self, size: Size, name: str) -> None:
         """A size from outside."""
+        self.unbound -= free_symbols(size)
         self._learn_size(size, self._placeholder(name))
 
     def _learn_size(self, size: Size, node: fx.Node) -> None:
@@ -149,7 +153,8 @@ class Emitter:
 
     def _results(self, op: Op, node: fx.Node, result: Tree) -> None:
         self.describe(node, op)
-        if self.data and (symbols := self.data & binds(op)):
+        if self.unbound and (symbols := self.unbound & binds(op)):
+            self.unbound -= symbols
             node.meta["unbacked_bindings"] = {s: _path(result, s) for s in sorted(symbols, key=str)}
         if isinstance(result, Value):
             if result in op.outs:

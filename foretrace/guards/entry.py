@@ -108,7 +108,8 @@ class Guards(Conditions):
         self._tensors(live)
         self._memory()
         self.sizes()
-        self.answers([each for each in self.recorded.answered if each not in inside])
+        known = {each.text for each in inside}
+        self.answers([each for each in self.recorded.asked if each.text not in known])
         return live
 
     def kernels(self) -> None:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 
 from foretrace.errors import Frame
 from foretrace.ir.op import Checkpoint, ModuleCall, Op, Tree, Value, ViewStep
-from foretrace.ir.requirements import Answered, AskedOfNumbers, Requirements
+from foretrace.ir.requirements import Again, Answered, AskedOfNumbers, Requirements
 from foretrace.ir.structure import Structure
 from foretrace.ir.types import TensorType
 from foretrace.ir.walk import Bare, bare_in, called_in
@@ -194,6 +194,8 @@ class Recorded:
     requires: Requirements
     out_structure: Structure
     """how what the program returns is nested"""
+    again: Again
+    """answers questions about values once more"""
     overwritten: dict[Value, Overwritten] = field(default_factory=dict)
     _bare: dict[Value, Bare] | None = field(default=None, repr=False)
     _order: list[tuple[int | None, Output]] | None = field(default=None, repr=False, init=False)
@@ -267,6 +269,11 @@ class Recorded:
         return (*self.symbols.guards(), *self.symbols.assertions(), *self.answered)
 
     @property
+    def asked(self) -> tuple[Answered, ...]:
+        """The questions about values, in their order, those of numbers last."""
+        return (*self.answered, *(each for _, each in self.asked_of_numbers))
+
+    @property
     def asked_of_numbers(self) -> tuple[tuple[Guard, AskedOfNumbers], ...]:
         """What it has assumed of numbers that data decides; a cut may add some."""
         return tuple(
@@ -278,13 +285,9 @@ class Recorded:
         hint = self.symbols.hint
         then = ", ".join(f"{s} = {hint(s)}" for s in sorted(guard.symbols, key=str))
         return AskedOfNumbers(
-            str(guard.condition), (), False, True, frozenset(), guard.frame, _never_before,
-            asserted=True, number=number, then=then,
+            str(guard.condition), (), False, True, frozenset(), guard.frame, self.again,
+            asserted=True, number=number, of=guard.condition, then=then,
         )  # fmt: skip
-
-
-def _never_before(sizes: object, tensors: object = ()) -> NoReturn:
-    raise AssertionError("a number that data decides is not known before the graph runs")
 
 
 def maker_of(ops: Iterable[Op], value: Tree) -> Op | None:

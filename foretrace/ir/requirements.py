@@ -179,7 +179,7 @@ class Answered:
     answer: object
     symbols: frozenset[sympy.Symbol]
     frame: Frame | None
-    again: "Callable[[Numbers, Sequence[torch.Tensor]], Callable[[Answered], bool]]"
+    again: "Again"
     """with these sizes, and these inputs of the graph: whether an answer of the run is the same"""
     asserted: bool
     """whether an op of the record asserts it"""
@@ -210,14 +210,24 @@ class Answered:
         text = f"guard broken: {self.broken}; question {self.number + 1}, at {self.frame}"
         return text.translate(WRITTEN)
 
+    def holds(self, sizes: Numbers, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the answer is the same with these sizes, and these inputs of the graph."""
+        return self.again(sizes, tensors)(self)
+
     def __str__(self) -> str:
         return f"{self.condition}  at {self.frame}"
 
 
+Again: TypeAlias = Callable[[Numbers, Sequence[torch.Tensor]], Callable[[Answered], bool]]
+"""Answers the questions of another call, given its sizes and the inputs of the graph."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AskedOfNumbers(Answered):
-    """A condition on numbers that data decides: only the run knows them, so the graph asks."""
+    """A condition on numbers that data decides, which the graph asks where it computes them."""
 
+    of: sympy.Basic
+    """the condition"""
     then: str
     """what they were in the capture"""
 
@@ -235,10 +245,6 @@ class AskedOfNumbers(Answered):
     def broken(self) -> str:
         """What a call is told for which it does not hold."""
         return f"{self.asked} does not hold now, as it did in the capture, which had {self.then}"
-
-    def holds(self, sizes: Numbers, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the answer is the same with these sizes, and these inputs of the graph."""
-        return self.again(sizes, tensors)(self)
 
 
 @dataclass(slots=True, eq=False)

@@ -107,9 +107,9 @@ def _with_history_in(op: Op) -> Iterator[Value]:
 
 def binds(op: Op) -> frozenset[sympy.Symbol]:
     """The symbols that get their number from what the op returns, as sizes that data decides do."""
-    made = frozenset[sympy.Symbol]().union(*(out.type.symbols for out in op.outs))
-    if isinstance(op.result, sympy.Symbol):
-        made |= {op.result}
+    named = {op.result} if isinstance(op.result, sympy.Symbol) else set[sympy.Symbol]()
+    shown = named.union(*(out.type.symbols for out in op.outs))
+    made = frozenset(filter(torch_api.is_from_data, shown))
     if not made:
         return made
     given = free_symbols((op.args, op.kwargs)).union(*(v.type.symbols for v in op.operands))

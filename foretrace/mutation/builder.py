@@ -44,16 +44,16 @@ class Builder(torch_api.TorchDispatchMode):
         self.casts = Casts()
         self.scope = self._around = list[Op]()
         self.log: list[Op] = []
-        self.fresh: set[Value] = set()
-        """what factories have made"""
-        self.leaves: set[Value] = set()
-        """leaves of autograd that the program has made"""
+        self.fresh, self.leaves = set[Value](), set[Value]()
+        """what factories have made; leaves of autograd that the program has"""
         self.inference = self.inferred = False
         """whether the program is in inference mode; whether it has been"""
         self.module: ModuleCall | None = None
         self.checkpoint: Checkpoint | None = None
         self.functional_form: Op | None = None
         """the op whose results are being written over what it was computed from"""
+        self.counts: dict[Value, dict[str, Any]] = {}
+        """numbers that data decides, each by what it is of a value: two calls give one symbol"""
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
         self.seeing: dict[Value, Op] = {}  # what composites gave as views of memory made inside

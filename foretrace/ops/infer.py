@@ -1,7 +1,7 @@
 """Types of a leaf's results: torch's meta kernels and its FakeTensor, asked once per types."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -53,6 +53,8 @@ READS_NUMBERS = "to be on CPU, got meta"
 TOO_STRICT = "this can't be cast because it is not safe"
 """What torch's Python kernels say of an `out` in whose dtype eager writes all the same."""
 
+Counts: TypeAlias = Sequence[dict[str, Any]]
+"""What is known of each tensor of a call, as FakeTensor remembers it"""
 Once: TypeAlias = Callable[..., Tree]
 """Asks about one call, without the ways round what FakeTensor does not take"""
 
@@ -107,18 +109,21 @@ class Inference:
         with ONE_AT_A_TIME, warnings.catch_warnings(action="ignore"):
             return self.infer(func, args, kwargs)
 
-    def from_data(self, func: Any, args: Tree, kwargs: dict[str, Tree], real: Tree) -> Tree:
+    def from_data(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], real: Tree, counts: Counts
+    ) -> Tree:
         """Types of the results of a call whose sizes depend on data, with a new symbol for each.
 
         `real` is what the call gave in the captured run: of each symbol, the number. It has the
-        last word on dtypes and layouts, where a meta kernel says otherwise.
+        last word on dtypes and layouts, where a meta kernel says otherwise. `counts` has what was
+        found of each operand before, and then what is.
         """
         self.symbols.start()
         tensors = [leaf for leaf in leaves(real) if isinstance(leaf, torch.Tensor)]
         types = list[TensorType]()
         if torch_api.has_fake_rule(func) or schema_of(func).viewed is not None:
             with suppress(*RAISED):  # of a call that eager takes: a mask of bytes
-                types = types_in(self._once(func, args, kwargs, open=True))
+                types = types_in(self._once(func, args, kwargs, counts=counts))
         types = types or list(map(self._open, tensors))
         found = iter([self._as(*pair) for pair in zip(types, tensors, strict=True)])
         return map_tree(real, lambda t: next(found) if isinstance(t, torch.Tensor) else t)
@@ -236,23 +241,27 @@ class Inference:
 
     def _once(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], *, stored: int = STORED,
-        after: bool = False, open: bool = False,
+        after: bool = False, counts: Counts | None = None,
     ) -> Tree:  # fmt: skip
         """Types of the results, or `after` the call of the operands, as meta kernels say.
 
-        `open`: sizes that depend on data are symbols without a number.
+        With `counts`, sizes that depend on data are symbols.
         """
         fakes: list[torch.Tensor] = []
         meta = partial(self._meta_of, stored, self._new_meta if after else self._meta)
         with torch_api.no_dispatch_modes(), torch_api.with_autograd(), torch.no_grad():
             fake = partial(self._fake, meta)
             real_args, real_kwargs = with_tensors((args, kwargs), fakes, fake, self.symbols)
+            for tensor, known in zip(fakes, counts or (), strict=False):
+                torch_api.put_counts(tensor, known)
             result = self._call(func, real_args, real_kwargs)
+            for tensor, known in zip(fakes, counts or (), strict=False):
+                known.update(torch_api.counts_of(tensor))
         described = describe(self.types, *((fakes, []) if after else (result, fakes)))
         if any(STORED in type.shape for type in types_in(described)):
             raise depends_on_data(func)
         sizes = [(t.shape, t.stride, t.offset) for t in types_in(described)]
-        if not open and self.symbols.unknown(sizes):
+        if counts is None and self.symbols.unknown(sizes):
             raise depends_on_data(func)  # a front end's mode makes a symbol for such a size
         return described
 

@@ -22,7 +22,7 @@ from foretrace.ir.op import Choice, Op, Subgraph, Value, copy_ops, values_in
 from foretrace.ir.program import Graph
 from foretrace.ir.tree import pairs
 from foretrace.ir.types import Size, TensorType
-from foretrace.ir.walk import leaf_ops, subgraphs_of, with_subgraphs
+from foretrace.ir.walk import binds, leaf_ops, subgraphs_of, with_subgraphs
 from foretrace.mutation.layout import lay_out
 from foretrace.mutation.outs import ITSELF
 from foretrace.ops.schemas import schema_of
@@ -111,7 +111,7 @@ class _Decomposition:
 
     def _opened(self, op: Op) -> Iterator[Op]:
         relaid = [v for v in needs(op) if v in self.relaid]
-        entry = op.target in self.entries.table and not self.keep(op)
+        entry = self._has_entry(op)
         if not entry and not (relaid and self._may_be_typed_again(op)):
             yield from self.restored(relaid)
             yield op if calls_target(op) else self._kept(op)
@@ -133,8 +133,15 @@ class _Decomposition:
             body = made[0].body or () if len(made) == 1 else made
             yield from self._pieces(op.but(below=list(body), choice=GIVEN), op)
 
+    def _has_entry(self, op: Op) -> bool:
+        """Whether the table opens an op; not one whose results have sizes that data decides.
+
+        These are the program's symbols, and an entry would give others.
+        """
+        return op.target in self.entries.table and not self.keep(op) and not binds(op)
+
     def _opens_write(self, op: Op) -> bool:
-        entry = op.target in self.entries.table and not self.keep(op)
+        entry = self._has_entry(op)
         return entry and len(op.outs) == 1 and self._writes(op)
 
     def _written(self, op: Op) -> Iterator[Op]:

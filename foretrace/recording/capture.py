@@ -291,7 +291,8 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         requires.held += [bound_before(change) for change in left if change.rebound]
     return Recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
-        capture.questions.finish(), target, requires, out_structure, overwritten,
+        capture.questions.finish(recorder), target, requires, out_structure,
+        capture.questions.again, overwritten,
     )  # fmt: skip
 
 

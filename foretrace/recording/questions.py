@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from foretrace.ir.op import Op, Tree, Value, target_name
-from foretrace.ir.requirements import Answered
+from foretrace.ir.requirements import Answered, AskedOfNumbers
 from foretrace.symbols.sizes import Numbers
 from foretrace.trace.constants import Constants, Root, content, depends_on_inputs
 from foretrace.trace.recorder import Recorder
@@ -34,9 +34,9 @@ class Questions:
         self._known: dict[Any, Answered] = {}
         self._asserted: set[Any] = set()
 
-    def finish(self) -> list[Answered]:
+    def finish(self, recorder: Recorder) -> list[Answered]:
         """Let go of what answered; gives the guards."""
-        self.constants.finish()
+        self.constants.finish(recorder.log)
         return self.answered
 
     def answer(self, recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
@@ -71,7 +71,9 @@ class Questions:
             Refusal: an operand has no value.
         """
         self.constants.follow(recorder.log, recorder.bodies)
-        return self.constants.run(func, args, kwargs)
+        found = self.constants.run(func, args, kwargs)
+        self._note_inputs(self.constants.roots_of((args, kwargs)))
+        return found
 
     def _guard(
         self, recorder: Recorder, call: Call, roots: frozenset[Root], answer: Any
@@ -82,21 +84,27 @@ class Questions:
             target_name(call[0]), tuple(value.hint for value in inputs),
             any(isinstance(root, Op) for root in roots), answer,
             frozenset(root for root in roots if isinstance(root, sympy.Symbol)),
-            recorder.sources.here(), self._again, can_assert(call[0]), len(self.answered),
+            recorder.sources.here(), self.again, can_assert(call[0]), len(self.answered),
         )  # fmt: skip
-        self._inputs |= {value: lent[value][0] for value in inputs}
+        self._note_inputs(roots)
         self._calls[answered] = call
         self.answered.append(answered)
         return answered
 
-    def _again(
+    def again(
         self, sizes: Numbers, tensors: Sequence[torch.Tensor] = ()
     ) -> Callable[[Answered], bool]:
         """The questions of another call, each answered when it is asked; what they share, once."""
         values = {value: content(tensors[index]) for value, index in self._inputs.items()}
         return partial(self._holds, self.constants.at(sizes, values))
 
+    def _note_inputs(self, roots: frozenset[Root]) -> None:
+        lent = self.constants.lent
+        self._inputs |= {root: lent[root][0] for root in roots if isinstance(root, Value)}
+
     def _holds(self, now: Constants, answered: Answered) -> bool:
+        if isinstance(answered, AskedOfNumbers):
+            return now.holds(answered.of)
         answer, then = now.run(*self._calls[answered]), answered.answer
         return torch.equal(answer, then) if isinstance(then, torch.Tensor) else bool(answer == then)
 

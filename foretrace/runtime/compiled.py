@@ -188,7 +188,7 @@ class Compiled:
         """A guard that its own capture breaks: what it looks at changes by itself."""
         unmet = entry.unmet.taken()
         broken = entry.missed(unmet) if unmet else entry.why(args, kwargs)
-        if self._again is None and broken and isinstance(unmet, AskedOfNumbers):
+        if self._again is None and broken and isinstance(broken.asked, AskedOfNumbers):
             raise refusal_of(broken)  # of one capture; nobody could have known before it ran
         raise Refusal(
             f"a guard of the capture fails right after it: {broken.reason if broken else ''}",

@@ -123,7 +123,9 @@ class Symbols:
             return self.number(item)
         if isinstance(item, Boolean):  # a Symbol is one too, to sympy
             return self.env.create_symboolnode(item)
-        return self.env.create_symfloatnode(item, hint=float(self.concrete(item)))
+        unknown = item.free_symbols & self.data
+        hint = None if unknown else float(self.concrete(item))
+        return self.env.create_symfloatnode(item, hint=hint)
 
     def concrete(self, item: Any) -> Any:
         """Anything with the numbers of the captured run put in for symbols."""

@@ -60,6 +60,7 @@ from foretrace.torch_api.dispatch import (
     without_cudnn as without_cudnn,
 )
 from foretrace.torch_api.fake import (
+    ITEM as ITEM,
     DataDependentOutputException as DataDependentOutputException,
     DynamicOutputShapeException as DynamicOutputShapeException,
     FakeTensor as FakeTensor,
@@ -68,10 +69,12 @@ from foretrace.torch_api.fake import (
     UnsupportedOperatorException as UnsupportedOperatorException,
     asking as asking,
     checked_call as checked_call,
+    counts_of as counts_of,
     enable_python_dispatcher as enable_python_dispatcher,
     fake_mode as fake_mode,
     has_fake_rule as has_fake_rule,
     plain_meta_kernel as plain_meta_kernel,
+    put_counts as put_counts,
     sized_by_data as sized_by_data,
     sparse_meta as sparse_meta,
     symbolic_meta as symbolic_meta,
@@ -128,6 +131,7 @@ from foretrace.torch_api.shape_env import (
     int_oo as int_oo,
     interpret_expression as interpret_expression,
     is_dense as is_dense,
+    is_from_data as is_from_data,
     new_size as new_size,
     new_symbol as new_symbol,
     note_value as note_value,

@@ -3,7 +3,7 @@
 import inspect
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType
 from typing import Any
@@ -107,11 +107,39 @@ def asking(mode: FakeTensorMode) -> Iterator[None]:
     """Calls inside are the mode's to answer, which neither logs errors nor keeps its answers.
 
     Ours says an error in its own form. torch keeps answers for the whole of the process, without
-    a bound; those that last are in the caches of who asks.
+    a bound; those that last are in the caches of who asks. A symbol that a kernel made and dropped
+    is waited for no longer: FakeTensor would look for it in what the next call returns.
     """
     quiet = switched(vars(logging.getLogger("torch._subclasses.fake_tensor")), disabled=True)
-    with mode, quiet, switched(vars(mode), cache_enabled=False):
-        yield
+    env: Any = mode.shape_env
+    pending = list(env.pending_fresh_unbacked_symbols) if env is not None else []
+    try:
+        with mode, quiet, switched(vars(mode), cache_enabled=False):
+            yield
+    finally:
+        if env is not None:
+            env.pending_fresh_unbacked_symbols = pending
+
+
+ITEM = "item_memo"
+COUNTS = (ITEM, "nonzero_memo", "unique_memo", "unique_consecutive_memo")
+"""What FakeTensor remembers of a tensor: its number, how many elements are nonzero or distinct."""
+
+
+def counts_of(fake: Any) -> dict[str, torch.SymInt]:
+    """What a rule of FakeTensor has found of a tensor, by `COUNTS`.
+
+    `x[mask]` and `y[mask]` have one size for it, and it retraces a graph so.
+    Source: SymNumberMemoDescriptor, torch/_subclasses/fake_tensor.py.
+    """
+    found = {name: getattr(fake, name) for name in COUNTS}
+    return {name: count for name, count in found.items() if count is not None}
+
+
+def put_counts(fake: Any, counts: Mapping[str, Any]) -> None:
+    """Let a fake tensor remember what is known of the tensor that it stands for."""
+    for name, count in counts.items():
+        setattr(fake, name, count)
 
 
 def sized_by_data(op: Any) -> bool:

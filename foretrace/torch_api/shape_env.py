@@ -74,8 +74,19 @@ def values_from_data(shape_env: Any) -> dict[Any, Any]:
     return dict(found if found is not None else shape_env.unbacked_var_to_val)
 
 
+def is_from_data(symbol: Any) -> bool:
+    """Whether a symbol is of a number that data decides; its name says it."""
+    return symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
+
+
 def note_value(shape_env: Any, symbol: Any, number: int) -> None:
-    """Tell a ShapeEnv what a symbol that depends on data was in the captured run."""
+    """Tell a ShapeEnv what a symbol that depends on data was in the captured run.
+
+    It waits for no kernel's result any more: FakeTensor looks for a new symbol in the next one.
+    """
+    shape_env.pending_fresh_unbacked_symbols = [
+        each for each in shape_env.pending_fresh_unbacked_symbols if each is not symbol
+    ]
     set_value = getattr(shape_env, "set_real_tensor_prop_unbacked_vals", None)
     (set_value or shape_env.set_unbacked_var_to_val)(symbol, number)
 

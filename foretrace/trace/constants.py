@@ -99,7 +99,9 @@ class Constants:
         self._drawing: dict[Definition, bool] = {}
         self.binders: dict[sympy.Symbol, Op] = {}
         """what gives each symbol its number that data decides"""
+        self._asked = False
         self._seen = 0
+        """how much of the log is noted"""
 
     def give(self, value: Value, tensor: torch.Tensor) -> None:
         """A constant that the program made from Python numbers."""
@@ -110,8 +112,10 @@ class Constants:
         if self.guarded:
             self.lent[value] = index, tensor
 
-    def finish(self) -> None:
+    def finish(self, log: list[Op]) -> None:
         """Let go of what was lent and of what followed from it."""
+        if self._asked:  # and may be again
+            self.note(log[self._seen :])
         self.known, self.lent = dict(self.given), {}
 
     def follow(self, log: list[Op], around: Iterable[list[Op] | None]) -> None:
@@ -122,6 +126,7 @@ class Constants:
             around: the bodies that are being recorded, outermost first; None: one that calls will
                 share, of which no operand has a value.
         """
+        self._asked = True
         self.note(log[self._seen :])
         self._seen = len(log)
         for body in around:
@@ -140,6 +145,18 @@ class Constants:
                 self._compute(value, func)
             real = self._concrete((args, kwargs))
             return func(*real[0], **real[1])
+
+    def holds(self, condition: sympy.Basic) -> bool:
+        """Whether a condition on numbers that data decides is met.
+
+        Raises:
+            Refusal: as for a call.
+        """
+        with torch_api.plain_torch():
+            for value in self._behind(condition):
+                self._compute(value, condition)
+            numbers = {symbol: self._put(symbol) for symbol in condition.free_symbols}
+        return condition.xreplace(numbers) == sympy.true
 
     def at(self, sizes: Numbers, values: dict[Value, torch.Tensor]) -> "Constants":
         """The same constants where the symbols are other numbers, and inputs have these values."""

@@ -6,9 +6,11 @@ What the program then asks of them is answered from the example, and asserted in
 
 from typing import Any
 
+import sympy
 import torch
 
-from foretrace.ir.op import Choice, Tree
+from foretrace import torch_api
+from foretrace.ir.op import Choice, Definition, Op, Origin, Tree, Value
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.mutation.call import Call
@@ -16,6 +18,9 @@ from foretrace.ops.kernel import depends_on_data, types_in
 from foretrace.ops.outcome import Outcome
 
 NUMBER = Choice("number", "whole", "data decides it: the graph computes it when it runs")
+ITEM = torch.ops.aten.item.default
+READ = torch.ops.aten._local_scalar_dense.default
+"""What `item` is made of: compilers know this one"""
 
 
 def of_open_size(call: Call) -> Any:
@@ -26,7 +31,8 @@ def of_open_size(call: Call) -> Any:
     """
     recorder, func = call.recorder, call.func
     real = recorder.example(recorder, func, call.args, call.kwargs)
-    result = recorder.semantics.inference.from_data(func, *call.types, real)
+    counts = [recorder.counts.setdefault(value, {}) for value in call.values]
+    result = recorder.semantics.inference.from_data(func, *call.types, real, counts)
     flags = iter(_followed(call, result))
 
     def typed(leaf: Any) -> Any:
@@ -49,11 +55,32 @@ def open_number(call: Call) -> torch.SymInt:
     number = recorder.example(recorder, func, call.args, call.kwargs)
     if type(number) is not int or any(value.type.sparse for value in call.values):
         raise depends_on_data(func)
-    symbol = recorder.types.symbols.number_from_data(number)
-    outcome = Outcome(symbol, choice=NUMBER, lasting=False)
+    symbol = _number_of(call, number)
+    body = _reading(call, symbol) if func is ITEM else None
+    outcome = Outcome(symbol, body, None if body else NUMBER, lasting=False)
     recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
     made: Any = recorder.types.symbols.number(symbol)
     return made
+
+
+def _number_of(call: Call, number: int) -> sympy.Symbol:
+    """The symbol of a number: the same for each time that it is read of one value."""
+    symbols = call.recorder.types.symbols
+    if call.func not in (ITEM, READ):
+        return symbols.number_from_data(number)
+    known = call.recorder.counts.setdefault(call.values[0], {})
+    if torch_api.ITEM not in known:
+        known[torch_api.ITEM] = symbols.number(symbols.number_from_data(number))
+    symbol: sympy.Symbol = torch_api.expression(known[torch_api.ITEM])
+    return symbol
+
+
+def _reading(call: Call, symbol: Any) -> Definition:
+    """The body of `item`."""
+    tensor = Value(call.values[0].type)
+    origin = Origin(call.recorder.origin().frame, None)
+    read = Op(READ, (tensor,), {}, symbol, (), origin=origin, choice=NUMBER)
+    return Definition((tensor,), (read,), ())
 
 
 def _followed(call: Call, result: Tree) -> tuple[bool, ...]:

@@ -23,6 +23,7 @@ from tests.support.bits import same_bits
 pytestmark = pytest.mark.filterwarnings("ignore:var_mean")
 
 aten = torch.ops.aten
+READ = aten._local_scalar_dense.default
 FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 TABLES: dict[str, Callable[[], Any]] = {
     "core": core_aten_decompositions,
@@ -124,6 +125,8 @@ def test_as_make_fx(case: Case, kind: str, table: str) -> None:
         pytest.skip(str(refusal))
     if kind == "joint" and torch.ops.higher_order.scan in targets(plain.graph_module):
         pytest.skip("make_fx gives a scan real tensors and FakeTensors at once, which raises")
+    if READ in targets(opened):
+        pytest.skip("make_fx over real tensors reads no number")
     inputs = flat_inputs(plain, subject)
     if FLASH in targets(opened):
         # torch's entry gives the attention weights where the operator gives the logsumexp, which

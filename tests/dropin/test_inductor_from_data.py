@@ -1,0 +1,86 @@
+"""backend="inductor" where data decides sizes: one graph for all data, near eager, and it asks.
+
+Inductor reorders sums, so numbers are held against eager's as torch does for whole models.
+"""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import same
+
+import foretrace
+from tests.against_eager.test_from_data import CASES, trained
+
+OTHERS = {
+    "normed": "torch's lowering of convolution wants a number",
+    "losses": "torch has no rule for ctc_loss over tensors of lengths",
+}
+QUICK = ("selected", "head")
+
+
+def of_all(name: str) -> Any:
+    return name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [of_all(name) for name in CASES if name not in OTHERS])
+@pytest.mark.filterwarnings("ignore")
+def test_trains_on_other_data(name: str) -> None:
+    make, calls = CASES[name]
+    live: Any = make()
+    eager = copy.deepcopy(live)
+    compiled = foretrace.compile(live, backend="inductor")
+    for inputs in calls:
+        assert same(trained(eager, eager, inputs), trained(live, compiled, inputs))
+    assert not compiled.recaptures
+
+
+def counted(x: torch.Tensor) -> torch.Tensor:
+    count = (x > 0).nonzero().shape[0]
+    if count > 2:
+        return x * count
+    return x - 1
+
+
+def chosen(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    number = n.sum().item()
+    if number == 3:
+        return x + 1
+    return x * number
+
+
+MANY, FEW = torch.tensor([1.0, 2.0, 3.0, -1.0]), torch.tensor([1.0, -2.0, -3.0, -1.0])
+ASKING: list[Any] = [
+    (counted, (MANY,), (FEW,)),
+    (chosen, (MANY, torch.tensor([1, 2])), (MANY, torch.tensor([1, 4]))),
+]
+
+
+@pytest.mark.parametrize(("fn", "first", "other"), ASKING)
+def test_what_numbers_were_asked_is_a_guard(fn: Any, first: Any, other: Any) -> None:
+    compiled = foretrace.compile(fn, backend="inductor")
+    for inputs in (first, other, first, other):
+        assert torch.equal(compiled(*inputs), fn(*inputs))
+    (recapture,) = compiled.recaptures
+    assert "as it did in the capture, which had" in recapture.reason
+    assert recapture.at is not None
+    assert recapture.at.function == fn.__name__
+
+
+@pytest.mark.parametrize(("fn", "first", "other"), ASKING)
+def test_one_capture_refuses_other_numbers(fn: Any, first: Any, other: Any) -> None:
+    compiled = foretrace.capture(fn, first).compile(backend="inductor")
+    assert torch.equal(compiled(*first), fn(*first))
+    with pytest.raises(foretrace.Refusal, match="guard broken") as found:
+        compiled(*other)
+    assert "which had" in str(found.value)
+
+
+def test_lengths_of_ctc_are_refused_by_line() -> None:
+    make, calls = CASES["losses"]
+    compiled = foretrace.compile(make(), backend="inductor")
+    with pytest.raises(foretrace.Refusal, match="have no rule for it") as found:
+        compiled(*calls[0])
+    assert found.value.at is not None
+    assert found.value.at.function == "losses"
