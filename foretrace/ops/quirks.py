@@ -189,11 +189,26 @@ UNTRACED = Quirk(
         "upsample_bilinear2d.vec", "upsample_trilinear3d.vec", "upsample_bicubic2d.vec",
         "_upsample_bilinear2d_aa.vec", "_upsample_bicubic2d_aa.vec", "upsample_nearest1d.vec",
         "upsample_nearest2d.vec", "upsample_nearest3d.vec", "_upsample_nearest_exact1d.vec",
-        "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec",
+        "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec", "_pad_packed_sequence",
     ),
     "aten/src/ATen/TensorSubclassLikeUtils.h; " + NATIVE + "LinearAlgebra.cpp,"
     " BatchLinearAlgebra.cpp, Onehot.cpp, UpSample.h", SEEN, "targets/untraced.py",
 )  # fmt: skip
+
+READS_NUMBERS = Quirk(
+    "reads the numbers in this operand's memory, to decide what it calls",
+    _each(
+        "batch_sizes",
+        "lstm.data",
+        "gru.data",
+        "rnn_tanh.data",
+        "rnn_relu.data",
+        "_pad_packed_sequence",
+    ),
+    NATIVE + "RNN.cpp: PackedLayer; PackedSequence.cpp",
+    SEEN,
+    "trace/dispatch.py",
+)
 
 # ---- derivatives --------------------------------------------------------------------------------
 
@@ -238,7 +253,7 @@ QUIRKS: tuple[tuple[str, tuple[Quirk, ...]], ...] = (
      (HIDDEN_WRITES, HIDDEN_VIEWS, NO_VIEWS, FUNCTIONAL_NAMES, FUNCTIONAL_ORDER, SHAPELESS)),
     ("What meta kernels say of layouts",
      (IN_ORDER, LOSSES, SUGGESTED, ITERATED, INDEXING, ONE_EXAMPLE, COMPLEX_IN_ORDER)),
-    ("What a call does not show", (CASTS_BELOW, UNTRACED)),
+    ("What a call does not show", (CASTS_BELOW, UNTRACED, READS_NUMBERS)),
     ("Derivatives", (FIRST_MADE_LIKE_OPERAND, BY_DATA, WRONG_NOISE, SCATTERED)),
 )  # fmt: skip
 """All of them, under the headings of the page."""

@@ -14,6 +14,7 @@ from foretrace.ir.program import Target
 from foretrace.ir.structure import take_apart
 from foretrace.recording.capture import Capture
 from foretrace.rules.norms import NORM_RULES
+from foretrace.rules.packed import PACKED_RULES
 from foretrace.rules.reductions import REDUCTION_RULES
 from foretrace.rules.table import RuleTable
 from foretrace.symbols.dynamic import Dynamic, dynamic_of
@@ -24,7 +25,7 @@ from foretrace.tensors.abstract import Types
 
 Values: TypeAlias = Literal["guard", "refuse"]
 """What becomes of a question about values: answered from the example and guarded, or refused"""
-RULES: RuleTable = RuleTable({**NORM_RULES, **REDUCTION_RULES})
+RULES: RuleTable = RuleTable({**NORM_RULES, **PACKED_RULES, **REDUCTION_RULES})
 """The rules that win over derived ones; `foretrace.rule` adds to them."""
 
 

@@ -154,7 +154,7 @@ class Derivatives:
             registered = self.table.registered(func)
             with torch_api.no_dispatch_modes(), torch_api.with_autograd():
                 if registered is not None:
-                    return self._registered(registered, func, args, kwargs, tangents)
+                    return self._registered(registered, func, args, kwargs, tangents, known)
                 forward = self._forward(func, args, kwargs, written, known)
                 return self._backward(func, forward, tangents)
 
@@ -175,14 +175,14 @@ class Derivatives:
 
     def _registered(
         self, registered: Registered, func: Any, args: Tree, kwargs: dict[str, Tree],
-        tangents: tuple[TensorType | None, ...],
+        tangents: tuple[TensorType | None, ...], known: Tree,
     ) -> Rule:  # fmt: skip
         """Run a registered backward over stand-ins."""
         types = types_in((args, kwargs))
         tape = self.tape(types[0].device)
         operands = tuple(Value(t.with_grad(False)) for t in types)
-        inferred = self.inference.infer(func, *_unfollowed((args, kwargs)))
-        results = tuple(map(Value, types_in(inferred)))
+        inferred = known or self.inference.infer(func, *_unfollowed((args, kwargs)))
+        results = tuple(Value(t.with_grad(False)) for t in types_in(inferred))
         given = tuple(None if t is None else Value(t.with_grad(False)) for t in tangents)
         tape.results = results
         with tape, torch.no_grad():

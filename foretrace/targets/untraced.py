@@ -8,6 +8,7 @@ tests/unit/targets/test_leaves_are_eagers.py. Source: aten/src/ATen/TensorSubcla
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -83,6 +84,31 @@ def _tensor_split(x: torch.Tensor, places: torch.Tensor, dim: int = 0) -> Any:
     return aten.tensor_split.sections(x, numbers, dim)
 
 
+def _padded(
+    data: torch.Tensor, batch_sizes: torch.Tensor, batch_first: bool, value: float, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernel calls an operator on `batch_sizes`, which are real; `length` fits or is -1.
+
+    Source: _pad_packed_sequence in aten/src/ATen/native/PackedSequence.cpp.
+    """
+    with torch_api.plain_torch():
+        rows = batch_sizes.tolist()
+    size = [max(length, len(rows)), rows[0], *data.shape[1:]]
+    output = aten.full.default(
+        size, value, dtype=data.dtype, layout=data.layout, device=data.device
+    )
+    steps = [step for step, row in enumerate(rows) if step == 0 or row != rows[step - 1]]
+    offset = 0
+    for first, last in pairwise([*steps, len(rows)]):
+        many = rows[first] * (last - first)
+        part = aten.slice.Tensor(data, 0, offset, offset + many)
+        place = aten.slice.Tensor(aten.slice.Tensor(output, 0, first, last), 1, 0, rows[first])
+        place.copy_(aten.view.default(part, [last - first, rows[first], *data.shape[1:]]))
+        offset += many
+    lengths = torch.tensor([sum(row > place for row in rows) for place in range(rows[0])])
+    return output.transpose(0, 1) if batch_first else output, lengths
+
+
 def _one_hot(places: torch.Tensor, classes: int = -1) -> torch.Tensor:
     """Ones are put into zeros; where it is traced, each place is compared with all classes.
 
@@ -130,5 +156,6 @@ UNTRACED: dict[Any, Callable[..., Any]] = {
     aten.linalg_svdvals.default: _svdvals,
     aten.tensor_split.tensor_indices_or_sections: _tensor_split,
     aten.one_hot.default: _one_hot,
+    aten._pad_packed_sequence.default: _padded,
     **{packet.vec: _resized(packet.vec, packet.default) for packet in RESIZING},
 }

@@ -4,7 +4,7 @@ A composite's body runs once over stand-ins and is shared; where it depends on m
 writes to an operand, or asks for a constant's value), it is recorded anew at each call.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
@@ -22,7 +22,7 @@ from foretrace.mutation.functionalize import functionalize
 from foretrace.mutation.inner_base import seen_inside
 from foretrace.mutation.made_leaves import require_grad
 from foretrace.ops.outcome import Given, Outcome, Share
-from foretrace.ops.quirks import CASTS_BELOW
+from foretrace.ops.quirks import CASTS_BELOW, READS_NUMBERS
 from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_dtypes
@@ -36,6 +36,7 @@ PROFILER = "profiler"
 """Operators that mark a part of a run with a name. torch.export leaves them out, too."""
 IS_NONZERO = torch.ops.aten.is_nonzero.default
 """Its body asks for the number; the answer is yes or no, which may be a guard"""
+EQUAL = torch.ops.aten.equal.default
 CHECKS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
 """They look at data when the graph runs, and return nothing"""
 INDEX = torch.ops.aten.index.Tensor
@@ -107,6 +108,8 @@ def _procedure(func: Any, args: Tree, grad_mode: bool) -> Callable[[Call], Any] 
         return answer
     if func is REQUIRES_GRAD:
         return require_grad
+    if func in READS_NUMBERS:
+        return with_numbers_of
     followed = func in PUTS and grad_mode and args[2].type.requires_grad
     if followed and any(map(_is_mask, args[1])):
         return put_at_places
@@ -299,14 +302,41 @@ def _places(recorder: Builder, indices: list[Value | None]) -> list[Abstract | N
     return places
 
 
-class Inline:
-    """Records a body anew at each call, over the call's own tensors."""
+def with_numbers_of(call: Call) -> Any:
+    """Record the body of a call that reads the numbers of an operand: of constants, or a guard."""
+    recorder, clone = call.recorder, torch.ops.aten.clone.default
+    read = call.schema.bind(call.args, call.kwargs)[READS_NUMBERS[call.func]]
+    try:
+        numbers = recorder.answer(recorder, clone, (read,), {})
+    except Refusal as refusal:
+        if refusal.kind != "data-dependent":
+            raise
+        numbers = recorder.example(recorder, clone, (read,), {})
+        recorder.again(EQUAL, (call.by_value[read], recorder.lift_constant(numbers)))
+    kernel, choice = recorder.semantics.body_kernel(call.func, call.args, call.kwargs)
+    known = {value: _of_numbers(recorder, each) for value, each in call.by_value.items()}
+    return Inline(kernel, choice, known | {read: numbers})(call)
 
-    def __init__(self, kernel: Any, choice: Any) -> None:
-        self.kernel, self.choice = kernel, choice
+
+def _of_numbers(recorder: Builder, tensor: Abstract) -> Abstract:
+    """The tensor with numbers for its sizes, as C++ reads them."""
+    type = recorder.types.of(tensor)
+    if not type.symbols:
+        return tensor
+    return recorder.again(torch.ops.aten.view.default, (tensor, recorder.types.fixed(type).shape))
+
+
+class Inline:
+    """Records a body anew at each call, over the call's own tensors, or real ones for some."""
+
+    def __init__(
+        self, kernel: Any, choice: Any, real: Mapping[Value, torch.Tensor] | None = None
+    ) -> None:
+        self.kernel, self.choice, self.real = kernel, choice, real or {}
 
     def __call__(self, call: Call) -> Any:
-        recorder, what, env = call.recorder, (call.func, call.args, call.kwargs), call.by_value
+        recorder, what = call.recorder, (call.func, call.args, call.kwargs)
+        env = {**call.by_value, **self.real}
         origin = recorder.origin()
         inside = recorder.casts.inside(call.func)
         with recorder.inner_scope(origin.frame) as ops, recorder.listening(), inside:
