@@ -31,6 +31,11 @@ CPU: Final = "cpu"
 DROPOUT: Final = "dropout_p"
 """The argument by which an attention kernel draws random numbers; none if it is 0"""
 
+GUARD: Final = Way(
+    'or let the answer be a guard: values="guard", with example inputs that have data',
+    ("capture", "export"),
+)
+
 Root: TypeAlias = Any
 """What an answer may depend on: a symbol, the Value of an input, the Op of a draw"""
 
@@ -274,9 +279,8 @@ def depends_on_inputs(asker: Any, *, guarded: bool) -> Refusal:
         "compute both branches, and choose with torch.where" if yes_or_no
         else "compute with the tensor itself, which needs no number"
     )  # fmt: skip
-    guard = 'or let the answer be a guard: values="guard", with example inputs that have data'
     outside = "or compute it outside of the captured program and pass it as an argument"
-    guards = [Way(guard, ("capture", "export"))] if yes_or_no and not guarded else []
+    guards = [GUARD] if yes_or_no and not guarded else []
     return Refusal(
         f"{asker} asks for a number that depends on the inputs",
         kind="data-dependent",
