@@ -224,6 +224,29 @@ def test_a_wrong_word_is_refused() -> None:
             foretrace.capture(masked, (X, YES), values=wrong)  # type: ignore[arg-type]
 
 
+GUARDED = 'let the answer be a guard: values="guard"'
+
+
+@pytest.mark.parametrize(
+    ("fn", "told"),
+    [
+        (lambda x: x if (x > 0).any() else -x, True),
+        (lambda x: x[x > 0], True),
+        (lambda x: x * (x > 0).sum().item(), True),
+        (lambda x: x * x.sum().item(), False),
+        (lambda x: torch.tensor(x.numpy()), False),
+    ],
+    ids=["yes_or_no", "a_size", "an_integer", "a_float", "memory"],
+)
+def test_a_guard_is_a_way_out_where_it_answers(fn: Any, *, told: bool) -> None:
+    with pytest.raises(foretrace.Refusal) as refused:
+        foretrace.capture(fn, (torch.ones(2),), values="refuse")
+    assert any(GUARDED in way for way in refused.value.do) is told
+    if told:
+        program = foretrace.capture(fn, (torch.ones(2),), values="guard")
+        assert torch.equal(program.cut("aten")(torch.ones(2)), fn(torch.ones(2)))
+
+
 @pytest.mark.parametrize("device", ["meta"])
 def test_examples_without_data_are_refused_by_line(device: str) -> None:
     with pytest.raises(foretrace.Refusal, match=r"if mask\.all\(\)"):
