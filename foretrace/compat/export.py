@@ -30,6 +30,7 @@ from foretrace.recording.capture import record
 from foretrace.recording.setup import Values, check_values, prepare
 from foretrace.symbols.shapes import by_name, shapes_tree
 from foretrace.trace.calls import CallSite, submodule_calls
+from foretrace.trace.constants import GUARD
 
 
 def export(  # noqa: PLR0913 - torch's own signature, and what values do
@@ -115,7 +116,7 @@ def _captured(run: Callable[[Values], Run], values: Values) -> Run:
             with torch_api.exporting():
                 found = run("refuse")
         except Refusal:
-            if values == "refuse" or refusal.kind != "data-dependent":
+            if values == "refuse" or GUARD not in refusal.ways:
                 raise refusal from None
             return _guarded(run)
         warnings.warn(TOLD.format(str(refusal).partition("\n")[0], refusal.at), stacklevel=3)

@@ -53,7 +53,7 @@ class Questions:
         roots = constants.roots_of(call[1:])
         lent = any(not isinstance(root, sympy.Symbol) for root in roots)
         if lent and (not isinstance(answer, bool) or None in recorder.bodies):
-            raise depends_on_inputs(func, guarded=True)
+            raise depends_on_inputs(func)
         if roots:
             form = constants.form(func, call[1:])
             known = self._known.get(form) or self._guard(recorder, call, roots, answer)

@@ -31,6 +31,11 @@ CPU: Final = "cpu"
 DROPOUT: Final = "dropout_p"
 """The argument by which an attention kernel draws random numbers; none if it is 0"""
 
+GUARD: Final = Way(
+    'or let the answer be a guard: values="guard", with example inputs that have data',
+    ("capture", "export"),
+)
+
 Root: TypeAlias = Any
 """What an answer may depend on: a symbol, the Value of an input, the Op of a draw"""
 
@@ -141,8 +146,10 @@ class Constants:
             Refusal: it depends on an input that lends none, or on what is too large.
         """
         with torch_api.plain_torch():
-            for value in (*values_in((args, kwargs)), *self._behind((args, kwargs))):
-                self._compute(value, func)
+            operands = values_in((args, kwargs))
+            offered = not self.guarded and may_guard(func, operands)
+            for value in (*operands, *self._behind((args, kwargs))):
+                self._compute(value, func, offered=offered)
             real = self._concrete((args, kwargs))
             return func(*real[0], **real[1])
 
@@ -196,7 +203,7 @@ class Constants:
 
     # ---- values --------------------------------------------------------------------------------
 
-    def _compute(self, wanted: Value, asker: Any) -> None:
+    def _compute(self, wanted: Value, asker: Any, *, offered: bool) -> None:
         """Fill `known` with the value and what it is made of; iterative, as chains can be long."""
         stack = [wanted]
         while stack:
@@ -207,7 +214,7 @@ class Constants:
                 self._follows_from(value)
                 stack.pop()
                 continue
-            op = self._maker(value, asker)
+            op = self._maker(value, asker, offered=offered)
             before = self.draws.before(op) if draws(op) else []
             needs = (*_needs(op), *self._behind((op.args, op.kwargs)), *before)
             missing = [v for v in needs if v not in self._forms]
@@ -215,7 +222,7 @@ class Constants:
             if not missing:
                 self._run(op, before)
 
-    def _maker(self, value: Value, asker: Any) -> Op:
+    def _maker(self, value: Value, asker: Any, *, offered: bool) -> Op:
         """The leaf that makes it: eager's own kernels answer, where they are those of the CPU."""
         op = self.makers.get(value)
         while op is not None and op.definition is not None and _on_cpu(op):
@@ -224,7 +231,7 @@ class Constants:
                 break
             op = self.makers[value]
         if op is None or (draws(op) and not (self.guarded and self.draws.knows(op))):
-            raise depends_on_inputs(asker, guarded=self.guarded)
+            raise depends_on_inputs(asker, offered=offered)
         return op
 
     def _run(self, op: Op, before: list[Value]) -> None:
@@ -284,20 +291,25 @@ def content(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu()
 
 
-def depends_on_inputs(asker: Any, *, guarded: bool) -> Refusal:
-    """`guarded`: its answer cannot be a guard, or has just been asked for one."""
+def may_guard(asker: Any, operands: Sequence[Value]) -> bool:
+    """Whether the example may answer: not for a number that is no integer (decision 025)."""
+    number = asker in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+    floats = (each.type.dtype.is_floating_point or each.type.dtype.is_complex for each in operands)
+    return not (number and any(floats))
+
+
+def depends_on_inputs(asker: Any, *, offered: bool = False) -> Refusal:
+    """`offered`: whether the way out is told to let the answer be a guard."""
     yes_or_no = torch_api.returns_bool(asker)
     instead = (
         "compute both branches, and choose with torch.where" if yes_or_no
         else "compute with the tensor itself, which needs no number"
     )  # fmt: skip
-    guard = 'or let the answer be a guard: values="guard", with example inputs that have data'
     outside = "or compute it outside of the captured program and pass it as an argument"
-    guards = [Way(guard, ("capture", "export"))] if yes_or_no and not guarded else []
     return Refusal(
         f"{asker} asks for a number that depends on the inputs",
         kind="data-dependent",
-        do=(instead, outside, *guards),
+        do=(instead, outside, *([GUARD] if offered else ())),
     )
 
 

@@ -27,6 +27,7 @@ from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_dtypes
 from foretrace.tensors.autocast import INSIDE
+from foretrace.trace.constants import GUARD
 from foretrace.trace.from_data import of_open_size, open_number
 from foretrace.trace.subgraphs import hold
 
@@ -263,8 +264,13 @@ class Fold:
         try:
             return of_open_size(call)
         except Refusal as refusal:
-            # a copy, as one that was raised holds all that ran
-            raise copy(self.refusal) if refusal.kind == "data-dependent" else refusal from None
+            raise self._told(refusal) if refusal.kind == "data-dependent" else refusal from None
+
+    def _told(self, refusal: Refusal) -> Refusal:
+        """What is refused, with the way out that the example's values might be."""
+        told = copy(self.refusal)  # one that was raised holds all that ran
+        told.ways += (GUARD,) if GUARD in refusal.ways else ()
+        return told
 
 
 def put_at_places(call: Call) -> Any:

@@ -1,10 +1,17 @@
-"""Branches on the values of inputs, where the user lets their answers be guards."""
+"""Questions about values that are answered by yes or no: by the example, guarded and asserted."""
+
+import io
+import threading
+import warnings
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import foretrace
+from tests.support import models
 from tests.support.compare import same_as_eager
 
 
@@ -93,3 +100,298 @@ def test_a_compiled_callable_captures_each_answer_once() -> None:
         assert torch.equal(compiled(X, mask), masked(X, mask))
     (again,) = compiled.recaptures
     assert "mask is False now, and was True" in str(again)
+
+
+# ---- the graphs themselves ----------------------------------------------------------------------
+
+
+def asks_much(x: Tensor, mask: Tensor) -> Tensor:
+    y = x.sin()
+    if torch.allclose(y, y.clone()) and not torch.equal(y, y + 1):
+        y = y * 2
+    return y.sum() if mask.all() else (y * mask).sum()
+
+
+SAYS = "mask is False now, and was True in the capture; question .* if mask.all"
+
+
+@pytest.mark.parametrize("kind", ["export", "aten", "joint"])
+def test_a_graph_module_asserts_what_it_relied_on(kind: str) -> None:
+    module = foretrace.capture(asks_much, (X, YES)).cut(kind, loss=0).graph_module
+    inputs = X.detach().requires_grad_(kind == "export")
+    assert torch.equal(module(inputs, YES)[0], asks_much(X, YES))
+    with pytest.raises(RuntimeError, match=SAYS):
+        module(inputs, NO)
+
+
+def test_the_forward_half_asserts() -> None:
+    forward, backward = foretrace.capture(asks_much, (X, YES)).pair(loss=0)
+    asserts = ["_assert_async" in name for name in forward.nodes]
+    assert sum(asserts) == 3
+    assert not any("_assert_async" in name for name in backward.nodes)
+    with pytest.raises(RuntimeError, match=SAYS):
+        forward(X, NO)
+
+
+class Asks(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return asks_much(x, mask)
+
+
+class Holds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Asks()
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y: Tensor = self.inner(x, mask)
+        return y * 2
+
+
+@pytest.mark.parametrize("kind", ["export", "aten", "joint"])
+def test_a_module_that_is_kept_whole_asserts_inside(kind: str) -> None:
+    program = foretrace.capture(Holds(), (X, YES))
+    module = program.cut(kind, loss=0, keep=[lambda op: str(op.target) == "inner"]).graph_module
+    assert not any("_assert_async" in node.name for node in module.graph.nodes)
+    inputs = X.detach().requires_grad_(kind == "export")
+    assert torch.equal(module(inputs, YES)[0], 2 * asks_much(X, YES))
+    with pytest.raises(RuntimeError, match=SAYS):
+        module(inputs, NO)
+
+
+def test_an_exported_program_asserts_when_it_is_saved_and_decomposed() -> None:
+    with pytest.warns(UserWarning, match=r"asserts each answer(.|\n)*if mask\.all\(\)"):
+        exported = foretrace.export(Asks(), (X.detach(), YES))
+    exported.validate()
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    file.seek(0)
+    with warnings.catch_warnings(action="ignore"):
+        forms = exported, torch.export.load(file), exported.run_decompositions()
+    for form in forms:
+        assert torch.equal(form.module()(X.detach(), YES), asks_much(X.detach(), YES))
+        with pytest.raises(RuntimeError, match=SAYS):
+            form.module()(X.detach(), NO)
+    with pytest.raises(foretrace.Refusal, match="depends on the inputs"):
+        foretrace.export(Asks(), (X.detach(), YES), values="refuse")
+
+
+def test_an_export_without_questions_does_not_warn() -> None:
+    foretrace.export(nn.Linear(3, 3), (torch.randn(2, 3),))
+
+
+def test_aot_export_module_asserts() -> None:
+    with pytest.warns(UserWarning, match="asserts each answer"):
+        module, _ = foretrace.aot_export_module(Asks(), (X.detach(), YES), trace_joint=False)
+    with pytest.raises(RuntimeError, match=SAYS):
+        module(X.detach(), NO)
+
+
+def test_inductor_asserts() -> None:
+    x = torch.randn(3)
+    module = foretrace.capture(asks_much, (x, YES)).cut("aten").graph_module
+    compiled: Any = torch._inductor.compile(module, [x, YES])
+    assert torch.allclose(compiled(x, YES)[0], asks_much(x, YES))
+    with pytest.raises(RuntimeError, match=SAYS):
+        compiled(x, NO)
+
+
+# ---- what is asked -------------------------------------------------------------------------------
+
+
+def test_the_same_question_is_one_guard_and_one_assertion() -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = x * 2 if (x > 0).any() else x
+        return y * 3 if (x > 0).any() else y
+
+    program = foretrace.capture(fn, (torch.ones(2),))
+    assert len(program.guards) == 1
+    assert sum("_assert_async" in name for name in program.cut("aten").nodes) == 1
+
+
+def test_other_sizes_are_no_question_about_values() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x if torch.equal(x, x[:1]) else -x
+
+    program = foretrace.capture(fn, (torch.randn(3, 2),))
+    assert not program.guards
+    assert torch.equal(program.cut("aten").graph_module(torch.ones(3, 2))[0], -torch.ones(3, 2))
+
+
+def test_a_wrong_word_is_refused() -> None:
+    for wrong in ("guards", True, None, []):
+        with pytest.raises(foretrace.Refusal, match="values="):
+            foretrace.capture(masked, (X, YES), values=wrong)  # type: ignore[arg-type]
+
+
+GUARDED = 'let the answer be a guard: values="guard"'
+
+
+@pytest.mark.parametrize(
+    ("fn", "told"),
+    [
+        (lambda x: x if (x > 0).any() else -x, True),
+        (lambda x: x[x > 0], True),
+        (lambda x: x * (x > 0).sum().item(), True),
+        (lambda x: x * x.sum().item(), False),
+        (lambda x: torch.tensor(x.numpy()), False),
+    ],
+    ids=["yes_or_no", "a_size", "an_integer", "a_float", "memory"],
+)
+def test_a_guard_is_a_way_out_where_it_answers(fn: Any, *, told: bool) -> None:
+    with pytest.raises(foretrace.Refusal) as refused:
+        foretrace.capture(fn, (torch.ones(2),), values="refuse")
+    assert any(GUARDED in way for way in refused.value.do) is told
+    if told:
+        program = foretrace.capture(fn, (torch.ones(2),), values="guard")
+        assert torch.equal(program.cut("aten")(torch.ones(2)), fn(torch.ones(2)))
+
+
+@pytest.mark.parametrize("device", ["meta"])
+def test_examples_without_data_are_refused_by_line(device: str) -> None:
+    with pytest.raises(foretrace.Refusal, match=r"if mask\.all\(\)"):
+        foretrace.capture(masked, (X.detach().to(device), YES.to(device)))
+
+
+def test_no_question_no_assertion() -> None:
+    program = foretrace.capture(lambda x: x.sin() * 2, (X,))
+    assert not program.guards
+    assert not any("assert" in name for name in program.cut("aten").nodes)
+
+
+# ---- random numbers ------------------------------------------------------------------------------
+
+
+GENERATOR = torch.Generator()
+
+
+def draws_and_asks(x: Tensor) -> Tensor:
+    y = F.dropout(x, 0.5)
+    z = y * 2 if (y > 0).sum() > 1 else y * 3
+    if torch.rand(3, generator=GENERATOR).sum() > torch.rand(3).sum():
+        z = z + 1
+    return z.sum() if torch.rand(()) > 0.5 else z.exp().sum()
+
+
+def seeded(seed: int) -> None:
+    torch.manual_seed(seed)
+    GENERATOR.manual_seed(seed)
+
+
+def states() -> list[Tensor]:
+    return [torch.get_rng_state(), GENERATOR.get_state()]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_questions_about_random_numbers_are_answered_as_eager_draws(seed: int) -> None:
+    with torch.random.fork_rng():
+        seeded(seed)
+        expected, after = draws_and_asks(X), states()
+        seeded(seed)
+        before = states()
+        program = foretrace.capture(draws_and_asks, (X,))
+        assert all(map(torch.equal, before, states()))
+        for kind in ("export", "aten"):
+            seeded(seed)
+            assert torch.equal(program.cut(kind)(X), expected)
+            assert all(map(torch.equal, after, states()))
+
+
+def test_a_compiled_callable_draws_as_eager_whatever_the_answers() -> None:
+    compiled = foretrace.compile(draws_and_asks)
+    with torch.random.fork_rng():
+        for seed in range(24):
+            seeded(seed)
+            expected, after = draws_and_asks(X), states()
+            seeded(seed)
+            assert torch.equal(compiled(X), expected)
+            assert all(map(torch.equal, after, states()))
+    assert 1 < len(compiled.recaptures) < 8
+
+
+# ---- compiled ------------------------------------------------------------------------------------
+
+
+def test_what_is_asked_in_the_middle_runs_once() -> None:
+    """The part before the question is run by the call, and not once more to guard it."""
+
+    def fn(x: Tensor) -> Tensor:
+        y = x.exp().sin().cos()
+        return y * 2 if (y < 2).all() else y
+
+    compiled = foretrace.compile(fn)
+    compiled(X)
+    with torch.profiler.profile() as seen:
+        found = compiled(X)
+    assert torch.equal(found, fn(X))
+    assert [event.name for event in seen.events()].count("aten::exp") == 1
+
+
+def test_threads_capture_each_answer_once() -> None:
+    compiled, wrong = foretrace.compile(masked), []
+
+    def work(start: int) -> None:
+        for turn in range(50):
+            mask = (YES, NO)[(turn + start) % 2]
+            if not torch.equal(compiled(X, mask), masked(X, mask)):
+                wrong.append(turn)
+
+    threads = [threading.Thread(target=work, args=(start,)) for start in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(compiled.recaptures) == 1
+
+
+@pytest.mark.parametrize("given", [YES, NO], ids=["yes", "no"])
+def test_other_backends_ask_before(given: Tensor) -> None:
+    compiled = foretrace.compile(masked, backend=lambda graph, inputs: graph)
+    for mask in (YES, NO, given):
+        x = X.detach().requires_grad_()
+        compiled(x, mask).backward()
+        y = X.detach().requires_grad_()
+        masked(y, mask).backward()
+        assert x.grad is not None
+        assert y.grad is not None
+        assert torch.equal(x.grad, y.grad)
+    assert len(compiled.recaptures) == 1
+
+
+# ---- transformers --------------------------------------------------------------------------------
+
+MASKED = (
+    "llama", "gpt2", "qwen3", "mixtral", "bert", "roberta", "distilbert", "t5", "bart",
+    "qwen2", "phi", "gpt_neox", "opt", "electra", "albert", "mpnet", "modernbert",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.filterwarnings("ignore")
+def test_a_padded_batch_of_transformers_trains_by_plain_capture(name: str) -> None:
+    model, inputs = models.padded(name)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        expected = model(**inputs)
+        expected.loss.backward()
+        torch.manual_seed(5)
+        program = foretrace.capture(model, (), inputs)
+        joint = program.cut("joint", loss=0)
+        outputs, gradients = joint(**inputs)
+    assert torch.equal(outputs["loss"], expected.loss)
+    trained = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    assert trained
+    for place, gradient in trained.items():
+        found = gradients[place]
+        assert found is not None, place
+        assert torch.equal(found, gradient), place
+    full = inputs | {"attention_mask": torch.ones_like(inputs["attention_mask"])}
+    said = r"attention_mask is True now, and was False in the capture"
+    with pytest.raises(foretrace.Refusal, match=said):
+        joint(**full)
+    flat, _ = program.calls.inputs((), inputs)
+    roles = [role.name for role in joint.signature.inputs]
+    flat[roles.index("attention_mask")] = full["attention_mask"]
+    with pytest.raises(RuntimeError, match=said + r"; question 1, at .*masking_utils\.py"):
+        joint.graph_module(*(each.detach() for each in flat))

@@ -131,3 +131,29 @@ def make(name: str) -> Made:
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
     return model.eval(), inputs
+
+
+# ---- padded batches with labels -----------------------------------------------------------------
+
+EMBEDDED = {"embedding_size": 32}
+MORE: dict[str, Callable[[], Made]] = {
+    "roberta": lambda: _encoder("Roberta", "ForMaskedLM", max_position_embeddings=80),
+    "distilbert": lambda: (transformers.DistilBertForMaskedLM(_distilbert()[0].config), {}),
+    "qwen2": lambda: _decoder("Qwen2", num_key_value_heads=2),
+    "phi": lambda: _decoder("Phi"),
+    "gpt_neox": lambda: _decoder("GPTNeoX"),
+    "opt": lambda: _decoder("OPT", ffn_dim=48, word_embed_proj_dim=32),
+    "electra": lambda: _encoder("Electra", "ForMaskedLM", **EMBEDDED),
+    "albert": lambda: _encoder("Albert", "ForMaskedLM", **EMBEDDED),
+    "mpnet": lambda: _encoder("MPNet", "ForMaskedLM"),
+    "modernbert": lambda: _encoder("ModernBert", "ForMaskedLM", pad_token_id=0),
+}
+
+
+def padded(name: str) -> Made:
+    """The model in training mode, and a batch with padding on the left of one row, and labels."""
+    torch.manual_seed(0)
+    model, _ = (MORE.get(name) or MODELS[name])()
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[1, :4] = 0
+    return model.train(), {"input_ids": _ids(), "attention_mask": mask, "labels": _ids()}

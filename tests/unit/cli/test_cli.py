@@ -48,6 +48,9 @@ def raises():
 def branches():
     return lambda x: x * x.sum().item(), (torch.ones(2),)
 
+def asks():
+    return lambda x: x if x.sum() > 0 else -x, (torch.ones(2),)
+
 def different():
     import itertools
     state = itertools.count(1)
@@ -265,6 +268,15 @@ def test_check_several_programs(folder: Path, capsys: pytest.CaptureFixture[str]
         "mine.py",
         "mine.py:with_kwargs",
     ]
+
+
+def test_show_lists_what_was_asked_of_values(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", "mine.py:asks"]) == 0
+    said = capsys.readouterr().out
+    assert "guard: is_nonzero of what follows from x is True" in said
+    assert "mine.py:" in said
 
 
 def test_check_goes_on_after_a_refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
