@@ -161,7 +161,7 @@ class Constants:
         """
         with torch_api.plain_torch():
             for value in self._behind(condition):
-                self._compute(value, condition)
+                self._compute(value, condition, offered=False)
             numbers = {symbol: self._put(symbol) for symbol in condition.free_symbols}
         return condition.xreplace(numbers) == sympy.true
 

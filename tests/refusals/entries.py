@@ -13,6 +13,7 @@ from tests.refusals.registry import (
     captured,
     captures,
     compiled,
+    compiles,
     cuts,
     exported,
     exports,
@@ -513,3 +514,24 @@ def is_taken_apart_by_autograd(w: Tensor) -> Tensor:
 refuses("no derivative", "rules/derive.py:_forward", captures(is_taken_apart_by_autograd, W),
         is_taken_apart_by_autograd, trained(lambda w: ours.apart_with_a_rule(w).sum(), W),
         trained(lambda w: (w * 2).sum(), W))  # fmt: skip
+
+
+SPOKEN = (
+    torch.zeros(10, 2, 5), torch.ones(2, 4, dtype=torch.long),
+    torch.tensor([10, 10]), torch.tensor([4, 3]),
+)  # fmt: skip
+
+
+def aligns(x: Tensor, targets: Tensor, heard: Tensor, said: Tensor) -> Tensor:
+    return torch.nn.functional.ctc_loss(x, targets, heard, said)  # here
+
+
+def aligns_outside(x: Tensor) -> Tensor:
+    return x.log_softmax(-1)
+
+
+refuses(
+    "data-dependent", "backends/compilers.py:_check_sizes",
+    compiles(aligns, *SPOKEN, backend="inductor"), aligns,
+    compiled(aligns, *SPOKEN), compiled(aligns_outside, SPOKEN[0], backend="inductor"),
+)  # fmt: skip

@@ -210,7 +210,7 @@ def masks(x: Tensor) -> Tensor:
 
 refuses(
     "data-dependent", "ops/kernel.py:depends_on_data", captures(selects, X, values="refuse"),
-    selects, captured(masks, X),
+    selects, captured(masks, X), captured(selects, X),
 )  # fmt: skip
 
 
