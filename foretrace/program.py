@@ -1,8 +1,9 @@
 """foretrace's own entry points: capture a program, cut it, run and explain the cuts."""
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, ParamSpec
 
 import torch
 from torch import fx
@@ -35,6 +36,8 @@ from foretrace.symbols.sizes import Guard
 from foretrace.targets.semantics import TargetSemantics
 
 HALVES = ("forward", "backward")
+
+P = ParamSpec("P")
 
 
 class Program:
@@ -281,6 +284,21 @@ def _shown(what: str, program: Program, inside: str) -> str:
     return f"<{what} of {name}: {inside}, target {program.target.name}>"
 
 
+def _with_old_name(capture: Callable[P, Program]) -> Callable[P, Program]:
+    """Takes `guard_values=`, which is what `values=` was before, with a warning."""
+
+    @wraps(capture)
+    def both(*args: P.args, **kwargs: P.kwargs) -> Program:
+        if "guard_values" in kwargs:
+            kwargs["values"] = "guard" if kwargs.pop("guard_values") else "refuse"
+            message = f"guard_values= is values={kwargs['values']!r} now"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return capture(*args, **kwargs)
+
+    return both
+
+
+@_with_old_name
 def capture(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),

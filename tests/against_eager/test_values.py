@@ -395,3 +395,12 @@ def test_a_padded_batch_of_transformers_trains_by_plain_capture(name: str) -> No
     flat[roles.index("attention_mask")] = full["attention_mask"]
     with pytest.raises(RuntimeError, match=said + r"; question 1, at .*masking_utils\.py"):
         joint.graph_module(*(each.detach() for each in flat))
+
+
+def test_the_old_name_warns() -> None:
+    capture: Any = foretrace.capture
+    with pytest.warns(DeprecationWarning, match="values="):
+        program = capture(lambda x: x if x.sum() > 0 else -x, (torch.ones(3),), guard_values=True)
+    assert program.guards
+    with pytest.warns(DeprecationWarning, match="values="), pytest.raises(foretrace.Refusal):
+        capture(lambda x: x if x.sum() > 0 else -x, (torch.ones(3),), guard_values=False)
