@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any, ParamSpec
 
 import torch
@@ -15,6 +15,7 @@ from foretrace.explain.explanation import Explanation
 from foretrace.explain.why import explain
 from foretrace.frames.sources import Asked
 from foretrace.guards.calls import CallGuards
+from foretrace.guards.small import SmallSizes
 from foretrace.ir.program import Graph, Recorded, Signature, Target
 from foretrace.ir.requirements import Answered
 from foretrace.ir.types import Arrived
@@ -109,12 +110,20 @@ class Program:
         self, kind: str, level: Level, loss: int | None, table: Table | None,
         given: Arrived | None = None,
     ) -> "Cut":  # fmt: skip
+        def make(
+            recorded: Recorded, semantics: TargetSemantics, put: Callable[[Any], Any]
+        ) -> Graph:
+            arrived = given and tuple([s and tuple(map(put, s)) for s in given])
+            graph = _graph(recorded, semantics, kind, level, loss, arrived)
+            return graph if table is None else decompose(graph, table, semantics, level.kept)
+
         with self._asked():
-            graph = self._graph(kind, level, loss, given)
-            if table is not None:
-                graph = decompose(graph, table, self.semantics, level.kept)
+            graph = make(self.recorded, self.semantics, lambda size: size)
         self._verify(graph)
-        return Cut(self, graph, loss, None, lambda s: (self._cut(kind, level, loss, table, s),))
+        small = SmallSizes(self.recorded, self.semantics, graph, make)
+        return Cut(
+            self, graph, loss, small, None, lambda s: (self._cut(kind, level, loss, table, s),)
+        )
 
     def _verify(self, *graphs: Graph) -> None:
         for graph in graphs if self.verify else ():
@@ -122,16 +131,6 @@ class Program:
 
     def _asked(self) -> Asked:
         return Asked("capture", self.recorded.requires.defined)
-
-    def _graph(self, kind: str, level: Level, loss: int | None, given: Arrived | None) -> Graph:
-        if kind == "joint":
-            return joint_graph(self.recorded, self.semantics, level, loss, given)
-        if kind in ("export", "aten"):
-            return forward_graph(self.recorded, self.semantics, level, kind)
-        raise Refusal(
-            f"there is no cut {kind!r}", kind="unknown cut",
-            do='use one of "export", "aten", "joint", "forward", "backward"',
-        )  # fmt: skip
 
     def compile(self, backend: Backend = "eager") -> Compiled:
         """A callable for calls like the captured one, which trains through autograd.
@@ -147,11 +146,15 @@ class Program:
         """
         asked = self._asked()
         with asked:
-            return Compiled(self.cut("export"), self._captured, building(backend), asked)
+            cut = self.cut("export")
+            small = cut.small if backend == "eager" else None
+            return Compiled(cut, partial(self._captured, small), building(backend), asked)
 
-    def _captured(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+    def _captured(
+        self, small: SmallSizes | None, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Captured:
         """In the place of a capture: the program that there is, for a call that it holds for."""
-        self.calls.inputs(args, kwargs)
+        self.calls.inputs(args, kwargs, small)
         return Captured(self.recorded, self.semantics)
 
     def pair(
@@ -187,20 +190,38 @@ class Program:
             if self.verify:
                 verify_pair(of.graph, *both)
                 self._verify(*both)
-            first, second = (Cut(self, g, loss, pair, lambda s: halves(*of.again(s))) for g in both)
+            first, second = (
+                Cut(self, g, loss, of.small, pair, lambda s: halves(*of.again(s))) for g in both
+            )
             return first, second
 
         return halves(cut)
+
+
+def _graph(
+    recorded: Recorded, semantics: TargetSemantics, kind: str, level: Level, loss: int | None,
+    given: Arrived | None,
+) -> Graph:  # fmt: skip
+    if kind == "joint":
+        return joint_graph(recorded, semantics, level, loss, given)
+    if kind in ("export", "aten"):
+        return forward_graph(recorded, semantics, level, kind)
+    raise Refusal(
+        f"there is no cut {kind!r}", kind="unknown cut",
+        do='use one of "export", "aten", "joint", "forward", "backward"',
+    )  # fmt: skip
 
 
 class Cut:
     """One graph: callable, printable, explainable."""
 
     def __init__(
-        self, program: Program, graph: Graph, loss: int | None, pair: Pair | None = None,
-        again: "Callable[[Arrived], tuple[Cut, ...]]" = lambda given: (),
+        self, program: Program, graph: Graph, loss: int | None, small: SmallSizes | None = None,
+        pair: Pair | None = None, again: "Callable[[Arrived], tuple[Cut, ...]]" = lambda given: (),
     ) -> None:  # fmt: skip
         self.program, self.graph, self.loss, self.pair = program, graph, loss, pair
+        self.small = small
+        """tells of which sizes 0 and 1 it holds, or of none; of a half, that of the joint cut"""
         self.again: Callable[[Arrived], tuple[Cut, ...]] = cache(again)
         """makes it, and the other half, for tangents with such strides"""
         self._module: fx.GraphModule | None = None
@@ -275,7 +296,8 @@ class Cut:
                 return run_joint(self, guards, args, kwargs, tangents)
             if self._untrained is None:
                 self._untrained = untrained(self.graph, guards.recorded)
-            return run_forward(self.graph_module, guards, args, kwargs, self._untrained)
+            untrained_ = self._untrained
+            return run_forward(self.graph_module, guards, args, kwargs, untrained_, self.small)
 
 
 def _shown(what: str, program: Program, inside: str) -> str:

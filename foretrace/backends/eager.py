@@ -11,10 +11,12 @@ from foretrace.emit.python_source import INDENT, Source
 from foretrace.guards.arguments import result_text
 from foretrace.guards.calls import follows
 from foretrace.guards.entry import Entry, Guards, Unmet
+from foretrace.guards.small import SmallSizes
 from foretrace.ir.program import Graph, Recorded
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.runtime.compiled import Captured
 from foretrace.runtime.results import leaf_texts, repeat_changes, write_line
+from foretrace.targets.semantics import TargetSemantics
 
 
 def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
@@ -26,9 +28,13 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     recorded, source = captured.recorded, Source()
     followed = follows(recorded.ops)
     trains = torch.is_grad_enabled() or followed
-    graph = forward_graph(recorded, captured.semantics, Level(True), "export", trains=trains)
+
+    def make(of: Recorded, semantics: TargetSemantics, put: object) -> Graph:
+        return forward_graph(of, semantics, Level(True), "export", trains=trains)
+
+    graph = make(recorded, captured.semantics, None)
     inside = asked_inside(recorded, graph)
-    guards = Guards(source, recorded)
+    guards = Guards(source, recorded, SmallSizes(recorded, captured.semantics, graph, make))
     guards.call(args, kwargs, inside.values())
     guards.outside()
     changes = repeat_changes(source, recorded, guards.inputs)

@@ -11,6 +11,7 @@ from foretrace.emit.python_source import Source
 from foretrace.errors import Refusal
 from foretrace.guards.conditions import Broken, Conditions, tell_lines
 from foretrace.guards.guard import shown, telling
+from foretrace.guards.small import SmallSizes
 from foretrace.guards.tensors import TensorFacts, one_tensor
 from foretrace.ir.op import Op
 from foretrace.ir.plain_data import same
@@ -38,11 +39,17 @@ class CallGuards:
 
     def __init__(self, recorded: Recorded) -> None:
         self.recorded = recorded
-        self._check: Callable[[list[Any]], Any] | None = None
-        self._count = -1
+        self._checks = dict[bool, tuple[int, Callable[[list[Any]], Any]]]()
 
-    def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Numbers]:
+    def inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], small: SmallSizes | None = None
+    ) -> tuple[list[Any], Numbers]:
         """The graph's inputs from a call's arguments and the live parameters, and the symbols.
+
+        Args:
+            args: the call's positional arguments.
+            kwargs: its keyword arguments.
+            small: tells of which sizes 0 and 1 the graph holds; None: of none.
 
         Raises:
             Refusal: the call breaks a guard.
@@ -55,16 +62,21 @@ class CallGuards:
         if now != then:
             raise broken(f"the default dtype is {now}, the capture had {then}", DEFAULT_DTYPE)
         given = self._form(args, kwargs)
-        count = len(self.recorded.guards)
-        if self._check is None or count != self._count:
-            self._check, self._count = _checking(self.recorded), count
-        found = self._check(given)
+        found = self._check(small=small is not None)(given)
         if isinstance(found, Broken):
             raise refusal_of(found)
         tensors, sizes = found
+        if small is not None and sizes:
+            small.check(sizes)
         writes = {mutation.index: mutation.value for mutation in self.recorded.mutations}
         check_shared_memory(tensors, set(writes), lambda i: self.recorded.made_at(writes[i]))
         return tensors, sizes
+
+    def _check(self, *, small: bool) -> Callable[[list[Any]], Any]:
+        count, known = len(self.recorded.guards), self._checks.get(small)
+        if known is None or known[0] != count:
+            known = self._checks[small] = count, _checking(self.recorded, small=small)
+        return known[1]
 
     def grad_mode(self) -> torch.set_grad_enabled | torch.inference_mode:
         """Sets the call's grad mode for a forward cut, or on where the program turns it on.
@@ -105,10 +117,10 @@ def follows(ops: Iterable[Op]) -> bool:
     )
 
 
-def _checking(recorded: Recorded) -> Callable[[list[Any]], Any]:
+def _checking(recorded: Recorded, *, small: bool) -> Callable[[list[Any]], Any]:
     """A function of the arguments that are inputs: a Broken, or the inputs and the symbols."""
     source = Source()
-    conditions = CutConditions(source, recorded)
+    conditions = CutConditions(source, recorded, small=small)
     conditions.write()
     inputs = "".join(f"{name}, " for name in conditions.inputs)
     sizes = ", ".join(

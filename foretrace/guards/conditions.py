@@ -19,7 +19,7 @@ from foretrace.guards.guard import Check, Checks, check_lines, telling
 from foretrace.guards.python_state import Facts
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.requirements import Answered
-from foretrace.symbols.sizes import Size, solved
+from foretrace.symbols.sizes import MANY, Numbers, Size, put_in, solved
 
 GONE = "except (KeyError, AttributeError, ValueError, IndexError, ZeroDivisionError)"
 """What looking at a name raises that is no longer bound, or asking what has no answer"""
@@ -42,12 +42,18 @@ class Conditions(Checks):
     """Collects the checks of one record.
 
     `inputs` has the local name of each input of the graph afterwards, `bound` the symbols that have
-    one.
+    one. `least`: how far down the sizes reach of which it is shown elsewhere that 0 and 1 will do.
+
+    Args:
+        source: what the checks are written for.
+        recorded: the record.
+        small: whether that is shown, of any size.
     """
 
-    def __init__(self, source: Source, recorded: Recorded) -> None:
+    def __init__(self, source: Source, recorded: Recorded, *, small: bool = False) -> None:
         super().__init__(source)
         self.recorded = recorded
+        self.least = _reaching_down(recorded) if small else {}
         self.inputs: list[str] = []
         self.bound: set[sympy.Basic] = set()
         for symbol in recorded.symbols.ranges():
@@ -81,7 +87,7 @@ class Conditions(Checks):
         comes last, as it follows from what was asked, which has a line.
         """
         self._bind()
-        self._ranges(above=-sys.maxsize, below=2)
+        self._ranges(above=-sys.maxsize, below=MANY, known=self.least)
         for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
             if item.value.type.symbols:
                 self._geometry(item, local)
@@ -92,7 +98,7 @@ class Conditions(Checks):
                 values = ", ".join(f"{s} = {{}}" for s in symbols)
                 words = f"{guard.condition} does not hold, with {values}"
                 self.add(size_text(guard.condition), telling(words, *symbols), guard.frame)
-        self._ranges(above=2, below=sys.maxsize)
+        self._ranges(above=MANY, below=sys.maxsize)
 
     def places(self) -> None:
         """Where inputs begin in memory, and which are no views."""
@@ -210,14 +216,19 @@ class Conditions(Checks):
             self.bound.add(size)
             self.line(f"{size} = {text}")
 
-    def _ranges(self, *, above: int, below: int) -> None:
-        """How far each symbol reaches, as far as that lies between two numbers."""
+    def _ranges(self, *, above: int, below: int, known: Numbers | None = None) -> None:
+        """How far each symbol reaches, as far as that lies between two numbers.
+
+        `known`: those of which it is known elsewhere from where they reach.
+        """
         for symbol, (least, most) in self.recorded.symbols.ranges().items():
-            few = [f"{symbol} >= {min(least, below)}"] if least > above else []
+            first = min(least, below, (known or {}).get(symbol, below))
+            few = [f"{symbol} >= {first}"] if least > above else []
             many = [f"{symbol} <= {most}"] if most < below - 1 else []
             if symbol in self.bound and (few or many):
-                words = f"a dynamic size is {{}}; the capture is for sizes from {least} to {most}"
-                do = "capture with an example of this size: 0 and 1 are always sizes of their own"
+                low = first if below == MANY else least
+                words = f"a dynamic size is {{}}; the capture is for sizes from {low} to {most}"
+                do = "capture with an example of this size"
                 self.add(" and ".join(few + many), telling(words, str(symbol)), do=do)
 
     def _geometry(self, item: Input, local: str) -> None:
@@ -238,6 +249,21 @@ class Conditions(Checks):
             here = now if len(known) == len(type.shape) else f"({some})"
             do = "make it contiguous, or capture with such a layout"
             self.add(f"{here} == ({then})", telling(words, now), do=do)
+
+
+def _reaching_down(recorded: Recorded) -> Numbers:
+    """From where the sizes reach that may be 0 or 1; what a guard divides by is not 0."""
+    least = recorded.symbols.reaches_down()
+    asked = [guard.condition for guard in recorded.symbols.guards()] if least else []
+    return {s: max(low, int(any(_divides(each, s) for each in asked))) for s, low in least.items()}
+
+
+def _divides(condition: sympy.Basic, symbol: sympy.Symbol) -> bool:
+    try:
+        put_in(condition, {symbol: 0})
+    except ArithmeticError:
+        return True
+    return False
 
 
 def _numbers(item: Input, local: str) -> Iterator[tuple[Size, str]]:
@@ -261,8 +287,8 @@ def tell_lines(
 
     def tell(number: int, check: Check) -> str:
         space[f"at{number}"] = check.at
-        space[f"asked{number}"] = check.asked
-        return f"return Broken({check.reason}, at{number}, {number}, {check.do!r}, asked{number})"
+        space[f"asked{number}"], at = check.asked, check.found or f"at{number}"
+        return f"return Broken({check.reason}, {at}, {number}, {check.do!r}, asked{number})"
 
     yield "try:"
     yield from (INDENT + line for line in check_lines(checks, tell))

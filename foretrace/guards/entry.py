@@ -13,13 +13,16 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.emit.python_source import INDENT, compiled
+from foretrace.emit.python_source import INDENT, Source, compiled
 from foretrace.guards.arguments import Arguments
 from foretrace.guards.conditions import GONE, Broken, Conditions, tell_lines
 from foretrace.guards.guard import Check, check_lines
+from foretrace.guards.small import SmallSizes
 from foretrace.guards.tensors import TensorFacts, apart, tell
+from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import Answered
 from foretrace.passes.select import every_op
+from foretrace.symbols.sizes import MANY
 from foretrace.targets.attention import WHAT as ATTENTION
 from foretrace.targets.attention_call import Enabled
 
@@ -87,7 +90,17 @@ class Entry:
 
 
 class Guards(Conditions):
-    """Writes the guards of one capture as the first lines of a source."""
+    """Writes the guards of one capture as the first lines of a source.
+
+    Args:
+        source: what they are written for.
+        recorded: the capture.
+        small: tells of which sizes 0 and 1 its graph holds; None: of none.
+    """
+
+    def __init__(self, source: Source, recorded: Recorded, small: SmallSizes | None = None) -> None:
+        super().__init__(source, recorded, small=small is not None)
+        self.small = small
 
     def call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], inside: Collection[Answered] = ()
@@ -110,6 +123,7 @@ class Guards(Conditions):
         self.sizes()
         known = {each.text for each in inside}
         self.answers([each for each in self.recorded.asked if each.text not in known])
+        self._small()
         return live
 
     def kernels(self) -> None:
@@ -161,6 +175,21 @@ class Guards(Conditions):
                 name = inputs[index].role.name
                 words = repr(f"{name} is {'no' if leaf else 'a'} leaf of autograd now")
                 self.add(f"{self.inputs[index]}.is_leaf is {leaf}", words)
+
+    def _small(self) -> None:
+        """Sizes 0 and 1: they hold where that is shown."""
+        among = sorted(self.bound & set(self.least), key=str)
+        if self.small is None or not among:
+            return
+        many = " and ".join(f"{symbol} >= {MANY}" for symbol in among)
+        bound = sorted(self.bound, key=str)
+        numbers = ", ".join(f"{self.source.bind(s, 'symbol')}: {s}" for s in bound)
+        holds, tell = (
+            self.source.bind(each, name)
+            for each, name in ((self.small.holds, "holds"), (self.small.tell, "tell_small"))
+        )
+        words, at = (f"{tell}({{{numbers}}})[{i}]" for i in range(2))
+        self.add(f"({many}) or {holds}({{{numbers}}})", words, found=at)
 
     def _memory(self) -> None:
         """No argument shares memory with an input that the program writes to.

@@ -30,6 +30,8 @@ class Check:
     """what helps, where it is not to capture again"""
     asked: Answered | None = None
     """the question of the program's that it asks again"""
+    found: str = ""
+    """an expression for the line, where that is found at the call"""
 
 
 def telling(template: str, *places: str) -> str:
@@ -44,9 +46,11 @@ class Checks:
         self.source = source
         self.checks: list[Check] = []
 
-    def add(self, condition: str, reason: str, at: Frame | None = None, do: str = "") -> None:
+    def add(
+        self, condition: str, reason: str, at: Frame | None = None, do: str = "", found: str = ""
+    ) -> None:
         """One more check."""
-        self.checks.append(Check(condition, reason, at=at, do=do))
+        self.checks.append(Check(condition, reason, at=at, do=do, found=found))
 
     def line(self, line: str) -> None:
         """A line that binds a name which later checks use."""

@@ -12,6 +12,7 @@ from foretrace.ir.requirements import Again, Answered, AskedOfNumbers, Requireme
 from foretrace.ir.structure import Structure
 from foretrace.ir.types import TensorType
 from foretrace.ir.walk import Bare, bare_in, called_in
+from foretrace.symbols.questions import Question
 from foretrace.symbols.sizes import Guard, Size, Symbols
 
 Kind: TypeAlias = Literal[
@@ -197,6 +198,8 @@ class Recorded:
     again: Again
     """answers questions about values once more"""
     overwritten: dict[Value, Overwritten] = field(default_factory=dict)
+    asked_of_sizes: dict[Question, Frame | None] = field(default_factory=dict)
+    """what the program itself asked of open sizes, in words of torch's or of its own, and where"""
     _bare: dict[Value, Bare] | None = field(default=None, repr=False)
     _order: list[tuple[int | None, Output]] | None = field(default=None, repr=False, init=False)
 

@@ -131,7 +131,11 @@ class Cache(Generic[T]):
     def _conditional(self, key: Any, env: NotingShapeEnv) -> T | None:
         known = env.known_of(symbols_of(key))
         found: Conditional[T] | None = self._lasting.get((key, known)) if known else None
-        if found is None or not env.asked_again(found.questions, self._settled):
+        if found is None:
+            return None
+        with env.listening():  # it is not the program that asks
+            same = env.asked_again(found.questions, self._settled)
+        if not same:
             return None
         self._here[key], self._asked[key] = found.answer, found.questions
         return found.answer

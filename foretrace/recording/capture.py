@@ -281,7 +281,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
             capture.note_asked(requires)
             check_together(capture.recorder, [leaf for _, leaf in outs], capture.inputs)
-            overwritten = overwritten_in(recorder)
+            overwritten, asked = overwritten_in(recorder), capture.types.symbols.by_program()
         capture.dynamic.check()
         check_attributes_kept(loan, capture.real, capture.placeholders, lines())
     left = [located(change, lines) for change in before.undo()]
@@ -292,7 +292,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
     return Recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
-        capture.questions.again, overwritten,
+        capture.questions.again, overwritten, asked,
     )  # fmt: skip
 
 

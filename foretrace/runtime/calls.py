@@ -13,6 +13,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.guards.calls import CallGuards, number
+from foretrace.guards.small import SmallSizes
 from foretrace.ir.op import Value, ViewStep
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
 from foretrace.ir.tree import map_tree
@@ -27,6 +28,8 @@ class Half(Protocol):
     graph: Graph
     again: Callable[[Arrived], tuple[Any, ...]]
     """makes it, and the other half, for tangents with such strides"""
+    small: SmallSizes | None
+    """of which sizes 0 and 1 it holds"""
 
     @property
     def graph_module(self) -> fx.GraphModule:
@@ -37,10 +40,11 @@ class Half(Protocol):
 
 
 def run_forward(
-    module: fx.GraphModule, guards: CallGuards, args: Any, kwargs: Any, places: Untrained
-) -> Any:
+    module: fx.GraphModule, guards: CallGuards, args: Any, kwargs: Any, places: Untrained,
+    small: SmallSizes | None,
+) -> Any:  # fmt: skip
     """Call a forward cut like the program: same outputs, same writes."""
-    flat, sizes = guards.inputs(args, kwargs)
+    flat, sizes = guards.inputs(args, kwargs, small)
     with guards.grad_mode(), _uncast():
         results = mark(module(*flat), places, flat)
     return finish(guards.recorded, flat, sizes, results)[0]
@@ -50,7 +54,7 @@ def run_joint(
     cut: Half, guards: CallGuards, args: Any, kwargs: Any, tangents: Sequence[Tensor] | None
 ) -> tuple[Any, dict[str, Tensor | None]]:
     """Call a joint cut: the outputs, and the gradient of everything that requires one."""
-    flat, sizes = guards.inputs(args, kwargs)
+    flat, sizes = guards.inputs(args, kwargs, cut.small)
     (cut,), placed = _as_given((cut,), tangents, sizes)
     # Some kernels do another thing under no_grad (mkldnn_rnn_layer keeps no workspace), so the
     # grad mode is eager's, and nothing is followed because nothing requires grad.
@@ -66,7 +70,7 @@ def run_pair(
     tangents: Sequence[Tensor] | None,
 ) -> tuple[Any, dict[str, Tensor | None]]:  # fmt: skip
     """Call two halves as a joint cut is called; what the forward writes is written in between."""
-    flat, sizes = guards.inputs(args, kwargs)
+    flat, sizes = guards.inputs(args, kwargs, forward.small)
     (forward, backward), placed = _as_given((forward, backward), tangents, sizes)
     results = mark_spent(guards.recorded, forward(*flat))
     outputs, saved = finish(guards.recorded, flat, sizes, results)
@@ -90,6 +94,8 @@ def _as_given(
     strides = tuple(map(partial(strides_of, sizes=sizes), wanted, given))
     if strides != tuple([item.value.type.stride for item in wanted]):
         cuts = cuts[-1].again(strides)
+        if (small := cuts[-1].small) is not None:
+            small.check(sizes)
     return cuts, list(map(partial(lay_out, sizes=sizes), given, strides))
 
 

@@ -1,10 +1,10 @@
 """A ShapeEnv of our own, and what it was asked: the same may be asked of another one."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -34,6 +34,20 @@ class Question:
         """The symbols that it speaks of."""
         return frozenset(free_symbols((self.args, dict(self.kwargs))))
 
+    def about(self, condition: sympy.Basic) -> "Question":
+        """The same about something else, whose hint is not known."""
+        method, args = self.method, (condition, *(None for _ in self.args[1:2]), *self.args[2:])
+        return Question(
+            method, args, tuple((k, i) for k, i in self.kwargs if k != "hint"), self.answer
+        )
+
+    def answered_by(self, found: Any) -> bool:
+        """Whether a Python number, or yes or no, is the answer."""
+        answer = self.answer
+        if isinstance(answer, sympy.Basic):
+            answer = bool(answer) if answer.is_Boolean else answer
+        return (answer is None) == (found is None) and bool(answer == found)
+
     def asked_again(self, env: ShapeEnv) -> bool:
         """Whether another ShapeEnv, asked now, says the same; it makes the same guards."""
         try:
@@ -54,16 +68,21 @@ class NotingShapeEnv(torch_api.ToldShapeEnv):
         self.where, self.frames = where, list[Frame | None]()
         self.asserted: dict[sympy.Basic, Frame | None] = {}
         """conditions on what depends on data, with the line that was running"""
-        self._listeners: list[dict[Question, None]] = []
-        self._settled: set[Question] = set()
+        self.listeners: list[dict[Question, None]] = []
+        self.settled: set[Question] = set()
         """asked again, with the same answer: what is known of symbols only grows"""
+        self.by_program: dict[Question, Frame | None] = {}
+        """what nobody listened to, and the line: it is asked by the program itself"""
 
     def told(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
         """Let the listeners know; a guard that was added gets the line that is running."""
         self.note()
-        if self._listeners and free_symbols((args, kwargs)):
+        if not self.listeners:
             question = Question(method, args, tuple(kwargs.items()), answer)
-            self.tell([question])
+            if question not in self.by_program:
+                self.by_program[question] = self.where()
+        elif free_symbols((args, kwargs)):
+            self.tell([Question(method, args, tuple(kwargs.items()), answer)])
 
     def note(self) -> None:
         """Give every guard without a line the line that is running."""
@@ -78,15 +97,27 @@ class NotingShapeEnv(torch_api.ToldShapeEnv):
     def listening(self) -> Iterator[dict[Question, None]]:
         """Collect what is asked inside."""
         questions: dict[Question, None] = {}
-        self._listeners.append(questions)
+        self.listeners.append(questions)
         try:
             yield questions
         finally:
-            self._listeners.pop()
+            self.listeners.pop()
+
+    def at(self, numbers: Mapping[sympy.Symbol, int], small: Mapping[sympy.Symbol, int]) -> Self:
+        """A copy that is asked in its place, where the symbols are these numbers.
+
+        Args:
+            numbers: of every symbol.
+            small: of those that no size speaks of any more.
+        """
+        copied = torch_api.copied_env(self, numbers, small)
+        copied.frames, copied.listeners, copied.settled = [*self.frames], [], set()
+        copied.by_program = {}
+        return copied
 
     def tell(self, questions: Iterable[Question]) -> None:
         """Let those who listen know of questions that were asked."""
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.update(dict.fromkeys(questions))
 
     def asked_again(self, questions: Iterable[Question], answered: set[Any]) -> bool:
@@ -98,14 +129,14 @@ class NotingShapeEnv(torch_api.ToldShapeEnv):
                 no guard was made. Where the same is known, they need not be asked.
         """
         for question in questions:
-            if question not in self._settled:
+            if question not in self.settled:
                 known = question, self.known_of(question.symbols), self._assumed()
                 if known not in answered:
                     if not question.asked_again(self):
                         return False
                     if self._assumed() == known[2]:
                         answered.add(known)
-                self._settled.add(question)
+                self.settled.add(question)
         return True
 
     def _assumed(self) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """Sizes that are not yet known, and what the program assumed of them, over torch's ShapeEnv."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,9 +12,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from foretrace import torch_api
 from foretrace.errors import Frame
-from foretrace.symbols.questions import NotingShapeEnv, free_symbols
+from foretrace.symbols.questions import NotingShapeEnv, Question, free_symbols
 
 Size: TypeAlias = int | sympy.Expr
+MANY = 2
+"""From where on one size is like another, to torch: 1 is expanded, of 0 there is nothing"""
 Numbers: TypeAlias = dict[sympy.Symbol, int]
 """what the symbols are in one run"""
 
@@ -42,7 +45,7 @@ class Symbols:
     ) -> None:
         self._where = where
         self.env = env
-        self._declared: list[tuple[Size, tuple[int, Any] | None]] = []
+        self.declared: list[tuple[Size, tuple[int, Any] | None]] = []
         self._numbers: dict[sympy.Expr, torch.SymInt] = {}
         """one for each expression: to make one, sympy has to find its hint"""
 
@@ -142,14 +145,42 @@ class Symbols:
         """
         return torch_api.symbol_ranges(self.noting) if self.noting else {}
 
+    def reaches_down(self) -> dict[sympy.Symbol, int]:
+        """The symbols that may be shown to hold for 1, or 0, too; and from where by the user's Dim.
+
+        Torch takes every open size for 2 or more.
+        """
+        least = {symbol: 0 for symbol, (low, _) in self.ranges().items() if low >= MANY}
+        for size, bounds in self.declared:
+            for symbol in free_symbols(size) & set(least):
+                low = 0 if bounds is None else bounds[0] if size == symbol else MANY
+                least[symbol] = max(least[symbol], int(low))
+        return {symbol: low for symbol, low in least.items() if low < MANY}
+
+    def at(self, numbers: Numbers, small: Numbers) -> "Symbols":
+        """The same where the symbols are these numbers; `small` ones are in no size any more."""
+        if self.noting is None:
+            raise AssertionError("the sizes of a front end are not ours to put in")
+        copied = Symbols(self._where, self.noting.at(numbers, small))
+        copied.declared = list(self.declared)
+        return copied
+
+    def by_program(self) -> dict[Question, Frame | None]:
+        """What the program itself has asked so far, and where."""
+        return dict(self.noting.by_program) if self.noting is not None else {}
+
+    def below(self) -> AbstractContextManager[Any]:
+        """What is asked inside is asked by what an op is made of, not by the program."""
+        return self.noting.listening() if self.noting is not None else nullcontext()
+
     def declare(self, size: Size, bounds: tuple[int, Any] | None) -> None:
         """Note a size of an input that may vary, and between what the user said, if at all."""
-        self._declared.append((size, bounds))
+        self.declared.append((size, bounds))
 
     def constraints(self) -> dict[sympy.Expr, Any]:
         """The range of each size of an input, and of the symbols in it, as torch.export has it."""
         found: dict[sympy.Expr, Any] = {}
-        for size, bounds in self._declared:
+        for size, bounds in self.declared:
             expr = size if isinstance(size, int) else self.simplify(size)
             if self.env is not None and isinstance(expr, sympy.Expr) and expr.free_symbols:
                 limits = torch_api.ValueRanges(*bounds) if bounds else self.env.bound_sympy(expr)
@@ -229,6 +260,22 @@ class Symbols:
 def plain(expr: sympy.Basic) -> Size:
     """The expression, or an int where it is one."""
     return int(expr) if isinstance(expr, (int, sympy.Integer)) else expr
+
+
+def put_in(item: Any, numbers: Numbers) -> Any:
+    """Anything with numbers in the place of some symbols.
+
+    Raises:
+        ZeroDivisionError: it has no value with them.
+    """
+    if not isinstance(item, sympy.Basic) or item.free_symbols.isdisjoint(numbers):
+        return item
+    found = item.xreplace({s: sympy.Integer(n) for s, n in numbers.items()})
+    if found.has(sympy.zoo, sympy.nan):
+        raise ZeroDivisionError(f"{item} with {numbers}")
+    if found.free_symbols:
+        return found
+    return bool(found) if isinstance(found, Boolean) else with_numbers(found, {})
 
 
 def with_numbers(item: Any, numbers: Numbers) -> Any:

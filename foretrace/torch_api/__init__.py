@@ -127,6 +127,7 @@ from foretrace.torch_api.shape_env import (
     ToldShapeEnv as ToldShapeEnv,
     ValueRanges as ValueRanges,
     assertions_of as assertions_of,
+    copied_env as copied_env,
     expression as expression,
     int_oo as int_oo,
     interpret_expression as interpret_expression,

@@ -1,13 +1,15 @@
 """ShapeEnv and the expressions in it."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
+import sympy
 import torch
 
 # ShapeEnv names each symbol by a Source (torch._dynamo's own take half a second to import), and
@@ -154,6 +156,26 @@ class ToldShapeEnv(ShapeEnv):
             self._inside = False
         self.told(method, args, kwargs, answer)
         return answer
+
+
+def copied_env(shape_env: Any, numbers: Mapping[Any, int], without: Collection[Any]) -> Any:
+    """A ShapeEnv that knows what another does; what it is asked adds nothing to the first.
+
+    Args:
+        shape_env: the other; containers of its own are copied, what is in them is shared.
+        numbers: what each symbol is in it.
+        without: symbols that are numbers now, so that none is told to be what follows from them.
+    """
+    copied = object.__new__(type(shape_env))
+    for name, item in vars(shape_env).items():
+        own = isinstance(item, (dict, list, set)) and not isinstance(item, type)
+        vars(copied)[name] = copy(item) if own else item
+    known = "backed_var_to_val" if hasattr(copied, "backed_var_to_val") else "var_to_val"
+    getattr(copied, known).update({s: sympy.Integer(n) for s, n in numbers.items()})
+    tied = [s for s, e in copied.replacements.items() if {s, *e.free_symbols} & set(without)]
+    for symbol in tied:
+        del copied.replacements[symbol]
+    return copied
 
 
 def symbol_state(shape_env: ShapeEnv, symbol: Any) -> tuple[Any, ...]:

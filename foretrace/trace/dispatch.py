@@ -345,7 +345,8 @@ class Inline:
         env = {**call.by_value, **self.real}
         origin = recorder.origin()
         inside = recorder.casts.inside(call.func)
-        with recorder.inner_scope(origin.frame) as ops, recorder.listening(), inside:
+        below = recorder.types.symbols.below()
+        with recorder.inner_scope(origin.frame) as ops, recorder.listening(), inside, below:
             args, kwargs = recorder.concrete(what[1:], env)
             result = self.kernel(*args, **kwargs)
             handed = [t for t in torch_api.tree_leaves(result) if isinstance(t, Abstract)]

@@ -74,6 +74,18 @@ class Recorder(Builder):
 
     # ---- outcome ----------------------------------------------------------------------------
 
+    def meaning(
+        self, func: Target, args: Tree, kwargs: dict[str, Tree], operands: list[Value], grad: bool
+    ) -> Outcome:
+        """The outcome of a call given in values; `operands` are those among its arguments."""
+        key: list[Any] = [func, grad, torch.get_default_dtype()]
+        for arg in args:
+            key_of(arg, key)
+        key += kwargs
+        for arg in kwargs.values():
+            key_of(arg, key)
+        return self._meaning(func, args, kwargs, key, operands)
+
     def _meaning(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], key: list[Any], operands: list[Value]
     ) -> Outcome:
@@ -130,14 +142,8 @@ class Recorder(Builder):
         self, func: Target, args: Tree, kwargs: dict[str, Tree] | None = None, grad: bool = False
     ) -> Op:
         """Record a call given in values, as views read again and functional forms are."""
-        key: list[Any] = [func, grad, torch.get_default_dtype()]
-        for arg in args:
-            key_of(arg, key)
-        key += kwargs or ()
-        for arg in (kwargs or {}).values():
-            key_of(arg, key)
         operands = values_in((args, kwargs))
-        outcome = self._meaning(func, args, kwargs or {}, key, operands)
+        outcome = self.meaning(func, args, kwargs or {}, operands, grad)
         if outcome.inline is None:
             return self.emit(func, args, kwargs or {}, outcome, operands)
         tensors = [self.abstract(value) for value in operands]
