@@ -73,6 +73,21 @@ refuses("guard broken", "guards/calls.py:refusal_of", call_few_rows, asks_rows,
         captured(asks_rows, Y), without_the_question)  # fmt: skip
 
 
+def asks_for_one(x: Tensor) -> Tensor:
+    return x * 2 if x.shape[0] != 1 else x * 3  # here
+
+
+ONE = torch.randn(1, 8)
+
+
+def call_one_row() -> object:
+    return foretrace.capture(asks_for_one, (X,), dynamic_shapes=True).cut("export")(ONE)
+
+
+refuses("guard broken", "guards/small.py:check", call_one_row, asks_for_one,
+        captured(asks_for_one, ONE))  # fmt: skip
+
+
 def call_under_autocast() -> object:
     compiled: Any = foretrace.capture(doubles, (X,)).compile()
     with torch.autocast("cpu", torch.bfloat16):
