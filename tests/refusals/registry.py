@@ -66,6 +66,7 @@ EXCUSED: dict[str, str] = {
     "runtime/compiled.py:_unstable": "a guard of what changes by itself, as by another thread",
     "targets/attention.py:_order": "tests/unit/targets/test_attention_choice.py: a caller's target",
     "python_state/restoring.py:put_back": "tests/unit/support/test_unchanged.py",
+    "passes/put_in.py:_outside": "told as the reason why a small size does not hold",
     "partition/partial.py:_not_saved": "no program is known: what is not saved is computed again",
     "ir/verify.py:_raise": "a bug of foretrace; tests/unit/ir/test_verify.py",
     "ops/probe.py:_size": "no operator of torch 2.13 is known to come there",
