@@ -63,6 +63,8 @@ class Builder(torch_api.TorchDispatchMode):
         self.unwatched: AbstractContextManager[None] = nullcontext()
         """inside is work of ours, which nobody who watches the program has to see"""
         self._origins: dict[tuple[Any, ...], Origin] = {}
+        self.holding = False
+        """whether a program that an operator holds is being recorded"""
         self._depth, self.bodies = 0, list[list[Op] | None]()  # None: one that calls will share
         self._failure: tuple[BaseException | None, list[str]] = (None, [])
         self._frame_inside: Frame | None = None
@@ -131,10 +133,10 @@ class Builder(torch_api.TorchDispatchMode):
 
         What autocast casts inside is cast for it alone.
         """
-        names = ("scope", "_around", "log", "_depth", "_frame_inside")
+        names = ("scope", "_around", "log", "_depth", "_frame_inside", "holding")
         before, inner, casts = [getattr(self, name) for name in names], list[Op](), self.casts
         self.scope = self._around = inner
-        self.log, self._depth, self._frame_inside = [*self.log], 0, None
+        self.log, self._depth, self._frame_inside, self.holding = [*self.log], 0, None, True
         try:
             with casts.apart():
                 yield inner

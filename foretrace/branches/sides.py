@@ -1,0 +1,239 @@
+"""The two sides of a question as programs, and the `torch.cond` that holds them.
+
+A side is closed as a branch of `torch.cond` is, and gives tensors of its own: what is from outside,
+or a view of another result, is cloned. Where that could be told from eager, it is refused.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import sympy
+import torch
+
+from foretrace.branches.alike import told
+from foretrace.branches.join import Apart, Pair, Same
+from foretrace.errors import Frame, Refusal
+from foretrace.history.stale import view_positions_of
+from foretrace.ir.op import ModuleCall, Op, Origin, Subgraph, Value, values_in
+from foretrace.ir.walk import binds, every_op, leaves_that_run, read_outside
+from foretrace.mutation.builder import REQUIRES_GRAD
+from foretrace.ops.holders import HOLDERS
+from foretrace.recording.path import KIND, ONE
+from foretrace.symbols.questions import free_symbols
+from foretrace.symbols.sizes import Symbols
+from foretrace.trace.constants import draws
+
+COND: Final = torch.ops.higher_order.cond
+CLONE: Final = torch.ops.aten.clone.default
+DETACH: Final = torch.ops.aten.detach.default
+NAMES: Final = tuple(name for _, name in HOLDERS["cond"].subgraphs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """What one run does between the question and the meeting."""
+
+    answer: bool
+    ops: tuple[Op, ...]
+    results: tuple[Value, ...]
+
+    @property
+    def frame(self) -> Frame | None:
+        """Its first line."""
+        return next((op.origin.frame for op in every_op(self.ops) if op.origin.frame), None)
+
+
+def both_lines(mark: Op, lines: Iterable[tuple[bool, Frame | None]]) -> list[str]:
+    """The question, and where each answer leads, for a refusal."""
+    told = [f"  {so!s:<5} at {frame}" for so, frame in sorted(lines, key=lambda line: not line[0])]
+    return [f"> asked at {mark.origin.frame}", *told]
+
+
+class Memory:
+    """Which value owns the memory of another, as far as ops tell."""
+
+    def __init__(self, ops: Iterable[Op]) -> None:
+        self._makers = {out: op for op in _written(ops) for out in op.outs}
+        self._bases: dict[Value, Value] = {}
+        self._read: set[Op] = set()
+
+    def makes(self, value: Value) -> bool:
+        """Whether the ops make it."""
+        return value in self._makers
+
+    def owner(self, value: Value) -> Value:
+        """What it is a view of, or itself."""
+        while value in self._makers:
+            self._look(self._makers[value])
+            if value not in self._bases:
+                break
+            value = self._bases[value]
+        return value
+
+    def _look(self, op: Op) -> None:
+        """Note the views among what an op is made of."""
+        if op in self._read:
+            return
+        self._read.add(op)
+        for position, base, _ in view_positions_of(op):
+            self._bases[op.outs[position]] = base
+        for inner in op.body or ():
+            self._makers.update((out, inner) for out in inner.outs if out not in op.outs)
+            self._look(inner)
+
+
+def _written(ops: Iterable[Op]) -> Iterator[Op]:
+    """The ops as the user wrote them, those in module calls among them."""
+    for op in ops:
+        yield from _written(op.own or ()) if isinstance(op.target, ModuleCall) else (op,)
+
+
+class Sides:
+    """A question with both sides, while they become an op."""
+
+    def __init__(
+        self, mark: Op, one: Side, other: Side, pairs: Sequence[Pair], known: Same
+    ) -> None:
+        self.mark, self.pairs, self.known = mark, pairs, known
+        self.both = one, other
+        self.cloned: set[Value] = set()
+        """results that a side has cloned, which eager has as they are"""
+
+    def check(self) -> None:
+        """Refuse what a branch of a cond does otherwise than the program does.
+
+        Raises:
+            Refusal: at the line that does it.
+        """
+        for side in self.both:
+            for op in every_op(side.ops):
+                what = _forbidden(op)
+                if what:
+                    raise self.refused(f"a side of a question of data {what}", op.origin.frame)
+            checks = [op for op in leaves_that_run(side.ops) if _checks(op)]
+            if checks and not self.pairs:
+                raise self.refused(
+                    "a side of a question of data checks something, and gives nothing",
+                    checks[0].origin.frame,
+                )  # fmt: skip
+
+    def refused(self, what: str, at: Frame | None, do: str = "") -> Refusal:
+        """A refusal that tells of both sides."""
+        do = do or "do it before the question, or after both sides"
+        near = both_lines(self.mark, [(side.answer, side.frame) for side in self.both])
+        return Refusal(what, kind=KIND, at=at or self.mark.origin.frame, near=near, do=(do, ONE))
+
+    # ---- the op ---------------------------------------------------------------------------------
+
+    def ops(self, symbols: Symbols, module: ModuleCall | None) -> list[Op]:
+        """The cond, and what takes the history of results that have none in eager.
+
+        Raises:
+            Apart: a result cannot be a tensor of its own.
+        """
+        if not self.pairs:
+            return []
+        sides = [self._with_clones(side) for side in self.both]
+        values = self._operands(sides)
+        numbers = self._numbers(sides, values, symbols)
+        programs = [
+            Subgraph(NAMES[not side.answer], (*_as_known(self.known, values, place), *numbers),
+                     side.ops, side.results)
+            for place, side in enumerate(sides)
+        ]  # fmt: skip
+        programs.sort(key=lambda program: NAMES.index(program.name))
+        origin = self._origin(module)
+        followed = origin.grad_mode and any(value.type.requires_grad for value in values)
+        outs = tuple(self._out(pair, followed=followed) for pair in self.pairs)
+        args = (self.mark.args[0], *programs, (*values, *numbers))
+        cond = Op(COND, args, {}, list(outs), outs, origin=origin)
+        return [cond, *_without_history(outs, self.pairs, origin)]
+
+    def _out(self, pair: Pair, *, followed: bool) -> Value:
+        """What the cond gives: autograd has it as one node, which gives all results."""
+        type = pair.value.type
+        if type.requires_grad and not followed:
+            raise self.refused(
+                "a side of a question of data makes what requires grad of what does not", None,
+                "let the other side do so, too, before the question",
+            )  # fmt: skip
+        apart = followed and type.differentiable and not type.requires_grad
+        return Value(type.with_grad(True)) if apart else pair.value
+
+    def _origin(self, module: ModuleCall | None) -> Origin:
+        """That of the question; autograd follows the cond if it follows something inside."""
+        modes = [op.origin.grad_mode for side in self.both for op in _written(side.ops)]
+        here = any(modes) if modes else self.mark.origin.grad_mode
+        return replace(self.mark.origin, grad_mode=here, module=module)
+
+    # ---- results --------------------------------------------------------------------------------
+
+    def _with_clones(self, side: Side) -> Side:
+        """The side with results that are tensors of its own, each with memory of its own."""
+        memory, owners = Memory(side.ops), set[Value]()
+        ops, results = list(side.ops), list[Value]()
+        for pair, value in zip(self.pairs, side.results, strict=True):
+            owner = memory.owner(value)
+            if memory.makes(owner) and owner not in owners:
+                owners.add(owner)
+                results.append(value)
+                continue
+            self.cloned.add(pair.value)
+            ops.append(self._clone(pair, value))
+            results.append(ops[-1].outs[0])
+        return replace(side, ops=tuple(ops), results=tuple(results))
+
+    def _clone(self, pair: Pair, value: Value) -> Op:
+        if not value.type.dense or value.type.offset != 0 or value.type.lazy:
+            raise Apart(pair.place, f"{told(value)} is a view of what is outside")
+        origin = self.mark.origin
+        followed = value.type.requires_grad and origin.grad_mode
+        new = Value(value.type.with_grad(followed))
+        return Op(CLONE, (value,), {}, new, (new,), origin=origin)
+
+    # ---- operands -------------------------------------------------------------------------------
+
+    def _operands(self, sides: Sequence[Side]) -> list[Value]:
+        """What the sides read from around them, in the words of the first run."""
+        found = dict[Value, None]()
+        for place, side in enumerate(sides):
+            made = {out for op in every_op(side.ops) for out in op.outs}
+            given = [value for value in side.results if value not in made]
+            for value in (*read_outside(side.ops), *given):
+                found[self.known.back.get(value, value) if place else value] = None
+        return list(found)
+
+    def _numbers(
+        self, sides: Sequence[Side], values: Sequence[Value], symbols: Symbols
+    ) -> list[sympy.Symbol]:
+        """The symbols that the sides name and that no tensor they are given has as a size."""
+        leaves = (leaf for side in sides for leaf in leaves_that_run(side.ops))
+        named = {s for leaf in leaves for s in free_symbols((leaf.args, leaf.kwargs))}
+        used = {s for symbol in named for s in symbols.simplify(symbol).free_symbols}
+        there = {symbols.simplify(size) for value in values for size in value.type.shape}
+        return sorted(used - there, key=str)
+
+
+def _as_known(known: Same, values: Iterable[Value], place: int) -> list[Value]:
+    """Values in the words of one of the runs."""
+    return [known.there.get(value, value) if place else value for value in values]
+
+
+def _without_history(outs: Iterable[Value], pairs: Iterable[Pair], origin: Origin) -> Iterator[Op]:
+    for out, pair in zip(outs, pairs, strict=True):
+        if out is not pair.value:
+            yield Op(DETACH, (out,), {}, pair.value, (pair.value,), origin=origin)
+
+
+def _forbidden(op: Op) -> str:
+    """What an op does that a branch of a cond may not do; empty if nothing."""
+    if draws(op):
+        return "draws random numbers, which the backward of a cond would draw again"
+    if op.target is REQUIRES_GRAD:
+        return "makes a leaf of autograd"
+    return "makes a tensor whose size data decides" if binds(op) else ""
+
+
+def _checks(op: Op) -> bool:
+    return not values_in(op.outs) and not isinstance(op.target, ModuleCall)
