@@ -5,7 +5,7 @@ from typing import Any
 
 from foretrace.branches.alike import told
 from foretrace.branches.join import Apart, Joining
-from foretrace.branches.sides import Memory
+from foretrace.branches.memory import Memory
 from foretrace.ir.op import Op, Value
 from foretrace.ir.program import Input, Mutation, Output, Overwritten, Recorded
 
@@ -67,20 +67,31 @@ class Leavings:
             what = f"{name} is {told(one)} on the one, {told(other)} on the other"
             raise Apart(apart.place, what) from None
 
-    def check_own(self, made: list[Output | Mutation], memory: Memory, cloned: set[Value]) -> None:
-        """Refuse what would be another tensor's memory in eager.
+    def check_memory(self, ops: list[Op], ends: list[Output | Mutation]) -> None:
+        """Refuse what would share other memory in eager.
 
         Raises:
-            Apart: an output, or a buffer that was bound anew, is a clone, or a view of one.
+            Apart: of an output, or a buffer that was bound anew.
         """
-        for each in made:
-            handed = isinstance(each, Output) and (each.same_as, each.view_of) != (None, None)
-            written = isinstance(each, Mutation) and not each.rebound
-            if handed or written or not isinstance(each.value, Value):
-                continue
-            if memory.owner(each.value) in cloned:
-                name = each.role if isinstance(each, Output) else self.inputs[each.index].role
-                raise Apart(None, f"the {name} shares memory with what is outside, or with another")
+        here = {item.value: index for index, item in enumerate(self.inputs)}
+        found = Memory(ops).shared(ends, here)
+        for run, place in ((self.one, {}), (self.other, self.places)):
+            inputs = {item.value: place.get(i, i) for i, item in enumerate(run.inputs)}
+            eager = Memory(run.ops).shared([*run.outputs, *self._ordered(run, place)], inputs)
+            for end, one, other in zip(ends, found, eager, strict=True):
+                if one != other:
+                    raise Apart(None, f"{self._name(end)} shares memory with what is outside of it")
+
+    def _ordered(self, run: Recorded, place: dict[int, int]) -> list[Mutation]:
+        """The mutations of a run in the order of the inputs of both; written to in none: itself."""
+        own = {place.get(m.index, m.index): m for m in run.mutations}
+        every = {m.index for m in self.one.mutations}
+        every |= {self.places[m.index] for m in self.other.mutations}
+        return [own.get(i) or Mutation(i, self.inputs[i].value) for i in sorted(every)]
+
+    def _name(self, end: Output | Mutation) -> str:
+        role = end.role if isinstance(end, Output) else self.inputs[end.index].role
+        return f"the {role}".rstrip()
 
     # ---- new contents ---------------------------------------------------------------------------
 

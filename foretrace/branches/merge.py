@@ -7,8 +7,9 @@ from foretrace.branches.alike import key_of
 from foretrace.branches.join import Apart, Same
 from foretrace.branches.leavings import Leavings
 from foretrace.branches.meeting import Levels, Met, in_common, levels_of, mark_of, meet
+from foretrace.branches.memory import Memory
 from foretrace.branches.requires import Otherwise, assume, check_python, required_of_both
-from foretrace.branches.sides import Memory, Side, Sides, both_lines
+from foretrace.branches.sides import Side, Sides, both_lines
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program import Input, Recorded, Role
 from foretrace.recording.path import KIND, ONE
@@ -71,11 +72,14 @@ class _Merging:
         overwritten = leavings.overwritten()
         sides = self._sides(met)
         sides.check()
-        ops = sides.ops(one.symbols, met.module(self.one.levels))
-        memory = Memory(op for each in met.joined for op in each)
-        leavings.check_own([*outputs, *mutations], memory, sides.cloned)
+        written = {inputs[m.index].value for m in mutations if not m.rebound}
+        memory = Memory(op for level in self.one.levels for op in level.before)
+        module = met.module(self.one.levels)
+        here = sides.ops(one.symbols, module, lambda value: memory.owner(value) in written)
+        ops = met.rebuilt(self.one.levels, here)
+        leavings.check_memory(ops, [*outputs, *mutations])
         return replace(
-            one, ops=met.rebuilt(self.one.levels, ops), inputs=inputs, outputs=outputs,
+            one, ops=ops, inputs=inputs, outputs=outputs,
             mutations=mutations, overwritten=overwritten, _bare=None,
             requires=required_of_both(one, other, places),
         )  # fmt: skip

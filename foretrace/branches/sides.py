@@ -4,7 +4,7 @@ A side is closed as a branch of `torch.cond` is, and gives tensors of its own: w
 or a view of another result, is cloned. Where that could be told from eager, it is refused.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -13,8 +13,8 @@ import torch
 
 from foretrace.branches.alike import told
 from foretrace.branches.join import Apart, Pair, Same
+from foretrace.branches.memory import Memory, as_written
 from foretrace.errors import Frame, Refusal
-from foretrace.history.stale import view_positions_of
 from foretrace.ir.op import ModuleCall, Op, Origin, Subgraph, Value, values_in
 from foretrace.ir.walk import binds, every_op, leaves_that_run, read_outside
 from foretrace.mutation.builder import REQUIRES_GRAD
@@ -46,47 +46,11 @@ class Side:
 
 def both_lines(mark: Op, lines: Iterable[tuple[bool, Frame | None]]) -> list[str]:
     """The question, and where each answer leads, for a refusal."""
-    told = [f"  {so!s:<5} at {frame}" for so, frame in sorted(lines, key=lambda line: not line[0])]
+    told = [
+        f"  {so!s:<5} at {frame or 'no line'}"
+        for so, frame in sorted(lines, key=lambda line: not line[0])
+    ]
     return [f"> asked at {mark.origin.frame}", *told]
-
-
-class Memory:
-    """Which value owns the memory of another, as far as ops tell."""
-
-    def __init__(self, ops: Iterable[Op]) -> None:
-        self._makers = {out: op for op in _written(ops) for out in op.outs}
-        self._bases: dict[Value, Value] = {}
-        self._read: set[Op] = set()
-
-    def makes(self, value: Value) -> bool:
-        """Whether the ops make it."""
-        return value in self._makers
-
-    def owner(self, value: Value) -> Value:
-        """What it is a view of, or itself."""
-        while value in self._makers:
-            self._look(self._makers[value])
-            if value not in self._bases:
-                break
-            value = self._bases[value]
-        return value
-
-    def _look(self, op: Op) -> None:
-        """Note the views among what an op is made of."""
-        if op in self._read:
-            return
-        self._read.add(op)
-        for position, base, _ in view_positions_of(op):
-            self._bases[op.outs[position]] = base
-        for inner in op.body or ():
-            self._makers.update((out, inner) for out in inner.outs if out not in op.outs)
-            self._look(inner)
-
-
-def _written(ops: Iterable[Op]) -> Iterator[Op]:
-    """The ops as the user wrote them, those in module calls among them."""
-    for op in ops:
-        yield from _written(op.own or ()) if isinstance(op.target, ModuleCall) else (op,)
 
 
 class Sides:
@@ -97,8 +61,6 @@ class Sides:
     ) -> None:
         self.mark, self.pairs, self.known = mark, pairs, known
         self.both = one, other
-        self.cloned: set[Value] = set()
-        """results that a side has cloned, which eager has as they are"""
 
     def check(self) -> None:
         """Refuse what a branch of a cond does otherwise than the program does.
@@ -126,8 +88,15 @@ class Sides:
 
     # ---- the op ---------------------------------------------------------------------------------
 
-    def ops(self, symbols: Symbols, module: ModuleCall | None) -> list[Op]:
+    def ops(
+        self, symbols: Symbols, module: ModuleCall | None, written: Callable[[Value], bool]
+    ) -> list[Op]:
         """The cond, and what takes the history of results that have none in eager.
+
+        Args:
+            symbols: the program's sizes.
+            module: the call in which the cond is.
+            written: whether a value's memory is an input's that gets a new content in the end.
 
         Raises:
             Apart: a result cannot be a tensor of its own.
@@ -146,9 +115,11 @@ class Sides:
         origin = self._origin(module)
         followed = origin.grad_mode and any(value.type.requires_grad for value in values)
         outs = tuple(self._out(pair, followed=followed) for pair in self.pairs)
-        args = (self.mark.args[0], *programs, (*values, *numbers))
+        copies = {value: _clone(value, origin) for value in values if written(value)}
+        operands = (copies[value].outs[0] if value in copies else value for value in values)
+        args = (self.mark.args[0], *programs, (*operands, *numbers))
         cond = Op(COND, args, {}, list(outs), outs, origin=origin)
-        return [cond, *_without_history(outs, self.pairs, origin)]
+        return [*copies.values(), cond, *_without_history(outs, self.pairs, origin)]
 
     def _out(self, pair: Pair, *, followed: bool) -> Value:
         """What the cond gives: autograd has it as one node, which gives all results."""
@@ -163,7 +134,7 @@ class Sides:
 
     def _origin(self, module: ModuleCall | None) -> Origin:
         """That of the question; autograd follows the cond if it follows something inside."""
-        modes = [op.origin.grad_mode for side in self.both for op in _written(side.ops)]
+        modes = [op.origin.grad_mode for side in self.both for op in as_written(side.ops)]
         here = any(modes) if modes else self.mark.origin.grad_mode
         return replace(self.mark.origin, grad_mode=here, module=module)
 
@@ -179,18 +150,14 @@ class Sides:
                 owners.add(owner)
                 results.append(value)
                 continue
-            self.cloned.add(pair.value)
-            ops.append(self._clone(pair, value))
+            ops.append(self._own(pair, value))
             results.append(ops[-1].outs[0])
         return replace(side, ops=tuple(ops), results=tuple(results))
 
-    def _clone(self, pair: Pair, value: Value) -> Op:
+    def _own(self, pair: Pair, value: Value) -> Op:
         if not value.type.dense or value.type.offset != 0 or value.type.lazy:
             raise Apart(pair.place, f"{told(value)} is a view of what is outside")
-        origin = self.mark.origin
-        followed = value.type.requires_grad and origin.grad_mode
-        new = Value(value.type.with_grad(followed))
-        return Op(CLONE, (value,), {}, new, (new,), origin=origin)
+        return _clone(value, self.mark.origin)
 
     # ---- operands -------------------------------------------------------------------------------
 
@@ -213,6 +180,12 @@ class Sides:
         used = {s for symbol in named for s in symbols.simplify(symbol).free_symbols}
         there = {symbols.simplify(size) for value in values for size in value.type.shape}
         return sorted(used - there, key=str)
+
+
+def _clone(value: Value, origin: Origin) -> Op:
+    type = value.type.without_gaps().but(offset=0)
+    new = Value(type.with_grad(value.type.requires_grad and origin.grad_mode))
+    return Op(CLONE, (value,), {}, new, (new,), origin=origin)
 
 
 def _as_known(known: Same, values: Iterable[Value], place: int) -> list[Value]:
