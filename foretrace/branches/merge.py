@@ -86,12 +86,8 @@ class _Merging:
 
     def _sides(self, met: Met) -> Sides:
         pairs = list(met.joining.pairs.values())
-        results = tuple(p.one for p in pairs), tuple(p.other for p in pairs)
-        both = [
-            Side(run.answer, tuple(met.side(run.levels)), each)
-            for run, each in zip((self.one, self.other), results, strict=True)
-        ]
-        return Sides(self.mark, both[0], both[1], pairs, met.joining.known)
+        both = [Side(run.answer, tuple(met.side(run.levels))) for run in (self.one, self.other)]
+        return Sides(self.mark, both, pairs, met.joining.known)
 
     def _refused(self, what: str, at: Frame | None, do: str) -> Refusal:
         lines = [(run.answer, _next_line(run.levels)) for run in (self.one, self.other)]

@@ -13,7 +13,7 @@ import torch
 
 from foretrace.branches.alike import told
 from foretrace.branches.join import Apart, Pair, Same
-from foretrace.branches.memory import Memory, as_written
+from foretrace.branches.memory import Memory
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.op import ModuleCall, Op, Origin, Subgraph, Value, values_in
 from foretrace.ir.walk import binds, every_op, leaves_that_run, read_outside
@@ -36,7 +36,7 @@ class Side:
 
     answer: bool
     ops: tuple[Op, ...]
-    results: tuple[Value, ...]
+    results: tuple[Value, ...] = ()
 
     @property
     def frame(self) -> Frame | None:
@@ -56,11 +56,8 @@ def both_lines(mark: Op, lines: Iterable[tuple[bool, Frame | None]]) -> list[str
 class Sides:
     """A question with both sides, while they become an op."""
 
-    def __init__(
-        self, mark: Op, one: Side, other: Side, pairs: Sequence[Pair], known: Same
-    ) -> None:
-        self.mark, self.pairs, self.known = mark, pairs, known
-        self.both = one, other
+    def __init__(self, mark: Op, both: Sequence[Side], pairs: Sequence[Pair], known: Same) -> None:
+        self.mark, self.both, self.pairs, self.known = mark, both, pairs, known
 
     def check(self) -> None:
         """Refuse what a branch of a cond does otherwise than the program does.
@@ -93,6 +90,9 @@ class Sides:
     ) -> list[Op]:
         """The cond, and what takes the history of results that have none in eager.
 
+        torch's own derivative of a cond fails where it gives integers too: these are given by a
+        cond of their own, which autograd does not follow.
+
         Args:
             symbols: the program's sizes.
             module: the call in which the cond is.
@@ -101,65 +101,49 @@ class Sides:
         Raises:
             Apart: a result cannot be a tensor of its own.
         """
-        if not self.pairs:
-            return []
-        sides = [self._with_clones(side) for side in self.both]
+        found = list[Op]()
+        for group in self._groups():
+            followed = any(pair.value.type.requires_grad for pair in group)
+            origin = replace(self.mark.origin, grad_mode=followed, module=module)
+            found += self._cond(group, origin, symbols, written)
+        return found
+
+    def _groups(self) -> list[list[Pair]]:
+        """The results, those apart of which there are no gradients where there are of others."""
+        if not any(pair.value.type.requires_grad for pair in self.pairs):
+            return [list(self.pairs)] if self.pairs else []
+        plain = [pair for pair in self.pairs if not pair.value.type.differentiable]
+        rest = [pair for pair in self.pairs if pair.value.type.differentiable]
+        return [rest, plain] if plain else [rest]
+
+    def _cond(
+        self, pairs: Sequence[Pair], origin: Origin, symbols: Symbols,
+        written: Callable[[Value], bool],
+    ) -> list[Op]:  # fmt: skip
+        sides = [_Giving(side, place, pairs, origin).own() for place, side in enumerate(self.both)]
         values = self._operands(sides)
-        numbers = self._numbers(sides, values, symbols)
+        self._check_followed(values, origin)
+        numbers = _numbers(sides, values, symbols)
         programs = [
             Subgraph(NAMES[not side.answer], (*_as_known(self.known, values, place), *numbers),
                      side.ops, side.results)
             for place, side in enumerate(sides)
         ]  # fmt: skip
         programs.sort(key=lambda program: NAMES.index(program.name))
-        origin = self._origin(module)
-        followed = origin.grad_mode and any(value.type.requires_grad for value in values)
-        outs = tuple(self._out(pair, followed=followed) for pair in self.pairs)
         copies = {value: _clone(value, origin) for value in values if written(value)}
         operands = (copies[value].outs[0] if value in copies else value for value in values)
+        outs = tuple(_given(pair, origin) for pair in pairs)
         args = (self.mark.args[0], *programs, (*operands, *numbers))
         cond = Op(COND, args, {}, list(outs), outs, origin=origin)
-        return [*copies.values(), cond, *_without_history(outs, self.pairs, origin)]
+        return [*copies.values(), cond, *_without_history(outs, pairs, origin)]
 
-    def _out(self, pair: Pair, *, followed: bool) -> Value:
-        """What the cond gives: autograd has it as one node, which gives all results."""
-        type = pair.value.type
-        if type.requires_grad and not followed:
+    def _check_followed(self, values: Iterable[Value], origin: Origin) -> None:
+        """Refuse what requires grad by itself."""
+        if origin.grad_mode and not any(value.type.requires_grad for value in values):
             raise self.refused(
                 "a side of a question of data makes what requires grad of what does not", None,
                 "let the other side do so, too, before the question",
             )  # fmt: skip
-        apart = followed and type.differentiable and not type.requires_grad
-        return Value(type.with_grad(True)) if apart else pair.value
-
-    def _origin(self, module: ModuleCall | None) -> Origin:
-        """That of the question; autograd follows the cond if it follows something inside."""
-        modes = [op.origin.grad_mode for side in self.both for op in as_written(side.ops)]
-        here = any(modes) if modes else self.mark.origin.grad_mode
-        return replace(self.mark.origin, grad_mode=here, module=module)
-
-    # ---- results --------------------------------------------------------------------------------
-
-    def _with_clones(self, side: Side) -> Side:
-        """The side with results that are tensors of its own, each with memory of its own."""
-        memory, owners = Memory(side.ops), set[Value]()
-        ops, results = list(side.ops), list[Value]()
-        for pair, value in zip(self.pairs, side.results, strict=True):
-            owner = memory.owner(value)
-            if memory.makes(owner) and owner not in owners:
-                owners.add(owner)
-                results.append(value)
-                continue
-            ops.append(self._own(pair, value))
-            results.append(ops[-1].outs[0])
-        return replace(side, ops=tuple(ops), results=tuple(results))
-
-    def _own(self, pair: Pair, value: Value) -> Op:
-        if not value.type.dense or value.type.offset != 0 or value.type.lazy:
-            raise Apart(pair.place, f"{told(value)} is a view of what is outside")
-        return _clone(value, self.mark.origin)
-
-    # ---- operands -------------------------------------------------------------------------------
 
     def _operands(self, sides: Sequence[Side]) -> list[Value]:
         """What the sides read from around them, in the words of the first run."""
@@ -171,15 +155,58 @@ class Sides:
                 found[self.known.back.get(value, value) if place else value] = None
         return list(found)
 
-    def _numbers(
-        self, sides: Sequence[Side], values: Sequence[Value], symbols: Symbols
-    ) -> list[sympy.Symbol]:
-        """The symbols that the sides name and that no tensor they are given has as a size."""
-        leaves = (leaf for side in sides for leaf in leaves_that_run(side.ops))
-        named = {s for leaf in leaves for s in free_symbols((leaf.args, leaf.kwargs))}
-        used = {s for symbol in named for s in symbols.simplify(symbol).free_symbols}
-        there = {symbols.simplify(size) for value in values for size in value.type.shape}
-        return sorted(used - there, key=str)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Giving:
+    """A side that is to give some of the results."""
+
+    side: Side
+    place: int
+    """which of the runs it is of"""
+    pairs: Sequence[Pair]
+    origin: Origin
+
+    def own(self) -> Side:
+        """The side with results that are tensors of its own, each with memory of its own.
+
+        Raises:
+            Apart: a clone would lie otherwise.
+        """
+        memory, owners = Memory(self.side.ops), set[Value]()
+        ops, results = list(self.side.ops), list[Value]()
+        for pair in self.pairs:
+            value = pair.other if self.place else pair.one
+            owner = memory.owner(value)
+            if memory.makes(owner) and owner not in owners:
+                owners.add(owner)
+                results.append(value)
+                continue
+            ops.append(self._clone(pair, value))
+            results.append(ops[-1].outs[0])
+        return replace(self.side, ops=tuple(ops), results=tuple(results))
+
+    def _clone(self, pair: Pair, value: Value) -> Op:
+        if not value.type.dense or value.type.offset != 0 or value.type.lazy:
+            raise Apart(pair.place, f"{told(value)} is a view of what is outside")
+        return _clone(value, self.origin)
+
+
+def _given(pair: Pair, origin: Origin) -> Value:
+    """What the cond gives: autograd has it as one node, which gives all results."""
+    type = pair.value.type
+    apart = origin.grad_mode and type.differentiable and not type.requires_grad
+    return Value(type.with_grad(True)) if apart else pair.value
+
+
+def _numbers(
+    sides: Sequence[Side], values: Sequence[Value], symbols: Symbols
+) -> list[sympy.Symbol]:
+    """The symbols that the sides name and that no tensor they are given has as a size."""
+    leaves = (leaf for side in sides for leaf in leaves_that_run(side.ops))
+    named = {s for leaf in leaves for s in free_symbols((leaf.args, leaf.kwargs))}
+    used = {s for symbol in named for s in symbols.simplify(symbol).free_symbols}
+    there = {symbols.simplify(size) for value in values for size in value.type.shape}
+    return sorted(used - there, key=str)
 
 
 def _clone(value: Value, origin: Origin) -> Op:
