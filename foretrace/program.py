@@ -306,8 +306,7 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
             (a Python `if`). "guard": the example inputs answer it; the answer is a guard, which the
             graphs assert, too. "refuse": it is refused, as every other question is.
         branches: what becomes of a Python `if` on data. "one": as `values` says. "both": the
-            program runs once for each answer, and both sides are a cond in the graph, up to where
-            they do the same again.
+            program runs once for each answer, and the sides are a cond, up to where they meet.
         verify: hold the record, and each graph that is made of it, against docs/stages.md.
 
     Raises:

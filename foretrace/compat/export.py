@@ -59,8 +59,7 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
         prefer_deferred_runtime_asserts_over_guards: accepted, and the same: what the program
             asked of open sizes is always checked by the guards of `.module()`.
         values: "guard": where there is no graph else, the example's answers are asserted by it.
-        branches: "both": a Python `if` on data is a `torch.cond` with both sides; the module runs
-            once for each answer.
+        branches: "both": a Python `if` on data is a `torch.cond`; the module runs for each answer.
 
     Raises:
         Refusal: the program has no exact graph, or none that can be written to a file.
@@ -71,9 +70,8 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
         check_branches(branches)
         args, named = tuple(args), dict(kwargs or {})
         shapes = shapes_tree(dynamic_shapes, mod, args, named)
-        run = partial(_run, mod, *separated(mod, args, named), shapes)
-        captured = partial(run, preserve_module_call_signature, branches)
-        program, sites = _captured(captured, values)
+        run = partial(_run, branches, mod, *separated(mod, args, named), shapes)
+        program, sites = _captured(partial(run, preserve_module_call_signature), values)
         exported = _exported_program(program, sites, mod, args, named, around)
     torch_api.guard_also(exported, _absent(mod, args, named))
     if isinstance(dynamic_shapes, AdditionalInputs):
@@ -91,8 +89,8 @@ Run: TypeAlias = tuple[Program, list[CallSite]]
 
 
 def _run(
-    mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any,
-    paths: Sequence[str], branches: Branches, values: Values,
+    branches: Branches, mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any,
+    paths: Sequence[str], values: Values,
 ) -> Run:  # fmt: skip
     """One run of the module, which its next run would repeat; with both sides, one for each way."""
 

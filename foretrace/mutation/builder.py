@@ -48,8 +48,8 @@ class Builder(torch_api.TorchDispatchMode):
         """what factories have made"""
         self.leaves: set[Value] = set()
         """leaves of autograd that the program has made"""
-        self.inference = self.inferred = False
-        """whether the program is in inference mode; whether it has been"""
+        self.inference = self.inferred = self.holding = False
+        """in inference mode; whether it has been; in a program that an operator holds"""
         self.module: ModuleCall | None = None
         self.checkpoint: Checkpoint | None = None
         self.functional_form: Op | None = None
@@ -63,8 +63,6 @@ class Builder(torch_api.TorchDispatchMode):
         self.unwatched: AbstractContextManager[None] = nullcontext()
         """inside is work of ours, which nobody who watches the program has to see"""
         self._origins: dict[tuple[Any, ...], Origin] = {}
-        self.holding = False
-        """whether a program that an operator holds is being recorded"""
         self._depth, self.bodies = 0, list[list[Op] | None]()  # None: one that calls will share
         self._failure: tuple[BaseException | None, list[str]] = (None, [])
         self._frame_inside: Frame | None = None
