@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import sympy
+
 from foretrace.branches.alike import same_constant, same_leaf, same_op, same_type, told
 from foretrace.ir.op import Op, Subgraph, Tree, Value, ViewStep, Write, values_in
 from foretrace.ir.program import Input
+from foretrace.ir.walk import binds
 from foretrace.trace.functions import FunctionCall
 
 Place: TypeAlias = tuple[int, int]
@@ -93,8 +96,13 @@ class Joining:
         closed: nothing is paired: both have to read the same.
     """
 
-    def __init__(self, known: Same, *, closed: bool = False) -> None:
+    def __init__(
+        self, known: Same, *, closed: bool = False,
+        numbers: dict[sympy.Symbol, sympy.Symbol] | None = None,
+    ) -> None:  # fmt: skip
         self.known, self.closed = known.copy(), closed
+        self.numbers = {} if numbers is None else numbers
+        """of the other run's numbers that data decides after the meeting: what the first has"""
         self.made: dict[Value, tuple[Value, Value]] = {}
         """what the first run makes from there on: what the other calls it, and what it is now"""
         self.back: dict[Value, Value] = {}
@@ -140,7 +148,7 @@ class Joining:
         return next((place for place in places if place is not None), None)
 
     def _paired(self, one: Value, other: Value) -> Value:
-        if not same_type(one.type, other.type) or one.type.sparse:
+        if not self._same_type(one, other) or one.type.sparse:
             raise Apart(self.place, f"{told(one)} on the one side, {told(other)} on the other")
         followed = one.type.requires_grad or other.type.requires_grad
         return Value(one.type.with_grad(followed), one.hint or other.hint)
@@ -149,7 +157,7 @@ class Joining:
         """The value in the place of two that an op makes."""
         if one in self.made or other in self.back:
             return self.word(one, other)
-        if not same_type(one.type, other.type):
+        if not self._same_type(one, other):
             raise Apart(self.place)
         value = Value(model.type, model.hint)
         self.made[one], self.back[other] = (other, value), one
@@ -172,6 +180,7 @@ class Joining:
         below: Any = model.definition
         if one.own is not None and other.own is not None:
             below = self.ops(one.own, other.own)
+        self._meet_numbers(one, other)
         named = zip(one.outs, other.outs, model.outs, strict=True)
         outs = tuple(self.bind(a, b, like) for a, b, like in named)
         joined = Op(
@@ -191,7 +200,7 @@ class Joining:
     def _model(self, one: Op, other: Op, values: list[Value]) -> Op:
         """The one of them whose operands are as those now: as many, and as many followed."""
         flags = [value.type.requires_grad for value in dict.fromkeys(values)]
-        for op in (one, other):
+        for op in (one, other) if not self._renamed(other) else (one,):
             if [value.type.requires_grad for value in op.operands] == flags:
                 return op
         raise Apart(self.place)
@@ -239,13 +248,49 @@ class Joining:
         if isinstance(one, slice):
             ends = zip(_ends(one), _ends(other), strict=True)
             return slice(*(self._leaf(a, b) for a, b in ends))
+        if isinstance(other, sympy.Basic):
+            other = other.xreplace(self.numbers)
         if not same_leaf(one, other):
             raise Apart(self.place)
         return one
 
+    # ---- numbers that data decides --------------------------------------------------------------
+
+    def _meet_numbers(self, one: Op, other: Op) -> None:
+        """Let the numbers that an op makes in both runs be one."""
+        mine, theirs = binds(one), binds(other)
+        if not (mine or theirs):
+            return
+        met = [(one.result, other.result)]
+        for a, b in zip(one.outs, other.outs, strict=True):
+            met += zip(a.type.shape, b.type.shape, strict=False)
+        self.numbers |= {
+            b: a for a, b in met if isinstance(b, sympy.Symbol) and b in theirs and a in mine
+        }
+
+    def _renamed(self, op: Op) -> bool:
+        """Whether an op of the other run speaks of numbers that the first calls otherwise."""
+        values = (*op.outs, *op.operands) if self.numbers else ()
+        return any(value.type.symbols & self.numbers.keys() for value in values)
+
+    def _same_type(self, one: Value, other: Value) -> bool:
+        type = other.type
+        if type.symbols & self.numbers.keys():
+            parts = {"shape": type.shape, "stride": type.stride}
+            type = type.but(
+                **{
+                    name: tuple(self._number(size) for size in sizes)
+                    for name, sizes in parts.items()
+                }
+            )
+        return same_type(one.type, type)
+
+    def _number(self, size: Any) -> Any:
+        return size.xreplace(self.numbers) if isinstance(size, sympy.Basic) else size
+
     def _subgraph(self, one: Subgraph, other: Subgraph) -> Subgraph:
         """The program in the place of two: closed, so it knows nothing of what is around."""
-        inside = Joining(Same(), closed=True)
+        inside = Joining(Same(), closed=True, numbers=self.numbers)
         inside.place = self.place
         if len(one.params) != len(other.params):
             raise Apart(self.place)

@@ -53,15 +53,13 @@ class _Merging:
             what = f"before a question of data the program does something else each time {apart}"
             raise self._refused(what, None, "let it do the same at each call") from None
         try:
-            found = meet(self.one.levels, self.other.levels, known, self._one)
             check_python(one, other)
-        except Otherwise as found_otherwise:
-            raise self._refused(found_otherwise.what, found_otherwise.at, ALIKE) from None
+            return meet(self.one.levels, self.other.levels, known, self._one)
+        except Otherwise as differ:
+            raise self._refused(differ.what, differ.at, ALIKE) from None
         except Apart as apart:
             what = f"the sides of a question of data do not give the same: {apart.what}"
             raise self._refused(what, None, LET_BOTH) from None
-        assume(one, other)
-        return found
 
     def _one(self, met: Met) -> Recorded:
         """The record of both, if they meet there."""
@@ -72,6 +70,7 @@ class _Merging:
         overwritten = leavings.overwritten()
         sides = self._sides(met)
         sides.check()
+        assume(one, other, met.joining.numbers, sides.both[1].binds)
         written = {inputs[m.index].value for m in mutations if not m.rebound}
         memory = Memory(op for level in self.one.levels for op in level.before)
         module = met.module(self.one.levels)

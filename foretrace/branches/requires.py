@@ -2,12 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
+
+import sympy
 
 from foretrace.errors import Frame
 from foretrace.ir.plain_data import plain, same
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import Change, Held, Requirements
+from foretrace.symbols.sizes import Guard
+
+Numbered: TypeAlias = dict[sympy.Symbol, sympy.Symbol]
+"""What a run calls symbols of another"""
 
 
 class Otherwise(Exception):
@@ -38,20 +44,6 @@ def check_python(one: Recorded, other: Recorded) -> None:
     if told[0] != told[1]:
         extra = [*one.answered, *other.answered][-1]
         raise Otherwise(f"one side of a question of data asks {extra.about}, too", extra.frame)
-    _check_numbers(one, other)
-
-
-def _check_numbers(one: Recorded, other: Recorded) -> None:
-    """Conditions on numbers that data decides are asserted where the graph makes them: of both."""
-    asked = [{str(guard.condition): guard.frame for guard in run.symbols.assertions()}
-             for run in (one, other)]  # fmt: skip
-    differ = asked[0].keys() ^ asked[1].keys()
-    data = [run.symbols.data for run in (one, other)]
-    if differ or data[0] != data[1]:
-        at = next((frame for told in asked for c, frame in told.items() if c in differ), None)
-        raise Otherwise(
-            "one side of a question of data makes, or asks, a number that data decides", at
-        )
 
 
 def _same_change(one: Change, other: Change) -> bool:
@@ -63,12 +55,22 @@ def _same_change(one: Change, other: Change) -> bool:
     return places[0] == places[1] and equal
 
 
-def assume(one: Recorded, other: Recorded) -> None:
-    """Let the sizes of the one run be assumed to be what the other has assumed, too."""
-    known = {guard.condition for guard in one.symbols.guards()}
-    for guard in other.symbols.guards():
-        if guard.condition not in known:
-            one.symbols.decide(guard.condition)
+def assume(one: Recorded, other: Recorded, numbers: Numbered, made: set[sympy.Symbol]) -> None:
+    """Let the sizes of the one run be as the other has assumed, too.
+
+    Args:
+        one: the run whose words are kept.
+        other: the other.
+        numbers: what the one run calls numbers that data decides in both.
+        made: those that the other makes in its side, under names of its own.
+    """
+    one.symbols.adopt(other.symbols, made)
+    known = {guard.condition for guard in (*one.symbols.guards(), *one.symbols.assertions())}
+    lost = other.symbols.data - one.symbols.data
+    for guard in (*other.symbols.guards(), *other.symbols.assertions()):
+        condition: Any = guard.condition.xreplace(numbers)
+        if condition not in known and not condition.free_symbols & lost:
+            one.symbols.assume([Guard(condition, guard.frame)])
 
 
 def required_of_both(one: Recorded, other: Recorded, places: dict[int, int]) -> Requirements:

@@ -43,6 +43,11 @@ class Side:
         """Its first line."""
         return next((op.origin.frame for op in every_op(self.ops) if op.origin.frame), None)
 
+    @property
+    def binds(self) -> set[sympy.Symbol]:
+        """The numbers of data that it makes."""
+        return {symbol for op in every_op(self.ops) for symbol in binds(op)}
+
 
 def both_lines(mark: Op, lines: Iterable[tuple[bool, Frame | None]]) -> list[str]:
     """The question, and where each answer leads, for a refusal."""
@@ -204,9 +209,12 @@ def _numbers(
     """The symbols that the sides name and that no tensor they are given has as a size."""
     leaves = (leaf for side in sides for leaf in leaves_that_run(side.ops))
     named = {s for leaf in leaves for s in free_symbols((leaf.args, leaf.kwargs))}
+    made = {symbol for side in sides for symbol in side.binds}
+    for guard in symbols.assertions() if made else ():
+        named |= guard.symbols if guard.symbols & made else set()
     used = {s for symbol in named for s in symbols.simplify(symbol).free_symbols}
     there = {symbols.simplify(size) for value in values for size in value.type.shape}
-    return sorted(used - there, key=str)
+    return sorted(used - there - made, key=str)
 
 
 def _clone(value: Value, origin: Origin) -> Op:
@@ -230,9 +238,7 @@ def _forbidden(op: Op) -> str:
     """What an op does that a branch of a cond may not do; empty if nothing."""
     if draws(op):
         return "draws random numbers, which the backward of a cond would draw again"
-    if op.target is REQUIRES_GRAD:
-        return "makes a leaf of autograd"
-    return "makes a tensor whose size data decides" if binds(op) else ""
+    return "makes a leaf of autograd" if op.target is REQUIRES_GRAD else ""
 
 
 def _checks(op: Op) -> bool:

@@ -66,8 +66,7 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
     """
     around = torch.is_grad_enabled()
     with Asked("export", mod), torch.inference_mode(mode=False), torch.set_grad_enabled(around):
-        _check_call(mod, args, kwargs, values)
-        check_branches(branches)
+        _check_call(mod, args, kwargs, values, branches)
         args, named = tuple(args), dict(kwargs or {})
         shapes = shapes_tree(dynamic_shapes, mod, args, named)
         run = partial(_run, branches, mod, *separated(mod, args, named), shapes)
@@ -153,8 +152,9 @@ def _guarded(run: Callable[[Values], Run]) -> Run:
     return found
 
 
-def _check_call(mod: Any, args: Any, kwargs: Any, values: Any) -> None:
+def _check_call(mod: Any, args: Any, kwargs: Any, values: Any, branches: Any) -> None:
     check_values(values)
+    check_branches(branches)
     for good, what in (
         (isinstance(mod, nn.Module), f"a {type(mod).__name__} is no nn.Module"),
         (isinstance(args, tuple), f"args is a {type(args).__name__}, not a tuple"),

@@ -15,6 +15,8 @@ from foretrace.trace.recorder import Recorder
 
 QUESTIONS: Final = 8
 """So many questions are asked on one way through a program: each doubles the runs."""
+SYMBOLS: Final = 10_000
+"""More symbols than data decides between two questions"""
 KIND: Final = "both sides"
 ONE: Final = 'or leave branches="one": the example answers, and the answer is guarded'
 
@@ -47,6 +49,12 @@ class Path:
         """numbers of what data decides"""
         self._values: dict[Value, int] = {}
         self._seen = 0
+
+    @property
+    def names_from(self) -> int:
+        """The number from which symbols are named: no other row of answers has the same."""
+        row = int("1" + "".join(str(int(answer)) for answer in self.answers), 2)
+        return row * SYMBOLS
 
     def asks_data(self, constants: Constants, recorder: Recorder, func: Any, args: Tree) -> bool:
         """Whether the answer to a call depends on what inputs hold, or on what is drawn."""

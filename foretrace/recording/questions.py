@@ -99,6 +99,7 @@ class Questions:
         if asked is not None:
             mark = (_condition(recorder, *call),)
             recorder.append(Op(asked, mark, {}, None, (), origin=recorder.origin()))
+            recorder.types.symbols.count_from(path.names_from)
         return answer
 
     def _of_example(self, call: Call) -> bool | None:
