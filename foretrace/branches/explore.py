@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from foretrace.branches.merge import merged
-from foretrace.branches.raises import asserted
+from foretrace.branches.raises import asserted, said_by_program
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.program import Recorded
 from foretrace.recording.path import Path
@@ -65,7 +65,7 @@ def _tried(run: Callable[[Path], Ran], path: Path) -> Found:
     with attempt:
         return run(path)
     refusal = attempt.error
-    if isinstance(refusal, Refusal) and refusal.kind == "program raised" and path.answers:
+    if isinstance(refusal, Refusal) and path.answers and said_by_program(refusal):
         return Raises(refusal)
     raise refusal or AssertionError("a run gives a record, or is refused")
 

@@ -1,5 +1,6 @@
 """Two records of one program that answer a question otherwise, made one with both sides."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -9,8 +10,10 @@ from foretrace.branches.leavings import Leavings
 from foretrace.branches.meeting import Levels, Met, in_common, levels_of, mark_of, meet
 from foretrace.branches.memory import Memory
 from foretrace.branches.requires import Otherwise, assume, check_python, required_of_both
-from foretrace.branches.sides import Side, Sides, both_lines
+from foretrace.branches.sides import Around, Side, Sides, both_lines
+from foretrace.branches.uses import check_order, uses_after
 from foretrace.errors import Frame, Refusal
+from foretrace.ir.op import Value, values_in
 from foretrace.ir.program import Input, Recorded, Role
 from foretrace.recording.path import KIND, ONE
 
@@ -63,24 +66,33 @@ class _Merging:
 
     def _one(self, met: Met) -> Recorded:
         """The record of both, if they meet there."""
-        one, other = self.one.recorded, self.other.recorded
-        inputs, places = self._all_inputs(met.joining.known)
-        leavings = Leavings(one, other, met.joining, inputs, places)
+        one, other, joining = self.one.recorded, self.other.recorded, met.joining
+        inputs, places = self._all_inputs(joining.known)
+        leavings = Leavings(one, other, joining, inputs, places)
         outputs, mutations = leavings.outputs(), leavings.mutations()
         overwritten = leavings.overwritten()
+        counts = uses_after(
+            [op for each in met.joined for op in each],
+            values_in([*(o.value for o in outputs), *(m.value for m in mutations)]),
+        )
+        check_order(joining.pairs.values(), joining.known, counts)
         sides = self._sides(met)
         sides.check()
-        assume(one, other, met.joining.numbers, sides.both[1].binds)
+        assume(one, other, joining.numbers, sides.both[1].binds)
         written = {inputs[m.index].value for m in mutations if not m.rebound}
-        memory = Memory(op for level in self.one.levels for op in level.before)
-        module = met.module(self.one.levels)
-        here = sides.ops(one.symbols, module, lambda value: memory.owner(value) in written)
-        ops = met.rebuilt(self.one.levels, here)
+        ops = met.rebuilt(self.one.levels, sides.ops(self._around(met, written, counts.keys())))
         leavings.check_memory(ops, [*outputs, *mutations])
         return replace(
-            one, ops=ops, inputs=inputs, outputs=outputs,
-            mutations=mutations, overwritten=overwritten, _bare=None,
-            requires=required_of_both(one, other, places),
+            one, ops=ops, inputs=inputs, outputs=outputs, mutations=mutations,
+            overwritten=overwritten, _bare=None, requires=required_of_both(one, other, places),
+        )  # fmt: skip
+
+    def _around(self, met: Met, written: set[Value], read: Iterable[Value]) -> Around:
+        memory = Memory(op for level in self.one.levels for op in level.before)
+        module = met.module(self.one.levels)
+        return Around(
+            self.one.recorded.symbols, module, lambda value: memory.owner(value) in written,
+            frozenset(read),
         )  # fmt: skip
 
     def _sides(self, met: Met) -> Sides:

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from traceback import walk_tb
 
 import torch
 
-from foretrace.errors import Refusal
+from foretrace.errors import Refusal, is_library
+from foretrace.frames.sources import LIBRARY_DIRS
 from foretrace.ir.op import ModuleCall, Op, Value
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import WRITTEN
@@ -13,6 +15,15 @@ from foretrace.recording.path import Mark
 from foretrace.recording.questions import ASSERT
 
 NOT = torch.ops.aten.logical_not.default
+
+
+def said_by_program(refusal: Refusal) -> bool:
+    """Whether the program's own `raise` or `assert` is what was refused, and no call of torch's."""
+    error = refusal.__cause__
+    if refusal.kind != "program raised" or error is None:
+        return False
+    codes = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]
+    return bool(codes) and not is_library(codes[-1], LIBRARY_DIRS)
 
 
 def asserted(recorded: Recorded, number: int, holds: bool, raised: Refusal) -> Recorded:

@@ -14,6 +14,7 @@ import torch
 from foretrace.branches.alike import told
 from foretrace.branches.join import Apart, Pair, Same
 from foretrace.branches.memory import Memory
+from foretrace.branches.uses import Split
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.op import ModuleCall, Op, Origin, Subgraph, Value, values_in
 from foretrace.ir.walk import binds, every_op, leaves_that_run, read_outside
@@ -58,6 +59,19 @@ def both_lines(mark: Op, lines: Iterable[tuple[bool, Frame | None]]) -> list[str
     return [f"> asked at {mark.origin.frame}", *told]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Around:
+    """What is around a question."""
+
+    symbols: Symbols
+    module: ModuleCall | None
+    """the call in which it was asked"""
+    written: Callable[[Value], bool]
+    """whether a value's memory is an input's that gets a new content in the end"""
+    read: frozenset[Value]
+    """what is used after the meeting"""
+
+
 class Sides:
     """A question with both sides, while they become an op."""
 
@@ -90,18 +104,11 @@ class Sides:
 
     # ---- the op ---------------------------------------------------------------------------------
 
-    def ops(
-        self, symbols: Symbols, module: ModuleCall | None, written: Callable[[Value], bool]
-    ) -> list[Op]:
+    def ops(self, around: "Around") -> list[Op]:
         """The cond, and what takes the history of results that have none in eager.
 
         torch's own derivative of a cond fails where it gives integers too: these are given by a
         cond of their own, which autograd does not follow.
-
-        Args:
-            symbols: the program's sizes.
-            module: the call in which the cond is.
-            written: whether a value's memory is an input's that gets a new content in the end.
 
         Raises:
             Apart: a result cannot be a tensor of its own.
@@ -109,8 +116,8 @@ class Sides:
         found = list[Op]()
         for group in self._groups():
             followed = any(pair.value.type.requires_grad for pair in group)
-            origin = replace(self.mark.origin, grad_mode=followed, module=module)
-            found += self._cond(group, origin, symbols, written)
+            origin = replace(self.mark.origin, grad_mode=followed, module=around.module)
+            found += self._cond(group, origin, around)
         return found
 
     def _groups(self) -> list[list[Pair]]:
@@ -121,26 +128,24 @@ class Sides:
         rest = [pair for pair in self.pairs if pair.value.type.differentiable]
         return [rest, plain] if plain else [rest]
 
-    def _cond(
-        self, pairs: Sequence[Pair], origin: Origin, symbols: Symbols,
-        written: Callable[[Value], bool],
-    ) -> list[Op]:  # fmt: skip
+    def _cond(self, pairs: Sequence[Pair], origin: Origin, around: "Around") -> list[Op]:
         sides = [_Giving(side, place, pairs, origin).own() for place, side in enumerate(self.both)]
         values = self._operands(sides)
         self._check_followed(values, origin)
-        numbers = _numbers(sides, values, symbols)
+        numbers = _numbers(sides, values, around.symbols)
+        params = [_as_known(self.known, values, place) for place in range(len(sides))]
+        both = list(zip(params, (side.ops for side in sides), strict=True))
+        split = Split(values, both, around.read)
         programs = [
-            Subgraph(NAMES[not side.answer], (*_as_known(self.known, values, place), *numbers),
-                     side.ops, side.results)
-            for place, side in enumerate(sides)
-        ]  # fmt: skip
+            Subgraph(NAMES[not side.answer], (*own, *numbers), tuple(ops), side.results)
+            for side, (own, ops) in zip(sides, split.programs, strict=True)
+        ]
         programs.sort(key=lambda program: NAMES.index(program.name))
-        copies = {value: _clone(value, origin) for value in values if written(value)}
-        operands = (copies[value].outs[0] if value in copies else value for value in values)
+        operands, copies = _copied(split.operands, origin, around.written)
         outs = tuple(_given(pair, origin) for pair in pairs)
         args = (self.mark.args[0], *programs, (*operands, *numbers))
         cond = Op(COND, args, {}, list(outs), outs, origin=origin)
-        return [*copies.values(), cond, *_without_history(outs, pairs, origin)]
+        return [*copies, cond, *_without_history(outs, pairs, origin)]
 
     def _check_followed(self, values: Iterable[Value], origin: Origin) -> None:
         """Refuse what requires grad by itself."""
@@ -215,6 +220,21 @@ def _numbers(
     used = {s for symbol in named for s in symbols.simplify(symbol).free_symbols}
     there = {symbols.simplify(size) for value in values for size in value.type.shape}
     return sorted(used - there - made, key=str)
+
+
+def _copied(
+    values: Sequence[Value], origin: Origin, written: Callable[[Value], bool]
+) -> tuple[list[Value], list[Op]]:
+    """The operands, each in memory of its own, and what clones them.
+
+    autograd goes from the last clone to the first.
+    """
+    operands, copies = list(values), list[Op]()
+    for place, value in reversed(list(enumerate(values))):
+        if value in values[:place] or written(value):
+            copies.append(_clone(value, origin))
+            (operands[place],) = copies[-1].outs
+    return operands, copies
 
 
 def _clone(value: Value, origin: Origin) -> Op:

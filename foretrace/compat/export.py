@@ -54,8 +54,7 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
         kwargs: example keyword arguments.
         dynamic_shapes: which sizes vary, in any form that torch.export takes.
         strict: accepted, and the same: the one run is what is exported.
-        preserve_module_call_signature: paths of submodules that `torch.export.unflatten` is to
-            give their own calling convention.
+        preserve_module_call_signature: submodules that unflatten is to call in their own way.
         prefer_deferred_runtime_asserts_over_guards: accepted, and the same: what the program
             asked of open sizes is always checked by the guards of `.module()`.
         values: "guard": where there is no graph else, the example's answers are asserted by it.
@@ -72,7 +71,6 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
         run = partial(_run, branches, mod, *separated(mod, args, named), shapes)
         program, sites = _captured(partial(run, preserve_module_call_signature), values)
         exported = _exported_program(program, sites, mod, args, named, around)
-    torch_api.guard_also(exported, _absent(mod, args, named))
     if isinstance(dynamic_shapes, AdditionalInputs):
         dynamic_shapes.verify(exported)
     return exported
@@ -183,13 +181,15 @@ def _exported_program(
     results = values_in([written.outputs, [value for _, value in written.news], seen])
     inputs = interface(mod, list(leaves), recorded, written.ops, results)
     exported = _graph(program, mod, written, inputs)
-    return ExportedProgram(
+    made = ExportedProgram(
         root=exported.root, graph=exported.graph, graph_signature=exported.signature,
         state_dict=inputs.state, range_constraints=recorded.symbols.constraints(),
         module_call_graph=module_calls(recorded, mod, (args, kwargs), sites, exported),
         example_inputs=(args, kwargs), constants=inputs.constants,
         verifiers=[torch_api.TrainingIRVerifier],
     )  # fmt: skip
+    torch_api.guard_also(made, _absent(mod, args, named))
+    return made
 
 
 def _absent(mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.op import Op, Tree, Value
 from foretrace.ir.tree import map_tree
+from foretrace.ir.walk import subgraphs_of
 from foretrace.trace.constants import Constants, draws
 from foretrace.trace.recorder import Recorder
 
@@ -105,7 +106,9 @@ class Path:
             if not new:
                 continue
             drawn = draws(op)
-            form = self._call(constants, op if drawn else op.target, op.args, op.kwargs)
+            same = not (drawn or subgraphs_of(op))  # two programs may look alike
+            called = (op.target, id(op.alike)) if same else op
+            form = self._call(constants, called, op.args, op.kwargs)
             if drawn:
                 self._of_data.add(form)
             for place, out in enumerate(new):

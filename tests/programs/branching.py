@@ -306,6 +306,75 @@ def holds_a_cond(x: Tensor, w: Tensor) -> Tensor:
     return y.sum()
 
 
+@way(*TWO)
+def gradients_add_up(x: Tensor, w: Tensor) -> Tensor:
+    h = x * w
+    if h.sum() > 0:
+        y = h * w + h.sin() + (h * 3).cos()
+    else:
+        y = h.cos() * h * h
+    return (y * h + h.exp() + x).sum()
+
+
+@way(*TWO)
+def weights_used_on_both_sides(x: Tensor, w: Tensor) -> Tensor:
+    if x.sum() > 0:
+        y = (x @ w) @ w
+    else:
+        y = (w @ x) @ w + w
+    return (y @ w).sum() + (w * x).sum()
+
+
+@way(*TWO)
+def one_tensor_under_two_names(x: Tensor, w: Tensor) -> Tensor:
+    h = x * w
+    y = h if x.sum() > 0 else h.sin()
+    return (y.exp() + h * 3 + y.cos() * h + x).sum()
+
+
+@way(*TWO)
+def saved_and_written(x: Tensor, w: Tensor) -> Tensor:
+    y = x * w
+    if x.sum() > 0:
+        y = y + 1
+        y.mul_(w)
+    else:
+        y.add_(2)
+    y.mul_(3)
+    return (y * x).sum()
+
+
+# ---- sizes that data decides --------------------------------------------------------------------
+
+MIXED = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [-1.0, -2.0, 3.0]])
+
+
+@way(follow(MIXED), follow(-MIXED.abs()), follow(W))
+def means_of_what_there_is(x: Tensor) -> Tensor:
+    there, loss = x > 0.5, (x * 2).sum()
+    if there.any():
+        loss = loss + x[there].mean()
+    return loss
+
+
+@way(follow(MIXED), follow(-MIXED.abs()))
+def sizes_on_both_sides(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        y = x[x > 0].sum()
+    else:
+        y = x[x < 0].sin().sum()
+    return y * 2
+
+
+@way(follow(MIXED), follow(-MIXED.abs()), follow(W))
+def sizes_after_both_sides(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        x = x * 2
+    else:
+        x = x[x < 0].sum() + x
+    return x[x > 0.5].sum() + x.sum()
+
+
 # ---- modules ------------------------------------------------------------------------------------
 
 
