@@ -188,7 +188,7 @@ def _exported_program(
         example_inputs=(args, kwargs), constants=inputs.constants,
         verifiers=[torch_api.TrainingIRVerifier],
     )  # fmt: skip
-    torch_api.guard_also(made, _absent(mod, args, named))
+    torch_api.guard_also(made, _absent(mod, args, kwargs))
     return made
 
 
