@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from foretrace.backends.by_name import Backend, building
+from foretrace.branches.explore import Ran, explored
 from foretrace.emit.fx import to_fx
 from foretrace.errors import Refusal
 from foretrace.explain.explanation import Explanation
@@ -28,7 +29,8 @@ from foretrace.passes.live import needs
 from foretrace.passes.select import Selector, check_selectors
 from foretrace.passes.table_recorder import Table
 from foretrace.recording.capture import record
-from foretrace.recording.setup import RULES, Values, prepare
+from foretrace.recording.path import Path
+from foretrace.recording.setup import RULES, Branches, Values, check_branches, prepare
 from foretrace.rules.table import BackwardCall, Registered, rule_name
 from foretrace.runtime.calls import run_forward, run_half, run_joint
 from foretrace.runtime.compiled import Captured, Compiled, not_copied
@@ -321,7 +323,7 @@ def _with_old_name(capture: Callable[P, Program]) -> Callable[P, Program]:
 
 
 @_with_old_name
-def capture(
+def capture(  # noqa: PLR0913 - what may be said of a capture
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: dict[str, Any] | None = None,
@@ -329,6 +331,7 @@ def capture(
     target: str | Target | None = None,
     dynamic_shapes: Any = None,
     values: Values = "guard",
+    branches: Branches = "one",
     verify: bool = False,
 ) -> Program:
     """Run a program once over abstract tensors and keep what it did.
@@ -342,16 +345,24 @@ def capture(
         values: what becomes of a question about the inputs' values that is answered by yes or no
             (a Python `if`). "guard": the example inputs answer it; the answer is a guard, which the
             graphs assert, too. "refuse": it is refused, as every other question is.
+        branches: what becomes of a Python `if` on data. "one": as `values` says. "both": the
+            program runs once for each answer, and the sides are a cond, up to where they meet.
         verify: hold the record, and each graph that is made of it, against docs/stages.md.
 
     Raises:
         Refusal: the program has no exact graph; the message has the user's line and a way out.
     """
     given = (fn, args, kwargs or {}, target, dynamic_shapes)
-    with Asked("capture", fn):
+
+    def once(path: Path | None) -> Ran:
         run = prepare(*given, values=values, watch=True)
-        recorded = record(fn, tuple(args), kwargs or {}, run)
-    return Program(recorded, run.semantics, verify=verify)
+        run.questions.path = path
+        return Ran(record(fn, tuple(args), kwargs or {}, run), run.semantics)
+
+    with Asked("capture", fn):
+        check_branches(branches)
+        ran = once(None) if branches == "one" else explored(once)
+    return Program(ran.recorded, ran.semantics, verify=verify)
 
 
 def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:

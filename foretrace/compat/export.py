@@ -11,6 +11,7 @@ from torch import nn
 from torch.export import AdditionalInputs, ExportedProgram
 
 from foretrace import torch_api
+from foretrace.branches.explore import Ran, explored
 from foretrace.compat.export_calls import module_calls
 from foretrace.compat.settled import check_settled, tell_answers
 from foretrace.emit.export_graph import Exported, emitter_for, spelled, to_export
@@ -27,7 +28,8 @@ from foretrace.passes.live import needs
 from foretrace.passes.writeback import Written, with_writes
 from foretrace.program import Program
 from foretrace.recording.capture import record
-from foretrace.recording.setup import Values, check_values, prepare
+from foretrace.recording.path import Path
+from foretrace.recording.setup import Branches, Values, check_branches, check_values, prepare
 from foretrace.symbols.shapes import by_name, shapes_tree
 from foretrace.trace.calls import CallSite, submodule_calls
 from foretrace.trace.constants import GUARD
@@ -43,6 +45,7 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
     preserve_module_call_signature: tuple[str, ...] = (),
     prefer_deferred_runtime_asserts_over_guards: bool = False,
     values: Values = "guard",
+    branches: Branches = "one",
 ) -> ExportedProgram:
     """What `torch.export.export` gives, with the graph of `cut("export")`.
 
@@ -52,24 +55,23 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
         kwargs: example keyword arguments.
         dynamic_shapes: which sizes vary, in any form that torch.export takes.
         strict: accepted, and the same: the one run is what is exported.
-        preserve_module_call_signature: paths of submodules that `torch.export.unflatten` is to
-            give their own calling convention.
+        preserve_module_call_signature: submodules that unflatten is to call in their own way.
         prefer_deferred_runtime_asserts_over_guards: accepted, and the same: what the program
             asked of open sizes is always checked by the guards of `.module()`.
         values: "guard": where there is no graph else, the example's answers are asserted by it.
+        branches: "both": a Python `if` on data is a `torch.cond`; the module runs for each answer.
 
     Raises:
         Refusal: the program has no exact graph, or none that can be written to a file.
     """
     around = torch.is_grad_enabled()
     with Asked("export", mod), torch.inference_mode(mode=False), torch.set_grad_enabled(around):
-        _check_call(mod, args, kwargs, values)
+        _check_call(mod, args, kwargs, values, branches)
         args, named = tuple(args), dict(kwargs or {})
         shapes = shapes_tree(dynamic_shapes, mod, args, named)
-        run = partial(_run, mod, *separated(mod, args, named), shapes)
+        run = partial(_run, branches, mod, *separated(mod, args, named), shapes)
         program, sites = _captured(partial(run, preserve_module_call_signature), values)
         exported = _exported_program(program, sites, mod, args, named, around)
-    torch_api.guard_also(exported, _absent(mod, args, named))
     if isinstance(dynamic_shapes, AdditionalInputs):
         dynamic_shapes.verify(exported)
     return exported
@@ -85,20 +87,39 @@ Run: TypeAlias = tuple[Program, list[CallSite]]
 
 
 def _run(
-    mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any,
+    branches: Branches, mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any,
     paths: Sequence[str], values: Values,
 ) -> Run:  # fmt: skip
-    """One run of the module, which its next run would repeat."""
+    """One run of the module, which its next run would repeat; with both sides, one for each way."""
 
-    def once() -> Run:
+    def one(path: Path | None, paths: Sequence[str] = ()) -> tuple[Ran, list[CallSite]]:
         run = prepare(mod, args, kwargs, None, shapes, values=values)
+        run.questions.path = path
         with submodule_calls(mod, paths, run.recorder) as sites:
             recorded = record(mod, args, kwargs, run)
-        return Program(recorded, run.semantics), sites
+        return Ran(recorded, run.semantics), sites
+
+    def once() -> Run:
+        if branches == "one":
+            ran, sites = one(None, paths)
+            return Program(ran.recorded, ran.semantics), sites
+        _check_not_called(paths)
+        ran = explored(lambda path: one(path)[0])
+        return Program(ran.recorded, ran.semantics), []
 
     found = once()
     check_settled(found[0].recorded, lambda: once()[0].recorded)
     return found
+
+
+def _check_not_called(paths: Sequence[str]) -> None:
+    """Refuse to tell of calls that one way through the program has and another has not."""
+    if paths:
+        raise Refusal(
+            'branches="both" runs the program several times, and'
+            " preserve_module_call_signature speaks of the calls of one run",
+            kind="unsupported", do='leave one of them away; with "one" the example answers',
+        )  # fmt: skip
 
 
 def _captured(run: Callable[[Values], Run], values: Values) -> Run:
@@ -130,8 +151,9 @@ def _guarded(run: Callable[[Values], Run]) -> Run:
     return found
 
 
-def _check_call(mod: Any, args: Any, kwargs: Any, values: Any) -> None:
+def _check_call(mod: Any, args: Any, kwargs: Any, values: Any, branches: Any) -> None:
     check_values(values)
+    check_branches(branches)
     for good, what in (
         (isinstance(mod, nn.Module), f"a {type(mod).__name__} is no nn.Module"),
         (isinstance(args, tuple), f"args is a {type(args).__name__}, not a tuple"),
@@ -160,13 +182,15 @@ def _exported_program(
     results = values_in([written.outputs, [value for _, value in written.news], seen])
     inputs = interface(mod, list(leaves), recorded, written.ops, results)
     exported = _graph(program, mod, written, inputs)
-    return ExportedProgram(
+    made = ExportedProgram(
         root=exported.root, graph=exported.graph, graph_signature=exported.signature,
         state_dict=inputs.state, range_constraints=recorded.symbols.constraints(),
         module_call_graph=module_calls(recorded, mod, (args, kwargs), sites, exported),
         example_inputs=(args, kwargs), constants=inputs.constants,
         verifiers=[torch_api.TrainingIRVerifier],
     )  # fmt: skip
+    torch_api.guard_also(made, _absent(mod, args, kwargs))
+    return made
 
 
 def _absent(mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

@@ -122,7 +122,7 @@ class Guards(Conditions):
         self._memory()
         self.sizes()
         known = {each.text for each in inside}
-        self.answers([each for each in self.recorded.asked if each.text not in known])
+        self.answers([each for each in self.recorded.asked_before if each.text not in known])
         self._small()
         return live
 

@@ -11,7 +11,7 @@ from foretrace.ir.op import Checkpoint, ModuleCall, Op, Tree, Value, ViewStep
 from foretrace.ir.requirements import Again, Answered, AskedOfNumbers, Requirements
 from foretrace.ir.structure import Structure
 from foretrace.ir.types import TensorType
-from foretrace.ir.walk import Bare, bare_in, called_in
+from foretrace.ir.walk import Bare, bare_in, bound_inside, called_in
 from foretrace.symbols.questions import Question
 from foretrace.symbols.sizes import Guard, Size, Symbols
 
@@ -275,6 +275,13 @@ class Recorded:
     def asked(self) -> tuple[Answered, ...]:
         """The questions about values, in their order, those of numbers last."""
         return (*self.answered, *(each for _, each in self.asked_of_numbers))
+
+    @property
+    def asked_before(self) -> tuple[Answered, ...]:
+        """Those that can be asked before a graph runs: not of a number that one side makes."""
+        held = bound_inside(self.ops) if self.symbols.data else set()
+        numbers = [each for guard, each in self.asked_of_numbers if held.isdisjoint(guard.symbols)]
+        return (*self.answered, *numbers)
 
     @property
     def asked_of_numbers(self) -> tuple[tuple[Guard, AskedOfNumbers], ...]:

@@ -105,6 +105,12 @@ def _with_history_in(op: Op) -> Iterator[Value]:
         yield from _with_history_in(inner)
 
 
+def bound_inside(ops: Iterable[Op]) -> set[sympy.Symbol]:
+    """The symbols that get their number in what ops hold: nobody outside has it."""
+    held = (held for op in every_op(ops) for held in subgraphs_of(op))
+    return {symbol for each in held for op in every_op(each.ops) for symbol in binds(op)}
+
+
 def binds(op: Op) -> frozenset[sympy.Symbol]:
     """The symbols that get their number from what the op returns, as sizes that data decides do."""
     named = {op.result} if isinstance(op.result, sympy.Symbol) else set[sympy.Symbol]()

@@ -46,8 +46,8 @@ class Builder(torch_api.TorchDispatchMode):
         self.log: list[Op] = []
         self.fresh, self.leaves = set[Value](), set[Value]()
         """what factories have made; leaves of autograd that the program has"""
-        self.inference = self.inferred = False
-        """whether the program is in inference mode; whether it has been"""
+        self.inference = self.inferred = self.holding = False
+        """in inference mode; whether it has been; in a program that an operator holds"""
         self.module: ModuleCall | None = None
         self.checkpoint: Checkpoint | None = None
         self.functional_form: Op | None = None
@@ -131,10 +131,10 @@ class Builder(torch_api.TorchDispatchMode):
 
         What autocast casts inside is cast for it alone.
         """
-        names = ("scope", "_around", "log", "_depth", "_frame_inside")
+        names = ("scope", "_around", "log", "_depth", "_frame_inside", "holding")
         before, inner, casts = [getattr(self, name) for name in names], list[Op](), self.casts
         self.scope = self._around = inner
-        self.log, self._depth, self._frame_inside = [*self.log], 0, None
+        self.log, self._depth, self._frame_inside, self.holding = [*self.log], 0, None, True
         try:
             with casts.apart():
                 yield inner

@@ -16,7 +16,7 @@ from foretrace.ir.names import node_names
 from foretrace.ir.op import Choice, Op, Origin, Tree, Value, map_values
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, size_input
 from foretrace.ir.types import Arrived, Size
-from foretrace.ir.walk import leaves_that_run
+from foretrace.ir.walk import bound_inside, leaves_that_run
 from foretrace.partition.policies import Policy, choose
 from foretrace.partition.sides import Sides
 from foretrace.passes.live import live, needs, values_of, with_saved
@@ -159,7 +159,7 @@ def _missing_sizes(halves: Sides, ops: list[Op], handed: list[Value]) -> list[sy
     used = {s for symbol in named for s in simplify(symbol).free_symbols}
     values = (*handed, *(item.value for item in halves.tangents))
     there = {simplify(size) for value in values for size in value.type.shape}
-    return sorted(used - there, key=str)
+    return sorted(used - there - bound_inside(ops), key=str)
 
 
 # ---- what is handed over ------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Yes or no that the program asks of values: answered, kept as a guard, asserted by the record.
 
 An assertion is an op of the record at the place of the question, so that every cut has it
-(decision 022).
+(decision 022). Where both sides of a question are recorded, a run is told the answer (`path.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,10 @@ from typing import Any
 import sympy
 import torch
 
+from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.ir.requirements import Answered, AskedOfNumbers
+from foretrace.recording.path import Path
 from foretrace.symbols.sizes import Numbers
 from foretrace.trace.constants import Constants, Root, content, depends_on_inputs
 from foretrace.trace.recorder import Recorder
@@ -28,6 +30,8 @@ class Questions:
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants
+        self.path: Path | None = None
+        """the answers that this run is given, where both sides are recorded"""
         self.answered: list[Answered] = []
         self._calls: dict[Answered, Call] = {}
         self._inputs: dict[Value, int] = {}
@@ -47,6 +51,8 @@ class Questions:
         """
         constants, call = self.constants, (func, args, kwargs)
         constants.follow(recorder.log, recorder.bodies)
+        if self.path is not None and self._has_sides(self.path, recorder, call):
+            return self._told(self.path, recorder, call)
         answer = constants.run(*call)
         if _of_other_sizes(recorder, *call[:2]):
             return answer
@@ -74,6 +80,36 @@ class Questions:
         found = self.constants.run(func, args, kwargs)
         self._note_inputs(self.constants.roots_of((args, kwargs)))
         return found
+
+    def _has_sides(self, path: Path, recorder: Recorder, call: Call) -> bool:
+        """Whether a call asks yes or no of data in the program's own code.
+
+        What a kernel or a program that an op holds asks has no place of its own for two sides.
+        """
+        func, args, _ = call
+        number = func in ASKED[1:] and args[0].type.dtype is not torch.bool
+        own = not (recorder.bodies or recorder.holding or number)
+        return (
+            own and can_assert(func) and path.asks_data(self.constants, recorder, func, args)
+            and not _of_other_sizes(recorder, func, args)
+        )  # fmt: skip
+
+    def _told(self, path: Path, recorder: Recorder, call: Call) -> bool:
+        """The answer of this run; the record gets the condition, and a mark."""
+        example = None if path.given else self._of_example(call)
+        answer, asked = path.answer(self.constants, recorder, call, example)
+        if asked is not None:
+            mark = (_condition(recorder, *call),)
+            recorder.append(Op(asked, mark, {}, None, (), origin=recorder.origin()))
+            recorder.types.symbols.count_from(path.names_from)
+        return answer
+
+    def _of_example(self, call: Call) -> bool | None:
+        """What the example says; None where it has no data."""
+        try:
+            return bool(self.constants.run(*call))
+        except Refusal:
+            return None
 
     def _guard(
         self, recorder: Recorder, call: Call, roots: frozenset[Root], answer: Any

@@ -25,6 +25,8 @@ from foretrace.tensors.abstract import Types
 
 Values: TypeAlias = Literal["guard", "refuse"]
 """What becomes of a question about values: answered from the example and guarded, or refused"""
+Branches: TypeAlias = Literal["one", "both"]
+"""Of a yes or no that data decides: the side that is answered is recorded, or both are"""
 RULES: RuleTable = RuleTable({**NORM_RULES, **PACKED_RULES, **REDUCTION_RULES})
 """The rules that win over derived ones; `foretrace.rule` adds to them."""
 
@@ -115,4 +117,17 @@ def check_values(values: object) -> None:
         raise Refusal(
             f"values={values!r:.60}", kind="wrong call",
             do='give "guard": the example inputs answer, or "refuse"',
+        )  # fmt: skip
+
+
+def check_branches(branches: object) -> None:
+    """Refuse a word that says nothing of branches.
+
+    Raises:
+        Refusal: it is none of the two.
+    """
+    if branches not in get_args(Branches):
+        raise Refusal(
+            f"branches={branches!r:.60}", kind="wrong call",
+            do='give "one": the side that is answered, or "both": a cond with both sides',
         )  # fmt: skip

@@ -1,8 +1,9 @@
 """Sizes that are not yet known, and what the program assumed of them, over torch's ShapeEnv."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import sympy
@@ -89,6 +90,27 @@ class Symbols:
         self.from_data(made, number)
         symbol: sympy.Symbol = made
         return symbol
+
+    def count_from(self, number: int) -> None:
+        """Name symbols that depend on data from a number on, as no other run names its own."""
+        torch_api.count_from(self.start(), number)
+
+    def adopt(self, other: "Symbols", symbols: Iterable[sympy.Symbol]) -> None:
+        """Have symbols that depend on data as another run of the program has them."""
+        for symbol in symbols:
+            if symbol not in self.data:
+                torch_api.adopt_symbol(self.start(), other.start(), symbol)
+
+    def assume(self, guards: Iterable[Guard]) -> None:
+        """Assume what another run of the program has assumed, for its lines."""
+        for guard in guards:
+            env: Any = self.start()
+            where, env.where = env.where, partial(_given, guard.frame)
+            try:
+                self.decide(guard.condition)
+                env.note()
+            finally:
+                env.where = where
 
     @property
     def data(self) -> set[sympy.Symbol]:
@@ -255,6 +277,10 @@ class Symbols:
             return ()
         env.note()
         return tuple(Guard(g.expr, f) for g, f in zip(env.guards, env.frames, strict=True))
+
+
+def _given(frame: Frame | None) -> Frame | None:
+    return frame
 
 
 def plain(expr: sympy.Basic) -> Size:

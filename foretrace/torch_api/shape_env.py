@@ -93,6 +93,22 @@ def note_value(shape_env: Any, symbol: Any, number: int) -> None:
     (set_value or shape_env.set_unbacked_var_to_val)(symbol, number)
 
 
+def count_from(shape_env: Any, number: int) -> None:
+    """Let symbols that depend on data have numbers from here on in their names (2.13: u0, u1)."""
+    shape_env.unbacked_symint_counter = number
+
+
+def adopt_symbol(shape_env: Any, other: Any, symbol: Any) -> None:
+    """Let a ShapeEnv have a symbol that depends on data as another has it, under the same name."""
+    before = shape_env.unbacked_symint_counter
+    count_from(shape_env, int(str(symbol).removeprefix("u")))
+    made = shape_env.create_unbacked_symint()
+    count_from(shape_env, before)
+    if symbol in other.size_like:
+        constrain_to_size(made)
+    note_value(shape_env, expression(made), values_from_data(other)[symbol])
+
+
 def new_size(shape_env: ShapeEnv) -> torch.SymInt:
     """A new symbol for a size that depends on data."""
     size: Any = shape_env.create_unbacked_symint()

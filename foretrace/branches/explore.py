@@ -1,0 +1,85 @@
+"""All ways through a program that yes or no of data opens, each run once, in one record.
+
+Nothing is taken for granted of a way that has not run: what Python does there, only a run tells.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from foretrace.branches.merge import merged
+from foretrace.branches.raises import asserted, said_by_program
+from foretrace.errors import Attempt, Refusal
+from foretrace.ir.program import Recorded
+from foretrace.recording.path import Path
+from foretrace.targets.semantics import TargetSemantics
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """The record of one way or more, and what operators mean in it."""
+
+    recorded: Recorded
+    semantics: TargetSemantics
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Raises:
+    """What a program raises on one way through it."""
+
+    refusal: Refusal
+
+
+Found: TypeAlias = Ran | Raises
+
+
+def explored(run: Callable[[Path], Ran]) -> Ran:
+    """One record of a program, with a cond in the place of each question that data answers.
+
+    Args:
+        run: records the program, with these answers.
+
+    Raises:
+        Refusal: a way through it is refused, there are too many, or two do not meet.
+    """
+    found = _from(run, ())
+    if isinstance(found, Raises):
+        raise found.refusal
+    return found
+
+
+def _from(run: Callable[[Path], Ran], given: tuple[bool, ...]) -> Found:
+    """The record of all ways that begin with these answers."""
+    path = Path(given)
+    found = _tried(run, path)
+    for number in reversed(range(len(given), len(path.answers))):
+        before, answer = path.answers[:number], path.answers[number]
+        other = _from(run, (*before, not answer))
+        found = _both(found, other, number, answer)
+    return found
+
+
+def _tried(run: Callable[[Path], Ran], path: Path) -> Found:
+    """A record; or what the program itself raises, as eager does there."""
+    attempt = Attempt(Refusal)
+    with attempt:
+        return run(path)
+    refusal = attempt.error
+    if isinstance(refusal, Refusal) and path.answers and said_by_program(refusal):
+        return Raises(refusal)
+    raise refusal or AssertionError("a run gives a record, or is refused")
+
+
+def _both(one: Found, other: Found, number: int, answer: bool) -> Found:
+    """The record of two ways that part at a question; of one, where the other raises."""
+    if isinstance(one, Ran) and isinstance(other, Ran):
+        return Ran(merged(one.recorded, other.recorded, number, answer), one.semantics)
+    if isinstance(one, Ran) and isinstance(other, Raises):
+        return _holding(one, number, answer, other)
+    if isinstance(one, Raises) and isinstance(other, Ran):
+        return _holding(other, number, not answer, one)
+    return one
+
+
+def _holding(ran: Ran, number: int, answer: bool, raises: Raises) -> Ran:
+    return Ran(asserted(ran.recorded, number, answer, raises.refusal), ran.semantics)
