@@ -154,7 +154,7 @@ class Constants:
             return func(*real[0], **real[1])
 
     def holds(self, condition: sympy.Basic) -> bool:
-        """Whether a condition on numbers that data decides is met.
+        """Whether a condition on numbers that data decides is met, as far as they are known.
 
         Raises:
             Refusal: as for a call.
@@ -163,7 +163,7 @@ class Constants:
             for value in self._behind(condition):
                 self._compute(value, condition, offered=False)
             numbers = {symbol: self._put(symbol) for symbol in condition.free_symbols}
-        return condition.xreplace(numbers) == sympy.true
+        return condition.xreplace(numbers) != sympy.false
 
     def at(self, sizes: Numbers, values: dict[Value, torch.Tensor]) -> "Constants":
         """The same constants where the symbols are other numbers, and inputs have these values."""

@@ -1,0 +1,71 @@
+"""The examples where data decides: captured once, trained, and run on other data by every cut."""
+
+import copy
+import runpy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import foretrace
+from tests.support.bits import same_bits
+
+NAMES = ("routing", "graphs", "spline", "speech")
+
+
+def example(name: str) -> Any:
+    """The module, its inputs, and others."""
+    made = runpy.run_path(f"examples/{name}.py")
+    return (*made["program"](), made["others"]())
+
+
+def trained(call: Any, module: Any, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """What a call gives, and the gradients of its loss."""
+    own = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
+    weights = list(module.parameters())
+    for weight in weights:
+        weight.grad = None
+    loss, out = call(*own)
+    loss.backward()
+    return [loss.detach(), out.detach(), *(t.grad for t in (*weights, *own) if t.requires_grad)]
+
+
+def agree(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(same_bits, one, other))
+
+
+@pytest.mark.parametrize("route", ["compile", "Program.compile", "pair", "aten", "joint"])
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_on_other_data(name: str, route: str) -> None:
+    module, first, others = example(name)
+    given = [first, *others]
+    eager = copy.deepcopy(module)
+    program = foretrace.capture(module, first, verify=True)
+    compiled = foretrace.compile(module)
+    calls: dict[str, Any] = {
+        "compile": compiled,
+        "Program.compile": program.compile(),
+        "pair": program.compile(backend=lambda graph, _: graph),
+        "aten": program.cut("aten"),
+    }
+    for inputs in given:
+        expected = trained(eager, eager, inputs)
+        if route == "joint":
+            (loss, out), gradients = program.cut("joint", loss=0)(*inputs)
+            found = [loss, out, *gradients.values()]
+        else:
+            found = trained(calls[route], module, inputs)
+        assert agree(found, expected)
+    assert not compiled.recaptures
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore:the graph is for inputs that answer:UserWarning")
+def test_a_file_runs_on_other_data(name: str) -> None:
+    module, first, others = example(name)
+    given = [first, *others]
+    exported = foretrace.export(module, first).module()
+    for inputs in given:
+        with torch.no_grad():
+            assert agree([*exported(*inputs)], [*module(*inputs)])
