@@ -356,7 +356,7 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
 
     def once(path: Path | None) -> Ran:
         run = prepare(*given, values=values, watch=True)
-        run.questions.path = path
+        run.questions.follow(path, run.recorder)
         return Ran(record(fn, tuple(args), kwargs or {}, run), run.semantics)
 
     with Asked("capture", fn):

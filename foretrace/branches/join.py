@@ -303,7 +303,8 @@ class Joining:
     def _param(self, inside: "Joining", one: Any, other: Any) -> Any:
         if not isinstance(one, Value) or not isinstance(other, Value):
             return self._leaf(one, other)
-        return inside.bind(one, other, one if one.type.requires_grad else other)
+        followed = one.type.requires_grad or other.type.requires_grad
+        return inside.bind(one, other, Value(one.type.with_grad(followed), one.hint))
 
 
 def _ends(each: slice) -> tuple[Any, Any, Any]:

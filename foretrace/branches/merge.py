@@ -78,7 +78,7 @@ class _Merging:
         check_order(joining.pairs.values(), joining.known, counts)
         sides = self._sides(met)
         sides.check()
-        assume(one, other, joining.numbers, sides.both[1].binds)
+        assume(one, other, joining.numbers)
         written = {inputs[m.index].value for m in mutations if not m.rebound}
         ops = met.rebuilt(self.one.levels, sides.ops(self._around(met, written, counts.keys())))
         leavings.check_memory(ops, [*outputs, *mutations])

@@ -55,21 +55,19 @@ def _same_change(one: Change, other: Change) -> bool:
     return places[0] == places[1] and equal
 
 
-def assume(one: Recorded, other: Recorded, numbers: Numbered, made: set[sympy.Symbol]) -> None:
+def assume(one: Recorded, other: Recorded, numbers: Numbered) -> None:
     """Let the sizes of the one run be as the other has assumed, too.
 
     Args:
         one: the run whose words are kept.
-        other: the other.
+        other: the other; what it has made in its side has names of its own.
         numbers: what the one run calls numbers that data decides in both.
-        made: those that the other makes in its side, under names of its own.
     """
-    one.symbols.adopt(other.symbols, made)
+    one.symbols.adopt(other.symbols, other.symbols.data - numbers.keys())
     known = {guard.condition for guard in (*one.symbols.guards(), *one.symbols.assertions())}
-    lost = other.symbols.data - one.symbols.data
     for guard in (*other.symbols.guards(), *other.symbols.assertions()):
         condition: Any = guard.condition.xreplace(numbers)
-        if condition not in known and not condition.free_symbols & lost:
+        if condition not in known:
             one.symbols.assume([Guard(condition, guard.frame)])
 
 

@@ -94,7 +94,7 @@ def _run(
 
     def one(path: Path | None, paths: Sequence[str] = ()) -> tuple[Ran, list[CallSite]]:
         run = prepare(mod, args, kwargs, None, shapes, values=values)
-        run.questions.path = path
+        run.questions.follow(path, run.recorder)
         with submodule_calls(mod, paths, run.recorder) as sites:
             recorded = record(mod, args, kwargs, run)
         return Ran(recorded, run.semantics), sites

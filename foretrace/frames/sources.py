@@ -149,6 +149,16 @@ def asked(depth: int) -> bool:
     return _asking(sys._getframe(depth), PACKAGE_DIR) is not None
 
 
+def compares() -> bool:
+    """Whether it is the program's own code that wants to know whether a relation holds."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None and at.f_code is not torch_api.TRUTH_OF_RELATION:
+        at = at.f_back
+    while at is not None and at.f_code in torch_api.TRUTHS:
+        at = at.f_back
+    return at is not None and not is_library(at.f_code, LIBRARY_DIRS)
+
+
 def asking_line() -> Frame | None:
     """The user's line that asks for something; there is none in the command line."""
     at = _asking(sys._getframe(1), PACKAGE_DIR + "cli/")

@@ -110,7 +110,7 @@ class _Stage:
 
     def __init__(
         self, name: str, recorded: Recorded, infer: Infer, made: set[Value],
-        sizes: Iterable[Size | None] = (),
+        sizes: Iterable[Any] = (),
     ) -> None:  # fmt: skip
         self.name, self.recorded, self.infer = name, recorded, infer
         self.symbols = recorded.symbols
@@ -218,7 +218,8 @@ class _Stage:
     def _subgraphs(self, op: Op) -> Iterator[Fault]:
         """A program that an op holds is closed, and of the stage that it is in."""
         for held in subgraphs_of(op):
-            below = _Stage(self.name, self.recorded, self.infer, set(held.values))
+            given = set(held.values)
+            below = _Stage(self.name, self.recorded, self.infer, given, held.params)
             below.definitions = self.definitions
             yield from below.ops(held.ops)
             if not below.made.issuperset(values_in(held.result)):

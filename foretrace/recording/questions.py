@@ -14,6 +14,8 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.ir.requirements import Answered, AskedOfNumbers
+from foretrace.recording.called import recorded
+from foretrace.recording.compared import asked_by_program, condition_of
 from foretrace.recording.path import Path
 from foretrace.symbols.sizes import Numbers
 from foretrace.trace.constants import Constants, Root, content, depends_on_inputs
@@ -37,6 +39,12 @@ class Questions:
         self._inputs: dict[Value, int] = {}
         self._known: dict[Any, Answered] = {}
         self._asserted: set[Any] = set()
+
+    def follow(self, path: Path | None, recorder: Recorder) -> None:
+        """Let this run be told its answers; None: it answers from the example."""
+        self.path = path
+        if path is not None:
+            recorder.types.symbols.compared = partial(self.compared, recorder)
 
     def finish(self, recorder: Recorder) -> list[Answered]:
         """Let go of what answered; gives the guards."""
@@ -93,6 +101,21 @@ class Questions:
             own and can_assert(func) and path.asks_data(self.constants, recorder, func, args)
             and not _of_other_sizes(recorder, func, args)
         )  # fmt: skip
+
+    def compared(self, recorder: Recorder, relation: Any) -> bool | None:
+        """What a comparison of numbers is told, if the program makes it, and both sides are wanted.
+
+        None: the ShapeEnv answers.
+        """
+        path, symbols = self.path, recorder.types.symbols
+        if path is None or recorder.inside or recorder.holding:
+            return None
+        if not asked_by_program(relation, symbols):
+            return None
+        call: Call = (ASKED[0], (condition_of(relation, recorder),), {})
+        self.constants.follow(recorder.log, recorder.bodies)
+        path.asks_data(self.constants, recorder, *call[:2])
+        return self._told(path, recorder, call)
 
     def _told(self, path: Path, recorder: Recorder, call: Call) -> bool:
         """The answer of this run; the record gets the condition, and a mark."""
@@ -187,10 +210,3 @@ def _condition(recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree
     else:
         return None
     return recorded(recorder, aten.all.default, (same,))
-
-
-def recorded(
-    recorder: Recorder, func: Any, args: tuple[Tree, ...], kwargs: dict[str, Tree] | None = None
-) -> Value:
-    """The value of a call that the program itself does not make."""
-    return recorder.call(func, args, kwargs, grad=recorder.grad_mode()).outs[0]

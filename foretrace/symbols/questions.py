@@ -63,8 +63,12 @@ class NotingShapeEnv(torch_api.ToldShapeEnv):
     It tells every question to those who listen.
     """
 
-    def __init__(self, where: Callable[[], Frame | None]) -> None:
+    def __init__(
+        self, where: Callable[[], Frame | None],
+        compared: Callable[[sympy.Basic], bool | None] = lambda relation: None,
+    ) -> None:  # fmt: skip
         super().__init__(duck_shape=False, specialize_zero_one=True)
+        self.compared = compared
         self.where, self.frames = where, list[Frame | None]()
         self.asserted: dict[sympy.Basic, Frame | None] = {}
         """conditions on what depends on data, with the line that was running"""
@@ -73,6 +77,10 @@ class NotingShapeEnv(torch_api.ToldShapeEnv):
         """asked again, with the same answer: what is known of symbols only grows"""
         self.by_program: dict[Question, Frame | None] = {}
         """what nobody listened to, and the line: it is asked by the program itself"""
+
+    def answered(self, relation: Any) -> Any:
+        """The answer to what the program itself compares; None: the ShapeEnv has one."""
+        return self.compared(relation)
 
     def told(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
         """Let the listeners know; a guard that was added gets the line that is running."""

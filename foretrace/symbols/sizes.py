@@ -45,6 +45,8 @@ class Symbols:
         self, where: Callable[[], Frame | None] = lambda: None, env: ShapeEnv | None = None
     ) -> None:
         self._where = where
+        self.compared: Callable[[sympy.Basic], bool | None] = lambda relation: None
+        """tells what the program itself compares, where both answers are recorded"""
         self.env = env
         self.declared: list[tuple[Size, tuple[int, Any] | None]] = []
         self._numbers: dict[sympy.Expr, torch.SymInt] = {}
@@ -52,7 +54,8 @@ class Symbols:
 
     def start(self) -> ShapeEnv:
         """The ShapeEnv, made at the first symbolic size; a front end's, where there is one."""
-        self.env = self.env or NotingShapeEnv(self._where)
+        if self.env is None:
+            self.env = NotingShapeEnv(self._where, self.compared)
         return self.env
 
     @property

@@ -122,6 +122,8 @@ from foretrace.torch_api.pytree import (
 )
 from foretrace.torch_api.shape_env import (
     SIZE_FUNCTIONS as SIZE_FUNCTIONS,
+    TRUTH_OF_RELATION as TRUTH_OF_RELATION,
+    TRUTHS as TRUTHS,
     FloorDiv as FloorDiv,
     InputSource as InputSource,
     ToldShapeEnv as ToldShapeEnv,

@@ -45,6 +45,10 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 # Lower and upper bound of a symbol, as ShapeEnv takes them.
 from torch.utils._sympy.value_ranges import ValueRanges as ValueRanges
 
+TRUTH_OF_RELATION = torch.SymBool.__bool__.__code__
+"""What runs where Python asks whether a relation of symbols holds"""
+TRUTHS = (TRUTH_OF_RELATION, torch.SymInt.__bool__.__code__)
+
 
 def expression(number: Any) -> Any:
     """The sympy expression inside a SymInt, SymFloat or SymBool."""
@@ -144,8 +148,15 @@ class ToldShapeEnv(ShapeEnv):
     def _log_real_tensor_propagation(self, orig_expr: Any, unsound_result: Any) -> None:
         """Warn of nothing: an answer that the example gives is asserted in every graph."""
 
+    def answered(self, relation: Any) -> Any:
+        """The answer to a relation from elsewhere; None if there is none."""
+        return None
+
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
         """As ShapeEnv has it."""
+        answer = None if self._inside else self._elsewhere(args[0])
+        if answer is not None:
+            return sympy.true if answer else sympy.false
         return self._telling("evaluate_expr", super().evaluate_expr, args, kwargs)
 
     def guard_or_defer_runtime_assert(  # type: ignore[override]
@@ -161,6 +172,15 @@ class ToldShapeEnv(ShapeEnv):
     ) -> Any:
         ask = super()._maybe_evaluate_static
         return self._telling("_maybe_evaluate_static", ask, args, kwargs)
+
+    def _elsewhere(self, relation: Any) -> Any:
+        """The answer from elsewhere to what cannot be told without one."""
+        self._inside = True
+        try:
+            known = super()._maybe_evaluate_static(relation)
+            return self.answered(relation) if known is None else None
+        finally:
+            self._inside = False
 
     def _telling(self, method: str, ask: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         if self._inside:

@@ -10,6 +10,7 @@ EXAMPLES: Final = (
     *(f"rms_norm:{name}" for name in ("program", "total", "without_weight", "with_weight_bf16")),
     *("lstm:program", "lstm:with_state", "resnet:program", "unet:program"),
     *("gpt2:program", "bert:program", "vit:program", "llama:program"),
+    *("routing:program", "graphs:program", "spline:program", "speech:program"),
 )
 MODELS: Final = (
     *("llama", "qwen3", "mixtral", "gpt2", "bert", "distilbert", "t5", "swin", "convnext", "clip"),

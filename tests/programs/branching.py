@@ -375,6 +375,25 @@ def sizes_after_both_sides(x: Tensor) -> Tensor:
     return x[x > 0.5].sum() + x.sum()
 
 
+NONE = torch.zeros(3, 3) - 1
+
+
+@way(follow(MIXED), follow(NONE), follow(W))
+def counts_compared(x: Tensor) -> Tensor:
+    count, y = (x > 0.5).sum().item(), x * 2
+    if count > 3:
+        y = y.sin()
+    return y.sum()
+
+
+@way(follow(MIXED), follow(NONE), follow(W))
+def sizes_compared(x: Tensor) -> Tensor:
+    found, y = x[x > 0.5], x.sum()
+    if found.shape[0] > 0:
+        y = y + found.mean()
+    return y
+
+
 # ---- modules ------------------------------------------------------------------------------------
 
 
