@@ -8,7 +8,9 @@ of the generators: a question about them that is answered by yes or no becomes a
 022).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import sympy
@@ -16,9 +18,9 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal, Way
-from foretrace.ir.op import Definition, ModuleCall, Op, Tree, Value, values_in
+from foretrace.ir.op import Definition, ModuleCall, Op, Subgraph, Tree, Value, values_in
 from foretrace.ir.tree import map_tree, pairs
-from foretrace.ir.walk import binds
+from foretrace.ir.walk import binds, leaf_ops, subgraphs_of
 from foretrace.ops.schemas import schema_of
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Numbers, with_numbers
@@ -30,6 +32,7 @@ CPU: Final = "cpu"
 """The type of the device where values are computed"""
 DROPOUT: Final = "dropout_p"
 """The argument by which an attention kernel draws random numbers; none if it is 0"""
+NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 GUARD: Final = Way(
     'or let the answer be a guard: values="guard", with example inputs that have data',
@@ -180,8 +183,14 @@ class Constants:
 
     def form(self, func: Any, tree: Tree) -> int:
         """A number for a call of computed operands: equal where it computes the same again."""
-        named = map_tree(tree, lambda t: ("%", self._forms[t]) if isinstance(t, Value) else t)
+        named = map_tree(tree, self._named)
         return self._numbers.setdefault((func, repr(named)), len(self._numbers))
+
+    def _named(self, leaf: Any) -> Any:
+        """A leaf as its text tells it apart: a program's text is only its name and its length."""
+        if isinstance(leaf, Subgraph):
+            return "program", self._numbers.setdefault(leaf, len(self._numbers))
+        return ("%", self._forms[leaf]) if isinstance(leaf, Value) else leaf
 
     def note(self, ops: Iterable[Op]) -> None:
         """Keep what made each value, and the draws in their order."""
@@ -243,9 +252,7 @@ class Constants:
         roots = self.roots_of((op.args, op.kwargs, _needs(op), before))
         if not any(isinstance(root, Value) for root in roots):
             _check_size(op)
-        args, kwargs = self._concrete(op.args), self._concrete(op.kwargs)
-        if "device" in kwargs:
-            kwargs["device"] = torch.device(CPU)
+        args, kwargs = self._concrete((op.args, _here(op.kwargs)))
         drawn = draws(op)
         made = self.draws.run(op, args, kwargs) if drawn else op.target(*args, **kwargs)
         form = self.form(op if drawn else op.target, (op.args, op.kwargs))
@@ -261,8 +268,31 @@ class Constants:
             self._forms[value] = self._numbers.setdefault(value, len(self._numbers))
             self.roots[value] = frozenset({value} if value in self.lent else ())
 
-    def _concrete(self, tree: Tree) -> Any:
-        return map_tree(tree, lambda t: self.known[t] if isinstance(t, Value) else self._put(t))
+    def _concrete(self, tree: Tree, inside: Mapping[Any, Any] = NOTHING) -> Any:
+        """A structure with real values; `inside`: those that a program that an op holds has."""
+
+        def real(leaf: Any) -> Any:
+            if isinstance(leaf, Subgraph):
+                return partial(self._call, leaf)
+            if isinstance(leaf, Value):
+                return inside[leaf] if leaf in inside else self.known[leaf]
+            if inside and isinstance(leaf, sympy.Basic):
+                leaf = leaf.xreplace({s: inside[s] for s in leaf.free_symbols if s in inside})
+            return self._put(leaf)
+
+        return map_tree(tree, real)
+
+    def _call(self, held: Subgraph, *operands: Any) -> Any:
+        """Run a program that an op holds; random numbers come from where the op draws its own."""
+        inside = dict(zip(held.params, map(_number_or_tensor, operands), strict=True))
+        for op in leaf_ops(held.ops):
+            args, kwargs = self._concrete((op.args, _here(op.kwargs)), inside)
+            for result, real in pairs(op.result, op.target(*args, **kwargs)):
+                inside[result] = _number_or_tensor(real)
+                if isinstance(result, Value):
+                    sizes = zip(result.type.shape, real.shape, strict=True)
+                    inside |= {s: sympy.Integer(n) for s, n in sizes if isinstance(s, sympy.Symbol)}
+        return self._concrete(held.result, inside)
 
     # ---- numbers that data decides ---------------------------------------------------------------
 
@@ -322,6 +352,16 @@ def _check_size(op: Op) -> None:
         )
 
 
+def _here(kwargs: dict[str, Tree]) -> dict[str, Tree]:
+    """The options of a call, for the device where constants are computed."""
+    return kwargs | {"device": torch.device(CPU)} if "device" in kwargs else kwargs
+
+
+def _number_or_tensor(item: Any) -> Any:
+    """What takes the place of a symbol is a number of sympy's."""
+    return sympy.Integer(item) if type(item) is int else item
+
+
 def _on_cpu(op: Op) -> bool:
     return all(out.type.device.type == CPU for out in op.outs)
 
@@ -339,6 +379,8 @@ def draws(op: Op) -> bool:
         return False
     if op.template is not None:
         return any(map(draws, op.template))
+    if any(draws(inner) for held in subgraphs_of(op) for inner in held.ops):
+        return True
     schema = schema_of(op.target) if hasattr(op.target, "overloadpacket") else None
     if schema is None or not schema.random:
         return False

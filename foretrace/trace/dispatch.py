@@ -137,6 +137,8 @@ def casting_inside(
     """A body over the call's own tensors, where autocast keeps a cast of one for later calls."""
     if not any(map(recorder.casts.keeps, tensors)) or not recorder.casts.acts_inside(func):
         return None
+    if _procedure(func, args, recorder.grad_mode()) is not None:
+        return None
     kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
     return Outcome(None, inline=Inline(kernel, choice or INSIDE)) if kernel else None
 
@@ -320,6 +322,7 @@ def with_numbers_of(call: Call) -> Any:
         numbers = recorder.example(recorder, clone, (read,), {})
         recorder.again(EQUAL, (call.by_value[read], recorder.lift_constant(numbers)))
     kernel, choice = recorder.semantics.body_kernel(call.func, call.args, call.kwargs)
+    choice = choice or (INSIDE if recorder.casts.acts_inside(call.func) else None)
     known = {value: _of_numbers(recorder, each) for value, each in call.by_value.items()}
     return Inline(kernel, choice, known | {read: numbers})(call)
 

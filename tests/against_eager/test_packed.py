@@ -113,3 +113,21 @@ def test_a_list_is_packed(route: str) -> None:
     both = (torch.randn(5, 2), torch.randn(3, 2))
     call = ROUTES[route](of_lists, foretrace.capture(of_lists, given(both), verify=True), both)
     assert same(trained(of_lists, call, both), trained(of_lists, of_lists, both))
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "tanh"])
+def test_trains_under_autocast(kind: str) -> None:
+    live = KINDS[kind]()
+    first = inputs(LENGTHS[0])
+
+    def step(x: Tensor, lengths: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return live(x, lengths)
+
+    expected = step(*first)
+    wanted = torch.autograd.grad(expected, tuple(live.parameters()))
+    found, gradients = foretrace.capture(step, first).cut("joint", loss=0)(*first)
+    assert torch.equal(found, expected)
+    by_name = [each for each in gradients.values() if each is not None]
+    assert len(by_name) == len(wanted)
+    assert all(map(torch.equal, by_name, wanted))

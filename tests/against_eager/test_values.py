@@ -404,3 +404,42 @@ def test_the_old_name_warns() -> None:
     assert program.guards
     with pytest.warns(DeprecationWarning, match="values="), pytest.raises(foretrace.Refusal):
         capture(lambda x: x if x.sum() > 0 else -x, (torch.ones(3),), guard_values=False)
+
+
+def test_a_question_about_what_a_condition_gave_is_answered_by_the_side_that_runs() -> None:
+    def f(n: Tensor, x: Tensor) -> Tensor:
+        more = torch.cond(n > 2, lambda t: t + 1, lambda t: t - 1, (n,))
+        less = torch.cond(n > 2, lambda t: t * 0, lambda t: t / 2, (n,))
+        if more > 3.5:
+            x = x + 1
+        if less > 3.5:
+            x = x * 100
+        return x
+
+    for first, other in ((3.0, 9.0), (9.0, 3.0), (0.0, 1.0), (3.0, 5.0)):
+        args = torch.tensor(first), torch.ones(3)
+        aten = foretrace.capture(f, args).cut("aten")
+        held = (torch.tensor(other), torch.ones(3))
+        for given in (args, held):
+            assert torch.equal(aten(*given), f(*given))
+    with pytest.raises(foretrace.Refusal, match="is_nonzero of what follows from n"):
+        aten(torch.tensor(1.0), torch.ones(3))
+
+
+def test_a_condition_that_draws_is_asked_in_its_place_among_the_draws() -> None:
+    def f(n: Tensor, x: Tensor) -> Tensor:
+        first = torch.rand(2)
+        noise = torch.cond(n > 2, lambda t: torch.rand_like(t), lambda t: t - 1, (x,))  # noqa: PLW0108
+        last = torch.rand(2)
+        if first[0] + noise[0] > last[0]:
+            return x + noise
+        return x - noise
+
+    for seed in range(8):
+        args = torch.tensor(3.0), torch.ones(3)
+        torch.manual_seed(seed)
+        expected = f(*args)
+        torch.manual_seed(seed)
+        aten = foretrace.capture(f, args).cut("aten")
+        torch.manual_seed(seed)
+        assert torch.equal(aten(*args), expected)
