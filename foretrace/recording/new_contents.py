@@ -30,7 +30,7 @@ def mutations_of(
     """Inputs that were written to, and buffers that were bound to another tensor."""
     found = []
     for index, (item, placeholder) in enumerate(zip(inputs, placeholders, strict=True)):
-        if item.size is not None:
+        if item.size is not None or _untouched(item.value, placeholder):
             continue
         alias = alias_of(placeholder)
         new = current(alias, recorder)
@@ -52,6 +52,12 @@ def mutations_of(
             value = value_of(now, recorder)
             found.append(Mutation(indices[id(before)], value, rebound=True))
     return found
+
+
+def _untouched(value: Value, placeholder: Abstract) -> bool:
+    """Whether nothing was ever asked of its memory, as of most parameters."""
+    kept = placeholder.requires_grad == value.type.requires_grad
+    return kept and placeholder.ft_alias is None and placeholder.ft_value is value
 
 
 def check_together(recorder: Recorder, given: list[Any], inputs: list[Input]) -> None:

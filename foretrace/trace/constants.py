@@ -8,6 +8,7 @@ of the generators: a question about them that is answered by yes or no becomes a
 022).
 """
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -110,6 +111,9 @@ class Constants:
         self._asked = False
         self._seen = 0
         """how much of the log is noted"""
+        self._later: list[Op] = []
+        """what came after the last question: noted when a call is asked, which few ever are"""
+        self._lock = threading.Lock()
 
     def give(self, value: Value, tensor: torch.Tensor) -> None:
         """A constant that the program made from Python numbers."""
@@ -123,7 +127,7 @@ class Constants:
     def finish(self, log: list[Op]) -> None:
         """Let go of what was lent and of what followed from it."""
         if self._asked:  # and may be again
-            self.note(log[self._seen :])
+            self._later = log[self._seen :]
         self.known, self.lent = dict(self.given), {}
 
     def follow(self, log: list[Op], around: Iterable[list[Op] | None]) -> None:
@@ -170,6 +174,9 @@ class Constants:
 
     def at(self, sizes: Numbers, values: dict[Value, torch.Tensor]) -> "Constants":
         """The same constants where the symbols are other numbers, and inputs have these values."""
+        with self._lock:  # calls come from any thread
+            self.note(self._later)
+            self._later = []
         other = Constants(lambda item: with_numbers(item, sizes), guarded=self.guarded)
         other.given, other.known, other.makers = self.given, self.given | values, self.makers
         other.draws, other.binders = Draws(self.draws.ops), self.binders
