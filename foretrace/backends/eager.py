@@ -15,7 +15,7 @@ from foretrace.guards.small import SmallSizes
 from foretrace.ir.program import Graph, Recorded
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.runtime.compiled import Captured
-from foretrace.runtime.results import leaf_texts, repeat_changes, write_line
+from foretrace.runtime.results import check_changes, leaf_texts, repeat_changes, write_line
 from foretrace.targets.semantics import TargetSemantics
 
 
@@ -37,12 +37,13 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     guards = Guards(source, recorded, SmallSizes(recorded, captured.semantics, graph, make))
     guards.call(args, kwargs, inside.values())
     guards.outside()
-    changes = repeat_changes(source, recorded, guards.inputs)
+    check_changes(recorded)
     guards.write()
     body, unmet = source.inner(), Unmet()
     instead = give_up(body, graph, inside, unmet) if inside else None
-    result = write_body(body, recorded, graph, guards.inputs, spelled=trains, instead=instead)
-    body.add(*changes, f"return {result}")
+    leaves = write_body(body, recorded, graph, guards.inputs, spelled=trains, instead=instead)
+    changes = repeat_changes(body, recorded, guards.inputs, leaves)
+    body.add(*changes, f"return {result_text(body, recorded.out_structure, leaves)}")
     add_surrounded(source, body.lines, grad_on=followed and not recorded.requires.grad_mode)
     run = source.function("foretraced", "args, kwargs")
     return Entry(run, guards.checks, source.space, recorded.asked, unmet)
@@ -69,12 +70,11 @@ def add_surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
 def write_body(
     source: Source, recorded: Recorded, graph: Graph, inputs: list[str], *, spelled: bool,
     instead: Instead | None = None,
-) -> str:  # fmt: skip
-    """The lines of the body; gives what is returned. `spelled`: the graph tells histories."""
+) -> list[str]:  # fmt: skip
+    """The lines of the body; gives the outputs. `spelled`: the graph tells histories."""
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
     straight = Straight(source, recorded.symbols, names, instead)
     straight.ops(graph)
     for mutation in recorded.mutations:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
-    leaves = leaf_texts(source, straight, recorded, inputs, spelled=spelled)
-    return result_text(source, recorded.out_structure, leaves)
+    return leaf_texts(source, straight, recorded, inputs, spelled=spelled)

@@ -114,7 +114,8 @@ def flat_eager(recorded: Recorded, semantics: TargetSemantics) -> Callable[..., 
     written = FlatFunction(recorded)
     inside, followed = written.source.inner(), follows(recorded.ops)
     graph = forward_graph(recorded, semantics, Level(True), "export", trains=followed)
-    result = write_body(inside, recorded, graph, written.inputs, spelled=followed)
+    leaves = write_body(inside, recorded, graph, written.inputs, spelled=followed)
+    result = result_text(inside, recorded.out_structure, leaves)
     return written.finish(result, inside, grad_on=followed)
 
 

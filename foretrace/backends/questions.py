@@ -34,7 +34,7 @@ def asked_inside(recorded: Recorded, graph: Graph) -> dict[str, Answered]:
     """
     known = {each.text: each for each in recorded.answered if each.asserted}
     known |= {asked.text: asked for _, asked in recorded.asked_of_numbers}
-    if not known or recorded.requires.changed:
+    if not known or recorded.requires.changed or recorded.requires.states:
         return {}
     found = {}
     for op in graph.ops:

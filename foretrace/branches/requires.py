@@ -38,6 +38,11 @@ def check_python(one: Recorded, other: Recorded) -> None:
                     f"{change.place.name} is bound on one side of a question of data, or otherwise"
                     " on the other", change.at,
                 )  # fmt: skip
+    for run in (one, other):
+        for state in run.requires.states:
+            raise Otherwise(
+                f"{state.place.name} is bound to a tensor beside a question of data", state.at
+            )
     if one.requires.cleared != other.requires.cleared:
         raise Otherwise("one side of a question of data sets .grad to None", None)
     told = [[(each.about, each.answer) for each in run.answered] for run in (one, other)]

@@ -131,7 +131,7 @@ def has_modes(fn: Callable[..., Any]) -> bool:
 
 def loss_of(recorded: Recorded) -> int | None:
     """0 if output 0 is a scalar that requires grad; else None, and tangents are inputs."""
-    first = recorded.outputs[0].value if recorded.outputs else None
+    first = recorded.returned[0].value if recorded.returned else None
     if not isinstance(first, Value) or not recorded.differentiable(first):
         return None
     return None if first.type.shape else 0
@@ -139,7 +139,7 @@ def loss_of(recorded: Recorded) -> int | None:
 
 def followed(recorded: Recorded) -> bool:
     """Whether a backward can begin at any output."""
-    return any(recorded.differentiable(output.value) for output in recorded.outputs)
+    return any(recorded.differentiable(output.value) for output in recorded.returned)
 
 
 def _compared(program: Captured, stage: Stage, compare: "Comparison") -> Iterator[Item]:

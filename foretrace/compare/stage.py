@@ -123,7 +123,7 @@ class Stage:
     def _backward(self, result: Any, run: "Run") -> dict[str, Any]:
         """The gradients that autograd's engine finds, by name; no `.grad` is written."""
         outputs = [leaf for _, leaf in take_apart(result)[0]]
-        both = zip(outputs, self.recorded.outputs, strict=True)
+        both = zip(outputs, self.recorded.returned, strict=True)
         wanted = [leaf for leaf, each in both if self.recorded.differentiable(each.value)]
         if self.loss is not None:
             wanted, tangents = [outputs[self.loss]], None

@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from foretrace import torch_api
 from foretrace.compat.front_end import capture_described
-from foretrace.compat.settled import check_settled, tell_answers
+from foretrace.compat.settled import check_settled, tell_answers, without_states
 from foretrace.emit.calling_convention import Slot, arranged, as_attributes
 from foretrace.errors import Refusal
 from foretrace.frames.sources import Asked
@@ -99,7 +99,7 @@ def _captured(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool 
     program = _run(mod, args, kwargs, dynamic)
     check_settled(program.recorded, lambda: _run(mod, args, kwargs, dynamic).recorded)
     tell_answers(program.recorded, stacklevel=4)
-    return program
+    return Program(without_states(program.recorded, stacklevel=4), program.semantics)
 
 
 def _run(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | None) -> Program:

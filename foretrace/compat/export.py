@@ -13,7 +13,7 @@ from torch.export import AdditionalInputs, ExportedProgram
 from foretrace import torch_api
 from foretrace.branches.explore import Ran, explored
 from foretrace.compat.export_calls import module_calls
-from foretrace.compat.settled import check_settled, tell_answers
+from foretrace.compat.settled import check_settled, tell_answers, without_states
 from foretrace.emit.export_graph import Exported, emitter_for, spelled, to_export
 from foretrace.emit.export_inputs import Interface, interface, separated
 from foretrace.emit.fx import SPELLED
@@ -109,7 +109,8 @@ def _run(
 
     found = once()
     check_settled(found[0].recorded, lambda: once()[0].recorded)
-    return found
+    recorded = without_states(found[0].recorded, stacklevel=6)
+    return Program(recorded, found[0].semantics), found[1]
 
 
 def _check_not_called(paths: Sequence[str]) -> None:

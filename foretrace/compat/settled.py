@@ -7,16 +7,20 @@ counter that nothing depends on may stay behind; one that the results depend on 
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
 from typing import Any, Final
 
 import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Subgraph, Tree, Value, target_name
-from foretrace.ir.program import Recorded
-from foretrace.ir.requirements import FIRST_CALL, Change
+from foretrace.ir.program import Input, Recorded, Role
+from foretrace.ir.requirements import FIRST_CALL, Change, State
 from foretrace.ir.tree import map_tree
+from foretrace.ir.walk import called_in
 
+DROPPED: Final = "the graph does not leave these tensors, which the program leaves at each call:"
 GUARDED: Final = "the graph is for inputs that answer as the example does, and asserts each answer:"
 
 
@@ -29,6 +33,7 @@ def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:
         Refusal: with the line that changes it.
     """
     bound = [change for change in recorded.requires.changed if change.repeatable]
+    bound += [_left(state, recorded) for state in recorded.requires.states]
     if bound and not _same_again(recorded, again, bound):
         names = ", ".join(dict.fromkeys(change.place.name for change in bound))
         raise Refusal(
@@ -36,6 +41,46 @@ def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:
             kind="side effect", at=bound[0].at,
             do=("keep it in a buffer of the module, and write to that", FIRST_CALL),
         )  # fmt: skip
+
+
+def without_states(recorded: Recorded, stacklevel: int) -> Recorded:
+    """The record without the tensors that the program leaves in Python state, with a warning.
+
+    A graph that is called without foretrace has no place for them; `check_settled` has shown that
+    what it computes does not depend on them.
+    """
+    states = recorded.requires.states
+    if not states:
+        return recorded
+    inputs = [_fixed(item) for item in recorded.inputs]
+    told = "".join(f"\n  {state.place.name}  at {state.at}" for state in states)
+    warnings.warn(f"{DROPPED}{told}", stacklevel=stacklevel)
+    requires = replace(recorded.requires, states=[])
+    return replace(recorded, inputs=inputs, outputs=recorded.returned, requires=requires)
+
+
+def _fixed(item: Input) -> Input:
+    """A state that is not read as a tensor from outside that nobody needs."""
+    if item.read is None:
+        return item
+    return replace(item, role=Role("captured", item.role.name), tensor=item.read(), read=None)
+
+
+def _left(state: State, recorded: Recorded) -> Change:
+    """A state as a change that can be done before the program runs again."""
+    leaves = [output.value for output in recorded.outputs[state.first :][: state.count]]
+    hint = recorded.symbols.hint
+
+    def zeros(leaf: Tree) -> Any:
+        if not isinstance(leaf, Value):
+            return leaf
+        type = leaf.type
+        shape, stride = tuple(map(hint, type.shape)), tuple(map(hint, type.stride))
+        made = torch.empty_strided(shape, stride, dtype=type.dtype, device=type.device)
+        return made.zero_().requires_grad_(type.requires_grad)
+
+    after = state.structure.build(iter(map(zeros, leaves)))
+    return Change(state.place, after, rebound=True, at=state.at)
 
 
 def tell_answers(recorded: Recorded, stacklevel: int) -> None:
@@ -69,10 +114,23 @@ def _same_again(recorded: Recorded, again: Callable[[], Recorded], bound: list[C
 
 
 def _alike(one: Recorded, other: Recorded) -> bool:
-    """Whether the ops, their arguments, the results and the constants are the same."""
+    """Whether ops, arguments, results and constants are the same, and no state is read."""
+    if _reads_state(one) or _reads_state(other):
+        return False
     return _Numbered().recorded(one) == _Numbered().recorded(other) and all(
-        map(_same_constant, one.inputs, other.inputs)
+        map(_same_constant, _given(one), _given(other))
     )
+
+
+def _given(recorded: Recorded) -> list[Input]:
+    return [item for item in recorded.inputs if item.read is None]
+
+
+def _reads_state(recorded: Recorded) -> bool:
+    """Whether the program computes with what an earlier call has left."""
+    states = {item.value for item in recorded.inputs if item.read is not None}
+    used = (value for op in called_in(recorded.ops) for value in op.operands)
+    return any(value in states for value in chain(used, (o.value for o in recorded.outputs)))
 
 
 def _same_constant(one: Any, other: Any) -> bool:
@@ -89,7 +147,7 @@ class _Numbered:
 
     def recorded(self, recorded: Recorded) -> list[Any]:
         """All that a graph of it could have."""
-        inputs = [self.tree(item.value) for item in recorded.inputs]
+        inputs = [self.tree(item.value) for item in _given(recorded)]
         news = [(mutation.index, self.tree(mutation.value)) for mutation in recorded.mutations]
         results = [self.tree(output.value) for output in recorded.outputs]
         return [inputs, self.ops(recorded.ops), news, results]

@@ -131,6 +131,10 @@ class Conditions(Checks):
             return local
         if item.argument is not None:
             return given[item.argument]
+        if item.read is not None:
+            local = self.source.names.new(item.role.name)
+            self.line(f"{local} = {self.source.bind(item.read, 'read')}()")
+            return local
         if item.owner is None:
             return self.source.bind(item.tensor, item.role.name)
         module, name = item.owner

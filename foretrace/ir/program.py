@@ -8,7 +8,7 @@ import torch
 
 from foretrace.errors import Frame
 from foretrace.ir.op import Checkpoint, ModuleCall, Op, Tree, Value, ViewStep
-from foretrace.ir.requirements import Again, Answered, AskedOfNumbers, Requirements
+from foretrace.ir.requirements import Again, Answered, AskedOfNumbers, Requirements, StateRead
 from foretrace.ir.structure import Structure
 from foretrace.ir.types import TensorType
 from foretrace.ir.walk import Bare, bare_in, bound_inside, called_in
@@ -17,7 +17,7 @@ from foretrace.symbols.sizes import Guard, Size, Symbols
 
 Kind: TypeAlias = Literal[
     "parameter", "buffer", "input", "captured", "constant", "tangent", "saved", "size",
-    "output", "mutation", "gradient",
+    "output", "mutation", "gradient", "state",
 ]  # fmt: skip
 
 
@@ -83,12 +83,16 @@ class Input:
     """the expression that the input is the value of"""
     gradient_of: "Input | None" = None
     """the input whose `.grad` it is, read at each call"""
+    read: StateRead | None = None
+    """reads it where calls of the program leave it"""
 
     def live(self, given: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:
         """The tensor to run with; of an argument, that of those given, or None without them."""
         if self.gradient_of is not None:
             of = self.gradient_of.live(given)
             return None if of is None else of.grad
+        if self.read is not None:
+            return self.read()
         if self.argument is not None and given:
             return given[self.argument]
         if self.owner is None:
@@ -202,6 +206,11 @@ class Recorded:
     """what the program itself asked of open sizes, in words of torch's or of its own, and where"""
     _bare: dict[Value, Bare] | None = field(default=None, repr=False)
     _order: list[tuple[int | None, Output]] | None = field(default=None, repr=False, init=False)
+
+    @property
+    def returned(self) -> list[Output]:
+        """The outputs that the program returns; after them come those that it leaves as state."""
+        return [output for output in self.outputs if output.role.kind != "state"]
 
     def made_at(self, value: Tree) -> Frame | None:
         """The line that made a value; the definition of the program where no op did."""

@@ -13,7 +13,7 @@ import torch
 from foretrace.errors import Frame
 from foretrace.ir.members import CONTENT, MISSING, held_by
 from foretrace.ir.plain_data import plain, refill, same, snapshot
-from foretrace.ir.structure import Structure
+from foretrace.ir.structure import Structure, take_apart
 from foretrace.symbols.sizes import Numbers
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
@@ -86,6 +86,14 @@ class Entry(Place):
             kind.__delitem__(self.holder, self.key)
 
 
+class OnInput(Place):
+    """An attribute that Python has set on an input; each call sets it on the input that it has."""
+
+    def __init__(self, name: str, holder: dict[str, Any], before: Any, index: int) -> None:
+        super().__init__(name, holder, before)
+        self.index = index
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a run did to a place: it holds `after` now, or its content is another (None)."""
@@ -94,6 +102,13 @@ class Change:
     after: Any
     rebound: bool
     at: Frame | None = None
+    path: str = ""
+    """how the place is told, where its name is not all"""
+
+    @property
+    def name(self) -> str:
+        """The place as it is told."""
+        return self.path or self.place.name
 
     @property
     def repeatable(self) -> bool:
@@ -114,6 +129,60 @@ class Change:
     def redo(self) -> None:
         """As the run left it."""
         self.place.bind(self.after)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """A place that a run leaves bound to tensors, alone or in a container; each call binds it anew.
+
+    `first` and `count`: where its leaves are among the outputs of the record.
+    """
+
+    place: Place
+    structure: Structure
+    first: int
+    count: int
+    at: Frame | None
+
+    def put(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+        """Bind it to what a call has computed; `inputs` are those of the graph."""
+        leaves = outputs[self.first : self.first + self.count]
+        item = self.structure.build(iter(leaves))
+        if isinstance(self.place, OnInput):
+            vars(inputs[self.place.index])[self.place.name] = item
+        else:
+            self.place.bind(item)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateRead:
+    """A tensor that the program finds where its calls leave one: read at each call.
+
+    `leaves` are those of the container that it is in, as the capture found it, and `number` its
+    own. Calling it gives the tensor.
+
+    Raises:
+        KeyError: what is there now is nested otherwise, or other plain data.
+    """
+
+    place: Place
+    structure: Structure
+    leaves: tuple[Any, ...]
+    number: int
+
+    def __call__(self) -> torch.Tensor:
+        now, structure = take_apart(self.place.now)
+        if structure != self.structure or not all(map(_alike, (x for _, x in now), self.leaves)):
+            raise KeyError(self.place.name)
+        found: torch.Tensor = now[self.number][1]
+        return found
+
+
+def _alike(now: Any, then: Any) -> bool:
+    """Whether a leaf of a state can take the place of another; tensors are checked as inputs."""
+    if isinstance(then, torch.Tensor) or isinstance(now, torch.Tensor):
+        return isinstance(then, torch.Tensor) and isinstance(now, torch.Tensor)
+    return plain(then) and plain(now) and same(now, then)
 
 
 How: TypeAlias = Literal["item", "attribute", "cell"]
@@ -290,5 +359,7 @@ class Requirements:
     """inputs whose `.grad` the program set to None"""
     changed: list[Change] = field(default_factory=list)
     """what the run did to Python state, if it was watched"""
+    states: list[State] = field(default_factory=list)
+    """where it left tensors"""
     stored: list[ref[torch.Tensor]] = field(default_factory=list)
     """tensors of the run that it has put there, until that is refused"""

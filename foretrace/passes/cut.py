@@ -294,7 +294,7 @@ def _seed(
         walk.gradients[value] = ones.outs[0]
         return []
     tangents = []
-    followed = [output for output in recorded.outputs if recorded.differentiable(output.value)]
+    followed = [output for output in recorded.returned if recorded.differentiable(output.value)]
     types = [output.value.type.without_gaps().with_grad(False) for output in followed]
     for i, strides in enumerate(given or [type.stride for type in types]):
         if strides is not None:
@@ -312,9 +312,9 @@ def _seed(
 
 
 def _loss_value(recorded: Recorded, loss: Any) -> Value:
-    if not isinstance(loss, int) or not 0 <= loss < len(recorded.outputs):
+    if not isinstance(loss, int) or not 0 <= loss < len(recorded.returned):
         raise Refusal(
-            f"loss={loss!r}, but the program has {len(recorded.outputs)} outputs",
+            f"loss={loss!r}, but the program has {len(recorded.returned)} outputs",
             kind="wrong loss", at=recorded.requires.defined,
             do="give the index of a scalar output, or None to pass tangents",
         )  # fmt: skip

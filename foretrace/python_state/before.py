@@ -75,6 +75,8 @@ class Before:
         self._mentioned: set[str] = set(UNNAMED)
         self._met: dict[type, set[str]] = {}
         """classes of objects, and the members that were looked at"""
+        self._changed: list[Kept] | None = None
+        """what was found changed after the run"""
         self._queue = deque(roots)
         with torch_api.no_torch_function():
             self._walk()
@@ -91,6 +93,13 @@ class Before:
         held = [type(each).__name__ for each in self._opaque if _holds_abstract([each])]
         return [*failed, *(f"a {name}, which holds a tensor of the run" for name in held)]
 
+    def bound(self) -> Iterator[Change]:
+        """What the run has left changed."""
+        self._changed = [each for each in self._all() if not each.intact]
+        for kept in self._changed:
+            if not isinstance(kept, KeptState):
+                yield from changes_in(kept, self._name)
+
     def undo(self) -> list[Change]:
         """Put back what the run has left changed, and give it.
 
@@ -98,7 +107,7 @@ class Before:
         what holds another tensor now, as a run makes none: another thread has put it there.
         """
         found = list[Change]()
-        for kept in self._all():
+        for kept in self._all() if self._changed is None else self._changed:
             if not (kept.intact or isinstance(kept, KeptState) or _holds_new_tensor(kept)):
                 found += changes_in(kept, self._name)
                 kept.put_back()

@@ -9,22 +9,20 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import Sources, function_of, names_of, place_of
 from foretrace.ir.op import Value
-from foretrace.ir.program import Input, Output, Recorded, Role, size_input
-from foretrace.ir.requirements import Requirements
+from foretrace.ir.program import Input, Mutation, Output, Recorded, Role, size_input
+from foretrace.ir.requirements import Change, Requirements
 from foretrace.ir.structure import Structure, named_arguments, take_apart
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import alias_of
-from foretrace.mutation.made_leaves import returned_value
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
-from foretrace.ops.outcome import Share
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import bound_before, read_outside
 from foretrace.python_state.leaks import check_none_escaped, stranding
 from foretrace.python_state.module_state import (
+    Borrowed,
     borrowed,
     located,
     names_of_tensors,
@@ -42,11 +40,18 @@ from foretrace.recording.new_contents import (
     line_of,
     mutations_of,
     overwritten_in,
-    taken,
     viewed_anew,
 )
+from foretrace.recording.outputs import Outputs
 from foretrace.recording.questions import Questions
 from foretrace.recording.shared_inputs import check_shared_memory
+from foretrace.recording.states import (
+    bound_to_data,
+    left_in,
+    read_again,
+    states_of,
+    unread,
+)
 from foretrace.recording.torch_state import running, unchanged_state, uncollected
 from foretrace.recording.watched import WatchedRecorder
 from foretrace.symbols.dynamic import Dynamic
@@ -274,13 +279,11 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             ):
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)
-            mutations = mutations_of(recorder, capture.inputs, capture.placeholders, loan)
-            requires.begins = begins_read(recorder, capture.placeholders, mutations)
-            written = {mutation.index: mutation.value for mutation in mutations}
-            check_shared_memory(capture.real, set(written), lambda i: line_of(recorder, written[i]))
-            outputs = [_output(name, leaf, capture, written) for name, leaf in outs]
+            kept = left_in(before, loan, capture.outside, capture)
+            read_again(kept, capture)
+            mutations = _mutations(capture, loan, requires)
+            outputs = _outputs(outs, kept, capture, mutations, requires, lines)
             capture.note_asked(requires)
-            check_together(capture.recorder, [leaf for _, leaf in outs], capture.inputs)
             overwritten, asked = overwritten_in(recorder), capture.types.symbols.by_program()
         capture.dynamic.check()
         check_attributes_kept(loan, capture.real, capture.placeholders, lines())
@@ -288,12 +291,37 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
     requires.changed += left
     if capture.outside is not None:
         read_outside(capture.outside, fn, leaves, requires, capture.real)
+        requires.held = [*unread(requires.held, capture.inputs), *bound_to_data(kept)]
         requires.held += [bound_before(change) for change in left if change.rebound]
     return Recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
         capture.questions.again, overwritten, asked,
     )  # fmt: skip
+
+
+def _mutations(capture: Capture, loan: Borrowed, requires: Requirements) -> list[Mutation]:
+    recorder, placeholders = capture.recorder, capture.placeholders
+    mutations = mutations_of(recorder, capture.inputs, placeholders, loan)
+    requires.begins = begins_read(recorder, placeholders, mutations)
+    written = {mutation.index: mutation.value for mutation in mutations}
+    check_shared_memory(capture.real, set(written), lambda i: line_of(recorder, written[i]))
+    return mutations
+
+
+def _outputs(
+    outs: list[tuple[str, Any]], kept: list[Change], capture: Capture, mutations: list[Mutation],
+    requires: Requirements, lines: Callable[[], Lines],
+) -> list[Output]:  # fmt: skip
+    """What the program returns, and then what it leaves in Python state."""
+    written = {mutation.index for mutation in mutations}
+    made = Outputs(capture.recorder, capture.placeholders, capture.lift, written)
+    outputs = [made.of(Role("output", name), leaf) for name, leaf in outs]
+    requires.states, states = states_of(kept, made, len(outputs), lines)
+    given = [leaf for _, leaf in outs]
+    given += [leaf for change in kept for _, leaf in take_apart(change.after)[0]]
+    check_together(capture.recorder, given, capture.inputs)
+    return [*outputs, *states]
 
 
 def _required_of_call(
@@ -312,37 +340,3 @@ def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     if recorder.first_refusal is not None:  # the program caught it
         raise recorder.first_refusal
     return result
-
-
-def _output(name: str, leaf: Any, capture: Capture, written: Iterable[int]) -> Output:
-    role = Role("output", name)
-    if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return Output(capture.types.symbols.scalar(leaf), role)
-    if not isinstance(leaf, torch.Tensor):
-        return Output(leaf, role)
-    placeholder = leaf if isinstance(leaf, Abstract) else capture.lift(leaf)
-    value = returned_value(placeholder, capture.recorder)
-    placeholders = capture.placeholders
-    same_as = next((i for i, each in enumerate(placeholders) if each is placeholder), None)
-    owner = alias_of(placeholder).root
-    view_of = next((i for i in written if placeholders[i] is owner.tensor()), None)
-    if same_as is not None or view_of is None:
-        return Output(value, role, same_as)
-    alias, of = alias_of(placeholder), capture.types.of
-    seen, base = of(placeholder), of(placeholders[view_of])
-    retyped = (seen.dtype, seen.lazy) != (base.dtype, base.lazy)
-    followed = value.type.requires_grad and not placeholder.ft_leaf
-    if retyped or (followed and alias.share is Share.MEMORY):
-        raise Refusal(
-            "the program returns a view of an input it writes to, of another type or history",
-            kind="aliased outputs",
-            at=next(
-                h.origin.frame for h in capture.recorder.overwritten.values() if h.alias is owner
-            ),
-            do="return a clone of the view, or take the view outside of the captured program",
-        )
-    apart = followed and alias.apart
-    through, step = None, None
-    if followed and not apart:
-        through, step = taken(alias, value, view_of, base, capture.recorder)
-    return Output(value, role, None, view_of, seen, apart, through, step)

@@ -187,6 +187,8 @@ def finish(
             outputs[position] = views[output.value]
     for change in recorded.requires.changed:
         change.redo()
+    for state in recorded.requires.states:
+        state.put(outputs, flat)
     for index in recorded.requires.cleared:
         flat[index].grad = None
     built = recorded.out_structure.build(iter(outputs))

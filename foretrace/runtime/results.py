@@ -114,15 +114,27 @@ def _leaf_text(
     return straight.named_once(value, unfollowed % view)
 
 
-def repeat_changes(source: Source, recorded: Recorded, inputs: Sequence[str]) -> list[str]:
-    """Lines that change Python state as the run did.
+def check_changes(recorded: Recorded) -> None:
+    """Refuse what the program does to Python state and no call can do again.
 
     Raises:
-        Refusal: it is more than a name bound to plain data.
+        Refusal: it is more than a name bound to plain data or to tensors.
     """
-    requires = recorded.requires
-    for change in requires.changed:
+    for change in recorded.requires.changed:
         check_repeatable(change)
+
+
+def repeat_changes(
+    source: Source, recorded: Recorded, inputs: Sequence[str], leaves: Sequence[str]
+) -> list[str]:
+    """Lines that change Python state as the run did; `leaves` are the outputs."""
+    requires = recorded.requires
     redone = [source.bind(each.redo, f"set_{each.place.name}") for each in requires.changed]
     cleared = (f"{inputs[index]}.grad = None" for index in requires.cleared)
-    return [*(f"{redo}()" for redo in redone), *cleared]
+    every, given = ("".join(f"{each}, " for each in names) for names in (leaves, inputs))
+    put = [source.bind(each.put, f"put_{each.place.name}") for each in requires.states]
+    return [
+        *(f"{redo}()" for redo in redone),
+        *cleared,
+        *(f"{each}(({every}), ({given}))" for each in put),
+    ]

@@ -1,0 +1,74 @@
+"""What a run gives: values, and where in memory that it was given they lie."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.ir.program import Output, Role
+from foretrace.mutation.alias import alias_of
+from foretrace.mutation.made_leaves import returned_value
+from foretrace.ops.outcome import Share
+from foretrace.recording.new_contents import taken
+from foretrace.tensors.abstract import Abstract
+from foretrace.trace.recorder import Recorder
+
+
+class Outputs:
+    """Those of one run.
+
+    Args:
+        recorder: what recorded it.
+        placeholders: what the program computed with in the place of each input.
+        lift: makes an input of a real tensor.
+        written: the inputs that it wrote to.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        placeholders: list[Any],
+        lift: Callable[[torch.Tensor], Abstract],
+        written: Collection[int],
+    ) -> None:
+        self.recorder, self.placeholders = recorder, placeholders
+        self.lift, self.written = lift, written
+
+    def of(self, role: Role, leaf: Any) -> Output:
+        """The output that a leaf of a result is.
+
+        Raises:
+            Refusal: it is a view of an input that is written to, which no call can give.
+        """
+        if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return Output(self.recorder.types.symbols.scalar(leaf), role)
+        if not isinstance(leaf, torch.Tensor):
+            return Output(leaf, role)
+        return self._tensor(role, leaf if isinstance(leaf, Abstract) else self.lift(leaf))
+
+    def _tensor(self, role: Role, placeholder: Abstract) -> Output:
+        recorder, placeholders = self.recorder, self.placeholders
+        value = returned_value(placeholder, recorder)
+        same_as = next((i for i, each in enumerate(placeholders) if each is placeholder), None)
+        owner = alias_of(placeholder).root
+        view_of = next((i for i in self.written if placeholders[i] is owner.tensor()), None)
+        if same_as is not None or view_of is None:
+            return Output(value, role, same_as)
+        alias, of = alias_of(placeholder), recorder.types.of
+        seen, base = of(placeholder), of(placeholders[view_of])
+        retyped = (seen.dtype, seen.lazy) != (base.dtype, base.lazy)
+        followed = value.type.requires_grad and not placeholder.ft_leaf
+        if retyped or (followed and alias.share is Share.MEMORY):
+            held = recorder.overwritten.values()
+            raise Refusal(
+                "the program returns a view of an input it writes to, of another type or history",
+                kind="aliased outputs",
+                at=next(h.origin.frame for h in held if h.alias is owner),
+                do="return a clone of the view, or take the view outside of the captured program",
+            )
+        apart = followed and alias.apart
+        through, step = None, None
+        if followed and not apart:
+            through, step = taken(alias, value, view_of, base, recorder)
+        return Output(value, role, None, view_of, seen, apart, through, step)

@@ -1,0 +1,165 @@
+"""Tensors that a run leaves in Python state: outputs of the record, which each call puts there.
+
+The place is bound at once to what was there before, so that the program is as it was. A tensor that
+an earlier call has left there is an input, read at each call.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from types import CellType
+from typing import Any, Protocol
+
+import torch
+
+from foretrace import torch_api
+from foretrace.frames.lines import Lines
+from foretrace.ir.members import MISSING
+from foretrace.ir.plain_data import plain, same
+from foretrace.ir.program import Input, Output, Role
+from foretrace.ir.requirements import (
+    Change,
+    Held,
+    HeldLength,
+    HeldNames,
+    OnInput,
+    Place,
+    State,
+    StateRead,
+)
+from foretrace.ir.structure import take_apart
+from foretrace.python_state.before import Before
+from foretrace.python_state.held import bound_before
+from foretrace.python_state.leaks import abstract_in
+from foretrace.python_state.module_state import Borrowed, located
+from foretrace.python_state.outside import Outside
+from foretrace.recording.outputs import Outputs
+from foretrace.tensors.abstract import Abstract
+
+CONTAINERS = (dict, list, tuple)
+
+
+class Run(Protocol):
+    """The inputs of a run, as far as they are known."""
+
+    inputs: list[Input]
+    placeholders: list[Any]
+    real: list[Any]
+
+    def lift(self, tensor: torch.Tensor) -> Abstract:
+        """The placeholder of a tensor from outside."""
+
+
+def left_in(before: Before, loan: Borrowed, outside: Outside | None, run: Run) -> list[Change]:
+    """The places that the run has bound to tensors of its own; each holds again what it held."""
+    found = dict[tuple[int, Any], Change]()
+    real = {id(each): tensor for each, tensor in zip(run.placeholders, run.real, strict=True)}
+    everywhere = (
+        outside.changes() if outside is not None else (), loan.bound(), before.bound(),
+        _set_on(run.real, run.placeholders),
+    )  # fmt: skip
+    for changes in everywhere:
+        for change in [*changes]:
+            if _can_be_left(change) and not _as_before(change, real):
+                found.setdefault((id(change.place.holder), change.place.key), change)
+                change.undo()
+    return [*found.values()]
+
+
+def _set_on(real: Iterable[Any], placeholders: Iterable[Any]) -> Iterator[Change]:
+    """The attributes that the run has set on its inputs."""
+    for index, (tensor, placeholder) in enumerate(zip(real, placeholders, strict=True)):
+        if isinstance(placeholder, Abstract) and not isinstance(tensor, torch_api.FakeTensor):
+            before, now = vars(tensor), vars(placeholder)
+            for name in [name for name in now if now[name] is not before.get(name, MISSING)]:
+                place = OnInput(name, now, before.get(name, MISSING), index)
+                yield Change(place, now[name], rebound=True)
+
+
+def _can_be_left(change: Change) -> bool:
+    """Whether a place holds tensors of the run, and plain data beside them, and nothing else."""
+    held = isinstance(change.place, OnInput) or next(abstract_in([change.after]), None) is not None
+    if not change.rebound or not held:
+        return False
+    leaves = [leaf for _, leaf in take_apart(change.after)[0]]
+    return all(isinstance(leaf, Abstract) or plain(leaf) for leaf in leaves)
+
+
+def _as_before(change: Change, real: dict[int, Any]) -> bool:
+    """Whether it holds the inputs that it held, as an LSTM its list of weights."""
+    (then, structure), (now, other) = map(take_apart, (change.place.before, change.after))
+    pairs = zip(then, now, strict=False)
+    return structure == other and all(
+        old is real.get(id(new), new) or (plain(old) and plain(new) and same(old, new))
+        for (_, old), (_, new) in pairs
+    )
+
+
+def read_again(kept: Iterable[Change], run: Run) -> None:
+    """Let the tensors that are in such places be inputs that are read there at each call."""
+    for change in kept:
+        if isinstance(change.place, OnInput):
+            continue  # what one had before is a guard on inputs (`Requirements.set_on`)
+        leaves, structure = take_apart(change.place.before)
+        tensors = [
+            (n, leaf) for n, (_, leaf) in enumerate(leaves) if isinstance(leaf, torch.Tensor)
+        ]
+        for number, tensor in tensors:
+            placeholder = run.lift(tensor)
+            index = next(i for i, each in enumerate(run.placeholders) if each is placeholder)
+            item = run.inputs[index]
+            if item.role.kind == "captured" and item.gradient_of is None and item.read is None:
+                every = tuple([leaf for _, leaf in leaves])
+                read = StateRead(change.place, structure, every, number)
+                role = Role("state", change.name)
+                run.inputs[index] = replace(item, role=role, tensor=None, read=read)
+
+
+def states_of(
+    kept: Iterable[Change], made: Outputs, first: int, lines: Callable[[], Lines]
+) -> tuple[list[State], list[Output]]:
+    """The states, and their outputs; `first`: the number of the first among the record's."""
+    states, outputs = list[State](), list[Output]()
+    for change in kept:
+        leaves, structure = take_apart(change.after)
+        begin = first + len(outputs)
+        for path, leaf in leaves:
+            outputs.append(
+                made.of(Role("state", ".".join(filter(None, (change.name, path)))), leaf)
+            )
+        at = located(change, lines).at
+        states.append(State(change.place, structure, begin, len(leaves), at))
+    return states, outputs
+
+
+def unread(
+    held: Iterable[Held | HeldNames | HeldLength], inputs: Iterable[Input]
+) -> Iterator[Held | HeldNames | HeldLength]:
+    """What of the Python state has to be as it was: not the state that is read at each call."""
+    reads = [item.read for item in inputs if item.read is not None]
+    places = {(id(read.place.holder), _key(read.place)) for read in reads}
+    inside = {id(each) for read in reads for each in _containers(read.place.before)}
+    for each in held:
+        place = (id(each.holder), each.key) if isinstance(each, Held) else None
+        if place not in places and id(each.holder) not in inside:
+            yield each
+
+
+def _key(place: Place) -> Any:
+    return None if isinstance(place.holder, CellType) else place.key
+
+
+def _containers(item: Any) -> Iterator[Any]:
+    if isinstance(item, CONTAINERS):
+        yield item
+        for each in item.values() if isinstance(item, dict) else item:
+            yield from _containers(each)
+
+
+def bound_to_data(kept: Iterable[Change]) -> Iterator[Held]:
+    """That there is plain data, or nothing, where there was and the run has bound a tensor."""
+    places = (change for change in kept if not isinstance(change.place, OnInput))
+    return (bound_before(change) for change in places if _without_tensors(change.place.before))
+
+
+def _without_tensors(item: Any) -> bool:
+    return item is MISSING or plain(item)
