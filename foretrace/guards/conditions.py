@@ -77,6 +77,7 @@ class Conditions(Checks):
         for item in self.recorded.inputs:
             self.inputs.append(self._input(item, given))
         self._tied()
+        self._states()
         self._gradients()
         self._set_on()
 
@@ -142,6 +143,13 @@ class Conditions(Checks):
         table = tables[item.role.kind == "buffer"]
         self.line(f"{local} = {self.source.bind(table, 'table')}[{name!r}]")
         return local
+
+    def _states(self) -> None:
+        """Further places of a tensor that the program leaves in several."""
+        for read, index in self.recorded.requires.tied:
+            there = f"{self.source.bind(read, 'read')}()"
+            words = f"{read.place.name} and {self.recorded.inputs[index].role.name} are two tensors"
+            self.add(f"{there} is {self.inputs[index]}", repr(f"{words} now"))
 
     def _gradients(self) -> None:
         """Whether there is a `.grad`, where the program has read it."""

@@ -361,5 +361,7 @@ class Requirements:
     """what the run did to Python state, if it was watched"""
     states: list[State] = field(default_factory=list)
     """where it left tensors"""
+    tied: list[tuple[StateRead, int]] = field(default_factory=list)
+    """further places of a state that is an input already, and its number"""
     stored: list[ref[torch.Tensor]] = field(default_factory=list)
     """tensors of the run that it has put there, until that is refused"""

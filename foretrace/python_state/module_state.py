@@ -99,8 +99,9 @@ class Borrowed:
     def bound(self) -> Iterator[Change]:
         """Plain attributes that the run has bound, and entries of dicts that are attributes."""
         for loan in self._loans:
-            for change in loan.bound():
-                yield replace(change, path=loan.full_name(change.place.name))
+            for change in loan.changes():
+                if change.rebound:
+                    yield replace(change, path=loan.full_name(change.place.name))
 
     def rebound(self) -> Iterator[tuple[torch.Tensor, Any]]:
         """(tensor before, what is there now) of each buffer."""
@@ -196,15 +197,6 @@ class _Loan:
                 yield from content_changes(name, held, {}, held)
             else:
                 yield Change(Place(name, {}, None), None, rebound=False)
-
-    def bound(self) -> Iterator[Change]:
-        """What it has bound anew: plain attributes, and entries of dicts that are attributes."""
-        for name, content in self.kept.contents.items():
-            if name not in NO_PLACES:
-                yield from changes_in(content, functools.partial(_named, name))
-        if not self.still:
-            changes = changes_in(self.kept.attributes, str)
-            yield from (change for change in changes if change.place.name not in NO_PLACES)
 
     def touched(self) -> Iterator[tuple[str, Any]]:
         """Plain attributes that are or contain something else now, as far as a glance says."""

@@ -280,7 +280,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)
             kept = left_in(before, loan, capture.outside, capture)
-            read_again(kept, capture)
+            read_again(kept, capture, requires)
             mutations = _mutations(capture, loan, requires)
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
             capture.note_asked(requires)
@@ -291,7 +291,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
     requires.changed += left
     if capture.outside is not None:
         read_outside(capture.outside, fn, leaves, requires, capture.real)
-        requires.held = [*unread(requires.held, capture.inputs), *bound_to_data(kept)]
+        requires.held = [*unread(requires.held, capture.inputs, requires), *bound_to_data(kept)]
         requires.held += [bound_before(change) for change in left if change.rebound]
     return Recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,

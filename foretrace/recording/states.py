@@ -23,6 +23,7 @@ from foretrace.ir.requirements import (
     HeldNames,
     OnInput,
     Place,
+    Requirements,
     State,
     StateRead,
 )
@@ -94,22 +95,22 @@ def _as_before(change: Change, real: dict[int, Any]) -> bool:
     )
 
 
-def read_again(kept: Iterable[Change], run: Run) -> None:
+def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None:
     """Let the tensors that are in such places be inputs that are read there at each call."""
     for change in kept:
         if isinstance(change.place, OnInput):
             continue  # what one had before is a guard on inputs (`Requirements.set_on`)
         leaves, structure = take_apart(change.place.before)
-        tensors = [
-            (n, leaf) for n, (_, leaf) in enumerate(leaves) if isinstance(leaf, torch.Tensor)
-        ]
-        for number, tensor in tensors:
+        every = tuple([leaf for _, leaf in leaves])
+        for number, tensor in enumerate(every):
+            if not isinstance(tensor, torch.Tensor):
+                continue
             placeholder = run.lift(tensor)
             index = next(i for i, each in enumerate(run.placeholders) if each is placeholder)
-            item = run.inputs[index]
-            if item.role.kind == "captured" and item.gradient_of is None and item.read is None:
-                every = tuple([leaf for _, leaf in leaves])
-                read = StateRead(change.place, structure, every, number)
+            item, read = run.inputs[index], StateRead(change.place, structure, every, number)
+            if item.read is not None:
+                requires.tied.append((read, index))
+            elif item.role.kind == "captured" and item.gradient_of is None:
                 role = Role("state", change.name)
                 run.inputs[index] = replace(item, role=role, tensor=None, read=read)
 
@@ -132,10 +133,11 @@ def states_of(
 
 
 def unread(
-    held: Iterable[Held | HeldNames | HeldLength], inputs: Iterable[Input]
+    held: Iterable[Held | HeldNames | HeldLength], inputs: Iterable[Input], requires: Requirements
 ) -> Iterator[Held | HeldNames | HeldLength]:
     """What of the Python state has to be as it was: not the state that is read at each call."""
     reads = [item.read for item in inputs if item.read is not None]
+    reads += [read for read, _ in requires.tied]
     places = {(id(read.place.holder), _key(read.place)) for read in reads}
     inside = {id(each) for read in reads for each in _containers(read.place.before)}
     for each in held:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from tests.support.refusing import check, refused
+from tests.support.refusing import check, guilty_line, refused
 
 X = torch.randn(3, 4)
 CONFIG = SimpleNamespace(last=None)
@@ -79,13 +79,17 @@ class ByFunction(Base):
         (SetAttr(), SetAttr.forward),
         (Helper(), Helper.remember),
         (Branches(), Branches.forward),
-        (Appends(), Appends.forward),
         (nn.Sequential(nn.Linear(4, 4), Helper()), Helper.remember),
         (ByFunction(), helps),
     ],
 )
 def test_stores_of_modules(module: nn.Module, at: Callable[..., Any]) -> None:
-    check(refused(module, (X,)), at=at)
+    (state,) = foretrace.capture(module, (X,)).recorded.requires.states
+    assert guilty_line(at) in str(state.at)
+
+
+def test_a_list_that_grows() -> None:
+    check(refused(Appends(), (X,)), at=Appends.forward)
 
 
 def draws_by_module(x: Tensor) -> Tensor:

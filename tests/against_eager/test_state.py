@@ -1,0 +1,253 @@
+"""What a program leaves in Python state is there after each call as eager leaves it."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import foretrace
+from tests.support.bits import differences
+
+
+class Recurrent(nn.Module):
+    """A hidden state in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.hidden: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x) if self.hidden is None else self.inner(x) + self.hidden
+        self.hidden = y.tanh().detach()
+        return y.sum()
+
+
+class Remembers(nn.Module):
+    """An attribute that nobody reads, and one that is a list of tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        self.last = y.detach()
+        self.seen = [x, {"y": y.detach() * 2, "n": 3}]
+        return y.sum()
+
+
+class Entries(nn.Module):
+    """Entries of a dict that is an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.kept = nn.Linear(4, 4), dict[str, Tensor]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        if "mean" in self.kept:
+            y = y - self.kept["mean"]
+        self.kept["mean"] = y.detach().mean(0)
+        return y.sum()
+
+
+class Through(nn.Module):
+    """A state with a history: the gradient goes to the call before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.hidden = nn.Linear(4, 4), torch.zeros(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = (self.inner(x) + self.hidden).tanh()
+        return self.hidden.sum()
+
+
+@dataclass
+class Statistics:
+    """A metric in an object."""
+
+    total: Tensor = field(default_factory=lambda: torch.zeros(()))
+    count: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
+
+
+class Metric(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.statistics = nn.Linear(4, 4), Statistics()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        with torch.no_grad():
+            self.statistics.total = self.statistics.total + y.sum()
+            self.statistics.count = self.statistics.count + x.shape[0]
+        return y.square().mean()
+
+
+class Twice(nn.Module):
+    """Two names for one tensor, and a state that is an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.one = self.other = self.inner(x).detach()
+        self.given = x
+        return self.inner(x).sum()
+
+
+MODULES = [Recurrent, Remembers, Entries, Through, Metric, Twice]
+
+
+def state_of(module: nn.Module) -> Any:
+    """What the modules above keep."""
+    names = ("hidden", "last", "seen", "kept", "one", "other", "given")
+    found = {name: vars(module)[name] for name in names if name in vars(module)}
+    if isinstance(module, Metric):
+        found |= vars(module.statistics)
+    return found
+
+
+def same(ours: Any, eager: Any, what: str) -> None:
+    assert not [*differences(eager, ours, what)]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("kind", MODULES)
+def test_compiled(kind: type[nn.Module], backend: str) -> None:
+    """Each call leaves what eager leaves, and trains as eager does; two captures at most."""
+    eager = kind()
+    ours = copy.deepcopy(eager)
+    compiled = foretrace.compile(ours, backend=backend)
+    for step in range(5):
+        x = torch.randn(3, 4)
+        theirs, mine = eager(x), compiled(x)
+        same(mine, theirs, f"result {step}")
+        same(state_of(ours), state_of(eager), f"state {step}")
+        if kind is not Through:
+            theirs.backward()
+            mine.backward()
+            pairs = zip(eager.parameters(), ours.parameters(), strict=True)
+            for one, other in pairs:
+                same(other.grad, one.grad, f"gradient {step}")
+    assert len(compiled.recaptures) <= 2
+
+
+def test_gradients_go_to_the_call_before() -> None:
+    """Through two calls, as eager's."""
+    eager = Through()
+    ours = copy.deepcopy(eager)
+    compiled = foretrace.compile(ours)
+    batches = [torch.randn(3, 4) for _ in range(3)]
+    sum(eager(x) for x in batches).backward()
+    sum(compiled(x) for x in batches).backward()
+    for one, other in zip(eager.parameters(), ours.parameters(), strict=True):
+        same(other.grad, one.grad, "gradient")
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_cuts(kind: type[nn.Module]) -> None:
+    """A program that was captured when the state was there holds for calls after it."""
+    eager = kind()
+    with torch.no_grad():
+        for _ in range(2):
+            eager(torch.randn(3, 4))
+    ours = copy.deepcopy(eager)
+    program = foretrace.capture(ours, (torch.randn(3, 4),), verify=True)
+    assert "state" in str(program.cut("aten").signature)
+    cuts: list[Callable[..., Any]] = [program.cut("export"), program.cut("aten")]
+    joint = program.cut("joint", loss=0)
+    cuts += [program.compile()] if kind is not Through else []
+    cuts += [lambda x: joint(x)[0]] if kind is not Through else []
+    for cut in cuts:
+        for _ in range(2):
+            x = torch.randn(3, 4)
+            with torch.no_grad():
+                theirs, mine = eager(x), cut(x)
+            same(mine.detach(), theirs, "result")
+            same(state_of(ours), state_of(eager), "state")
+
+
+def test_nothing_is_left_by_the_capture() -> None:
+    """The attribute is what it was before."""
+    module = Remembers()
+    foretrace.capture(module, (torch.randn(3, 4),))
+    assert "last" not in vars(module)
+
+
+def test_global_and_cell() -> None:
+    """Names of a file and of a function around."""
+    held = None
+
+    def closes(x: Tensor) -> Tensor:
+        nonlocal held
+        held = x * 2
+        return held + 1
+
+    compiled, x = foretrace.compile(closes), torch.randn(3)
+    for _ in range(3):
+        compiled(x)
+        assert held is not None
+        same(held, x * 2, "cell")
+    assert len(compiled.recaptures) <= 1
+
+
+def test_on_an_input() -> None:
+    """What the program sets on a tensor that it is given."""
+
+    def tags(x: Tensor) -> Tensor:
+        x.tag, x.level = x * 2, 3  # type: ignore[attr-defined]
+        return x + 1
+
+    compiled = foretrace.compile(tags)
+    for _ in range(2):
+        x = torch.randn(3)
+        same(compiled(x), x + 1, "result")
+        same(x.tag, x * 2, "attribute")  # type: ignore[attr-defined]
+        assert x.level == 3  # type: ignore[attr-defined]
+
+
+class Notes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x * 2
+        return x + 1
+
+
+def test_exported_without_the_state() -> None:
+    """It is told that the file leaves none."""
+    module, x = Notes(), torch.randn(3)
+    with pytest.warns(UserWarning, match="does not leave these tensors.*\n  last  at"):
+        exported = foretrace.export(module, (x,))
+    same(exported.module()(x), x + 1, "result")
+    assert "last" not in vars(module)
+
+
+@pytest.mark.parametrize("kind", [Recurrent, Entries, Through, Metric])
+def test_a_state_that_is_read_is_no_part_of_a_file(kind: type[nn.Module]) -> None:
+    """The next call would compute something else."""
+    for module in (kind(), kind()):
+        with pytest.raises(foretrace.Refusal, match="at its next call"):
+            foretrace.export(module, (torch.randn(3, 4),))
+        with torch.no_grad():
+            module(torch.randn(3, 4))  # for the second: the state is there
+
+
+def test_another_type_of_state_is_captured_again() -> None:
+    """Sizes of a state are guards."""
+    eager = Recurrent()
+    ours = copy.deepcopy(eager)
+    compiled = foretrace.compile(ours)
+    for rows in (3, 3, 3):
+        x = torch.randn(rows, 4)
+        same(compiled(x), eager(x), "result")
+    for module in (eager, ours):
+        module.hidden = module.hidden.double().float()[:1]  # type: ignore[index,union-attr]
+    x = torch.randn(3, 4)
+    same(compiled(x), eager(x), "result")
+    same(ours.hidden, eager.hidden, "state")
