@@ -155,9 +155,13 @@ class CutConditions(Conditions):
         self.answers(self.recorded.answered)
 
     def _apart(self) -> None:
-        """Parameters and buffers that were several tensors are several still."""
-        pairs = zip(self.recorded.inputs, self.inputs, strict=True)
-        owned = {local: item.role.name for item, local in pairs if item.owner is not None}
+        """Parameters and buffers that were several tensors are several still; so is state."""
+        pairs = list(zip(self.recorded.inputs, self.inputs, strict=True))
+        reads = any(item.read is not None for item, _ in pairs)
+        owned = {
+            local: item.role.name for item, local in pairs
+            if item.owner is not None or (reads and item.size is None)
+        }  # fmt: skip
         if len(owned) > 1:
             all, names = ", ".join(owned), [*owned.values()]
             tell = self.source.bind(partial(one_tensor, names), "one_tensor")

@@ -13,7 +13,7 @@ import torch
 from foretrace.errors import Frame
 from foretrace.ir.members import CONTENT, MISSING, held_by
 from foretrace.ir.plain_data import plain, refill, same, snapshot
-from foretrace.ir.structure import Structure, take_apart
+from foretrace.ir.structure import Structure, pour, take_apart
 from foretrace.symbols.sizes import Numbers
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
@@ -94,6 +94,10 @@ class OnInput(Place):
         self.index = index
 
 
+class OnArguments(Place):
+    """What containers and objects among the arguments hold; each call fills those that it has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a run did to a place: it holds `after` now, or its content is another (None)."""
@@ -144,12 +148,20 @@ class State:
     count: int
     at: Frame | None
 
-    def put(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
-        """Bind it to what a call has computed; `inputs` are those of the graph."""
+    def put(self, outputs: Sequence[Any], inputs: Sequence[Any], call: Any) -> None:
+        """Bind it to what a call has computed.
+
+        Args:
+            outputs: all that the call has computed.
+            inputs: those of the graph.
+            call: the arguments, positional ones and others.
+        """
         leaves = outputs[self.first : self.first + self.count]
         item = self.structure.build(iter(leaves))
         if isinstance(self.place, OnInput):
             vars(inputs[self.place.index])[self.place.name] = item
+        elif isinstance(self.place, OnArguments):
+            pour(item, call)
         else:
             self.place.bind(item)
 

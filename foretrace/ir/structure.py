@@ -6,6 +6,7 @@ Beside the containers that torch's pytree knows, dataclasses and plain objects t
 
 import dataclasses
 import inspect
+import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -81,6 +82,38 @@ def _rebuild(kind: type, attributes: dict[str, Any]) -> Any:
     for name, item in attributes.items():
         object.__setattr__(new, name, item)
     return new
+
+
+def pour(fresh: Any, live: Any) -> Any:
+    """Let `live` hold what `fresh` holds, and be no other object for it.
+
+    Containers and objects of one class are filled anew, item by item; in the place of all else
+    comes what is fresh. Gives what its holder is to hold: `live`, or what is fresh.
+    """
+    kind = type(live)
+    if type(fresh) is not kind or isinstance(live, torch.Tensor):
+        return fresh
+    if isinstance(live, dict):
+        items = {key: pour(item, dict.get(live, key)) for key, item in dict.items(fresh)}
+        if [*items] != [*dict.keys(live)]:
+            dict.clear(live)
+        dict.update(live, items)
+        return live
+    if isinstance(live, list):
+        live[:] = [*map(pour, fresh, live), *fresh[len(live) :]]
+        return live
+    if isinstance(live, tuple):
+        parts = [*map(pour, fresh, live), *fresh[len(live) :]]
+        same = len(parts) == len(live) and all(map(operator.is_, parts, live))
+        return live if same else fresh
+    attributes = _attributes(fresh)
+    if attributes is None:
+        return fresh
+    for name, item in attributes.items():
+        object.__setattr__(live, name, pour(item, getattr(live, name, None)))
+    for name in (attributes_of(live) or {}).keys() - (attributes_of(fresh) or {}).keys():
+        object.__delattr__(live, name)
+    return live
 
 
 def named_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -16,7 +16,6 @@ from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.ir.members import own_items
 from foretrace.ir.requirements import FIRST_CALL, Change, Entry, ModuleState, Place, Requirements
-from foretrace.ir.structure import take_apart
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import state_of
 from foretrace.python_state.kept import ATOMS, EMPTY, Kept, KeptModule
@@ -268,12 +267,10 @@ def watched(
     loan: Borrowed,
     outside: Outside | None,
     fn: Any,
-    call: Any,
     requires: Requirements,
     lines: Callable[[], Lines],
 ) -> Iterator[None]:
     """What the run inside does to the modules, and where it is watched, is noted and undone."""
-    given, form = take_apart(call)
     try:
         with outside.watching(fn) if outside is not None else nullcontext():
             yield
@@ -283,7 +280,7 @@ def watched(
         keeps = [[*abstract_in([each.place.now])] for each in changes]
         requires.stored = [weakref.ref(tensor) for found in keeps for tensor in found]
         changes = [each for each, found in zip(changes, keeps, strict=True) if not found]
-        every = [*changes, *loan.changes(), *_arguments_changed(given, form, call)]
+        every = [*changes, *loan.changes()]
         requires.changed = [located(change, lines) for change in every]
         for change in changes:  # the modules' own are undone with the loan
             change.undo()
@@ -293,10 +290,3 @@ def located(change: Change, lines: Callable[[], Lines]) -> Change:
     """The change with the line that made it."""
     content = isinstance(change.place, Entry) or not change.rebound
     return replace(change, at=lines().binding(change.place.name, content=content))
-
-
-def _arguments_changed(given: list[tuple[str, Any]], form: Any, call: Any) -> Iterator[Change]:
-    """A container among the arguments that the run changed: the caller's is another one."""
-    now, now_form = take_apart(call)
-    if now_form != form or any(a is not b for (_, a), (_, b) in zip(now, given, strict=True)):
-        yield Change(Place("one of its arguments", {}, None), None, rebound=False)

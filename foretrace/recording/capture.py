@@ -46,6 +46,7 @@ from foretrace.recording.outputs import Outputs
 from foretrace.recording.questions import Questions
 from foretrace.recording.shared_inputs import check_shared_memory
 from foretrace.recording.states import (
+    arguments_changed,
     bound_to_data,
     left_in,
     read_again,
@@ -261,8 +262,7 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
 
 def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before) -> Recorded:
     leaves, in_structure = named_arguments(fn, args, kwargs)
-    lines, recorder = partial(capture.lines, fn), capture.recorder
-    target = capture.semantics.target
+    lines, recorder, target = partial(capture.lines, fn), capture.recorder, capture.semantics.target
     owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
     capture.names = names_of_tensors(fn)
     requires = _required_of_call(fn, [name for name, _ in leaves], in_structure, recorder)
@@ -270,16 +270,18 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         requires.modules = loan.states()
         lines = partial(lines, [state.module for state in requires.modules])
         loan.replace(capture.placeholder)
-        call_args, call_kwargs = in_structure.build(iter(capture.arguments(leaves, requires)))
+        given = capture.arguments(leaves, requires)
+        call = call_args, call_kwargs = in_structure.build(iter(given))
         absent = target.device.type not in torch_api.device_types_here()
         with running(recorder, loan.paths(), absent):
-            with (
-                watched(loan, capture.outside, fn, (call_args, call_kwargs), requires, lines),
-                capture.gradients.reading(),
-            ):
+            watching = watched(loan, capture.outside, fn, requires, lines)
+            with watching, capture.gradients.reading():
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)
             kept = left_in(before, loan, capture.outside, capture)
+            changed = arguments_changed(given, in_structure, call)
+            requires.changed += [located(each, lines) for each in changed if not each.rebound]
+            kept += [each for each in changed if each.rebound]
             read_again(kept, capture, requires)
             mutations = _mutations(capture, loan, requires)
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)

@@ -21,13 +21,14 @@ from foretrace.ir.requirements import (
     Held,
     HeldLength,
     HeldNames,
+    OnArguments,
     OnInput,
     Place,
     Requirements,
     State,
     StateRead,
 )
-from foretrace.ir.structure import take_apart
+from foretrace.ir.structure import Structure, take_apart
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import bound_before
 from foretrace.python_state.leaks import abstract_in
@@ -37,6 +38,8 @@ from foretrace.recording.outputs import Outputs
 from foretrace.tensors.abstract import Abstract
 
 CONTAINERS = (dict, list, tuple)
+ON_THE_CALL = (OnArguments, OnInput)
+"""Places that each call has of its own"""
 
 
 class Run(Protocol):
@@ -76,13 +79,38 @@ def _set_on(real: Iterable[Any], placeholders: Iterable[Any]) -> Iterator[Change
                 yield Change(place, now[name], rebound=True)
 
 
+def arguments_changed(given: list[Any], form: Structure, call: Any) -> list[Change]:
+    """What the run has changed of containers and objects among its arguments; one change at most.
+
+    It is `rebound` where a call can do it again.
+
+    Args:
+        given: the leaves of the call, as it began.
+        form: how they were nested.
+        call: the arguments, as the run has left them.
+    """
+    now, now_form = take_apart(call)
+    pairs = zip((leaf for _, leaf in now), given, strict=False)
+    if now_form == form and all(new is old for new, old in pairs):
+        return []
+    names = [name for (name, leaf), old in zip(now, given, strict=False) if leaf is not old]
+    names += [name for name, _ in now[len(given) :]]
+    name = names[0].rpartition(".")[2] if names else "one of its arguments"
+    change = Change(OnArguments(name, {}, None), call, rebound=True)
+    kept = _all_given(change, given)
+    return [change if kept else replace(change, after=None, rebound=False)]
+
+
+def _all_given(change: Change, given: Iterable[Any] = ()) -> bool:
+    """Whether all that is in a place is tensors of the run, plain data, and what was `given`."""
+    leaves, known = [leaf for _, leaf in take_apart(change.after)[0]], set(map(id, given))
+    return all(isinstance(x, Abstract) or id(x) in known or plain(x) for x in leaves)
+
+
 def _can_be_left(change: Change) -> bool:
     """Whether a place holds tensors of the run, and plain data beside them, and nothing else."""
     held = isinstance(change.place, OnInput) or next(abstract_in([change.after]), None) is not None
-    if not change.rebound or not held:
-        return False
-    leaves = [leaf for _, leaf in take_apart(change.after)[0]]
-    return all(isinstance(leaf, Abstract) or plain(leaf) for leaf in leaves)
+    return change.rebound and held and _all_given(change)
 
 
 def _as_before(change: Change, real: dict[int, Any]) -> bool:
@@ -98,8 +126,8 @@ def _as_before(change: Change, real: dict[int, Any]) -> bool:
 def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None:
     """Let the tensors that are in such places be inputs that are read there at each call."""
     for change in kept:
-        if isinstance(change.place, OnInput):
-            continue  # what one had before is a guard on inputs (`Requirements.set_on`)
+        if isinstance(change.place, ON_THE_CALL):
+            continue  # what was there before is an argument, or a guard on inputs
         leaves, structure = take_apart(change.place.before)
         every = tuple([leaf for _, leaf in leaves])
         for number, tensor in enumerate(every):
@@ -159,7 +187,7 @@ def _containers(item: Any) -> Iterator[Any]:
 
 def bound_to_data(kept: Iterable[Change]) -> Iterator[Held]:
     """That there is plain data, or nothing, where there was and the run has bound a tensor."""
-    places = (change for change in kept if not isinstance(change.place, OnInput))
+    places = (change for change in kept if not isinstance(change.place, ON_THE_CALL))
     return (bound_before(change) for change in places if _without_tensors(change.place.before))
 
 

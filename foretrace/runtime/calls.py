@@ -47,7 +47,7 @@ def run_forward(
     flat, sizes = guards.inputs(args, kwargs, small)
     with guards.grad_mode(), _uncast():
         results = mark(module(*flat), places, flat)
-    return finish(guards.recorded, flat, sizes, results)[0]
+    return finish(guards.recorded, flat, sizes, results, (args, kwargs))[0]
 
 
 def run_joint(
@@ -61,7 +61,8 @@ def run_joint(
     detached = [*_detached(flat), *placed]
     with torch.enable_grad(), _uncast():
         results = cut.graph_module(*detached)
-    outputs, rest = finish(guards.recorded, flat, sizes, mark_spent(guards.recorded, results))
+    results = mark_spent(guards.recorded, results)
+    outputs, rest = finish(guards.recorded, flat, sizes, results, (args, kwargs))
     return outputs, _named(cut.graph, rest)
 
 
@@ -73,7 +74,7 @@ def run_pair(
     flat, sizes = guards.inputs(args, kwargs, forward.small)
     (forward, backward), placed = _as_given((forward, backward), tangents, sizes)
     results = mark_spent(guards.recorded, forward(*flat))
-    outputs, saved = finish(guards.recorded, flat, sizes, results)
+    outputs, saved = finish(guards.recorded, flat, sizes, results, (args, kwargs))
     return outputs, _named(backward.graph, backward(*saved, *placed))
 
 
@@ -164,14 +165,38 @@ def lay_out(tangent: Tensor, stride: Sequence[Size], sizes: Numbers) -> Tensor:
 
 
 def finish(
-    recorded: Recorded, flat: list[Any], sizes: Numbers, results: Sequence[Any]
+    recorded: Recorded, flat: list[Any], sizes: Numbers, results: Sequence[Any], call: Any
 ) -> tuple[Any, list[Any]]:
-    """Write back and build the outputs; also the results that follow them."""
+    """Write back, build the outputs, and leave what the program leaves in Python state.
+
+    Args:
+        recorded: the program.
+        flat: the inputs of the graph.
+        sizes: what the symbols are.
+        results: what the graph has given.
+        call: the arguments of the call.
+
+    Returns:
+        What the program returns; and the results that follow.
+    """
     count = len(recorded.outputs)
     outputs, rest = list(results[:count]), list(results[count:])
-    views: dict[Value, Tensor] = {}
     for mutation, new in zip(recorded.mutations, rest, strict=False):
         write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
+    _place(recorded, flat, sizes, outputs)
+    for change in recorded.requires.changed:
+        change.redo()
+    for state in recorded.requires.states:
+        state.put(outputs, flat, call)
+    for index in recorded.requires.cleared:
+        flat[index].grad = None
+    built = recorded.out_structure.build(iter(outputs))
+    return built, rest[len(recorded.mutations) :]
+
+
+def _place(recorded: Recorded, flat: list[Any], sizes: Numbers, outputs: list[Any]) -> None:
+    """Put inputs that are handed back, views of their memory, and constants in their places."""
+    views: dict[Value, Tensor] = {}
     for position, output in recorded.as_made:
         if position is None:
             views[output.value] = _view(flat, sizes, recorded, output, None, views)
@@ -185,14 +210,6 @@ def finish(
             if output.value not in views:  # one tensor that is returned twice is one again
                 views[output.value] = _view(flat, sizes, recorded, output, outputs[position], views)
             outputs[position] = views[output.value]
-    for change in recorded.requires.changed:
-        change.redo()
-    for state in recorded.requires.states:
-        state.put(outputs, flat)
-    for index in recorded.requires.cleared:
-        flat[index].grad = None
-    built = recorded.out_structure.build(iter(outputs))
-    return built, rest[len(recorded.mutations) :]
 
 
 def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> None:

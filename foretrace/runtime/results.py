@@ -136,5 +136,5 @@ def repeat_changes(
     return [
         *(f"{redo}()" for redo in redone),
         *cleared,
-        *(f"{each}(({every}), ({given}))" for each in put),
+        *(f"{each}(({every}), ({given}), (args, kwargs))" for each in put),
     ]

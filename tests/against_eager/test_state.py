@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import foretrace
 from tests.support.bits import differences
@@ -211,6 +212,65 @@ def test_on_an_input() -> None:
         same(compiled(x), x + 1, "result")
         same(x.tag, x * 2, "attribute")  # type: ignore[attr-defined]
         assert x.level == 3  # type: ignore[attr-defined]
+
+
+class Layer:
+    """A part of a cache, as transformers has them."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.steps = 0
+
+
+class Cache:
+    def __init__(self, layers: int) -> None:
+        self.layers = [Layer() for _ in range(layers)]
+        self.marker = torch.zeros(())
+
+
+def decode(x: Tensor, cache: Cache, log: dict[str, Tensor]) -> Tensor:
+    for layer in cache.layers:
+        layer.keys = x if layer.keys is None else torch.cat([layer.keys, x])
+        x = x + layer.keys.mean(0)
+    log["last"] = x * 2
+    return x
+
+
+def test_objects_and_dicts_among_the_arguments() -> None:
+    """They are filled, and stay the caller's own; a cache that grows is captured three times."""
+    compiled = foretrace.compile(decode)
+    ours, eager = Cache(2), Cache(2)
+    held = [*ours.layers]
+    for _ in range(8):
+        x, logs = torch.randn(1, 4), (dict[str, Tensor](), dict[str, Tensor]())
+        same(compiled(x, ours, logs[0]), decode(x, eager, logs[1]), "result")
+        same(logs[0], logs[1], "dict")
+        for one, other in zip(ours.layers, eager.layers, strict=True):
+            same(vars(one), vars(other), "layer")
+    assert all(one is other for one, other in zip(held, ours.layers, strict=True))
+    assert len(compiled.recaptures) == 2
+
+
+def test_decoding_with_a_cache_of_transformers() -> None:
+    """Twenty tokens: the prompt, one token, and then one capture with the cache's length open."""
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    compiled = foretrace.compile(model)
+    caches, tokens = [DynamicCache(config=config) for _ in range(2)], torch.randint(64, (1, 5))
+    for _ in range(20):
+        with torch.no_grad():
+            results = [
+                run(input_ids=tokens, past_key_values=cache, use_cache=True)
+                for run, cache in zip((compiled, model), caches, strict=True)
+            ]
+        same(results[0].logits, results[1].logits, "logits")
+        for one, other in zip(caches[0].layers, caches[1].layers, strict=True):
+            same([one.keys, one.values], [other.keys, other.values], "cache")
+        tokens = results[1].logits[:, -1:].argmax(-1)
+    assert len(compiled.recaptures) == 2
 
 
 class Notes(nn.Module):

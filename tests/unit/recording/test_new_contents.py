@@ -176,19 +176,23 @@ def test_where_an_input_begins_matters_if_a_view_by_strides_is_taken_again() -> 
     assert recorded(fn, torch.zeros(4)).requires.begins.keys() == {0}
 
 
-def test_a_tensor_kept_in_a_module_is_refused() -> None:
+def test_a_tensor_kept_in_a_list_of_a_module_is_refused() -> None:
     class Keeps(nn.Module):
-        def forward(self, x):
-            self.last = x.neg()
-            return self.last
+        def __init__(self):
+            super().__init__()
+            self.seen = []
 
-    with pytest.raises(Refusal, match="stores a tensor in the attribute `last`"):
+        def forward(self, x):
+            self.seen.append(x.neg())
+            return x
+
+    with pytest.raises(Refusal, match="stores a tensor in the attribute `seen`"):
         recorded(Keeps(), X)
 
 
 def test_an_attribute_set_on_an_input_is_refused() -> None:
     def fn(x):
-        x.mark = 1
+        x.mark = object()
         return x.neg()
 
     with pytest.raises(Refusal, match="sets the attribute `mark`"):
