@@ -25,6 +25,8 @@ from foretrace.python_state.restoring import changes_of
 from foretrace.trace.recorder import Recorder
 
 GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
+ANNOTATED = "__annotations__"
+"""Where the body of a module or a class, as it is imported, notes its annotations"""
 ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR"})
 LAYERS = torch_api.TORCH_DIR + "nn/"
 BELOW_TORCH = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions")
@@ -135,7 +137,7 @@ class Outside:
 
     def _meet(self, frame: types.FrameType, code: types.CodeType) -> Notes:
         kind, space = origin_of(code.co_filename), frame.f_globals
-        if kind == "library":
+        if kind == "library" or code.co_name == "<module>":  # an import runs once, not each call
             return self._meet_as(code, ())
         reads = reads_of(code)
         self.attributes |= reads.attributes
@@ -230,7 +232,7 @@ def reads_of(code: types.CodeType) -> Reads:
     found = list(dis.get_instructions(code))
     texts = {c for c in code.co_consts if isinstance(c, str) and len(c) <= LONGEST}
     return Reads(
-        tuple(dict.fromkeys(i.argval for i in found if i.opname in GLOBALS)),
+        tuple(dict.fromkeys(i.argval for i in found if i.opname in GLOBALS and i.argval != ANNOTATED)),
         frozenset(i.argval for i in found if i.opname in ATTRIBUTES)
         | {text for text in texts if text.isidentifier() and not text.startswith("__")},
         frozenset(i.argval for i in found if i.opname == "STORE_GLOBAL"),

@@ -98,6 +98,7 @@ from foretrace.torch_api.patches import (
     PLACES as PLACES,
     as_written as as_written,
     called_as_written as called_as_written,
+    scalars_index as scalars_index,
     checkpoint_call as checkpoint_call,
     engine as engine,
     exporting as exporting,

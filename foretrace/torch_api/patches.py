@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
+from importlib import import_module
 from typing import Any, NoReturn
 
 import torch
@@ -65,6 +66,16 @@ def called_as_written(fn: Any, args: Any, kwargs: Any = None) -> Any:
 def _nested(program: Callable[..., Any], spec: TreeSpec, *leaves: Any) -> Any:
     """Call a program with its operands as they were nested."""
     return program(*tree_unflatten(leaves, spec))
+
+
+def scalars_index() -> AbstractContextManager[Any]:
+    """`table[b, h]` takes elements inside, though `b` and `h` are tensors that are scalars.
+
+    `flex_attention` calls what it holds so. The mode is in no public module, and in one of Dynamo's,
+    which is imported for it alone.
+    """
+    module = import_module("torch._dynamo._trace_wrapped_higher_order_op")
+    return vars(module)["TransformGetItemToIndex"]()  # type: ignore[no-any-return]
 
 
 def uncompiled() -> AbstractContextManager[None]:

@@ -15,7 +15,8 @@ from foretrace.history.call_facts import locate
 from foretrace.ir.op import Op, Subgraph, Value, target_name
 from foretrace.ir.types import TensorType
 from foretrace.ops.holders import holder_of
-from foretrace.passes.held import ENGINE, Held, Through, Walk
+from foretrace.through.attended import attended
+from foretrace.through.held import ENGINE, Held, Through, Walk
 
 aten = torch.ops.aten
 
@@ -27,12 +28,13 @@ def differentiate(op: Op, walk: Walk) -> None:
         Refusal: torch has none, or none that a graph can have.
     """
     holder = holder_of(op.target)
+    if op.target is torch.ops.higher_order.flex_attention:
+        return attended(op, walk)
     if holder is None or holder.loops:
         raise locate(_no_derivative(op), op)
     if holder.carried is not None:
-        _Scanned(op, holder, walk).differentiated()
-    else:
-        Held(op, holder, walk).differentiated()
+        return _Scanned(op, holder, walk).differentiated()
+    return Held(op, holder, walk).differentiated()
 
 
 def _no_derivative(op: Op) -> Refusal:

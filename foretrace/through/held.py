@@ -16,6 +16,7 @@ from foretrace.ir.types import TensorType
 from foretrace.ir.walk import in_bodies
 from foretrace.ops.holders import Groups, Holder
 from foretrace.ops.schemas import schema_of
+from foretrace.symbols.sizes import Symbols
 
 aten = torch.ops.aten
 ENGINE = RuleName("accumulate", "engine")
@@ -25,6 +26,10 @@ class Walk(Protocol):
     """A backward walk, as `Differentiation` is one."""
 
     gradients: dict[Value, Value]
+
+    @property
+    def symbols(self) -> Symbols:
+        """The program's sizes."""
 
     def add(self, value: Value, gradient: Value, because: Op) -> None:
         """One more gradient of a value."""
