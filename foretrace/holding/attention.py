@@ -137,10 +137,17 @@ class _Attending(Holding):
                 f"{name} of {self.name} gives {run.result[0]!r}, which is no tensor",
                 "return a tensor: for a mask of all, b.new_ones((), dtype=torch.bool)", run.frame,
             )  # fmt: skip
-        read = [*given, *self.outside([run], {*params, *values_in(given)})]
-        read += self.sizes([run], values_in(read))
-        result = run.result[0] if one else tuple(run.result)
-        return Subgraph(name, (*params, *read), tuple(run.ops), result), tuple(read)
+        outside = self.outside([run], {*params, *values_in(given)})
+        sizes = self.sizes([run], [*values_in(given), *outside])
+        result = run.result[0] if one else list(run.result)
+        program = Subgraph(name, (*params, *given, *outside, *sizes), tuple(run.ops), result)
+        return program, (*given, *map(self._read, outside), *sizes)
+
+    def _read(self, value: Value) -> Value:
+        """What is given for what a program reads: where Dynamo lifts none, no gradient passes."""
+        if self.recorder.lifts or not value.type.requires_grad:
+            return value
+        return self.recorder.call(torch.ops.aten.detach.default, (value,)).outs[0]
 
 
 class _AttendingBack(_Attending):

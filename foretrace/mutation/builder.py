@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -48,6 +49,8 @@ class Builder(torch_api.TorchDispatchMode):
         """what factories have made; leaves of autograd that the program has"""
         self.inference = self.inferred = self.holding = False
         """in inference mode; whether it has been; in a program that an operator holds"""
+        self.lifts = False
+        """whether what a program reads from around is given to it, as Dynamo gives it"""
         self.module: ModuleCall | None = None
         self.checkpoint: Checkpoint | None = None
         self.functional_form: Op | None = None
@@ -141,6 +144,19 @@ class Builder(torch_api.TorchDispatchMode):
         finally:
             for name, item in zip(names, before, strict=True):
                 setattr(self, name, item)
+
+    def lifting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, in whose place eager runs what Dynamo makes of it."""
+
+        @wraps(function)
+        def lifted(*args: Any, **kwargs: Any) -> Any:
+            before, self.lifts = self.lifts, True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.lifts = before
+
+        return lifted
 
     def user_code(self) -> AbstractContextManager[None]:
         """Inside, the program's own code runs again, in the midst of a call."""

@@ -232,7 +232,9 @@ def reads_of(code: types.CodeType) -> Reads:
     found = list(dis.get_instructions(code))
     texts = {c for c in code.co_consts if isinstance(c, str) and len(c) <= LONGEST}
     return Reads(
-        tuple(dict.fromkeys(i.argval for i in found if i.opname in GLOBALS and i.argval != ANNOTATED)),
+        tuple(
+            dict.fromkeys(i.argval for i in found if i.opname in GLOBALS and i.argval != ANNOTATED)
+        ),
         frozenset(i.argval for i in found if i.opname in ATTRIBUTES)
         | {text for text in texts if text.isidentifier() and not text.startswith("__")},
         frozenset(i.argval for i in found if i.opname == "STORE_GLOBAL"),

@@ -96,13 +96,13 @@ from foretrace.torch_api.inductor import (
 )
 from foretrace.torch_api.patches import (
     PLACES as PLACES,
-    as_written as as_written,
     called_as_written as called_as_written,
-    scalars_index as scalars_index,
+    calls_attention as calls_attention,
     checkpoint_call as checkpoint_call,
     engine as engine,
     exporting as exporting,
     replaced as replaced,
+    scalars_index as scalars_index,
     selective_policy as selective_policy,
     switched as switched,
     uncompiled as uncompiled,

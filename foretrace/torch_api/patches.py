@@ -45,9 +45,9 @@ def exporting() -> AbstractContextManager[None]:
     return switched(vars(torch.compiler), _is_compiling_flag=True, _is_exporting_flag=True)
 
 
-def as_written(model: Any = None, **_: Any) -> Any:
-    """In the place of `torch.compile`: the function itself, also as a decorator."""
-    return model if model is not None else as_written
+def calls_attention(function: Any) -> bool:
+    """Whether it is the function that `flex_attention` gives to `torch.compile` in eager."""
+    return getattr(function, "__module__", "") == "torch.nn.attention.flex_attention"
 
 
 def called_as_written(fn: Any, args: Any, kwargs: Any = None) -> Any:
