@@ -144,7 +144,8 @@ class Outside:
         if kind == "layer":
             return self._meet_as(code, ())
         for name in reads.globals:
-            if (name in space or name in reads.binds) and (id(space), name) not in self.places:
+            known = name == ANNOTATED or (id(space), name) in self.places
+            if (name in space or name in reads.binds) and not known:
                 self.places[id(space), name] = Place(name, space, space.get(name, MISSING))
         free = set(code.co_freevars) - {"__class__"}
         return self._meet_as(code, (self._note_cells,) if free else ())
@@ -232,9 +233,7 @@ def reads_of(code: types.CodeType) -> Reads:
     found = list(dis.get_instructions(code))
     texts = {c for c in code.co_consts if isinstance(c, str) and len(c) <= LONGEST}
     return Reads(
-        tuple(
-            dict.fromkeys(i.argval for i in found if i.opname in GLOBALS and i.argval != ANNOTATED)
-        ),
+        tuple(dict.fromkeys(i.argval for i in found if i.opname in GLOBALS)),
         frozenset(i.argval for i in found if i.opname in ATTRIBUTES)
         | {text for text in texts if text.isidentifier() and not text.startswith("__")},
         frozenset(i.argval for i in found if i.opname == "STORE_GLOBAL"),

@@ -1,7 +1,6 @@
-"""The derivative of `flex_attention`: torch's own operator for it, which holds what changes a score
-and the derivative of that.
+"""The derivative of `flex_attention`: torch's own operator for it.
 
-The derivative of a score is a program of scalars: from the score, where it is, the gradient of what
+It holds what changes a score, and the derivative of that. The derivative of a score is a program of scalars: from the score, where it is, the gradient of what
 became of it and what that reads, to the gradients of the score and of what is read. torch runs it
 for all scores at once, and adds up the gradients of what was read by an operator of its own.
 Source: `FlexAttentionAutogradOp` and `create_fw_bw_graph` in
@@ -41,7 +40,7 @@ def attended(op: Op, walk: Walk) -> None:
     }  # fmt: skip
     types = attention_gradients(named, walk.symbols.hint)
     named[BUFFERS] = tuple(_leaf(op, item, walk) for item in given[BUFFERS])
-    result = map_tree(types, lambda type: type and Value(type))
+    result = map_tree(types, lambda leaf: leaf and Value(leaf))
     args = tuple(named[name] for name in ATTENTION_BACKWARD)
     walk.put(Op(
         torch.ops.higher_order.flex_attention_backward, args, {}, result,
