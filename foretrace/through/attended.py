@@ -1,9 +1,9 @@
 """The derivative of `flex_attention`: torch's own operator for it.
 
-It holds what changes a score, and the derivative of that. The derivative of a score is a program of scalars: from the score, where it is, the gradient of what
-became of it and what that reads, to the gradients of the score and of what is read. torch runs it
-for all scores at once, and adds up the gradients of what was read by an operator of its own.
-Source: `FlexAttentionAutogradOp` and `create_fw_bw_graph` in
+It holds what changes a score, and the derivative of that: a program of scalars from the score,
+where it is, the gradient of what became of it and what that reads, to the gradients of the score
+and of what is read. torch runs it for all scores at once, and adds up what was read by an operator
+of its own. Source: `FlexAttentionAutogradOp` and `create_fw_bw_graph` in
 torch/_higher_order_ops/flex_attention.py, torch 2.13.
 """
 

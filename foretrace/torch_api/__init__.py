@@ -83,6 +83,8 @@ from foretrace.torch_api.functions import (
     applied as applied,
     applied_as_written as applied_as_written,
     backward_node as backward_node,
+    flat_call as flat_call,
+    held_by_files as held_by_files,
 )
 from foretrace.torch_api.graphs import (
     LazyGraphModule as LazyGraphModule,

@@ -71,8 +71,8 @@ def _nested(program: Callable[..., Any], spec: TreeSpec, *leaves: Any) -> Any:
 def scalars_index() -> AbstractContextManager[Any]:
     """`table[b, h]` takes elements inside, though `b` and `h` are tensors that are scalars.
 
-    `flex_attention` calls what it holds so. The mode is in no public module, but in one of Dynamo's,
-    which is imported when it is asked for.
+    `flex_attention` calls what it holds so. The mode is in no public module: it is Dynamo's, and
+    imported when it is asked for.
     """
     module = import_module("torch._dynamo._trace_wrapped_higher_order_op")
     return vars(module)["TransformGetItemToIndex"]()  # type: ignore[no-any-return]
