@@ -9,14 +9,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy
+import torch
 
 from foretrace import torch_api
+from foretrace.errors import Refusal
 from foretrace.holding.programs import Holding, Run
-from foretrace.ir.op import Op, Subgraph, Value, values_in
+from foretrace.ir.op import Choice, Op, Subgraph, Value, values_in
 from foretrace.ir.types import TensorType
 from foretrace.ir.walk import read_outside
 from foretrace.mutation.call import Call
 from foretrace.ops.holders import Groups, Holder
+
+
+aten = torch.ops.aten
+STACKED = torch.ops.higher_order.while_loop_stack_output
+ROUNDS = Choice("rounds", "stacked", "the backward needs what each round has made")
 
 
 class Grouped(Holding):
@@ -89,10 +96,11 @@ class Grouped(Holding):
             for place, run in enumerate(runs)
         ]  # fmt: skip
         args = self.holder.join(self.call.args, subgraphs, [*fixed, [*kept.values(), *sizes]])
-        outs = self._outs(last, values_in(args))
+        outs = self._outs(last, args)
+        below = self._rounds(last, args, outs) if self.name == "while_loop" else None
         op = Op(
             self.call.func, args, self.call.kwargs, list(outs), tuple(values_in(outs)),
-            origin=self.origin,
+            origin=self.origin, below=below, choice=ROUNDS if below else None,
         )  # fmt: skip
         self.recorder.append(op)
         tensors = [self.recorder.abstract(o) if isinstance(o, Value) else o for o in outs]
@@ -100,9 +108,11 @@ class Grouped(Holding):
 
     # ---- results ------------------------------------------------------------------------------
 
-    def _outs(self, run: Run, operands: list[Value]) -> list[Any]:
+    def _outs(self, run: Run, args: tuple[Any, ...]) -> list[Any]:
         """What the operator gives."""
-        followed = self.origin.grad_mode and any(v.type.requires_grad for v in operands)
+        followed = self.origin.grad_mode and any(v.type.requires_grad for v in values_in(args))
+        if self.holder.counted:
+            return self._stacked(run, args, followed=followed)
         carried = len(self.groups[self.holder.carried]) if self.holder.carried is not None else 0
         return [
             self._out(item, followed, rows=self.holder.stacks and place >= carried)
@@ -119,6 +129,34 @@ class Grouped(Holding):
             type = type.but(shape=(count, *type.shape)).contiguous()
         type = type.but(offset=0).with_grad(followed and type.differentiable)
         return Value(self.recorder.types.intern(type))
+
+    def _stacked(self, run: Run, args: tuple[Any, ...], *, followed: bool) -> list[Value]:
+        """The rows that a loop gives: how many there are depends on data.
+
+        Raises:
+            Refusal: the example's values are not known.
+        """
+        example = self.recorder.example(self.recorder, STACKED, args, {})
+        count = self.recorder.types.symbols.size_from_data(len(example[0]))
+        rows = [type.but(shape=(count, *type.shape)).contiguous() for type in run.types]
+        intern = self.recorder.types.intern
+        return [Value(intern(type.with_grad(followed and type.differentiable))) for type in rows]
+
+    def _rounds(self, run: Run, args: tuple[Any, ...], outs: list[Any]) -> list[Op] | None:
+        """What a loop that autograd follows is made of, as it needs what each round has made.
+
+        None where the example's values are not known: nobody can say how many rounds there are.
+        """
+        if not any(out.type.requires_grad for out in outs):
+            return None
+        try:
+            rows = self._stacked(run, args, followed=False)
+        except Refusal:
+            return None
+        ops = [Op(STACKED, args, {}, rows, tuple(rows), origin=self.origin)]
+        for row, out in zip(rows, outs, strict=True):
+            ops.append(Op(aten.select_copy.int, (row, 0, -1), {}, out, (out,), origin=self.origin))
+        return ops
 
     # ---- what torch refuses ---------------------------------------------------------------------
 

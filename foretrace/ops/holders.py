@@ -43,6 +43,8 @@ class Holder:
     """which of the programs says yes or no, and gives no tuple"""
     loops: bool = False
     """how often a program runs is not known before it runs"""
+    counted: bool = False
+    """gives rows: one for each round, of all results"""
     drops: bool = True
     """an operand of the last group that no program reads is none; Dynamo passes none such"""
 
@@ -70,6 +72,10 @@ HOLDERS: Mapping[str, Holder] = MappingProxyType({
     "while_loop": Holder(
         ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph")), (2, 3), carried=0,
         condition=0, loops=True,
+    ),
+    "while_loop_stack_output": Holder(
+        ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph")), (2, 3), carried=0,
+        condition=0, loops=True, counted=True,
     ),
     "map_impl": Holder(((0, "body_graph"),), (1, 2), rows=0, stacks=True),
     "scan": Holder(((0, "scan_combine_graph"),), (1, 2, 3), rows=1, carried=0, stacks=True),

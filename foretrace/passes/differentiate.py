@@ -105,6 +105,8 @@ class Differentiation:
             self._unfollowed_in(op)
         elif isinstance(op.target, FunctionCall):
             self._function(op)
+        elif op.own and subgraphs_of(op):
+            differentiate_held(op, self)
         elif not op.leaf and not op.writes and not self.table.wins(op.target):
             self._composite(op)
         else:

@@ -117,12 +117,7 @@ class Held:
     def _own(
         self, walk: Through, gradient: Value | None, param: Value, given: Sequence[Value]
     ) -> Value:
-        """A gradient as a tensor of its own: no program gives back what it got, or one twice."""
-        if gradient is None:
-            return walk.append(aten.zeros_like.default, (param,), {}, self.op, self.rule).outs[0]
-        if gradient not in given and _makes(walk.ops, gradient):
-            return gradient
-        return walk.append(aten.clone.default, (gradient,), {}, self.op, self.rule).outs[0]
+        return own(walk, gradient, param, given, self.op, self.rule)
 
     def _alike(self, programs: list[Subgraph]) -> list[Subgraph]:
         """The programs with gradients of one layout, whichever of them runs."""
@@ -171,6 +166,18 @@ class Held:
         kwargs = {"dtype": type.dtype, "device": type.device}
         args = (list(type.shape),)
         return self.walk.append(aten.zeros.default, args, kwargs, self.op, ENGINE).outs[0]
+
+
+def own(  # noqa: PLR0913 - the last two say what the ops are there for
+    walk: Through, gradient: Value | None, param: Value, given: Sequence[Value], because: Op,
+    rule: RuleName,
+) -> Value:  # fmt: skip
+    """A gradient as a tensor of its own: no program gives back what it got, or one twice."""
+    if gradient is None:
+        return walk.append(aten.zeros_like.default, (param,), {}, because, rule).outs[0]
+    if gradient not in given and _makes(walk.ops, gradient):
+        return gradient
+    return walk.append(aten.clone.default, (gradient,), {}, because, rule).outs[0]
 
 
 def _makes(ops: Sequence[Op], value: Value) -> bool:

@@ -16,6 +16,7 @@ from foretrace.ir.op import Op, Subgraph, Value, target_name
 from foretrace.ir.types import TensorType
 from foretrace.ops.holders import holder_of
 from foretrace.through.attended import attended
+from foretrace.through.looped import Looped
 from foretrace.through.held import ENGINE, Held, Through, Walk
 
 aten = torch.ops.aten
@@ -30,6 +31,8 @@ def differentiate(op: Op, walk: Walk) -> None:
     holder = holder_of(op.target)
     if op.target is torch.ops.higher_order.flex_attention:
         return attended(op, walk)
+    if op.own:
+        return Looped(op, walk).differentiated()
     if holder is None or holder.loops:
         raise locate(_no_derivative(op), op)
     if holder.carried is not None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
-from torch._higher_order_ops.while_loop import while_loop
+from torch._higher_order_ops.while_loop import while_loop, while_loop_stack_output_op
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
 from tests.programs.registry import N, built, c, program, t
@@ -112,6 +112,38 @@ def rounds_while_small(x: Tensor) -> Tensor:
         (x.new_zeros(()), x),
     )
     return y + count
+
+
+@program(t(3), t(3), t(2, 3))
+def rounds_that_train(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def turn(i: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return i + 1, (y * w).sin() + x, (z * y).t().contiguous().t() * 0.5
+
+    count, last, rest = while_loop(
+        lambda i, y, z: (i < 4) & (z.sum() < 1e6), turn, (x.new_zeros(()), x * 2, y.exp())
+    )
+    return last * count, rest + last
+
+
+@program(t(3), t(3))
+def rounds_that_train_and_are_none(x: Tensor, w: Tensor) -> Tensor:
+    (last,) = while_loop(lambda y: y.sum() < -1e6, lambda y: (y * w,), (x * 2,))
+    return last.cos()
+
+
+@program(t(3), c(3))
+def rounds_before_and_after(x: Tensor, y: Tensor) -> Tensor:
+    (first,) = while_loop(lambda a: a.sum() < 3, lambda a: (a + y.exp(),), (x * 1,))
+    (second,) = while_loop(lambda a: a.norm() > 1, lambda a: (a / 2,), (first * x,))
+    return first * second
+
+
+@program(c(3), train=False)
+def rounds_as_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    count, rows = while_loop_stack_output_op(
+        lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (x.new_zeros(()), x), ()
+    )
+    return count.sum(), rows[1:].sin()
 
 
 @program(c(3), c(2, 3), c(3), train=False)
