@@ -20,7 +20,6 @@ from foretrace.ir.walk import read_outside
 from foretrace.mutation.call import Call
 from foretrace.ops.holders import Groups, Holder
 
-
 aten = torch.ops.aten
 STACKED = torch.ops.higher_order.while_loop_stack_output
 ROUNDS = Choice("rounds", "stacked", "the backward needs what each round has made")

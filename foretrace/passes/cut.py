@@ -26,7 +26,7 @@ from foretrace.ir.op import (
 )
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
 from foretrace.ir.types import Arrived, TensorType
-from foretrace.ir.walk import with_subgraphs
+from foretrace.ir.walk import subgraphs_of, with_subgraphs
 from foretrace.ops.schemas import schema_of
 from foretrace.passes.asserted import with_assertions
 from foretrace.passes.differentiate import Differentiation
@@ -44,6 +44,8 @@ class Level:
     written: bool
     keep: tuple[Selector, ...] = ()
     open: tuple[Selector, ...] = ()
+    differentiated: bool = False
+    """loops give what each round has made, where autograd follows them"""
 
     def whole(self, op: Op) -> bool:
         """Whether the op is one node."""
@@ -54,6 +56,8 @@ class Level:
             return self.whole(target.of) and (not target.of.leaf or self.kept(target.of))
         if self.kept(op):
             return True
+        if op.own and subgraphs_of(op):
+            return not self.differentiated
         if op.leaf or (self.open and any(selects(s, op) for s in self.open)):
             return op.leaf
         if not self.written or op.opened or isinstance(target, ModuleCall):
@@ -242,6 +246,7 @@ def differentiated(
         semantics.derivatives, semantics.inference, semantics.table, level.whole, outside,
         Stale(recorded.overwritten),
     )  # fmt: skip
+    level = replace(level, differentiated=True)
     tangents = _seed(recorded, walk, loss, given)
     walk.stale.meet(recorded.ops)
     walk.walk(recorded.ops)

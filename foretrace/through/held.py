@@ -168,7 +168,7 @@ class Held:
         return self.walk.append(aten.zeros.default, args, kwargs, self.op, ENGINE).outs[0]
 
 
-def own(  # noqa: PLR0913 - the last two say what the ops are there for
+def own(
     walk: Through, gradient: Value | None, param: Value, given: Sequence[Value], because: Op,
     rule: RuleName,
 ) -> Value:  # fmt: skip

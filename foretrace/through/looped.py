@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from foretrace.ir.op import Op, RuleName, Subgraph, Value, target_name, values_in
-from foretrace.ir.types import TensorType
+from foretrace.ir.op import Op, RuleName, Subgraph, Value, target_name
 from foretrace.ops.holders import holder_of
 from foretrace.through.held import ENGINE, Through, Walk, own
 
@@ -57,7 +56,7 @@ class Looped:
         return value
 
     def _gradient(self, out: Value) -> Value:
-        """The gradient of a result in order, as each round gives it: of zeros where none arrives."""
+        """The gradient of a result, laid out in order: zeros where none arrives."""
         found = self.walk.gradients.get(out)
         if found is None:
             kwargs = {"dtype": out.type.dtype, "device": out.type.device}
@@ -99,7 +98,7 @@ class Looped:
     def _round(
         self, params: tuple[Any, ...], formals: Sequence[Value], rows: Sequence[Value], count: Any
     ) -> Subgraph:
-        """One round of the backward: the round of the forward again, and the way back through it."""
+        """One round: that of the forward again, and the way back through it."""
         index, gradients, totals = (
             formals[0],
             formals[1:][: len(self.floats)],

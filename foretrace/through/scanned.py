@@ -16,8 +16,8 @@ from foretrace.ir.op import Op, Subgraph, Value, target_name
 from foretrace.ir.types import TensorType
 from foretrace.ops.holders import holder_of
 from foretrace.through.attended import attended
-from foretrace.through.looped import Looped
 from foretrace.through.held import ENGINE, Held, Through, Walk
+from foretrace.through.looped import Looped
 
 aten = torch.ops.aten
 

@@ -161,7 +161,8 @@ def autocast_seen(devices: frozenset[str]) -> Iterator[None]:
 
 def returns_bool(op: Any) -> bool:
     """Whether an operator answers yes or no."""
-    return [str(each.type) for each in op._schema.returns] == ["bool"]
+    returns = getattr(op, "_schema", None)
+    return returns is not None and [str(each.type) for each in returns.returns] == ["bool"]
 
 
 def schema_of(op: Any) -> Any:

@@ -117,7 +117,7 @@ def rounds_while_small(x: Tensor) -> Tensor:
 @program(t(3), t(3), t(2, 3))
 def rounds_that_train(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     def turn(i: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return i + 1, (y * w).sin() + x, (z * y).t().contiguous().t() * 0.5
+        return i + 1, (y * w).sin() + x, (z * y).cos() * 0.5
 
     count, last, rest = while_loop(
         lambda i, y, z: (i < 4) & (z.sum() < 1e6), turn, (x.new_zeros(()), x * 2, y.exp())
