@@ -45,6 +45,8 @@ class Holder:
     """how often a program runs is not known before it runs"""
     counted: bool = False
     """gives rows: one for each round, of all results"""
+    trains: bool = True
+    """whether torch has a derivative of it"""
     drops: bool = True
     """an operand of the last group that no program reads is none; Dynamo passes none such"""
 
@@ -80,6 +82,9 @@ HOLDERS: Mapping[str, Holder] = MappingProxyType({
     "map_impl": Holder(((0, "body_graph"),), (1, 2), rows=0, stacks=True),
     "scan": Holder(((0, "scan_combine_graph"),), (1, 2, 3), rows=1, carried=0, stacks=True),
     "invoke_subgraph": Holder(((0, "repeated_subgraph"),), (), rest=2),
+    "strict_mode": Holder(((0, "strict_graph"),), (1,), trains=False),
+    "hints_wrapper": Holder(((0, "hints_wrapper_body_graph"),), (1,), trains=False),
+    "run_const_graph": Holder(((0, "const_graph"),), (1,), trains=False),
     "invoke_quant": Holder(((0, "subgraph"),), (), rest=1),
     "invoke_quant_packed": Holder(((0, "subgraph"),), (), rest=1),
 })  # fmt: skip

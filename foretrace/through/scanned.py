@@ -33,7 +33,13 @@ def differentiate(op: Op, walk: Walk) -> None:
         return attended(op, walk)
     if op.own:
         return Looped(op, walk).differentiated()
-    if holder is None or holder.loops:
+    if holder is None or not holder.trains:
+        raise locate(Refusal(
+            f"torch has no derivative of {target_name(op.target)}",
+            kind="no derivative",
+            do=("call the function that it holds", "or run it under torch.no_grad()"),
+        ), op)  # fmt: skip
+    if holder.loops:
         raise locate(_no_derivative(op), op)
     if holder.carried is not None:
         return _Scanned(op, holder, walk).differentiated()

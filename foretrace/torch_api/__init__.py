@@ -57,6 +57,7 @@ from foretrace.torch_api.dispatch import (
     sees_calls as sees_calls,
     switches as switches,
     with_autograd as with_autograd,
+    with_out_dtype as with_out_dtype,
     without_cudnn as without_cudnn,
 )
 from foretrace.torch_api.fake import (
