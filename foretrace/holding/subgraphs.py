@@ -144,9 +144,10 @@ class Grouped(Holding):
     def _rounds(self, run: Run, args: tuple[Any, ...], outs: list[Any]) -> list[Op] | None:
         """What a loop that autograd follows is made of, as it needs what each round has made.
 
-        None where the example's values are not known: nobody can say how many rounds there are.
+        None where the example's values are not known: nobody can say how many rounds there are. So
+        it is in a program that an operator holds: who knows whether it ends, where that does not run.
         """
-        if not any(out.type.requires_grad for out in outs):
+        if self.recorder.holding or not any(out.type.requires_grad for out in outs):
             return None
         try:
             rows = self._stacked(run, args, followed=False)
