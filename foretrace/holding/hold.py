@@ -72,7 +72,7 @@ def _inline(call: Call, does: Callable[..., Any]) -> Any:
     if name == "out_dtype" and followed:
         raise Refusal(
             f"{name} has no derivative, in eager neither", kind=KIND,
-            do=("call it under torch.no_grad()", "or cast what the operator itself gives: to(dtype)"),
+            do=("call it under torch.no_grad()", "or cast what the operator gives: to(dtype)"),
         )  # fmt: skip
     args, kwargs = recorder.concrete((call.args, call.kwargs), call.by_value)
     with recorder.listening(), recorder.user_code():

@@ -145,7 +145,7 @@ class Grouped(Holding):
         """What a loop that autograd follows is made of, as it needs what each round has made.
 
         None where the example's values are not known: nobody can say how many rounds there are. So
-        it is in a program that an operator holds: who knows whether it ends, where that does not run.
+        it is in a program that an operator holds: it need not end, where that does not run.
         """
         if self.recorder.holding or not any(out.type.requires_grad for out in outs):
             return None

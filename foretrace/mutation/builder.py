@@ -49,8 +49,6 @@ class Builder(torch_api.TorchDispatchMode):
         """what factories have made; leaves of autograd that the program has"""
         self.inference = self.inferred = self.holding = False
         """in inference mode; whether it has been; in a program that an operator holds"""
-        self.lifts = False
-        """whether what a program reads from around is given to it, as Dynamo gives it"""
         self.module: ModuleCall | None = None
         self.checkpoint: Checkpoint | None = None
         self.functional_form: Op | None = None
@@ -69,6 +67,9 @@ class Builder(torch_api.TorchDispatchMode):
         self._depth, self.bodies = 0, list[list[Op] | None]()  # None: one that calls will share
         self._failure: tuple[BaseException | None, list[str]] = (None, [])
         self._frame_inside: Frame | None = None
+
+    lifts = False
+    """Whether what a program reads from around is given to it, as Dynamo gives it"""
 
     supports_higher_order_operators = True
     """`cond` and its like come here as any operator does; Dynamo, which they run, rests then"""

@@ -59,7 +59,7 @@ can_auto_functionalize: Callable[[Any], bool] = auto_functionalize.can_auto_func
 
 
 def with_out_dtype(*args: Any) -> Any:
-    """What eager does for `out_dtype`, on every device. Source: torch/_higher_order_ops/out_dtype.py."""
+    """What eager does for `out_dtype`: see torch/_higher_order_ops/out_dtype.py."""
     kernels = torch.ops.higher_order.out_dtype.py_kernels
     return kernels[_C.DispatchKey.CompositeExplicitAutograd](*args)
 

@@ -75,7 +75,7 @@ def scalars_index() -> AbstractContextManager[Any]:
     imported when it is asked for.
     """
     module = import_module("torch._dynamo._trace_wrapped_higher_order_op")
-    return vars(module)["TransformGetItemToIndex"]()  # type: ignore[no-any-return]
+    return vars(module)["TransformGetItemToIndex"]()
 
 
 def uncompiled() -> AbstractContextManager[None]:
