@@ -166,7 +166,10 @@ def cut_inside(
         found = cut_inside(live(flat, results, semantics), level, semantics, history)
         return replace(subgraph, ops=tuple(with_saved(found, results)))
 
-    return [with_subgraphs(op, inside) for op in ops]
+    found = [with_subgraphs(op, inside) for op in ops]
+    if history is None:
+        return found
+    return [op.but(below=None) if op.own and subgraphs_of(op) else op for op in found]
 
 
 def _trainable(
