@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.holding.programs import Holding
+from foretrace.holding.programs import Holding, Run
 from foretrace.ir.op import Op, Subgraph, Tree, Value, values_in
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
@@ -26,6 +26,7 @@ from foretrace.ops.holders import (
 
 BUFFERS, MASK_BUFFERS = "score_mod_other_buffers", "mask_mod_other_buffers"
 BOTH = ("score", "grad")
+NARROW = (torch.float16, torch.bfloat16)
 PLACE, PLACES = torch.int32, ("b", "h", "q_idx", "kv_idx")
 """Where a score is: what a program is given after it, as torch traces one"""
 
@@ -127,10 +128,11 @@ class _Attending(Holding):
         params = [Value(intern(type), hint) for type, hint in zip(scalars, names, strict=False)]
         tensors: list[Any] = list(map(self.recorder.abstract, params))
         tensors += [by_value[item] if isinstance(item, Value) else item for item in given]
-        with self.recorder.unwatched:
-            elements = torch_api.scalars_index()
-        with elements:
-            run = self.run(function, name, tensors)
+        run = self._run(function, name, tensors)
+        if scores and scores[0].dtype in NARROW:
+            wide = [Value(intern(scores[0].but(dtype=torch.float32)), "score")]
+            again = self._run(function, name, [self.recorder.abstract(wide[0]), *tensors[1:]])
+            self._check_same(run, again)
         one = len(scores) < len(BOTH)
         if one and not isinstance(run.leaves[0], torch.Tensor):
             self.refuse(
@@ -143,11 +145,37 @@ class _Attending(Holding):
         program = Subgraph(name, (*params, *given, *outside, *sizes), tuple(run.ops), result)
         return program, (*given, *map(self._read, outside), *sizes)
 
+    def _run(self, function: Any, name: str, tensors: Sequence[Any]) -> Run:
+        with self.recorder.unwatched:
+            elements = torch_api.scalars_index()
+        with elements:
+            return self.run(function, name, tensors)
+
+    def _check_same(self, run: Run, wide: Run) -> None:
+        """Refuse what does something else where scores are wide: eager computes them so.
+
+        Its derivative is that of the dtype of the query all the same.
+        """
+        traced, runs = (
+            [str(op.target) for op in each.ops if not _widens(op)] for each in (run, wide)
+        )
+        if traced != runs:
+            self.refuse(
+                f"{run.name} of {self.name} casts scores, which are {self.score.dtype} while it is"
+                " traced, and float32 where it runs",
+                "compute with the score as it is, or give the query as float32", run.frame,
+            )  # fmt: skip
+
     def _read(self, value: Value) -> Value:
         """What is given for what a program reads: where Dynamo lifts none, no gradient passes."""
         if self.recorder.lifts or not value.type.requires_grad:
             return value
         return self.recorder.call(torch.ops.aten.detach.default, (value,)).outs[0]
+
+
+def _widens(op: Op) -> bool:
+    """Whether it casts to float32, which changes no score where they are that already."""
+    return str(op.target) == "aten.to.dtype" and op.args[1] is torch.float32
 
 
 class _AttendingBack(_Attending):
