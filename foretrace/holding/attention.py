@@ -20,13 +20,13 @@ from foretrace.mutation.call import Call
 from foretrace.ops.holders import (
     ATTENTION,
     ATTENTION_BACKWARD,
+    NARROW,
     attention_gradients,
     attention_types,
 )
 
 BUFFERS, MASK_BUFFERS = "score_mod_other_buffers", "mask_mod_other_buffers"
 BOTH = ("score", "grad")
-NARROW = (torch.float16, torch.bfloat16)
 PLACE, PLACES = torch.int32, ("b", "h", "q_idx", "kv_idx")
 """Where a score is: what a program is given after it, as torch traces one"""
 
@@ -157,13 +157,14 @@ class _Attending(Holding):
         Its derivative is that of the dtype of the query all the same.
         """
         traced, runs = (
-            [str(op.target) for op in each.ops if not _widens(op)] for each in (run, wide)
+            [(str(op.target), len(op.outs)) for op in each.ops if not _widens(op)]
+            for each in (run, wide)
         )
         if traced != runs:
             self.refuse(
                 f"{run.name} of {self.name} casts scores, which are {self.score.dtype} while it is"
                 " traced, and float32 where it runs",
-                "compute with the score as it is, or give the query as float32", run.frame,
+                ("compute with the score as it is", "or give the query as float32"), run.frame,
             )  # fmt: skip
 
     def _read(self, value: Value) -> Value:

@@ -105,7 +105,7 @@ class Holding:
                 "return a clone of it", run.frame,
             )  # fmt: skip
 
-    def refuse(self, what: str, do: str, at: Frame | None = None) -> NoReturn:
+    def refuse(self, what: str, do: str | tuple[str, ...], at: Frame | None = None) -> NoReturn:
         """Refuse the call, at a line of the program or where the operator is called."""
         raise Refusal(what, kind=KIND, at=at or self.origin.frame, do=do)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from foretrace.ir.op import Value
+from foretrace.ir.op import Subgraph, Value
 from foretrace.ir.types import TensorType
 
 Groups: TypeAlias = list[list[Any]]
@@ -107,6 +107,19 @@ ATTENTION_BACKWARD = (
     *("score_mod_other_buffers", "mask_mod_other_buffers"),
 )
 """Those of `flex_attention_backward`"""
+
+
+NARROW = (torch.float16, torch.bfloat16)
+"""Dtypes of a query for which scores are computed in float32"""
+
+
+def runs_wider(program: Subgraph) -> bool:
+    """Whether a program is given wider scores than it was recorded with.
+
+    What its ops are made of says how they compute with these, and has to be asked when it runs.
+    """
+    scores = program.name in ("sdpa_score", "fw_graph")
+    return scores and program.values[0].type.dtype in NARROW
 
 
 def attention_types(query: TensorType, value: TensorType, hint: Hint) -> tuple[TensorType, ...]:

@@ -27,6 +27,7 @@ from foretrace.ir.op import (
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
 from foretrace.ir.types import Arrived, TensorType
 from foretrace.ir.walk import subgraphs_of, with_subgraphs
+from foretrace.ops.holders import runs_wider
 from foretrace.ops.schemas import schema_of
 from foretrace.passes.asserted import with_assertions
 from foretrace.passes.differentiate import Differentiation
@@ -154,9 +155,11 @@ def cut_inside(
     ops: Iterable[Op], level: Level, semantics: TargetSemantics, history: History | None = None
 ) -> list[Op]:
     """The ops of a cut, with what they hold cut at the same level; `history`: of a forward cut."""
+    outer = level
 
     def inside(subgraph: Subgraph) -> Subgraph:
         results, held = values_in(subgraph.result), subgraph.ops
+        level = replace(outer, written=True, open=()) if runs_wider(subgraph) else outer
         if history is None:
             flat = list(flatten(held, level))
         else:

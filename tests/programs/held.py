@@ -1,9 +1,12 @@
 """Programs that an operator holds (`torch.cond` and its like); others' operators that write."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, _higher_order_ops as higher_order_ops, nn
+from torch._higher_order_ops.foreach_map import foreach_map
 from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.out_dtype import out_dtype
 from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.strict_mode import strict_mode
 from torch._higher_order_ops.while_loop import while_loop, while_loop_stack_output_op
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
@@ -240,3 +243,20 @@ def attention_in_a_module() -> nn.Module:
             return self.out(made.transpose(1, 2).reshape(2, 6, 4))  # type: ignore[no-any-return]
 
     return Attends()
+
+
+@program(c(1, 2, 8, 4, dtype=torch.float16), t(8, dtype=torch.float16))
+def attention_in_half_precision(q: Tensor, bias: Tensor) -> Tensor:
+    def score(s: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+        return torch.where(m >= n, s * bias[n], -1.2345) + s.float().sin()
+
+    return flex_attention(q, q, q, score)  # type: ignore[return-value]
+
+
+@program(c(3), train=False)
+def operators_of_torchs_tools(x: Tensor) -> Tensor:
+    x = strict_mode(lambda y: (y.sin() * 2,), (x,))[0]
+    x = higher_order_ops.hints_wrapper(lambda y: y.cos(), (x,), {}, {"hint": 1})
+    first, second = foreach_map(torch.add, [x, x], [x, x * 2])
+    made: Tensor = out_dtype(torch.ops.aten.mul.Tensor, torch.float64, first, second)
+    return made

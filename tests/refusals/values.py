@@ -512,6 +512,24 @@ EIGHT = torch.randn(8, requires_grad=True)
 refuses("no derivative", "through/scanned.py:_begun", cuts(scans_turned, EIGHT), scans_turned,
         quietly(trained(scans_straight, EIGHT)))  # fmt: skip
 Q = torch.randn(1, 2, 16, 16)
+HALF = torch.randn(1, 2, 16, 16, dtype=torch.float16)
+
+
+def casts_scores(q: Tensor) -> Tensor:
+    def score(s: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+        return s.to(torch.float16) * 0.5  # here
+
+    return flex_attention(q, q, q, score)  # type: ignore[return-value]
+
+
+def halves_scores(q: Tensor) -> Tensor:
+    return flex_attention(q, q, q, lambda s, b, h, m, n: s * 0.5)  # type: ignore[return-value]
+
+
+refuses(
+    "higher-order operator", HOLDS, quietly(captures(casts_scores, HALF)), casts_scores,
+    quietly(captured(halves_scores, HALF)), quietly(captured(casts_scores, HALF.float())),
+)  # fmt: skip
 TABLE = torch.arange(16.0, requires_grad=True)
 refuses(
     "higher-order operator", HOLDS, quietly(captures(attends, Q, TABLE)), attends,
