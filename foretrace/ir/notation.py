@@ -21,6 +21,7 @@ what they return is what they make; lines, reasons and rules are not in the text
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from math import inf, nan
 from operator import attrgetter
@@ -199,7 +200,7 @@ def _read_ops(lines: list[str], values: dict[str, Value], depth: int) -> tuple[l
         own = dict[str, Value]()
         while rest and _depth(rest[0]) > depth and rest[0].lstrip().startswith("@"):
             held, rest = _read_held(rest, values, own)
-            op = with_subgraphs(op, lambda old, new=held: new if new.name == old.name else old)
+            op = with_subgraphs(op, partial(_with_name, held))
         if rest and _depth(rest[0]) > depth:
             body, rest = _read_ops(rest, values, _depth(rest[0]))
             op = op.but(below=body)
@@ -226,6 +227,11 @@ def _read_op(line: str, values: dict[str, Value]) -> Op:
     target, origin = attrgetter(found["target"])(torch.ops), Origin(None, None)
     writes = bool(found["write"])
     return Op(target, args, kwargs, result, outs, origin=origin, writes=writes)
+
+
+def _with_name(held: Subgraph, old: Subgraph) -> Subgraph:
+    """The program, where the argument has its name."""
+    return held if old.name == held.name else old
 
 
 def _read_held(
