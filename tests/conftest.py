@@ -1,5 +1,8 @@
 """What holds for every test: foretrace's own stages are verified, on one thread."""
 
+import sys
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -12,3 +15,14 @@ verified.everywhere()
 def _one_thread() -> None:
     """The programs are small, and sums are then in one order."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _dynamo_forgets() -> Iterator[None]:
+    """Eager runs operators that hold programs by way of Dynamo, which keeps what it compiled.
+
+    It raises where it looks for the reason why it has to compile one anew (torch 2.13).
+    """
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()

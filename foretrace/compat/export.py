@@ -219,7 +219,7 @@ def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
 
 def _check_op(op: Op) -> None:
     """Refuse what a graph can do and a file cannot hold."""
-    if _is_function(op):
+    if _is_function(op) and not torch_api.held_by_files(op.target.function):
         raise locate(Refusal(
             f"{op.target} is an autograd.Function, which no file can hold",
             kind="autograd.Function",

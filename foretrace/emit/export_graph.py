@@ -103,7 +103,22 @@ class ExportEmitter(Emitter):
     def emit(self, op: Op) -> None:
         """One op; `torch_fn` says which call its nodes belong to."""
         self._calls[target_name(op.target)] += 1
-        super().emit(op)
+        function = getattr(op.target, "function", None)
+        if function is None:
+            super().emit(op)
+        else:
+            self._function(op, function)
+
+    def _function(self, op: Op, function: Any) -> None:
+        """A call of a Function that torch knows by name."""
+        args = tuple(self._arguments(arg) for arg in op.args)
+        flat = torch_api.flat_call(function, args)
+        held = [self._attribute(spec) for spec in flat[:2]]
+        node = torch_api.append_node(
+            self.graph, "call_function", torch.ops.higher_order.flat_apply,
+            (*held, *flat[2:]), {}, self.names.of(op),
+        )  # fmt: skip
+        self._results(op, node, op.result)
 
     def describe(self, node: fx.Node, op: Op) -> None:
         """Say where a node comes from."""

@@ -172,7 +172,7 @@ def _called_whole(op: Op) -> bool:
     if isinstance(op.target, FunctionCall):
         return True
     if not isinstance(op.target, torch_api.OpOverload):
-        return op.leaf
+        return op.leaf or bool(subgraphs_of(op))
     return op.region is None or set(op.outs) <= set(values_in(op.result))
 
 

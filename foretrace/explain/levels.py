@@ -10,7 +10,7 @@ from foretrace.explain.explanation import Link
 from foretrace.history.history_ops import HISTORY
 from foretrace.ir.op import Choice, ModuleCall, Op, Value, Write, target_name
 from foretrace.ir.program import Graph, Recorded
-from foretrace.ir.walk import subgraphs_of
+from foretrace.ir.walk import every_op, subgraphs_of
 from foretrace.passes.asserted import ASSERT_NUMBER
 from foretrace.targets.semantics import COMPOSITE
 from foretrace.trace.functions import FunctionCall
@@ -48,7 +48,8 @@ def _paths(ops: Sequence[Op], enter: Callable[[Op], bool]) -> Iterator[list[Op]]
             del path[-1:]
             continue
         yield [*path, op]
-        below = [inner for held in subgraphs_of(op) for inner in held.ops] or op.region
+        held = [inner for program in subgraphs_of(op) for inner in program.ops]
+        below = [*held, *(op.region or ())]
         if below and enter(op):
             path.append(op)
             levels.append(iter(below))
@@ -130,12 +131,15 @@ class Levels:
         facts: dict[str, Any] = {"op": name_of(op), "outs": [repr(out.type) for out in op.outs]}
         if above is None:
             return Link("written", print_call(op), _write_notes(op), facts)
-        how, rule = self._opened(above)
+        how, rule = self._opened(above, op)
         facts |= {"by": rule, **choice_facts(above.choice)}
         return Link("opened", print_call(op), how + _write_notes(op), facts, missing=rule is None)
 
-    def _opened(self, op: Op) -> tuple[tuple[str, ...], str | None]:
-        """What takes an op apart, as lines and as one word; None if nothing is known to."""
+    def _opened(self, op: Op, inner: Op) -> tuple[tuple[str, ...], str | None]:
+        """What takes an op apart, as lines and as one word; None if nothing is known to.
+
+        `inner` is the op below.
+        """
         chosen, name = choice_notes(op.choice), target_name(op.target)
         if isinstance(op.target, Write) or op.writes:
             form = f"by the functional form of {name}: what it writes is a new value"
@@ -145,9 +149,9 @@ class Levels:
             return (kernel, *chosen), COMPOSITE
         if isinstance(op.target, FunctionCall):
             return (f"by the forward of {name}, an autograd.Function", *chosen), "autograd.Function"
-        if held := subgraphs_of(op):
-            names = " or ".join(program.name for program in held)
-            return (f"{name} holds it, in {names}", *chosen), "program"
+        for program in subgraphs_of(op):
+            if inner in every_op(program.ops):
+                return (f"{name} holds it, in {program.name}",), "program"
         if chosen:
             return chosen, "choice"
         return (f"what takes {name} apart is not known",), None
@@ -157,11 +161,12 @@ class Levels:
         facts = choice_facts(op.choice)
         if isinstance(op.target, ModuleCall):
             return Link("whole", f"{op.target} is one node", ("keep= names it",), facts)
-        if not op.leaf:
-            return Link("whole", f"{target_name(op.target)} is one node", self._kept(op), facts)
         if held := subgraphs_of(op):
             names = [program.name for program in held]
-            return Link("holds", ", ".join(names), ("programs of their own",), {"programs": names})
+            notes, facts = ("programs of their own",), {"programs": names, **facts}
+            return Link("holds", ", ".join(names), (*notes, *choice_notes(op.choice)), facts)
+        if not op.leaf:
+            return Link("whole", f"{target_name(op.target)} is one node", self._kept(op), facts)
         if op.choice is not None:
             return Link("leaf", "nothing is below it", choice_notes(op.choice), facts)
         if has_composite_kernel(op):

@@ -76,6 +76,9 @@ def left_in_memory(value: Value, now: Value | None, because: Op) -> Iterator[Op]
 
 
 def unmark(op: Op) -> Op:
-    """For a graph that has its gradients itself: the same tensor, unseen by autograd."""
-    leaf = op.target is aten.requires_grad_.default
+    """For a graph that has its gradients itself: the same tensor, unseen by autograd.
+
+    Not what a backward op has to be given so.
+    """
+    leaf = op.target is aten.requires_grad_.default and op.because is None
     return make_call(op, aten.detach.default, op.args[:1], op.outs[0], GIVEN) if leaf else op

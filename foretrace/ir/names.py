@@ -5,6 +5,7 @@ import keyword
 import re
 from collections.abc import Iterable, Iterator
 
+from foretrace import torch_api
 from foretrace.ir.op import Op, Tree, Value, target_name, values_in
 
 TAKEN = frozenset({*vars(builtins), "device", "inf", "is_dense", "math", "nan", "torch"})
@@ -71,7 +72,8 @@ def calls_target(op: Op) -> bool:
         return False
     if op.region is None:
         return True
-    callable_whole = hasattr(op.target, "overloadpacket") or hasattr(op.target, "as_module")
+    function = hasattr(op.target, "overloadpacket") or hasattr(op.target, "as_module")
+    callable_whole = function or isinstance(op.target, torch_api.HigherOrderOperator)
     return callable_whole and set(op.outs) <= set(values_in(op.result))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -66,6 +67,9 @@ class Builder(torch_api.TorchDispatchMode):
         self._depth, self.bodies = 0, list[list[Op] | None]()  # None: one that calls will share
         self._failure: tuple[BaseException | None, list[str]] = (None, [])
         self._frame_inside: Frame | None = None
+
+    lifts = False
+    """Whether what a program reads from around is given to it, as Dynamo gives it"""
 
     supports_higher_order_operators = True
     """`cond` and its like come here as any operator does; Dynamo, which they run, rests then"""
@@ -141,6 +145,19 @@ class Builder(torch_api.TorchDispatchMode):
         finally:
             for name, item in zip(names, before, strict=True):
                 setattr(self, name, item)
+
+    def lifting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, in whose place eager runs what Dynamo makes of it."""
+
+        @wraps(function)
+        def lifted(*args: Any, **kwargs: Any) -> Any:
+            before, self.lifts = self.lifts, True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.lifts = before
+
+        return lifted
 
     def user_code(self) -> AbstractContextManager[None]:
         """Inside, the program's own code runs again, in the midst of a call."""

@@ -3,13 +3,20 @@
 Source: the implementations of CompositeExplicitAutograd in torch/_higher_order_ops, torch 2.13.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import torch
+
+from foretrace.ir.op import Subgraph, Value
+from foretrace.ir.types import TensorType
+
 Groups: TypeAlias = list[list[Any]]
 """Operands, in the groups in which an operator takes them"""
+Hint: TypeAlias = Callable[[Any], int]
+"""The number that a size was in the captured run"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,10 @@ class Holder:
     """which of the programs says yes or no, and gives no tuple"""
     loops: bool = False
     """how often a program runs is not known before it runs"""
+    counted: bool = False
+    """gives rows: one for each round, of all results"""
+    trains: bool = True
+    """whether torch has a derivative of it"""
     drops: bool = True
     """an operand of the last group that no program reads is none; Dynamo passes none such"""
 
@@ -64,9 +75,16 @@ HOLDERS: Mapping[str, Holder] = MappingProxyType({
         ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph")), (2, 3), carried=0,
         condition=0, loops=True,
     ),
+    "while_loop_stack_output": Holder(
+        ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph")), (2, 3), carried=0,
+        condition=0, loops=True, counted=True,
+    ),
     "map_impl": Holder(((0, "body_graph"),), (1, 2), rows=0, stacks=True),
     "scan": Holder(((0, "scan_combine_graph"),), (1, 2, 3), rows=1, carried=0, stacks=True),
     "invoke_subgraph": Holder(((0, "repeated_subgraph"),), (), rest=2),
+    "strict_mode": Holder(((0, "strict_graph"),), (1,), trains=False),
+    "hints_wrapper": Holder(((0, "hints_wrapper_body_graph"),), (1,), trains=False),
+    "run_const_graph": Holder(((0, "const_graph"),), (1,), trains=False),
     "invoke_quant": Holder(((0, "subgraph"),), (), rest=1),
     "invoke_quant_packed": Holder(((0, "subgraph"),), (), rest=1),
 })  # fmt: skip
@@ -76,3 +94,75 @@ HOLDERS: Mapping[str, Holder] = MappingProxyType({
 def holder_of(func: Any) -> Holder | None:
     """How an operator holds programs; None if that is not known, or it holds none."""
     return HOLDERS.get(getattr(func, "__name__", ""))
+
+
+ATTENTION = (
+    *("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options"),
+    *("score_mod_other_buffers", "mask_mod_other_buffers"),
+)
+"""The arguments of `flex_attention`; the last of the block mask is a program, too"""
+ATTENTION_BACKWARD = (
+    *("query", "key", "value", "out", "logsumexp", "grad_out", "grad_logsumexp"),
+    *("fw_graph", "joint_graph", "block_mask", "scale", "kernel_options"),
+    *("score_mod_other_buffers", "mask_mod_other_buffers"),
+)
+"""Those of `flex_attention_backward`"""
+
+
+NARROW = (torch.float16, torch.bfloat16)
+"""Dtypes of a query for which scores are computed in float32"""
+
+
+def runs_wider(program: Subgraph) -> bool:
+    """Whether a program is given wider scores than it was recorded with.
+
+    What its ops are made of says how they compute with these, and has to be asked when it runs.
+    """
+    scores = program.name in ("sdpa_score", "fw_graph")
+    return scores and program.values[0].type.dtype in NARROW
+
+
+def attention_types(query: TensorType, value: TensorType, hint: Hint) -> tuple[TensorType, ...]:
+    """What `flex_attention` gives: [B, H, Q, E] laid out as the query, and twice [B, H, Q].
+
+    The last two are computed in float32, or float64 where the query is. torch's own FakeTensor
+    says float32 always; source: `math_attention` in torch/_higher_order_ops/flex_attention.py.
+    """
+    out = query.but(shape=(*query.shape[:-1], value.shape[-1]), requires_grad=False)
+    wide = torch.float64 if query.dtype is torch.float64 else torch.float32
+    rows = out.but(shape=query.shape[:-1], stride=(0, 0, 0), dtype=wide).contiguous()
+    return permuted(out, query, hint), rows, rows
+
+
+def attention_gradients(args: Mapping[str, Any], hint: Hint) -> list[Any]:
+    """What `flex_attention_backward` gives, for its arguments by name.
+
+    The gradient of what requires none among the tensors that the scores follow from is None.
+    """
+    laid = [args[name].type.with_grad(False) for name in ATTENTION_BACKWARD[:3]]
+    buffers = [item.type if isinstance(item, Value) else None for item in args[ATTENTION[7]]]
+    more = tuple(
+        type.with_grad(False).contiguous() if type and type.requires_grad else None
+        for type in buffers
+    )
+    return [*(permuted(type, type, hint) for type in laid), more]
+
+
+def permuted(type: TensorType, like: TensorType, hint: Hint) -> TensorType:
+    """The type in the order of another's strides, the last dimension first of all.
+
+    Source: `_permute_strides` in torch/_higher_order_ops/flex_attention.py, torch 2.13.
+    """
+    steps, last = list(map(hint, like.stride)), len(type.shape) - 1
+    order = sorted(range(len(steps)), key=lambda dim: (steps[dim], -dim))
+    laid = _laid(type, order)
+    if hint(laid.stride[-1]) != 1:
+        laid = _laid(type, [last, *(dim for dim in order if dim != last)])
+    return laid
+
+
+def _laid(type: TensorType, order: Sequence[int]) -> TensorType:
+    strides, step = dict[int, Any](), 1
+    for dim in order:
+        strides[dim], step = step, step * type.shape[dim]
+    return type.but(stride=tuple(strides[dim] for dim in range(len(order))), offset=0)

@@ -26,7 +26,8 @@ from foretrace.ir.op import (
 )
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
 from foretrace.ir.types import Arrived, TensorType
-from foretrace.ir.walk import with_subgraphs
+from foretrace.ir.walk import subgraphs_of, with_subgraphs
+from foretrace.ops.holders import runs_wider
 from foretrace.ops.schemas import schema_of
 from foretrace.passes.asserted import with_assertions
 from foretrace.passes.differentiate import Differentiation
@@ -44,6 +45,8 @@ class Level:
     written: bool
     keep: tuple[Selector, ...] = ()
     open: tuple[Selector, ...] = ()
+    differentiated: bool = False
+    """loops give what each round has made, where autograd follows them"""
 
     def whole(self, op: Op) -> bool:
         """Whether the op is one node."""
@@ -54,6 +57,8 @@ class Level:
             return self.whole(target.of) and (not target.of.leaf or self.kept(target.of))
         if self.kept(op):
             return True
+        if op.own and subgraphs_of(op):
+            return not self.differentiated
         if op.leaf or (self.open and any(selects(s, op) for s in self.open)):
             return op.leaf
         if not self.written or op.opened or isinstance(target, ModuleCall):
@@ -150,9 +155,11 @@ def cut_inside(
     ops: Iterable[Op], level: Level, semantics: TargetSemantics, history: History | None = None
 ) -> list[Op]:
     """The ops of a cut, with what they hold cut at the same level; `history`: of a forward cut."""
+    outer = level
 
     def inside(subgraph: Subgraph) -> Subgraph:
         results, held = values_in(subgraph.result), subgraph.ops
+        level = replace(outer, written=True, open=()) if runs_wider(subgraph) else outer
         if history is None:
             flat = list(flatten(held, level))
         else:
@@ -162,7 +169,10 @@ def cut_inside(
         found = cut_inside(live(flat, results, semantics), level, semantics, history)
         return replace(subgraph, ops=tuple(with_saved(found, results)))
 
-    return [with_subgraphs(op, inside) for op in ops]
+    found = [with_subgraphs(op, inside) for op in ops]
+    if history is None:
+        return found
+    return [op.but(below=None) if op.own and subgraphs_of(op) else op for op in found]
 
 
 def _trainable(
@@ -242,6 +252,7 @@ def differentiated(
         semantics.derivatives, semantics.inference, semantics.table, level.whole, outside,
         Stale(recorded.overwritten),
     )  # fmt: skip
+    level = replace(level, differentiated=True)
     tangents = _seed(recorded, walk, loss, given)
     walk.stale.meet(recorded.ops)
     walk.walk(recorded.ops)

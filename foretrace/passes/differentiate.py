@@ -36,11 +36,12 @@ from foretrace.ir.types import TensorType
 from foretrace.ir.walk import binds, made_in, subgraphs_of
 from foretrace.ops.infer import Inference
 from foretrace.ops.views import put_back
-from foretrace.passes import scanned
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.own_backward import own_rule
 from foretrace.rules.rule import Rule
 from foretrace.rules.table import RuleTable
+from foretrace.symbols.sizes import Symbols
+from foretrace.through.scanned import differentiate as differentiate_held
 from foretrace.trace.functions import FunctionCall
 
 ENGINE = RuleName("accumulate", "engine")
@@ -104,6 +105,8 @@ class Differentiation:
             self._unfollowed_in(op)
         elif isinstance(op.target, FunctionCall):
             self._function(op)
+        elif op.own and subgraphs_of(op):
+            differentiate_held(op, self)
         elif not op.leaf and not op.writes and not self.table.wins(op.target):
             self._composite(op)
         else:
@@ -135,7 +138,7 @@ class Differentiation:
             self._through_view(op, op.target)
             return
         if op.alike is None and subgraphs_of(op):
-            scanned.differentiate(op, self)
+            differentiate_held(op, self)
             return
         results = results_of(op)
         tangents = [self.gradients.get(value) for value in results]
@@ -356,6 +359,11 @@ class Differentiation:
         self._apply(op, rule, rule.operands, (), tangents)
 
     # ---- operators that hold programs ---------------------------------------------------------
+
+    @property
+    def symbols(self) -> Symbols:
+        """The program's sizes."""
+        return self.inference.symbols
 
     @property
     def ops(self) -> list[Op]:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 
+import torch
+
 from foretrace.history.history import is_hidden_write
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.program import Output
@@ -10,6 +12,8 @@ from foretrace.ir.walk import binds, every_op, subgraphs_of
 from foretrace.mutation.builder import REQUIRES_GRAD
 from foretrace.ops.schemas import schema_of
 from foretrace.targets.semantics import TargetSemantics
+
+PRINT = torch.ops.higher_order.print
 
 
 def values_of(outputs: Iterable[Output]) -> list[Value]:
@@ -76,6 +80,8 @@ def effectful(op: Op, semantics: TargetSemantics, fixed: Callable[[], set[Value]
     if not op.leaf:
         return any(effectful(inner, semantics, fixed) for inner in op.template or ())
     if not hasattr(op.target, "overloadpacket") or op.target is REQUIRES_GRAD:
+        if op.target is PRINT:
+            return True
         held = (inner for subgraph in subgraphs_of(op) for inner in subgraph.ops)
         return any(effectful(inner, semantics, fixed) for inner in held)
     schema = schema_of(op.target)

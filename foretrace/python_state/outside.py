@@ -25,6 +25,8 @@ from foretrace.python_state.restoring import changes_of
 from foretrace.trace.recorder import Recorder
 
 GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
+ANNOTATED = "__annotations__"
+"""Where the body of a module or a class, as it is imported, notes its annotations"""
 ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR"})
 LAYERS = torch_api.TORCH_DIR + "nn/"
 BELOW_TORCH = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions")
@@ -135,14 +137,15 @@ class Outside:
 
     def _meet(self, frame: types.FrameType, code: types.CodeType) -> Notes:
         kind, space = origin_of(code.co_filename), frame.f_globals
-        if kind == "library":
+        if kind == "library" or code.co_name == "<module>":  # an import runs once, not each call
             return self._meet_as(code, ())
         reads = reads_of(code)
         self.attributes |= reads.attributes
         if kind == "layer":
             return self._meet_as(code, ())
         for name in reads.globals:
-            if (name in space or name in reads.binds) and (id(space), name) not in self.places:
+            known = name == ANNOTATED or (id(space), name) in self.places
+            if (name in space or name in reads.binds) and not known:
                 self.places[id(space), name] = Place(name, space, space.get(name, MISSING))
         free = set(code.co_freevars) - {"__class__"}
         return self._meet_as(code, (self._note_cells,) if free else ())

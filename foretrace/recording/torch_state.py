@@ -39,8 +39,19 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     """
     stand_ins: dict[str, Callable[..., Any]] = {"engine": _engine(torch_api.engine())}
     stand_ins |= generators.refusing(recorder) | guards(recorder)
-    stand_ins |= {"compile": torch_api.as_written, "hop": torch_api.called_as_written}
+    stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
     return stand_ins | ({"func.grad": _no_gradient} if absent else {})
+
+
+def _compiled(recorder: Recorder) -> Callable[..., Any]:
+    """In the place of `torch.compile`: the function itself; what Dynamo would lift is noted."""
+
+    def compiled(model: Any = None, **_: Any) -> Any:
+        if model is None:
+            return compiled
+        return recorder.lifting(model) if torch_api.calls_attention(model) else model
+
+    return compiled
 
 
 class Checkpoints:

@@ -12,6 +12,7 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.op import ModuleCall, Op, Value
 from foretrace.ir.program import Graph, Mutation, Recorded
+from foretrace.ir.walk import every_op, subgraphs_of
 from foretrace.trace.functions import FunctionCall
 
 Untrained = dict[int, Op]
@@ -20,11 +21,11 @@ Untrained = dict[int, Op]
 
 def untrained(graph: Graph, recorded: Recorded) -> Untrained:
     """The results of a graph that depend on Functions of which it has only the forward."""
-    whole, due = {op.target for op in graph.ops}, dict[Value, Op]()
+    whole, due = {op.target for op in every_op(graph.ops)}, dict[Value, Op]()
     for op in _as_written(recorded.ops):
-        call = isinstance(op.target, FunctionCall) and op.target.followed
-        opened = op if call and op.target not in whole else None
-        found = opened or next((due[v] for v in op.operands if v in due), None)
+        calls = [each for each in _with_held(op) if isinstance(each.target, FunctionCall)]
+        opened = (each for each in calls if each.target.followed and each.target not in whole)
+        found = next(opened, None) or next((due[v] for v in op.operands if v in due), None)
         if found is not None:
             due.update((out, found) for out in op.outs if out.type.requires_grad)
     return {
@@ -40,6 +41,13 @@ def _as_written(ops: Iterable[Op]) -> Iterator[Op]:
             yield from _as_written(op.region or ())
         if not isinstance(op.target, ModuleCall):
             yield op
+
+
+def _with_held(op: Op) -> Iterator[Op]:
+    """The op, and what the programs are made of that it holds."""
+    yield op
+    for held in subgraphs_of(op):
+        yield from every_op(held.ops)
 
 
 class _Untrained(torch.autograd.Function):

@@ -94,6 +94,12 @@ class Symbols:
         symbol: sympy.Symbol = made
         return symbol
 
+    def size_from_data(self, number: int) -> Size:
+        """A new symbol for a size that depends on data, which it was in the captured run."""
+        size = self.size(torch_api.new_size(self.start()))
+        self.from_data(size, number)
+        return size
+
     def count_from(self, number: int) -> None:
         """Name symbols that depend on data from a number on, as no other run names its own."""
         torch_api.count_from(self.start(), number)

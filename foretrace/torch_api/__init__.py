@@ -57,6 +57,7 @@ from foretrace.torch_api.dispatch import (
     sees_calls as sees_calls,
     switches as switches,
     with_autograd as with_autograd,
+    with_out_dtype as with_out_dtype,
     without_cudnn as without_cudnn,
 )
 from foretrace.torch_api.fake import (
@@ -83,6 +84,8 @@ from foretrace.torch_api.functions import (
     applied as applied,
     applied_as_written as applied_as_written,
     backward_node as backward_node,
+    flat_call as flat_call,
+    held_by_files as held_by_files,
 )
 from foretrace.torch_api.graphs import (
     LazyGraphModule as LazyGraphModule,
@@ -96,12 +99,13 @@ from foretrace.torch_api.inductor import (
 )
 from foretrace.torch_api.patches import (
     PLACES as PLACES,
-    as_written as as_written,
     called_as_written as called_as_written,
+    calls_attention as calls_attention,
     checkpoint_call as checkpoint_call,
     engine as engine,
     exporting as exporting,
     replaced as replaced,
+    scalars_index as scalars_index,
     selective_policy as selective_policy,
     switched as switched,
     uncompiled as uncompiled,

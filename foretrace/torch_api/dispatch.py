@@ -57,6 +57,13 @@ AUTO_FUNCTIONALIZED = auto_functionalize.auto_functionalized
 # Whether an operator has that form.
 can_auto_functionalize: Callable[[Any], bool] = auto_functionalize.can_auto_functionalize
 
+
+def with_out_dtype(*args: Any) -> Any:
+    """What eager does for `out_dtype`: see torch/_higher_order_ops/out_dtype.py."""
+    kernels = torch.ops.higher_order.out_dtype.py_kernels
+    return kernels[_C.DispatchKey.CompositeExplicitAutograd](*args)
+
+
 # A function as those operators take it that ask for a GraphModule.
 closed_program: Any = FunctionWithNoFreeVars
 
@@ -161,7 +168,8 @@ def autocast_seen(devices: frozenset[str]) -> Iterator[None]:
 
 def returns_bool(op: Any) -> bool:
     """Whether an operator answers yes or no."""
-    return [str(each.type) for each in op._schema.returns] == ["bool"]
+    returns = getattr(op, "_schema", None)
+    return returns is not None and [str(each.type) for each in returns.returns] == ["bool"]
 
 
 def schema_of(op: Any) -> Any:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch import _C
 # What `torch.autograd.Function` derives from, and so looks for `apply` in after its own; and its
 # metaclass, which looks up all attributes of a Function.
 from torch.autograd.function import FunctionMeta, _SingleLevelFunction
+
+from foretrace.torch_api.pytree import tree_flatten
 
 Function = torch.autograd.Function
 Apply = Callable[..., Any]
@@ -29,6 +32,28 @@ def applied_as_written(function: type[Function]) -> Apply:
     """What `function.apply` is where no override is asked: defaults and transforms come first."""
     found: Apply = vars(Function)["apply"].__get__(None, function)
     return found
+
+
+# The Function by which `flex_attention` takes an element of what a score is computed from.
+TAKES_ELEMENT = ("torch._dynamo._trace_wrapped_higher_order_op", "ModIndex")
+
+
+def held_by_files(function: type[Function]) -> bool:
+    """Whether an exported program may hold a call of the Function: torch knows it by its name."""
+    return (function.__module__, function.__qualname__) == TAKES_ELEMENT
+
+
+def flat_call(function: type[Function], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of `flat_apply` for a call of a Function, as torch.export writes it.
+
+    There is no public way. Source: `allow_in_pre_dispatch_graph` in torch/_export/wrappers.py.
+    """
+    calls = import_module("torch.export.custom_ops")
+    name = f"{function.__module__}.{function.__qualname__}"
+    call = vars(calls)["_call_custom_autograd_function_in_pre_dispatch"]
+    graphs = import_module("torch._higher_order_ops.flat_apply")  # the operator has that name, too
+    flat, spec = tree_flatten(((name, *args), {}))
+    return graphs.func_to_graphable(call)[1], spec, *flat
 
 
 LOOKED_UP = ("_backward_cls", "forward", "setup_context")

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
+from importlib import import_module
 from typing import Any, NoReturn
 
 import torch
@@ -44,9 +45,9 @@ def exporting() -> AbstractContextManager[None]:
     return switched(vars(torch.compiler), _is_compiling_flag=True, _is_exporting_flag=True)
 
 
-def as_written(model: Any = None, **_: Any) -> Any:
-    """In the place of `torch.compile`: the function itself, also as a decorator."""
-    return model if model is not None else as_written
+def calls_attention(function: Any) -> bool:
+    """Whether it is the function that `flex_attention` gives to `torch.compile` in eager."""
+    return getattr(function, "__module__", "") == "torch.nn.attention.flex_attention"
 
 
 def called_as_written(fn: Any, args: Any, kwargs: Any = None) -> Any:
@@ -65,6 +66,16 @@ def called_as_written(fn: Any, args: Any, kwargs: Any = None) -> Any:
 def _nested(program: Callable[..., Any], spec: TreeSpec, *leaves: Any) -> Any:
     """Call a program with its operands as they were nested."""
     return program(*tree_unflatten(leaves, spec))
+
+
+def scalars_index() -> AbstractContextManager[Any]:
+    """`table[b, h]` takes elements inside, though `b` and `h` are tensors that are scalars.
+
+    `flex_attention` calls what it holds so. The mode is in no public module: it is Dynamo's, and
+    imported when it is asked for.
+    """
+    module = import_module("torch._dynamo._trace_wrapped_higher_order_op")
+    return vars(module)["TransformGetItemToIndex"]()
 
 
 def uncompiled() -> AbstractContextManager[None]:

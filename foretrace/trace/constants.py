@@ -194,10 +194,28 @@ class Constants:
         return self._numbers.setdefault((func, repr(named)), len(self._numbers))
 
     def _named(self, leaf: Any) -> Any:
-        """A leaf as its text tells it apart: a program's text is only its name and its length."""
+        """A leaf as its text tells it apart."""
         if isinstance(leaf, Subgraph):
-            return "program", self._numbers.setdefault(leaf, len(self._numbers))
+            return self._program(leaf)
         return ("%", self._forms[leaf]) if isinstance(leaf, Value) else leaf
+
+    def _program(self, held: Subgraph) -> tuple[str, int]:
+        """A number for a program that an op holds: equal for those that do the same.
+
+        It is closed: its values are told apart by their places, its params among them.
+        """
+        places = {param: place for place, param in enumerate(held.params)}
+
+        def named(leaf: Any) -> Any:
+            if isinstance(leaf, Subgraph):
+                return self._program(leaf)
+            known = isinstance(leaf, Value) or (leaf.__hash__ and leaf in places)
+            return ("%", places.setdefault(leaf, len(places))) if known else leaf
+
+        ops = list(leaf_ops(held.ops))
+        calls = [map_tree((op.args, op.kwargs, op.result), named) for op in ops]
+        key = (len(held.params), tuple(op.target for op in ops), repr((calls, named(held.result))))
+        return "program", self._numbers.setdefault(key, len(self._numbers))
 
     def note(self, ops: Iterable[Op]) -> None:
         """Keep what made each value, and the draws in their order."""

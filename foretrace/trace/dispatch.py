@@ -12,6 +12,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.holding.hold import hold
 from foretrace.ir.op import Definition, Op, Tree, Value, map_values, values_in
 from foretrace.ir.tree import leaves, map_tree
 from foretrace.ir.types import TensorType
@@ -29,7 +30,6 @@ from foretrace.tensors.admitted import check_dtypes
 from foretrace.tensors.autocast import INSIDE
 from foretrace.trace.constants import GUARD
 from foretrace.trace.from_data import of_open_size, open_number
-from foretrace.trace.subgraphs import hold
 
 ITEM = torch.ops.aten.item.default
 """Its body refuses the label "meta", although a constant has a value on any device."""

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo._trace_wrapped_higher_order_op import trace_wrapped
+from torch._higher_order_ops.out_dtype import out_dtype
 from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.strict_mode import strict_mode
 from torch._higher_order_ops.while_loop import while_loop
-from torch.nn import functional as F
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import foretrace
 from tests.refusals.registry import (
@@ -320,7 +322,7 @@ def gives_clone(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, torch.sin, torch.clone, (x,))
 
 
-HOLDS = "trace/subgraphs.py:_refuse"
+HOLDS = "holding/programs.py:refuse"
 refuses("higher-order operator", HOLDS, captures(gives_back, X), gives_back,
         captured(gives_clone, X))  # fmt: skip
 refuses("higher-order operator", HOLDS, compiles(gives_back, X), gives_back,
@@ -405,13 +407,16 @@ refuses("higher-order operator", HOLDS, captures(casts_inside, X, LEAF), casts_i
         captured(casts_in_the_program, X, LEAF))  # fmt: skip
 
 
-ROUNDS = "passes/scanned.py:_no_derivative"
+ROUNDS = "through/scanned.py:_no_derivative"
 WANTED = torch.ones(3, requires_grad=True)
 
 
 def looped(x: Tensor) -> Tensor:
-    more: Any = while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x * 1,))  # here
-    return more[0].sum()  # type: ignore[no-any-return]
+    def loop(x: Tensor) -> Tensor:
+        more: Any = while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x * 1,))  # here
+        return more[0].sum()  # type: ignore[no-any-return]
+
+    return torch.cond(x.sum() > 0, loop, lambda x: x.cos().sum(), (x,))
 
 
 def looped_unseen(x: Tensor) -> Tensor:
@@ -444,16 +449,53 @@ def scans_straight(x: Tensor) -> Tensor:
     return last.sum()  # type: ignore[no-any-return]
 
 
-HELD = "trace/subgraphs.py:hold"
+HELD = "holding/hold.py:hold"
 
 
-def attends(q: Tensor) -> Tensor:
-    out: Any = flex_attention(q, q, q)  # here
+def attends(q: Tensor, table: Tensor) -> Tensor:
+    def mask(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+        return table[m] >= table[n]
+
+    made = create_block_mask(mask, None, None, 16, 16, device="cpu")
+    out: Any = flex_attention(q, q, q, None, made)  # here
     return out
 
 
-def attends_by_torch(q: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, q, q)
+def attends_unfollowed(q: Tensor, table: Tensor) -> Tensor:
+    return attends(q, table.detach())
+
+
+def wraps_a_trace(x: Tensor) -> Tensor:
+    return trace_wrapped(x, fn=torch.sin)  # here
+
+
+def casts_what_it_gives(x: Tensor) -> Tensor:
+    return out_dtype(torch.ops.aten.mul.Tensor, torch.float64, x, x).sum()  # here
+
+
+def cast_unfollowed(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        given = casts_what_it_gives(x)
+    return x.sum() * given
+
+
+def cast_by_a_method(x: Tensor) -> Tensor:
+    return (x * x).to(torch.float64).sum()
+
+
+def calls_strictly(x: Tensor) -> Tensor:
+    made: Any = strict_mode(lambda y: (y.sin(),), (x,))  # here
+    return made[0].sum()  # type: ignore[no-any-return]
+
+
+def calls_strictly_unfollowed(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        given = calls_strictly(x)
+    return x.sum() * given
+
+
+def calls(x: Tensor) -> Tensor:
+    return x.sin().sum()
 
 
 def quietly(ask: Callable[[], object]) -> Callable[[], object]:
@@ -467,12 +509,41 @@ def quietly(ask: Callable[[], object]) -> Callable[[], object]:
 
 
 EIGHT = torch.randn(8, requires_grad=True)
-refuses("no derivative", "passes/scanned.py:_begun", cuts(scans_turned, EIGHT), scans_turned,
+refuses("no derivative", "through/scanned.py:_begun", cuts(scans_turned, EIGHT), scans_turned,
         quietly(trained(scans_straight, EIGHT)))  # fmt: skip
 Q = torch.randn(1, 2, 16, 16)
+HALF = torch.randn(1, 2, 16, 16, dtype=torch.float16)
+
+
+def casts_scores(q: Tensor) -> Tensor:
+    def score(s: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+        return s.to(torch.float16) * 0.5  # here
+
+    return flex_attention(q, q, q, score)  # type: ignore[return-value]
+
+
+def halves_scores(q: Tensor) -> Tensor:
+    return flex_attention(q, q, q, lambda s, b, h, m, n: s * 0.5)  # type: ignore[return-value]
+
+
 refuses(
-    "higher-order operator", HELD, quietly(captures(attends, Q)), attends,
-    captured(attends_by_torch, Q),
+    "higher-order operator", HOLDS, quietly(captures(casts_scores, HALF)), casts_scores,
+    quietly(captured(halves_scores, HALF)), quietly(captured(casts_scores, HALF.float())),
+)  # fmt: skip
+TABLE = torch.arange(16.0, requires_grad=True)
+refuses(
+    "higher-order operator", HOLDS, quietly(captures(attends, Q, TABLE)), attends,
+    quietly(captured(attends_unfollowed, Q, TABLE)),
+)  # fmt: skip
+refuses("higher-order operator", HELD, captures(wraps_a_trace, X), wraps_a_trace,
+        captured(torch.sin, X))  # fmt: skip
+refuses(
+    "higher-order operator", "holding/hold.py:_inline", captures(casts_what_it_gives, WANTED),
+    casts_what_it_gives, trained(cast_unfollowed, WANTED), trained(cast_by_a_method, WANTED),
+)  # fmt: skip
+refuses(
+    "no derivative", "through/scanned.py:differentiate", cuts(calls_strictly, WANTED),
+    calls_strictly, trained(calls, WANTED), trained(calls_strictly_unfollowed, WANTED),
 )  # fmt: skip
 
 

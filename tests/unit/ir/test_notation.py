@@ -1,12 +1,14 @@
 """Trees as text: what is written is read back the same."""
 
 import pytest
+import sympy
 import torch
 
 import foretrace
+from foretrace import torch_api
 from foretrace.ir.notation import read, write
 from foretrace.ir.op import Op
-from foretrace.ir.walk import every_op
+from foretrace.ir.walk import every_op, subgraphs_of
 from tests.programs import CASES, Case
 
 TREE = """\
@@ -39,6 +41,43 @@ def test_there_and_back() -> None:
     assert values["w"].type.offset == 5
 
 
+WITH_PROGRAMS = """\
+%y: f32[4]
+%x: f32[4] grad
+u0 = aten._local_scalar_dense.default(%y)
+aten._assert_scalar.default(<u0 > 2>, 'is <u0>, or "%x"')
+%0 = aten.slice.Tensor(%x, 0, 0, <u0 + 1>): f32[u0 + 1] grad
+%1 = aten.gt.Scalar(%y, 0): b8[]
+%2 = higher_order.cond(%1, @true_graph, @false_graph, [%0, %y]): f32[u0 + 1] grad
+    @true_graph(%a: f32[u0 + 1], %y) -> [%3]
+        %3 = aten.sin.default(%a): f32[u0 + 1]
+    @false_graph(%b: f32[u0 + 1], %y) -> [%4]
+        %4 = aten.mul.Tensor(%b, %y): f32[u0 + 1]
+%5 = higher_order.while_loop(@goes_on, @round, [%2], [<u0>]): f32[u0 + 1]
+    @goes_on(%c: f32[u0 + 1], <u0>) -> %6
+        %6 = aten.sum.default(%c): b8[]
+    @round(%d: f32[u0 + 1], <u0>) -> [%d]
+"""
+
+
+def test_programs_sizes_and_conditions() -> None:
+    values, ops = read(WITH_PROGRAMS)
+    assert write(ops) == WITH_PROGRAMS
+    number, said, part, _, cond, loop = ops
+    assert number.result == sympy.Symbol("u0", integer=True)
+    assert not number.outs
+    assert said.args == (number.result > 2, 'is <u0>, or "%x"')
+    assert part.outs[0].type.shape == (number.result + 1,)
+    on, off = subgraphs_of(cond)
+    assert [held.name for held in (on, off)] == ["true_graph", "false_graph"]
+    assert off.params[1] is values["y"]
+    assert off.ops[0].args == off.params
+    assert on.result == on.ops[0].outs
+    goes_on, _ = subgraphs_of(loop)
+    assert goes_on.params[1] == number.result
+    assert goes_on.result is goes_on.ops[0].outs[0]
+
+
 @pytest.mark.parametrize(
     "line", ["%0 = aten.mul.Tensor(%x): g32[2]", "mul(%0", "%0 = aten.mul.Tensor(x + 1): f32[2]"]
 )
@@ -47,9 +86,9 @@ def test_what_is_not_in_this_form(line: str) -> None:
         read(f"%x: f32[2]\n{line}\n")
 
 
-def plain(ops: list[Op]) -> bool:
+def of_torch(ops: list[Op]) -> bool:
     return all(
-        hasattr(op.target, "overloadpacket") and not any(out.type.symbols for out in op.outs)
+        hasattr(op.target, "overloadpacket") or isinstance(op.target, torch_api.HigherOrderOperator)
         for op in every_op(ops)
     )
 
@@ -62,6 +101,6 @@ def test_the_leaves_of_any_program(case: Case) -> None:
         ops = program.cut("aten").graph.ops
     except foretrace.Refusal:
         return
-    if plain(ops) and not program.recorded.symbols.data:  # the text has no conditions on sizes
+    if of_torch(ops):
         text = write(ops)
         assert write(read(text)[1]) == text

@@ -16,6 +16,7 @@ from foretrace.ir.types import TensorType
 from foretrace.ir.walk import in_bodies
 from foretrace.ops.holders import Groups, Holder
 from foretrace.ops.schemas import schema_of
+from foretrace.symbols.sizes import Symbols
 
 aten = torch.ops.aten
 ENGINE = RuleName("accumulate", "engine")
@@ -25,6 +26,10 @@ class Walk(Protocol):
     """A backward walk, as `Differentiation` is one."""
 
     gradients: dict[Value, Value]
+
+    @property
+    def symbols(self) -> Symbols:
+        """The program's sizes."""
 
     def add(self, value: Value, gradient: Value, because: Op) -> None:
         """One more gradient of a value."""
@@ -112,12 +117,7 @@ class Held:
     def _own(
         self, walk: Through, gradient: Value | None, param: Value, given: Sequence[Value]
     ) -> Value:
-        """A gradient as a tensor of its own: no program gives back what it got, or one twice."""
-        if gradient is None:
-            return walk.append(aten.zeros_like.default, (param,), {}, self.op, self.rule).outs[0]
-        if gradient not in given and _makes(walk.ops, gradient):
-            return gradient
-        return walk.append(aten.clone.default, (gradient,), {}, self.op, self.rule).outs[0]
+        return own(walk, gradient, param, given, self.op, self.rule)
 
     def _alike(self, programs: list[Subgraph]) -> list[Subgraph]:
         """The programs with gradients of one layout, whichever of them runs."""
@@ -166,6 +166,18 @@ class Held:
         kwargs = {"dtype": type.dtype, "device": type.device}
         args = (list(type.shape),)
         return self.walk.append(aten.zeros.default, args, kwargs, self.op, ENGINE).outs[0]
+
+
+def own(
+    walk: Through, gradient: Value | None, param: Value, given: Sequence[Value], because: Op,
+    rule: RuleName,
+) -> Value:  # fmt: skip
+    """A gradient as a tensor of its own: no program gives back what it got, or one twice."""
+    if gradient is None:
+        return walk.append(aten.zeros_like.default, (param,), {}, because, rule).outs[0]
+    if gradient not in given and _makes(walk.ops, gradient):
+        return gradient
+    return walk.append(aten.clone.default, (gradient,), {}, because, rule).outs[0]
 
 
 def _makes(ops: Sequence[Op], value: Value) -> bool:

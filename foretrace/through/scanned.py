@@ -15,7 +15,9 @@ from foretrace.history.call_facts import locate
 from foretrace.ir.op import Op, Subgraph, Value, target_name
 from foretrace.ir.types import TensorType
 from foretrace.ops.holders import holder_of
-from foretrace.passes.held import ENGINE, Held, Through, Walk
+from foretrace.through.attended import attended
+from foretrace.through.held import ENGINE, Held, Through, Walk
+from foretrace.through.looped import Looped
 
 aten = torch.ops.aten
 
@@ -27,12 +29,21 @@ def differentiate(op: Op, walk: Walk) -> None:
         Refusal: torch has none, or none that a graph can have.
     """
     holder = holder_of(op.target)
-    if holder is None or holder.loops:
+    if op.target is torch.ops.higher_order.flex_attention:
+        return attended(op, walk)
+    if op.own:
+        return Looped(op, walk).differentiated()
+    if holder is None or not holder.trains:
+        raise locate(Refusal(
+            f"torch has no derivative of {target_name(op.target)}",
+            kind="no derivative",
+            do=("call the function that it holds", "or run it under torch.no_grad()"),
+        ), op)  # fmt: skip
+    if holder.loops:
         raise locate(_no_derivative(op), op)
     if holder.carried is not None:
-        _Scanned(op, holder, walk).differentiated()
-    else:
-        Held(op, holder, walk).differentiated()
+        return _Scanned(op, holder, walk).differentiated()
+    return Held(op, holder, walk).differentiated()
 
 
 def _no_derivative(op: Op) -> Refusal:

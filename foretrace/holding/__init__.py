@@ -1,0 +1,1 @@
+"""Operators that hold programs, recorded."""

@@ -1,0 +1,1 @@
+"""Derivatives of operators that hold programs."""
