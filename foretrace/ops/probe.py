@@ -5,9 +5,9 @@ the same operand's size both times is that size; one that is the same number bot
 Strides without gaps are products of the sizes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import sympy
 
@@ -19,6 +19,10 @@ from foretrace.ir.types import Size, TensorType
 from foretrace.symbols.sizes import Symbols
 
 Numbers = dict[sympy.Symbol, int]
+ORDINARY: Final = (0.75, 2.5)
+"""Floats that nearly every kernel takes, of which no integer part is the other's"""
+CLOSE: Final = 1e-6
+"""How far apart two are, if it takes no others"""
 
 
 def probe(infer: Callable[[Tree], Tree], call: Tree, symbols: Symbols, name: str) -> Tree:
@@ -117,3 +121,26 @@ def at_numbers(tree: Tree, numbers: Numbers) -> Tree:
 
 def _number(size: Any, numbers: Numbers) -> int:
     return int(size.xreplace(numbers)) if isinstance(size, sympy.Basic) else size
+
+
+def of_any_number(infer: Callable[[Tree], Any], call: Tree, symbols: Symbols) -> Any:
+    """The types of the results of a call that takes floats which data decides.
+
+    They are asked with two sets of numbers; with those of the captured run where a kernel refuses
+    others, and with others close by. None: they depend on the numbers.
+    """
+    known = symbols.floats.known
+    try:
+        found = [infer(_at_floats(call, dict.fromkeys(known, n))) for n in ORDINARY]
+    except (RuntimeError, ValueError, IndexError, ZeroDivisionError):
+        near = {symbol: number * (1 + CLOSE) for symbol, number in known.items()}
+        found = [infer(_at_floats(call, numbers)) for numbers in (known, near)]
+    one, other = found
+    return one if one == other else None
+
+
+def _at_floats(tree: Tree, numbers: Mapping[sympy.Symbol, float]) -> Tree:
+    def of(leaf: Any) -> Any:
+        return numbers.get(leaf, leaf) if isinstance(leaf, sympy.Symbol) else leaf
+
+    return map_tree(tree, of)

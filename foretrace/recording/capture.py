@@ -47,6 +47,7 @@ from foretrace.recording.new_contents import (
 )
 from foretrace.recording.questions import Questions
 from foretrace.recording.shared_inputs import check_shared_memory
+from foretrace.recording.steps import Steps
 from foretrace.recording.torch_state import running, unchanged_state, uncollected
 from foretrace.recording.watched import WatchedRecorder
 from foretrace.symbols.dynamic import Dynamic
@@ -92,6 +93,7 @@ class Capture:
         )  # fmt: skip
         self.recorder = WatchedRecorder(self.outside, *made) if self.outside else Recorder(*made)
         self.recorder.example = self.example
+        self.steps = Steps(self.recorder, self.questions)
 
     def placeholder(
         self, tensor: torch.Tensor, kind: Any, name: str,
@@ -267,7 +269,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         loan.replace(capture.placeholder)
         call_args, call_kwargs = in_structure.build(iter(capture.arguments(leaves, requires)))
         absent = target.device.type not in torch_api.device_types_here()
-        with running(recorder, loan.paths(), absent):
+        with running(recorder, loan.paths(), absent), capture.steps:
             with (
                 watched(loan, capture.outside, fn, (call_args, call_kwargs), requires, lines),
                 capture.gradients.reading(),

@@ -51,15 +51,20 @@ class Questions:
         self.constants.finish(recorder.log)
         return self.answered
 
-    def answer(self, recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
+    def answer(
+        self, recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree], *,
+        sides: bool = True,
+    ) -> Any:  # fmt: skip
         """What a call returns whose operands are constants, or lent.
+
+        `sides`: whether both sides of it may be recorded, where that is wanted.
 
         Raises:
             Refusal: an operand has no value, or a number depends on one that is lent.
         """
         constants, call = self.constants, (func, args, kwargs)
         constants.follow(recorder.log, recorder.bodies)
-        if self.path is not None and self._has_sides(self.path, recorder, call):
+        if sides and self.path is not None and self._has_sides(self.path, recorder, call):
             return self._told(self.path, recorder, call)
         answer = constants.run(*call)
         if _of_other_sizes(recorder, *call[:2]):

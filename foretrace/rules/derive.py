@@ -62,6 +62,7 @@ class Derivatives:
 
         `known`: the types of what it returns, where they depend on data.
         """
+        args, kwargs = self._at_numbers((args, kwargs))
         key = (_traits((func, args, kwargs)), self._count(func, args, kwargs, known))
         found = self._followed.get(key)
         if found is None:
@@ -107,6 +108,7 @@ class Derivatives:
 
         One that autograd refuses to follow, such as a scatter of complex numbers, saves nothing.
         """
+        args, kwargs = self._at_numbers((args, kwargs))
         if written:  # no size is asked for in place, and an open number would be fixed
             args, kwargs = map_tree((args, kwargs), self.types.symbols.concrete)
         with torch_api.no_dispatch_modes(), torch_api.with_autograd():
@@ -235,10 +237,21 @@ class Derivatives:
         return stood
 
     def _concrete(self, tree: Tree, stand_ins: Any) -> Any:
-        symbolic = self.types.symbols.symbolic
-        return map_tree(
-            tree, lambda leaf: next(stand_ins) if isinstance(leaf, TensorType) else symbolic(leaf)
-        )
+        symbols = self.types.symbols
+
+        def concrete(leaf: Any) -> Any:
+            if isinstance(leaf, TensorType):
+                return next(stand_ins)
+            if isinstance(leaf, sympy.Symbol) and leaf in symbols.floats.known:
+                return symbols.floats.in_rule(leaf, symbols.env, symbols.fix)
+            return symbols.symbolic(leaf)
+
+        return map_tree(tree, concrete)
+
+    def _at_numbers(self, tree: Tree) -> Any:
+        """With floats of data as they were: no number decides what autograd follows or saves."""
+        known = self.types.symbols.floats.known
+        return map_tree(tree, lambda x: known.get(x, x) if isinstance(x, sympy.Symbol) else x)
 
     def _backward(
         self, func: Any, forward: _Forward, tangents: tuple[TensorType | None, ...]

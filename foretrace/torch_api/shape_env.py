@@ -85,6 +85,11 @@ def is_from_data(symbol: Any) -> bool:
     return symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
 
 
+def is_float_from_data(expr: Any) -> bool:
+    """Whether it is the symbol of a float that data decides."""
+    return isinstance(expr, sympy.Symbol) and symbol_is_type(expr, SymT.UNBACKED_FLOAT)
+
+
 def note_value(shape_env: Any, symbol: Any, number: int) -> None:
     """Tell a ShapeEnv what a symbol that depends on data was in the captured run.
 

@@ -1,0 +1,220 @@
+"""Floats that data decides: the node of a SymFloat that computes nothing with sympy.
+
+A SymFloat of torch's is a float with all its methods over a node, which C++ carries along, too.
+torch's own node makes sympy expressions, which are simplified: `(v + 0.1) + 0.2` becomes
+`v + 0.3`, another float. Checked on torch 2.13.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+# What is in a SymFloat; C++ asks it by the names of these methods.
+from torch.fx.experimental.sym_node import SymNode, to_node
+
+UNARY: Mapping[str, Callable[..., Any]] = MappingProxyType({
+    "neg": operator.neg, "abs": operator.abs, "floor": math.floor, "ceil": math.ceil,
+    "trunc": math.trunc, "sym_int": math.trunc, "round": round,
+    **{name: getattr(math, name) for name in (
+        "sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2", "exp",
+    )},
+})  # fmt: skip
+"""What each method of a node is of a Python number"""
+BINARY: Mapping[str, Callable[..., Any]] = MappingProxyType({
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "mod": operator.mod,
+    "float_pow": operator.pow, "pow": operator.pow, "pow_by_natural": operator.pow,
+    "float_truediv": operator.truediv, "truediv": operator.truediv,
+    "int_floordiv": operator.floordiv, "floordiv": operator.floordiv,
+    "sym_min": torch.sym_min, "sym_max": torch.sym_max,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
+    "gt": operator.gt, "ge": operator.ge,
+})  # fmt: skip
+"""The same of those with two operands"""
+
+
+class FloatNode(SymNode):
+    """The node of a float that data decides.
+
+    Args:
+        kind: the class of SymFloat that has it, however C++ makes one.
+        symbol: what it goes by.
+        shape_env: whose symbol it is.
+        number: what it was in the captured run.
+        compute: computes a function of numbers, one of which is such a float.
+        ask: gives the number itself, if it may be asked for.
+    """
+
+    def __init__(
+        self, kind: type[torch.SymFloat], symbol: Any, shape_env: Any, number: float,
+        compute: Callable[..., Any], ask: Callable[[Any], float],
+    ) -> None:  # fmt: skip
+        super().__init__(symbol, shape_env, float, number)
+        self.kind, self.compute, self.ask = kind, compute, ask
+
+    @property
+    def expr(self) -> Any:
+        """The symbol: nothing is ever known to be equal to it."""
+        return self._expr
+
+    def guard_float(self, file: str, line: int) -> float:
+        """The number, for Python and C++ that know numbers only."""
+        return self.ask(self._expr)
+
+    def sym_float(self) -> "FloatNode":
+        """Itself."""
+        return self
+
+    def pos(self) -> "FloatNode":
+        """Itself."""
+        return self
+
+    def evaluate(self, size_oblivious: bool = False) -> float:
+        """The number."""
+        return self.ask(self._expr)
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., SymNode]:
+    def method(self: FloatNode, *others: Any) -> SymNode:
+        given = (_number(other) for other in others)
+        return to_node(self, self.compute(function, self.kind(self), *given))
+
+    return method
+
+
+def _number(item: Any) -> Any:
+    if not isinstance(item, SymNode):
+        return item
+    if item.constant is not None:
+        return item.constant
+    kinds: dict[type, Any] = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
+    return kinds[item.pytype](item)
+
+
+def _made(self: torch.SymFloat, node: Any) -> None:
+    """As SymFloat's own `__init__`, by which C++ makes one: the class is the node's."""
+    self.node = node
+    if type(node) is FloatNode and type(self) is torch.SymFloat:
+        object.__setattr__(self, "__class__", node.kind)
+
+
+for _name, _function in {**UNARY, **BINARY}.items():
+    setattr(FloatNode, _name, _method(_function))
+
+
+def new_float(shape_env: Any) -> Any:
+    """A new symbol for a float that data decides (2.13: zuf0, zuf1).
+
+    FakeTensor does not wait for it in the next kernel's result.
+    """
+    before = list(shape_env.pending_fresh_unbacked_symbols)
+    symbol = shape_env.create_unbacked_symfloat().node.expr
+    shape_env.pending_fresh_unbacked_symbols = before
+    return symbol
+
+
+def count_floats_from(shape_env: Any, number: int) -> None:
+    """Let such symbols have numbers from here on in their names."""
+    shape_env.unbacked_symfloat_counter = number
+
+
+def plain_float(shape_env: Any, symbol: Any) -> torch.SymFloat:
+    """The float as torch has it, which computes with sympy; a file is read with no hint alone."""
+    return torch.SymFloat(SymNode(symbol, shape_env, float, None))
+
+
+# `torch.sym_sqrt` and its like ask a number for a method of such a name.
+MATH: Mapping[str, Callable[..., Any]] = MappingProxyType({
+    name: UNARY[name] for name in UNARY.keys() & vars(math).keys() - {"floor", "ceil", "trunc"}
+})  # fmt: skip
+INTEGER: Mapping[str, Callable[..., Any]] = MappingProxyType({
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "mod": operator.mod,
+    "truediv": operator.truediv, "floordiv": operator.floordiv, "pow": operator.pow,
+})  # fmt: skip
+ASKED: Mapping[str, Callable[..., Any]] = MappingProxyType({
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
+    "gt": operator.gt, "ge": operator.ge,
+})  # fmt: skip
+ROOTS = frozenset({"isqrt", "gcd", "lcm", "comb", "perm", "factorial"})
+"""Functions of integers alone"""
+NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+
+
+@contextmanager
+def followed_floats(compute: Callable[..., Any], follows: Callable[[Any], bool]) -> Iterator[None]:
+    """What makes a float of a number that data decides is computed by `compute` inside.
+
+    Python's functions of numbers take no symbol, and torch's SymInt makes sympy expressions.
+
+    Args:
+        compute: gets a function, and numbers of which `follows` is true for one.
+        follows: whether data decides a symbolic number.
+    """
+    kind: Any = torch.SymInt
+    before = {name: vars(kind)[name] for name in _stand_ins(compute, follows)}
+    float_kind: Any = torch.SymFloat
+    made = float_kind.__init__
+    functions = {n: f for n, f in vars(math).items() if callable(f) and n not in ROOTS}
+    try:
+        float_kind.__init__ = _made
+        for name, method in _stand_ins(compute, follows).items():
+            setattr(kind, name, method)
+        vars(math).update({n: _function(f, compute, follows) for n, f in functions.items()})
+        yield
+    finally:
+        float_kind.__init__ = made
+        for name, method in before.items():
+            setattr(kind, name, method)
+        vars(math).update(functions)
+
+
+def _stand_ins(
+    compute: Callable[..., Any], follows: Callable[[Any], bool]
+) -> dict[str, Callable[..., Any]]:
+    """Methods of SymInt, by name."""
+    made: dict[str, Callable[..., Any]] = {}
+    for name, function in {**INTEGER, **ASKED}.items():
+        for swap in (False, True) if name in INTEGER else (False,):
+            place = f"__{'r' * swap}{name}__"
+            made[place] = _of_integer(function, vars(torch.SymInt)[place], compute, follows, swap)
+    original = vars(torch.SymInt)["__sym_float__"]
+
+    def sym_float(self: Any) -> Any:
+        return compute(torch.sym_float, self) if follows(self) else original(self)
+
+    return made | {"__sym_float__": sym_float}
+
+
+def _of_integer(
+    function: Callable[..., Any], original: Callable[..., Any], compute: Callable[..., Any],
+    follows: Callable[[Any], bool], swap: bool,
+) -> Callable[..., Any]:  # fmt: skip
+    divides, asked = function is operator.truediv, function in ASKED.values()
+
+    def method(self: Any, other: Any) -> Any:
+        kind = type(other)
+        of_float = issubclass(kind, torch.SymFloat) or (kind is float and not asked)
+        if (of_float or (divides and issubclass(kind, NUMBERS))) and (
+            follows(other) or (follows(self) and not (asked and not follows(other)))
+        ):
+            return compute(function, *((other, self) if swap else (self, other)))
+        return original(self, other)
+
+    return method
+
+
+def _function(
+    original: Callable[..., Any], compute: Callable[..., Any], follows: Callable[[Any], bool]
+) -> Callable[..., Any]:
+    @wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs and any(map(follows, args)):
+            return compute(original, *args)
+        return original(*args, **kwargs)
+
+    return function
