@@ -47,6 +47,7 @@ class Steps:
 
     def __enter__(self) -> None:
         self._open, self.symbols.floats.steps = ExitStack(), self
+        self._open.enter_context(torch_api.batches_counted())
 
     def __exit__(self, *error: object) -> None:
         self.symbols.floats.ended()
@@ -58,17 +59,35 @@ class Steps:
         """From the first number of data on, Python's functions of numbers are followed."""
         if self._open is not None and not self._begun:
             self._begun = True
-            self._open.enter_context(torch_api.followed_floats(self.step, self._follows))
+            followed = torch_api.followed_floats(self.step, self._follows, self._called)
+            self._open.enter_context(followed)
+
+    def _called(
+        self, operator: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:  # fmt: skip
+        """What an operator gives whose function of torch's would ask for the number.
+
+        The call comes to the recorder as it is; autocast and transforms of functions want it first.
+        """
+        if self.recorder.casts.devices or torch_api.functorch_active():
+            return function(*args, **kwargs)
+        with torch_api.no_dispatch_modes():
+            return self.recorder.again(operator, args, kwargs)
 
     def _follows(self, number: Any) -> bool:
-        """Whether data decides a number."""
+        """Whether data decides a number, and the program computes with it, not a meta kernel."""
         if not issubclass(type(number), (torch.SymInt, torch.SymFloat)):
+            return False
+        if not torch_api.is_active(self.recorder):
             return False
         symbols = free_symbols(torch_api.expression(number))
         return bool(symbols) and not self.symbols.data.isdisjoint(symbols)
 
-    def step(self, function: Callable[..., Any], *args: Any) -> Any:
+    def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What the function gives: a new number, or the answer to what it asks."""
+        if kwargs:
+            named = {name: self._fixed(number) for name, number in kwargs.items()}
+            return function(*map(self._fixed, args), **named)
         if function in COMPARED and max(map(_size, args)) <= LARGEST:
             with self.recorder.unwatched:
                 return self._asked(function, args)

@@ -7,7 +7,7 @@ and has a symbol of its own, so that no expression of floats is ever made, and n
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import sympy
 import torch
@@ -29,6 +29,17 @@ COMPARED: Final[dict[str, Callable[..., Any]]] = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
     "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
+
+
+ASKED_NUMBER: Final = "data-dependent"
+
+
+def asked_number(symbol: sympy.Symbol) -> NoReturn:
+    """Refuse to tell a derivative the number."""
+    raise Refusal(
+        "a derivative depends on a number that data decides", kind=ASKED_NUMBER,
+        do="compute with the tensor itself, not with its number",
+    )  # fmt: skip
 
 
 class Steps(Protocol):
@@ -172,8 +183,8 @@ class Floats:
         """what each was in the captured run"""
         self.steps: Steps | None = None
         """what records, while the program runs"""
-        self.fixed: dict[sympy.Symbol, Frame | None] = {}
-        """those that a derivative asked the number of, with the line that the op has"""
+        self.conditions: dict[sympy.Basic, Frame | None] = {}
+        """what derivatives rely on, with the line that was running"""
         self._made: dict[sympy.Symbol, torch.SymFloat] = {}
 
     def begin(self) -> None:
@@ -193,14 +204,15 @@ class Floats:
         return symbol
 
     def fix(self, symbol: sympy.Symbol, frame: Frame | None) -> float:
-        """What a float was, on which a derivative relies; finite and not zero, or it is refused."""
+        """What a float was, on which a derivative relies.
+
+        Raises:
+            Refusal: it is zero, infinite or no number, which no condition tells from all others.
+        """
         number = self.known[symbol]
         if number == 0 or not math.isfinite(number):
-            raise Refusal(
-                f"a derivative depends on a number that data decides, and in the example is {number}",
-                kind="data-dependent", do="compute with the tensor itself, not with its number",
-            )  # fmt: skip
-        self.fixed.setdefault(symbol, frame)
+            asked_number(symbol)
+        self.conditions.setdefault(sympy.Eq(symbol, number), frame)
         return number
 
     def symbolic(self, symbol: sympy.Symbol, env: Any) -> torch.SymFloat:
@@ -222,9 +234,10 @@ class Floats:
     def _float(self, symbol: sympy.Symbol, env: Any, compute: Any, ask: Any) -> Float:
         return Float(torch_api.FloatNode(Float, symbol, env, self.known[symbol], compute, ask))
 
-    def among(self, tree: Any) -> bool:
-        """Whether one of them is in a structure."""
-        return bool(self.known) and any(
-            isinstance(leaf, sympy.Symbol) and leaf in self.known
-            for leaf in torch_api.tree_leaves(tree)
-        )
+    def among(self, tree: Any) -> list[sympy.Symbol]:
+        """Those in a structure."""
+        if not self.known:
+            return []
+        leaves = torch_api.tree_leaves(tree)
+        found = (leaf for leaf in leaves if isinstance(leaf, sympy.Symbol) and leaf in self.known)
+        return list(dict.fromkeys(found))

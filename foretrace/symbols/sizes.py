@@ -136,8 +136,7 @@ class Symbols:
         if self.noting is None:
             return ()
         self.noting.note()
-        fixed = self.floats.fixed.items()
-        floats = [Guard(sympy.Eq(s, self.floats.known[s]), frame) for s, frame in fixed]
+        floats = [Guard(*each) for each in self.floats.conditions.items()]
         known = torch_api.symbol_values(self.noting).keys()  # a kernel makes symbols that it drops
         asserted = self.noting.asserted.items()
         return (*(Guard(c, at) for c, at in asserted if c.free_symbols <= known), *floats)
@@ -179,6 +178,10 @@ class Symbols:
     def fix(self, symbol: sympy.Symbol) -> float:
         """What a float of data was; that it is the same is asserted where a graph runs."""
         return self.floats.fix(symbol, self._where())
+
+    def keep_apart(self, symbol: sympy.Symbol, number: float) -> None:
+        """A derivative relies on a float being another than that: it is asserted, too."""
+        self.floats.conditions.setdefault(sympy.Ne(symbol, number), self._where())
 
     def fixed(self, size: Size) -> int:
         """The size as a number, which becomes a guard."""

@@ -82,6 +82,7 @@ from foretrace.torch_api.fake import (
 from foretrace.torch_api.floats import (
     MATH as MATH,
     FloatNode as FloatNode,
+    batches_counted as batches_counted,
     count_floats_from as count_floats_from,
     followed_floats as followed_floats,
     new_float as new_float,

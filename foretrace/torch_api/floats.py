@@ -5,15 +5,19 @@ torch's own node makes sympy expressions, which are simplified: `(v + 0.1) + 0.2
 `v + 0.3`, another float. Checked on torch 2.13.
 """
 
+import inspect
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, partial, wraps
 from types import MappingProxyType
 from typing import Any
 
 import torch
+
+# Batch norm takes `float` of a buffer.
+from torch.nn.modules import batchnorm
 
 # What is in a SymFloat; C++ asks it by the names of these methods.
 from torch.fx.experimental.sym_node import SymNode, to_node
@@ -146,7 +150,9 @@ NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 
 @contextmanager
-def followed_floats(compute: Callable[..., Any], follows: Callable[[Any], bool]) -> Iterator[None]:
+def followed_floats(
+    compute: Callable[..., Any], follows: Callable[[Any], bool], call: Callable[..., Any]
+) -> Iterator[None]:
     """What makes a float of a number that data decides is computed by `compute` inside.
 
     Python's functions of numbers take no symbol, and torch's SymInt makes sympy expressions.
@@ -154,13 +160,19 @@ def followed_floats(compute: Callable[..., Any], follows: Callable[[Any], bool])
     Args:
         compute: gets a function, and numbers of which `follows` is true for one.
         follows: whether data decides a symbolic number.
+        call: gets an operator, torch's function of it, and arguments with such a number.
     """
     kind: Any = torch.SymInt
     before = {name: vars(kind)[name] for name in _stand_ins(compute, follows)}
     float_kind: Any = torch.SymFloat
     made = float_kind.__init__
     functions = {n: f for n, f in vars(math).items() if callable(f) and n not in ROOTS}
+    torchs = _of_doubles()
+    called = {name: vars(torch)[name] for name in torchs}
     try:
+        vars(torch).update(
+            {n: _function(called[n], partial(call, p), follows) for n, p in torchs.items()}
+        )
         float_kind.__init__ = _made
         for name, method in _stand_ins(compute, follows).items():
             setattr(kind, name, method)
@@ -171,6 +183,44 @@ def followed_floats(compute: Callable[..., Any], follows: Callable[[Any], bool])
         for name, method in before.items():
             setattr(kind, name, method)
         vars(math).update(functions)
+        vars(torch).update(called)
+
+
+@contextmanager
+def batches_counted() -> Iterator[None]:
+    """Batch norms with `momentum=None` divide by the number of batches as the graph has it.
+
+    They call `float` of a buffer, and Python makes a float of whatever that gives.
+    """
+    space = vars(batchnorm)
+    space["float"] = _float_of
+    try:
+        yield
+    finally:
+        del space["float"]
+
+
+def _float_of(number: Any = 0.0) -> Any:
+    return torch.sym_float(number.item()) if isinstance(number, torch.Tensor) else float(number)
+
+
+@cache
+def _of_doubles() -> dict[str, Any]:
+    """Torch's functions of Python floats, and the operators that they call.
+
+    A function of torch's is bound to C++ by a parser that asks for the number; the operator itself
+    takes a symbol. One that has several forms has some for symbols.
+    """
+    found = {}
+    for name, function in vars(torch).items():
+        bound = inspect.isbuiltin(function) and not name.startswith("_")
+        packet = getattr(torch.ops.aten, name, None) if bound else None
+        forms = [f for f in packet.overloads() if f != "out"] if packet is not None else []
+        if forms == ["default"]:
+            takes = [str(each.type) for each in packet.default._schema.arguments]
+            if "float" in takes or "Optional[float]" in takes:
+                found[name] = packet.default
+    return found
 
 
 def _stand_ins(
@@ -213,8 +263,8 @@ def _function(
 ) -> Callable[..., Any]:
     @wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs and any(map(follows, args)):
-            return compute(original, *args)
+        if any(map(follows, (*args, *kwargs.values()))):
+            return compute(original, *args, **kwargs)
         return original(*args, **kwargs)
 
     return function
