@@ -130,6 +130,7 @@ from foretrace.torch_api.pytree import (
     without_keys as without_keys,
 )
 from foretrace.torch_api.shape_env import (
+    GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
     SIZE_FUNCTIONS as SIZE_FUNCTIONS,
     TRUTH_OF_RELATION as TRUTH_OF_RELATION,
     TRUTHS as TRUTHS,

@@ -168,11 +168,15 @@ def followed_floats(
     made = float_kind.__init__
     functions = {n: f for n, f in vars(math).items() if callable(f) and n not in ROOTS}
     torchs = _of_doubles()
-    called = {name: vars(torch)[name] for name in torchs}
+    new_tensor = torch.Tensor.new_tensor
+    called = {name: vars(torch)[name] for name in (*torchs, "tensor", "as_tensor")}
     try:
         vars(torch).update(
             {n: _function(called[n], partial(call, p), follows) for n, p in torchs.items()}
         )
+        torch.tensor = _maker(torch.tensor, follows)
+        torch.as_tensor = _maker(torch.as_tensor, follows)
+        torch.Tensor.new_tensor = _new_maker(new_tensor, follows)  # type: ignore[method-assign]
         float_kind.__init__ = _made
         for name, method in _stand_ins(compute, follows).items():
             setattr(kind, name, method)
@@ -184,6 +188,52 @@ def followed_floats(
             setattr(kind, name, method)
         vars(math).update(functions)
         vars(torch).update(called)
+        torch.Tensor.new_tensor = new_tensor  # type: ignore[method-assign]
+
+
+def _maker(original: Callable[..., Any], follows: Callable[[Any], bool]) -> Callable[..., Any]:
+    """A function that makes a tensor of numbers, as operators that take symbols."""
+
+    @wraps(original)
+    def make(data: Any, *args: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
+        numbers = _numbers_in(data)
+        if numbers is None or args or kwargs or not any(map(follows, numbers)):
+            given = {"dtype": dtype, "device": device}
+            given = {name: item for name, item in given.items() if item is not None}
+            return original(data, *args, **given, **kwargs)
+        floats = any(issubclass(type(n), (float, torch.SymFloat)) for n in numbers)
+        dtype = dtype or (torch.get_default_dtype() if floats else torch.int64)
+        if floats and not (dtype.is_floating_point or dtype.is_complex):
+            return original(data, dtype=dtype, device=device)
+        return _stacked(data, dtype, device)
+
+    return make
+
+
+def _new_maker(original: Callable[..., Any], follows: Callable[[Any], bool]) -> Callable[..., Any]:
+    @wraps(original)
+    def new_tensor(self: torch.Tensor, data: Any, **kwargs: Any) -> Any:
+        numbers = _numbers_in(data)
+        if numbers is None or not any(map(follows, numbers)):
+            return original(self, data, **kwargs)
+        like = {"dtype": self.dtype, "device": self.device}
+        return vars(torch)["tensor"](data, **{**like, **kwargs})
+
+    return new_tensor
+
+
+def _numbers_in(data: Any) -> list[Any] | None:
+    """The numbers in nested lists; None where anything else is in them."""
+    if isinstance(data, (list, tuple)):
+        found = [_numbers_in(item) for item in data]
+        return None if None in found else [n for part in found for n in part or ()]
+    return [data] if type(data) is bool or issubclass(type(data), NUMBERS) else None
+
+
+def _stacked(data: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    if isinstance(data, (list, tuple)):
+        return torch.stack([_stacked(item, dtype, device) for item in data])
+    return torch.scalar_tensor(data, dtype=dtype, device=device)
 
 
 @contextmanager

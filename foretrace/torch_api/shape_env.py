@@ -20,6 +20,7 @@ from torch._guards import GuardSource, Source
 from torch.fx.experimental.symbolic_shapes import (
     CallMethodKey,
     DimDynamic,
+    GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
     ShapeEnv,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
