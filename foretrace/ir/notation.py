@@ -13,14 +13,16 @@ return is what they make; lines, reasons and rules are not in the text.
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from inspect import isroutine
 from itertools import count
 from math import inf, nan
 from operator import attrgetter
 from typing import Any, Final
 
+import sympy
 import torch
 
-from foretrace.ir.op import Op, Origin, Tree, Value
+from foretrace.ir.op import Op, Origin, Tree, Value, target_name
 from foretrace.ir.types import DTYPE_NAMES, TensorType
 from foretrace.ir.walk import in_bodies, made_in
 
@@ -82,7 +84,9 @@ def _lines(ops: Iterable[Op], names: dict[Value, str], indent: str) -> Iterator[
         types = ", ".join(_type(out.type) for out in op.outs)
         args = [_tree(arg, names) for arg in op.args]
         args += [f"{name}={_tree(arg, names)}" for name, arg in op.kwargs.items()]
-        call = f"{op.target}{'!' * op.writes}({', '.join(args)})"
+        target = target_name(op.target) if isroutine(op.target) else op.target
+        call = f"{target}{'!' * op.writes}({', '.join(args)})"
+        call = f"{op.result} = {call}" if isinstance(op.result, sympy.Symbol) else call
         yield f"{indent}{outs} = {call}: {types}" if outs else indent + call
         yield from _lines(op.body or (), names, indent + INDENT)
         if op.body is not None and not op.body:

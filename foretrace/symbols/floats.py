@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, Final, NoReturn, Protocol
 
+import numpy as np
 import sympy
 import torch
 
@@ -83,6 +84,9 @@ class Float(torch.SymFloat):
 
     def __format__(self, spec: str) -> str:
         return format(float(self), spec)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(float(self), dtype)
 
     def __divmod__(self, other: Any) -> Any:
         return (self // other, self % other) if _takes(other) else NotImplemented
