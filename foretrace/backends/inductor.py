@@ -34,9 +34,7 @@ def inductor_compilers(
         with numbers_refused():
             return inductor.backward(module, inputs)
 
-    return TorchCompilers(
-        forward, backward, partial(forward, inference=True), table, policy
-    )
+    return TorchCompilers(forward, backward, partial(forward, inference=True), table, policy)
 
 
 def before_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:

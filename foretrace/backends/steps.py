@@ -79,7 +79,7 @@ def _read_once(graph: fx.Graph) -> None:
 
 
 def _is_step(node: fx.Node) -> bool:
-    op = node.meta.get("foretrace") if node.op == "call_function" else None
+    op: Any = node.meta.get("foretrace") if node.op == "call_function" else None
     known = op is not None and isinstance(op.result, sympy.Symbol)
     return known and inspect.isroutine(node.target) and torch_api.is_from_data(op.result)
 

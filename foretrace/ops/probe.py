@@ -141,6 +141,8 @@ def of_any_number(infer: Callable[[Tree], Any], call: Tree, symbols: Symbols) ->
 
 
 def at_floats(tree: Tree, numbers: Mapping[sympy.Symbol, float]) -> Tree:
+    """The structure with numbers for the floats."""
+
     def of(leaf: Any) -> Any:
         return numbers.get(leaf, leaf) if isinstance(leaf, sympy.Symbol) else leaf
 

@@ -44,12 +44,11 @@ def in_file(ops: Iterable[Op], symbols: Symbols) -> Iterator[Op]:
         Refusal: a function of Python's is none that it can have.
     """
     for op in ops:
-        if op.outs or not symbols.floats.known or not callable(op.target):
+        named = isinstance(op.result, sympy.Symbol) and bool(symbols.floats.known)
+        if not named or hasattr(op.target, "overloadpacket") or op.target in KNOWN:
             yield op
-        elif not isinstance(op.result, sympy.Symbol) or hasattr(op.target, "overloadpacket"):
-            yield op
-        elif op.target in SPELLED or op.target in KNOWN:
-            yield op.but(target=SPELLED.get(op.target, op.target))
+        elif op.target in SPELLED:
+            yield op.but(target=SPELLED[op.target])
         else:
             yield from _as_operators(op, symbols)
 

@@ -43,7 +43,7 @@ class Steps:
         self.recorder, self.questions = recorder, questions
         self.symbols = recorder.types.symbols
         self._open: ExitStack | None = None
-        self._begun = False
+        self._followed: torch_api.FollowedFloats | None = None
 
     def __enter__(self) -> None:
         self._open, self.symbols.floats.steps = ExitStack(), self
@@ -57,10 +57,11 @@ class Steps:
 
     def begin(self) -> None:
         """From the first number of data on, Python's functions of numbers are followed."""
-        if self._open is not None and not self._begun:
-            self._begun = True
-            followed = torch_api.followed_floats(self.step, self._follows, self._called)
-            self._open.enter_context(followed)
+        if self._open is not None and self._followed is None:
+            self._followed = torch_api.FollowedFloats(self.step, self._follows, self._called)
+            self._open.enter_context(self._followed)
+        if self._followed is not None and not self._followed.on:
+            self._followed.resume()
 
     def _called(
         self, operator: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
@@ -150,8 +151,8 @@ class Steps:
         self._answer(recorded(self.recorder, func, args), sides=False)
 
     def _answer(self, condition: Value, *, sides: bool) -> bool:
-        call = (self.recorder, IS_NONZERO, (condition,), {})
-        answer: bool = self.questions.answer(*call, sides=sides)
+        recorder, asked = self.recorder, (condition,)
+        answer: bool = self.questions.answer(recorder, IS_NONZERO, asked, {}, sides=sides)
         return answer
 
     def _tensor(self, number: Any) -> Value:

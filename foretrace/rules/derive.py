@@ -26,10 +26,10 @@ from foretrace.ops.probe import Recording, at_floats, with_any_number
 from foretrace.ops.quirks import FIRST_MADE_LIKE_OPERAND
 from foretrace.ops.schemas import schema_of
 from foretrace.ops.sparse import no_derivative, reads_sparse
-from foretrace.symbols.floats import ASKED_NUMBER, asked_number
 from foretrace.rules.rule import Rule
 from foretrace.rules.table import BackwardCall, Registered, RuleTable, fit
 from foretrace.rules.tape import RULE, FormulaSemantics, Tape, current_value, ops_for, tensors_in
+from foretrace.symbols.floats import ASKED_NUMBER, asked_number
 from foretrace.tensors.abstract import Abstract, Types
 
 

@@ -63,7 +63,7 @@ class Float(torch.SymFloat):
 
     node: torch_api.FloatNode
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:  # the program sees a float, as eager does
         return float
 
@@ -236,7 +236,8 @@ class Floats:
         return self._float(symbol, env, compute, ask)
 
     def _float(self, symbol: sympy.Symbol, env: Any, compute: Any, ask: Any) -> Float:
-        return Float(torch_api.FloatNode(Float, symbol, env, self.known[symbol], compute, ask))
+        node = torch_api.FloatNode(Float, symbol, env, self.known[symbol], compute, ask)
+        return Float(node)  # type: ignore[no-untyped-call]
 
     def among(self, tree: Any) -> list[sympy.Symbol]:
         """Those in a structure."""

@@ -96,7 +96,7 @@ class Symbols:
             self.floats.begin()
             return self.floats.new(self.start(), number)
         made = torch_api.expression(self.start().create_unbacked_symint())
-        self.from_data(made, number)
+        self.from_data(made, int(number))
         symbol: sympy.Symbol = made
         return symbol
 

@@ -82,9 +82,9 @@ from foretrace.torch_api.fake import (
 from foretrace.torch_api.floats import (
     MATH as MATH,
     FloatNode as FloatNode,
+    FollowedFloats as FollowedFloats,
     batches_counted as batches_counted,
     count_floats_from as count_floats_from,
-    followed_floats as followed_floats,
     new_float as new_float,
     plain_float as plain_float,
 )
@@ -130,11 +130,11 @@ from foretrace.torch_api.pytree import (
     without_keys as without_keys,
 )
 from foretrace.torch_api.shape_env import (
-    GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
     SIZE_FUNCTIONS as SIZE_FUNCTIONS,
     TRUTH_OF_RELATION as TRUTH_OF_RELATION,
     TRUTHS as TRUTHS,
     FloorDiv as FloorDiv,
+    GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
     InputSource as InputSource,
     ToldShapeEnv as ToldShapeEnv,
     ValueRanges as ValueRanges,

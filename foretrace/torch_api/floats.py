@@ -8,6 +8,7 @@ torch's own node makes sympy expressions, which are simplified: `(v + 0.1) + 0.2
 import inspect
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial, wraps
@@ -16,11 +17,11 @@ from typing import Any
 
 import torch
 
-# Batch norm takes `float` of a buffer.
-from torch.nn.modules import batchnorm
-
 # What is in a SymFloat; C++ asks it by the names of these methods.
 from torch.fx.experimental.sym_node import SymNode, to_node
+
+# Batch norm takes `float` of a buffer.
+from torch.nn.modules import batchnorm
 
 UNARY: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "neg": operator.neg, "abs": operator.abs, "floor": math.floor, "ceil": math.ceil,
@@ -107,8 +108,8 @@ def _made(self: torch.SymFloat, node: Any) -> None:
         object.__setattr__(self, "__class__", node.kind)
 
 
-for _name, _function in {**UNARY, **BINARY}.items():
-    setattr(FloatNode, _name, _method(_function))
+for _name, _computes in {**UNARY, **BINARY}.items():
+    setattr(FloatNode, _name, _method(_computes))
 
 
 def new_float(shape_env: Any) -> Any:
@@ -149,46 +150,72 @@ ROOTS = frozenset({"isqrt", "gcd", "lcm", "comb", "perm", "factorial"})
 NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 
-@contextmanager
-def followed_floats(
-    compute: Callable[..., Any], follows: Callable[[Any], bool], call: Callable[..., Any]
-) -> Iterator[None]:
+class FollowedFloats:
     """What makes a float of a number that data decides is computed by `compute` inside.
 
-    Python's functions of numbers take no symbol, and torch's SymInt makes sympy expressions.
+    Python's functions of numbers take no symbol, and torch's SymInt makes sympy expressions. A
+    module that is imported meanwhile would keep what stands in their place: it finds them as they
+    were, and `resume` follows again.
 
     Args:
         compute: gets a function, and numbers of which `follows` is true for one.
         follows: whether data decides a symbolic number.
         call: gets an operator, torch's function of it, and arguments with such a number.
     """
-    kind: Any = torch.SymInt
-    before = {name: vars(kind)[name] for name in _stand_ins(compute, follows)}
-    float_kind: Any = torch.SymFloat
-    made = float_kind.__init__
-    functions = {n: f for n, f in vars(math).items() if callable(f) and n not in ROOTS}
-    torchs = _of_doubles()
-    new_tensor = torch.Tensor.new_tensor
-    called = {name: vars(torch)[name] for name in (*torchs, "tensor", "as_tensor")}
-    try:
-        vars(torch).update(
-            {n: _function(called[n], partial(call, p), follows) for n, p in torchs.items()}
-        )
-        torch.tensor = _maker(torch.tensor, follows)
-        torch.as_tensor = _maker(torch.as_tensor, follows)
-        torch.Tensor.new_tensor = _new_maker(new_tensor, follows)  # type: ignore[method-assign]
-        float_kind.__init__ = _made
-        for name, method in _stand_ins(compute, follows).items():
-            setattr(kind, name, method)
-        vars(math).update({n: _function(f, compute, follows) for n, f in functions.items()})
-        yield
-    finally:
-        float_kind.__init__ = made
-        for name, method in before.items():
-            setattr(kind, name, method)
-        vars(math).update(functions)
-        vars(torch).update(called)
-        torch.Tensor.new_tensor = new_tensor  # type: ignore[method-assign]
+
+    def __init__(
+        self, compute: Callable[..., Any], follows: Callable[[Any], bool], call: Callable[..., Any]
+    ) -> None:
+        self.on = False
+        self._before: list[tuple[Any, str, Any]] = []
+        self._places = list(_places(compute, follows, call))
+
+    def __enter__(self) -> None:
+        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        self.resume()
+
+    def __exit__(self, *error: object) -> None:
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        self.rest()
+
+    def resume(self) -> None:
+        """Follow from here on."""
+        if not self.on:
+            self.on = True
+            for home, name, stand_in in self._places:
+                self._before.append((home, name, vars(home).get(name)))
+                setattr(home, name, stand_in)
+
+    def rest(self) -> None:
+        """All is as it was."""
+        while self._before:
+            home, name, before = self._before.pop()
+            if before is None:  # inherited
+                delattr(home, name)
+            else:
+                setattr(home, name, before)
+        self.on = False
+
+    def find_spec(self, *module: object) -> None:
+        """Python asks it first where a module is that is being imported: it does not know."""
+        self.rest()
+
+
+def _places(
+    compute: Callable[..., Any], follows: Callable[[Any], bool], call: Callable[..., Any]
+) -> Iterator[tuple[Any, str, Any]]:
+    """What stands in the place of what, and where."""
+    yield torch.SymFloat, "__init__", _made
+    for name, method in _stand_ins(compute, follows).items():
+        yield torch.SymInt, name, method
+    for name, function in vars(math).items():
+        if callable(function) and name not in ROOTS and not name.startswith("_"):
+            yield math, name, _function(function, compute, follows)
+    for name, operator_of in _of_doubles().items():
+        yield torch, name, _function(vars(torch)[name], partial(call, operator_of), follows)
+    yield torch, "tensor", (tensor := _maker(torch.tensor, follows))
+    yield torch, "as_tensor", _maker(torch.as_tensor, follows)
+    yield torch.Tensor, "new_tensor", _new_maker(torch.Tensor.new_tensor, follows, tensor)
 
 
 def _maker(original: Callable[..., Any], follows: Callable[[Any], bool]) -> Callable[..., Any]:
@@ -210,14 +237,16 @@ def _maker(original: Callable[..., Any], follows: Callable[[Any], bool]) -> Call
     return make
 
 
-def _new_maker(original: Callable[..., Any], follows: Callable[[Any], bool]) -> Callable[..., Any]:
+def _new_maker(
+    original: Callable[..., Any], follows: Callable[[Any], bool], tensor: Callable[..., Any]
+) -> Callable[..., Any]:
     @wraps(original)
     def new_tensor(self: torch.Tensor, data: Any, **kwargs: Any) -> Any:
         numbers = _numbers_in(data)
         if numbers is None or not any(map(follows, numbers)):
             return original(self, data, **kwargs)
         like = {"dtype": self.dtype, "device": self.device}
-        return vars(torch)["tensor"](data, **{**like, **kwargs})
+        return tensor(data, **{**like, **kwargs})
 
     return new_tensor
 
@@ -261,10 +290,10 @@ def _of_doubles() -> dict[str, Any]:
     A function of torch's is bound to C++ by a parser that asks for the number; the operator itself
     takes a symbol. One that has several forms has some for symbols.
     """
-    found = {}
+    found: dict[str, Any] = {}
     for name, function in vars(torch).items():
         bound = inspect.isbuiltin(function) and not name.startswith("_")
-        packet = getattr(torch.ops.aten, name, None) if bound else None
+        packet: Any = getattr(torch.ops.aten, name, None) if bound else None
         forms = [f for f in packet.overloads() if f != "out"] if packet is not None else []
         if forms == ["default"]:
             takes = [str(each.type) for each in packet.default._schema.arguments]

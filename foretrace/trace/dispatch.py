@@ -29,7 +29,7 @@ from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_dtypes
 from foretrace.tensors.autocast import INSIDE
 from foretrace.trace.constants import GUARD
-from foretrace.trace.from_data import of_open_size, open_number
+from foretrace.trace.from_data import of_open_size, open_number, takes_doubles
 from foretrace.trace.subgraphs import hold
 
 ITEM = torch.ops.aten.item.default
@@ -173,7 +173,7 @@ def _learn_body(
     inline = Outcome(None, choice=choice, inline=Inline(kernel, choice))
     what = recorder, func, kernel, (args, kwargs), operands, params
     try:
-        ran = _of_any_float(*what) if _takes_doubles(recorder, func, args, kwargs) else None
+        ran = _of_any_float(*what) if takes_doubles(recorder, func, args, kwargs) else None
         if ran is not None:
             floats = recorder.types.symbols.floats.among((args, kwargs))
             inline = Outcome(None, choice=choice, inline=Inline(kernel, choice, floats=floats))
@@ -191,16 +191,6 @@ def _learn_body(
         return inline
     places = [occurrences.index(v) for v in operands]
     return _definition_meaning(params, ops, result, stand_ins, places, choice) or inline
-
-
-def _takes_doubles(recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
-    """Whether a float that data decides is where C++ has a number, and nothing that may be open."""
-    known = recorder.types.symbols.floats
-    if not known.known:
-        return False
-    doubles = {each.name for each in torch_api.schema_of(func).arguments if "float" in str(each.type)}
-    bound = schema_of(func).bind(args, kwargs).items()
-    return any(name in doubles and known.among(arg) for name, arg in bound)
 
 
 def _of_any_float(

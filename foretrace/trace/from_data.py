@@ -13,9 +13,11 @@ from foretrace import torch_api
 from foretrace.ir.op import Choice, Definition, Op, Origin, Tree, Value
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
+from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
 from foretrace.ops.kernel import depends_on_data, types_in
 from foretrace.ops.outcome import Outcome
+from foretrace.ops.schemas import schema_of
 
 NUMBER = Choice("number", "whole", "data decides it: the graph computes it when it runs")
 ITEM = torch.ops.aten.item.default
@@ -61,6 +63,17 @@ def open_number(call: Call) -> torch.SymInt | torch.SymFloat:
     recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
     made: Any = recorder.types.symbols.symbolic(symbol)
     return made
+
+
+def takes_doubles(recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
+    """Whether a float that data decides is where C++ has a number, and nothing that may be open."""
+    known = recorder.types.symbols.floats
+    if not known.known:
+        return False
+    arguments = torch_api.schema_of(func).arguments
+    doubles = {each.name for each in arguments if "float" in str(each.type)}
+    bound = schema_of(func).bind(args, kwargs).items()
+    return any(name in doubles and known.among(arg) for name, arg in bound)
 
 
 def _number_of(call: Call, number: float) -> sympy.Symbol:
