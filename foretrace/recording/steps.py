@@ -60,8 +60,6 @@ class Steps:
         if self._open is not None and self._followed is None:
             self._followed = torch_api.FollowedFloats(self.step, self._follows, self._called)
             self._open.enter_context(self._followed)
-        if self._followed is not None and not self._followed.on:
-            self._followed.resume()
 
     def _called(
         self, operator: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
@@ -130,11 +128,13 @@ class Steps:
         """The number itself; that it is the same is a guard."""
         with self.recorder.unwatched:
             found = self.symbols.floats.known[symbol]
-            tensor = self._tensor(symbol)
-            same = aten.eq.Scalar, (tensor, found)
-            self._rely(*((aten.isnan.default, (tensor,)) if math.isnan(found) else same))
+            tensor, said = self._tensor(symbol), f"== {found!r}"
+            if math.isnan(found):
+                self._answer(aten.isnan.default, (tensor,), "isnan", sides=False)
+            else:
+                self._answer(aten.eq.Scalar, (tensor, found), said, sides=False)
             if found == 0:
-                self._rely(aten.signbit.default, (tensor,))
+                self._answer(aten.signbit.default, (tensor,), "signbit", sides=False)
         return found
 
     def _fixed(self, number: Any) -> Any:
@@ -145,14 +145,15 @@ class Steps:
 
     def _asked(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
         tensors = tuple(self._tensor(self._value(arg)) for arg in args)
-        return self._answer(recorded(self.recorder, COMPARED[function], tensors), sides=True)
+        numbers = [repr(arg) for arg in args if type(arg) in (int, float, bool)]
+        said = " ".join([function.__name__, *numbers])
+        return self._answer(COMPARED[function], tensors, said, sides=True)
 
-    def _rely(self, func: Any, args: tuple[Any, ...]) -> None:
-        self._answer(recorded(self.recorder, func, args), sides=False)
-
-    def _answer(self, condition: Value, *, sides: bool) -> bool:
-        recorder, asked = self.recorder, (condition,)
-        answer: bool = self.questions.answer(recorder, IS_NONZERO, asked, {}, sides=sides)
+    def _answer(self, func: Any, args: tuple[Any, ...], said: str, *, sides: bool) -> bool:
+        asked = (recorded(self.recorder, func, args),)
+        answer: bool = self.questions.answer(
+            self.recorder, IS_NONZERO, asked, {}, sides=sides, said=said
+        )
         return answer
 
     def _tensor(self, number: Any) -> Value:

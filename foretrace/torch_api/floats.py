@@ -155,7 +155,7 @@ class FollowedFloats:
 
     Python's functions of numbers take no symbol, and torch's SymInt makes sympy expressions. A
     module that is imported meanwhile would keep what stands in their place: it finds them as they
-    were, and `resume` follows again.
+    were.
 
     Args:
         compute: gets a function, and numbers of which `follows` is true for one.
@@ -196,9 +196,28 @@ class FollowedFloats:
                 setattr(home, name, before)
         self.on = False
 
-    def find_spec(self, *module: object) -> None:
-        """Python asks it first where a module is that is being imported: it does not know."""
-        self.rest()
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Where a module is that is being imported; it runs while all is as it was."""
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((each for each in found if each is not None), None)
+        loader: Any = getattr(spec, "loader", None)
+        if loader is None or isinstance(loader, type):
+            return spec
+        run = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            vars(loader).pop("exec_module", None)
+            before = self.on
+            self.rest()
+            try:
+                run(module)
+            finally:
+                if before:
+                    self.resume()
+
+        loader.exec_module = exec_module
+        return spec
 
 
 def _places(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given as drawing, settings, strategies as st
+from hypothesis import Phase, given as drawing, settings, strategies as st
 from torch import Tensor, nn
 
 import foretrace
@@ -186,8 +186,14 @@ def test_a_file_has_no_functions_of_libm() -> None:
 
 # ---- any arithmetic ---------------------------------------------------------------------------
 
+
+def power(one: Any, two: Any) -> Any:
+    """Of integers alone it is ShapeEnv's."""
+    return one ** (two * 1.0)
+
+
 BINARY = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv,
-          operator.mod, operator.pow, math.atan2, math.copysign, max, min]  # fmt: skip
+          operator.mod, power, math.atan2, math.copysign, max, min]  # fmt: skip
 UNARY = [operator.neg, abs, math.sqrt, math.exp, math.log1p, round, math.floor, math.trunc, int]
 OPERANDS = st.one_of(
     st.integers(0, 7), st.floats(-4, 4, width=64), st.sampled_from([0.1, 0.2, 3, -1, 1e-3, 7.0])
@@ -196,6 +202,10 @@ OPERANDS = st.one_of(
 STEPS = st.lists(
     st.tuples(st.sampled_from([*BINARY, *UNARY]), st.integers(0, 7), OPERANDS), max_size=8
 )
+
+
+PHASES = [phase for phase in Phase if phase is not Phase.shrink]
+"""A failing program is short as it is"""
 
 
 def computed(steps: list[Any], x: Tensor, n: Tensor) -> Any:
@@ -218,7 +228,7 @@ def bits_of(program: Callable[..., Any], *inputs: Tensor) -> list[Any] | None:
 
 
 @drawing(STEPS, st.integers(0, 1000))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None, phases=PHASES)
 def test_any_arithmetic_is_pythons(steps: list[Any], seed: int) -> None:
     torch.manual_seed(seed)
     calls = [(torch.randn(3, dtype=torch.float64), torch.tensor(n)) for n in (2, 5, -1)]
@@ -233,7 +243,8 @@ def test_any_arithmetic_is_pythons(steps: list[Any], seed: int) -> None:
             if found is None and number:  # what Python asked has another answer
                 assert eager is None or recorded.guards
                 continue
-            assert eager is not None and found is not None
+            assert eager is not None
+            assert found is not None
             assert same_bits(found[0], eager[0])
             assert found[1:] == eager[1:]
 
@@ -253,7 +264,7 @@ def keyed(x: Tensor) -> Tensor:
     return x * {3.0: 2}.get(x.sum().item(), 1)
 
 
-def tested(x: Tensor) -> Tensor:
+def looked_at(x: Tensor) -> Tensor:
     return x if math.isnan(x.sum().item()) else -x
 
 
@@ -271,7 +282,7 @@ ASKED = {
     "compared": (compared, ONES, ONES * 2, "if x.sum().item() > 3"),
     "formatted": (formatted, ONES, ONES * 2, ":.3f"),
     "keyed": (keyed, ONES, ONES * 2, "{3.0: 2}"),
-    "tested": (tested, ONES, NAN, "math.isnan"),
+    "looked_at": (looked_at, ONES, NAN, "math.isnan"),
     "fixed": (fixed, ONES, ONES * 2, "float(x.sum())"),
     "fixed_nan": (fixed, NAN, ONES, "float(x.sum())"),
     "of_sign": (of_sign, ONES, -ONES, "copysign"),
@@ -303,8 +314,8 @@ def test_compile_captures_another_answer(name: str) -> None:
 @pytest.mark.parametrize("inputs", [ONES, ONES * 2, NAN, -ONES])
 def test_both_sides_of_a_comparison(inputs: Tensor) -> None:
     def program(x: Tensor) -> Tensor:
-        v = x.sum().item()
-        return x * math.sqrt(v) if v * 3 > 3 else x - v
+        total = x.sum()
+        return x * math.sqrt(total.item()) if total.item() * 3 > 3 else x - total.item()
 
     call = foretrace.capture(program, (ONES,), branches="both").cut("aten")
     assert same_bits(call(inputs), program(inputs))
