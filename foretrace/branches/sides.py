@@ -134,7 +134,7 @@ class Sides:
         self._check_followed(values, origin)
         numbers = _numbers(sides, values, around.symbols)
         if around.symbols.floats.among(numbers):
-            raise around.refused(
+            raise self.refused(
                 "a side computes with a float that was read of data before, and torch.cond hands on"
                 " tensors and integers alone",
                 None, "read it on each side: t.item()",

@@ -171,11 +171,11 @@ class FollowedFloats:
         self._places = list(_places(compute, follows, call))
 
     def __enter__(self) -> None:
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, self)
         self.resume()
 
     def __exit__(self, *error: object) -> None:
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         self.rest()
 
     def resume(self) -> None:
