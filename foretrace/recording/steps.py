@@ -48,6 +48,9 @@ class Steps:
     def __enter__(self) -> None:
         self._open, self.symbols.floats.steps = ExitStack(), self
         self._open.enter_context(torch_api.batches_counted())
+        if self.questions.constants.guarded:  # `math.exp(x.item())` looks `exp` up before
+            self._followed = torch_api.FollowedFloats(self.step, self._follows, self._called)
+            self._open.enter_context(self._followed)
 
     def __exit__(self, *error: object) -> None:
         self.symbols.floats.ended()
@@ -57,9 +60,8 @@ class Steps:
 
     def begin(self) -> None:
         """From the first number of data on, Python's functions of numbers are followed."""
-        if self._open is not None and self._followed is None:
-            self._followed = torch_api.FollowedFloats(self.step, self._follows, self._called)
-            self._open.enter_context(self._followed)
+        if self._open is not None and self._followed is not None:
+            self._followed.follow_all()
 
     def _called(
         self, operator: Any, function: Callable[..., Any], *args: Any, **kwargs: Any

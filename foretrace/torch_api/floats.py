@@ -168,7 +168,20 @@ class FollowedFloats:
     ) -> None:
         self.on = False
         self._before: list[tuple[Any, str, Any]] = []
-        self._places = list(_places(compute, follows, call))
+        self._math = [
+            (math, name, _function(function, compute, follows))
+            for name, function in vars(math).items()
+            if callable(function) and name not in ROOTS and not name.startswith("_")
+        ]
+        self._made = compute, follows, call
+        self._places = self._math
+
+    def follow_all(self) -> None:
+        """From the first number on more than `math` is followed, which is looked up before it."""
+        if self._places is self._math:
+            self.rest()
+            self._places = [*self._math, *_places(*self._made)]
+            self.resume()
 
     def __enter__(self) -> None:
         sys.meta_path.insert(0, self)
@@ -227,9 +240,6 @@ def _places(
     yield torch.SymFloat, "__init__", _made
     for name, method in _stand_ins(compute, follows).items():
         yield torch.SymInt, name, method
-    for name, function in vars(math).items():
-        if callable(function) and name not in ROOTS and not name.startswith("_"):
-            yield math, name, _function(function, compute, follows)
     for name, operator_of in _of_doubles().items():
         yield torch, name, _function(vars(torch)[name], partial(call, operator_of), follows)
     yield torch, "tensor", (tensor := _maker(torch.tensor, follows))

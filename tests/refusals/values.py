@@ -161,6 +161,37 @@ refuses(
 )  # fmt: skip
 
 
+def adds_by_a_number(x: Tensor) -> Tensor:
+    return torch.addmm(x, x, x.t(), beta=x.mean().item())  # here
+
+
+def adds_by_a_tensor(x: Tensor) -> Tensor:
+    return x * x.mean() + x @ x.t()
+
+
+SQUARE = torch.randn(4, 4)
+refuses(
+    "data-dependent", "backends/steps.py:numbers_refused",
+    compiles(adds_by_a_number, SQUARE, backend="inductor"), None,
+    compiled(adds_by_a_number, SQUARE), captured(adds_by_a_tensor, SQUARE),
+)  # fmt: skip
+
+
+def raises_to_nothing(x: Tensor) -> Tensor:
+    return (x ** (x - x).detach().sum().item()).sum()  # here
+
+
+def raises_to_a_tensor(x: Tensor) -> Tensor:
+    return (x ** (x - x).detach().sum()).sum()
+
+
+FOLLOWED = torch.ones(3, requires_grad=True)
+refuses(
+    "data-dependent", "symbols/floats.py:asked_number",
+    cuts(raises_to_nothing, FOLLOWED, loss=0), None, trained(raises_to_a_tensor, FOLLOWED),
+)  # fmt: skip
+
+
 def scales_one_side(x: Tensor) -> Tensor:
     number = x.sum().item()
     return x * number if number > 2 else x - number  # here
