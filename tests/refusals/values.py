@@ -203,7 +203,7 @@ def reads_it_on_each_side(x: Tensor) -> Tensor:
 
 
 refuses(
-    "both sides", "branches/sides.py:_cond", captures(scales_one_side, X, branches="both"),
+    "both sides", "branches/sides.py:refused", captures(scales_one_side, X, branches="both"),
     scales_one_side, captured(reads_it_on_each_side, X), captured(scales_one_side, X),
 )  # fmt: skip
 
