@@ -9,6 +9,7 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.backends.aot_convention import RESULTS
 from foretrace.backends.compilers import TorchCompilers
+from foretrace.backends.steps import numbers_refused, with_opaque_steps
 from foretrace.partition.policies import Policy
 
 
@@ -25,11 +26,15 @@ def inductor_compilers(
     table = inductor.decompositions() if decompositions is None else decompositions
 
     def forward(module: fx.GraphModule, inputs: list[Any], *, inference: bool = False) -> Any:
-        return inductor.forward(module, inputs, module.meta[RESULTS], inference=inference)
+        results = module.meta[RESULTS]
+        with numbers_refused():
+            return inductor.forward(with_opaque_steps(module), inputs, results, inference=inference)
 
-    return TorchCompilers(
-        forward, inductor.backward, partial(forward, inference=True), table, policy
-    )
+    def backward(module: fx.GraphModule, inputs: list[Any]) -> Any:
+        with numbers_refused():
+            return inductor.backward(module, inputs)
+
+    return TorchCompilers(forward, backward, partial(forward, inference=True), table, policy)
 
 
 def before_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:

@@ -133,6 +133,12 @@ class Sides:
         values = self._operands(sides)
         self._check_followed(values, origin)
         numbers = _numbers(sides, values, around.symbols)
+        if around.symbols.floats.among(numbers):
+            raise self.refused(
+                "a side computes with a float that was read of data before, and torch.cond hands on"
+                " tensors and integers alone",
+                None, "read it on each side: t.item()",
+            )  # fmt: skip
         params = [_as_known(self.known, values, place) for place in range(len(sides))]
         both = list(zip(params, (side.ops for side in sides), strict=True))
         split = Split(values, both, around.read)

@@ -25,6 +25,7 @@ from foretrace.ir.op import Op, Subgraph, Value, values_in
 from foretrace.ir.structure import Structure
 from foretrace.passes.cut import Level, forward_graph, written_over
 from foretrace.passes.live import needs
+from foretrace.passes.steps import in_file
 from foretrace.passes.writeback import Written, with_writes
 from foretrace.program import Program
 from foretrace.recording.capture import record
@@ -294,4 +295,5 @@ def _graph(program: Program, mod: nn.Module, written: Written, inputs: Interface
     fakes = program.semantics.fakes
     emitter = emitter_for(recorded.symbols, fakes, needs, outermost)
     news = [(inputs.of(recorded.inputs[index].value), new) for index, new in written.news]
-    return to_export(inputs.lifted, written.ops, news, written.outputs, emitter)
+    ops = in_file(written.ops, recorded.symbols)
+    return to_export(inputs.lifted, ops, news, written.outputs, emitter)

@@ -1,5 +1,6 @@
 """A cut as a real torch.fx.GraphModule. The only place that knows fx's opcodes and `meta`."""
 
+import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable
 from itertools import count
@@ -155,7 +156,9 @@ class Emitter:
         self.describe(node, op)
         if self.unbound and (symbols := self.unbound & binds(op)):
             self.unbound -= symbols
-            node.meta["unbacked_bindings"] = {s: _path(result, s) for s in sorted(symbols, key=str)}
+            paths = {s: _path(result, s) for s in sorted(symbols, key=str)}
+            # of what Python computes of numbers torch's tools make an expression
+            node.meta |= {} if inspect.isroutine(op.target) else {"unbacked_bindings": paths}
         if isinstance(result, Value):
             if result in op.outs:
                 self._learn(result, node)

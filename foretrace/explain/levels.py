@@ -1,6 +1,7 @@
 """An op's way down the tree: the user's line, the modules, the op as written, each level below."""
 
 from collections.abc import Callable, Iterator, Sequence
+from inspect import isroutine
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +272,8 @@ def has_composite_kernel(op: Op) -> bool:
 
 def name_of(op: Op) -> str:
     """The target in full: aten.mm.default."""
-    return str(op.called[0])
+    target = op.called[0]
+    return target_name(target) if isroutine(target) else str(target)
 
 
 def print_call(op: Op) -> str:

@@ -22,6 +22,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from inspect import isroutine
 from itertools import count
 from math import inf, nan
 from operator import attrgetter
@@ -31,7 +32,7 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.op import Op, Origin, Subgraph, Tree, Value, values_in
+from foretrace.ir.op import Op, Origin, Subgraph, Tree, Value, target_name, values_in
 from foretrace.ir.types import DTYPE_NAMES, TensorType
 from foretrace.ir.walk import subgraphs_of, with_subgraphs
 
@@ -160,7 +161,9 @@ class _Writing:
 
 def _target(op: Op) -> str:
     higher = isinstance(op.target, torch_api.HigherOrderOperator)
-    return f"higher_order.{op.target}" if higher else str(op.target)
+    if higher:
+        return f"higher_order.{op.target}"
+    return target_name(op.target) if isroutine(op.target) else str(op.target)
 
 
 def _every(ops: Iterable[Op]) -> Iterator[Op]:

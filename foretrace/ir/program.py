@@ -301,7 +301,7 @@ class Recorded:
         )
 
     def _asked(self, guard: Guard, number: int) -> AskedOfNumbers:
-        hint = self.symbols.hint
+        hint = self.symbols.concrete
         then = ", ".join(f"{s} = {hint(s)}" for s in sorted(guard.symbols, key=str))
         return AskedOfNumbers(
             str(guard.condition), (), False, True, frozenset(), guard.frame, self.again,

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+import sympy
+
 from foretrace.ir.op import Op, Subgraph, Tree, Value, target_name
 
 SHOWN = 8
@@ -38,6 +40,8 @@ class Spelling:
     def line(self, op: Op) -> str:
         """The whole op with the types of what it makes."""
         call = self.call(op)
+        if isinstance(op.result, sympy.Symbol):
+            return f"{op.result} = {call}"
         if not op.outs:
             return call
         names = ", ".join(map(self.value, op.outs))

@@ -209,7 +209,8 @@ class _Stage:
                 yield Fault(self.name, f"its definition makes {_layout(one.type)}", op)
         if id(definition) not in self.definitions:
             self.definitions.add(id(definition))
-            below = _Stage(BODY, self.recorded, self.infer, set(definition.params))
+            sizes = free_symbols((op.args, op.kwargs))
+            below = _Stage(BODY, self.recorded, self.infer, set(definition.params), sizes)
             below.definitions = self.definitions
             yield from below.ops(definition.ops)
             if not below.made.issuperset(definition.outs):

@@ -186,7 +186,9 @@ def lasts(key: Any) -> bool:
         return all(map(lasts, key))
     if kind is torch_api.OpOverload:
         return key.namespace in OWN
-    return kind in PLAIN or kind is TensorType or kind is type or isinstance(key, sympy.Basic)
+    if isinstance(key, sympy.Basic):
+        return not torch_api.is_float_from_data(key)
+    return kind in PLAIN or kind is TensorType or kind is type
 
 
 def symbols_of(key: Any) -> frozenset[sympy.Symbol]:

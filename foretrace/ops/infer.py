@@ -26,7 +26,7 @@ from foretrace.ops.kernel import (
 )  # fmt: skip
 from foretrace.ops.layouts import as_eager, as_iterated
 from foretrace.ops.meta import MetaKernels
-from foretrace.ops.probe import probe
+from foretrace.ops.probe import of_any_number, probe
 from foretrace.ops.schemas import schema_of
 from foretrace.ops.sparse import reads_sparse
 from foretrace.symbols.sizes import Symbols
@@ -97,11 +97,20 @@ class Inference:
             Refusal: the results' sizes depend on data, or there is no meta kernel.
             Exception: what eager raises for a wrong call.
         """
+        if self.symbols.floats.among((args, kwargs)):
+            return self._of_floats(self.infer, func, (args, kwargs))
         key = frozen((func, args, kwargs, torch.get_default_dtype()), followed=False)
         found = self._known.get(key)
         if found is None:
             ask = partial(self._ask, key, func, args, kwargs)
             found = self._known.learn(key, ask, lambda _: True)
+        return found
+
+    def _of_floats(self, ask: Callable[..., Any], func: Any, call: Tree) -> Any:
+        """What is asked of a call with floats that data decides, which no kernel has to know."""
+        found = of_any_number(lambda numbers: ask(func, *numbers), call, self.symbols)
+        if found is None:
+            raise depends_on_data(func)
         return found
 
     def again(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
@@ -155,6 +164,8 @@ class Inference:
             Refusal: there is no meta kernel, or the sizes depend on data.
             Exception: what eager raises for a wrong call.
         """
+        if self.symbols.floats.among((args, kwargs)):
+            return tuple(self._of_floats(self.written, func, (args, kwargs)))
         key = ("written", frozen((func, args, kwargs, torch.get_default_dtype()), followed=False))
         found = self._known.get(key)
         if found is None:

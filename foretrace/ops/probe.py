@@ -5,20 +5,25 @@ the same operand's size both times is that size; one that is the same number bot
 Strides without gaps are products of the sizes.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import sympy
 
 from foretrace import torch_api
 from foretrace.errors import Refusal, Way
-from foretrace.ir.op import Tree
+from foretrace.ir.op import Definition, Op, Tree, Value
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import Size, TensorType
 from foretrace.symbols.sizes import Symbols
 
 Numbers = dict[sympy.Symbol, int]
+ORDINARY: Final = (0.75, 2.5)
+"""Floats that nearly every kernel takes, of which no integer part is the other's"""
+CLOSE: Final = 1e-6
+"""How far apart two are, if it takes no others"""
 
 
 def probe(infer: Callable[[Tree], Tree], call: Tree, symbols: Symbols, name: str) -> Tree:
@@ -117,3 +122,150 @@ def at_numbers(tree: Tree, numbers: Numbers) -> Tree:
 
 def _number(size: Any, numbers: Numbers) -> int:
     return int(size.xreplace(numbers)) if isinstance(size, sympy.Basic) else size
+
+
+def of_any_number(infer: Callable[[Tree], Any], call: Tree, symbols: Symbols) -> Any:
+    """The types of the results of a call that takes floats which data decides.
+
+    They are asked with two sets of numbers; with those of the captured run where a kernel refuses
+    others, and with others close by. None: they depend on the numbers.
+    """
+    known = symbols.floats.known
+    try:
+        found = [infer(at_floats(call, dict.fromkeys(known, n))) for n in ORDINARY]
+    except (RuntimeError, ValueError, IndexError, ZeroDivisionError):
+        near = {symbol: number * (1 + CLOSE) for symbol, number in known.items()}
+        found = [infer(at_floats(call, numbers)) for numbers in (known, near)]
+    one, other = found
+    return one if one == other else None
+
+
+def at_floats(tree: Tree, numbers: Mapping[sympy.Symbol, float]) -> Tree:
+    """The structure with numbers for the floats."""
+
+    def of(leaf: Any) -> Any:
+        return numbers.get(leaf, leaf) if isinstance(leaf, sympy.Symbol) else leaf
+
+    return map_tree(tree, of)
+
+
+# ---- what is recorded of any float --------------------------------------------------------------
+
+Floats = Mapping[sympy.Symbol, float]
+GENERIC: Final = (0.3137, 0.8713, 1.618, 2.71, 7.77, 123.4, -0.377, -5.3)
+"""Floats that no formula asks for, some in each interval that one may"""
+SPECIAL: Final = (0.0, 1.0, 2.0, -1.0, 0.5, 3.0, math.inf, math.nan)
+"""Floats for which a formula may have a case of its own: `x * 1` is left out"""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Ops that were recorded with numbers in the place of symbols."""
+
+    params: tuple[Any, ...]
+    ops: tuple[Op, ...]
+    result: Tree
+
+
+def with_any_number(
+    record: Callable[[Floats], Recording], symbols: Collection[sympy.Symbol], known: Floats
+) -> tuple[list[Op], list[tuple[sympy.Symbol, float]]] | None:
+    """What is recorded whatever floats the symbols are, and the floats that they must not be.
+
+    It is recorded with many sets of numbers. What differs is to be these numbers themselves.
+
+    Returns:
+        The ops of the first recording, with symbols in the place of its numbers. None: what is
+        recorded depends on the numbers in another way, or those of the captured run are special.
+    """
+    sets = [_numbers_for(symbols, number) for number in GENERIC]
+    first, *others = [_words(record(numbers)) for numbers in sets]
+    if not all(_alike(first, sets[0], *pair) for pair in zip(others, sets[1:], strict=True)):
+        return None
+    apart = list[tuple[sympy.Symbol, float]]()
+    for symbol in symbols:
+        for number in SPECIAL:
+            numbers = {**sets[0], symbol: number}
+            if not _alike(first, sets[0], _words(record(numbers)), numbers):
+                apart.append((symbol, number))
+    special = any(_same_float(known[symbol], number) for symbol, number in apart)
+    if special or not all(math.isfinite(number) for _, number in apart):
+        return None
+    ops = list(record(sets[0]).ops)
+    put_back(ops, symbols)
+    return ops, apart
+
+
+def stand_in_numbers(symbols: Collection[sympy.Symbol]) -> dict[sympy.Symbol, float]:
+    """Numbers by which `put_back` knows the symbols again."""
+    return _numbers_for(symbols, GENERIC[0])
+
+
+def _numbers_for(symbols: Collection[sympy.Symbol], number: float) -> dict[sympy.Symbol, float]:
+    return {symbol: number * (1 + i / 7) for i, symbol in enumerate(symbols)}
+
+
+def _words(recording: Recording) -> list[Any]:
+    """All that a recording says, in order; values go by numbers."""
+    names: dict[Value, int] = {}
+    words = list[Any]()
+
+    def tell(tree: Any) -> None:
+        for leaf in torch_api.tree_leaves(tree):
+            if isinstance(leaf, Value):
+                words.append((names.setdefault(leaf, len(names)), leaf.type))
+            else:
+                words.append(leaf)
+
+    def tell_ops(ops: Iterable[Op]) -> None:
+        for op in ops:
+            words.append(op.target)
+            tell((op.args, op.kwargs, op.result))
+            definition = op.definition
+            if definition is not None:
+                tell_ops(definition.ops)
+            elif op.region is not None:
+                tell_ops(op.region)
+
+    tell(recording.params)
+    tell_ops(recording.ops)
+    tell(recording.result)
+    return words
+
+
+def _alike(one: list[Any], its: Floats, other: list[Any], others: Floats) -> bool:
+    if len(one) != len(other):
+        return False
+    back = {number: symbol for symbol, number in its.items()}
+    for word, then in zip(one, other, strict=True):
+        if type(word) is float and word in back:
+            if type(then) is not float or not _same_float(then, others[back[word]]):
+                return False
+        elif type(word) is not type(then) or not _same_word(word, then):
+            return False
+    return True
+
+
+def _same_word(one: Any, other: Any) -> bool:
+    return _same_float(one, other) if type(one) is float else bool(one == other)
+
+
+def _same_float(one: float, other: float) -> bool:
+    return one.hex() == other.hex()
+
+
+def put_back(ops: Iterable[Op], symbols: Collection[sympy.Symbol]) -> None:
+    """Let new ops speak of the symbols in whose place the numbers stood."""
+    back = {number: symbol for symbol, number in stand_in_numbers(symbols).items()}
+
+    def of(leaf: Any) -> Any:
+        return back.get(leaf, leaf) if type(leaf) is float else leaf
+
+    for op in ops:
+        op.args, op.kwargs, op.alike = map_tree(op.args, of), map_tree(op.kwargs, of), None
+        if (shared := op.definition) is not None:
+            copies = [each.but() for each in shared.ops]
+            put_back(copies, symbols)
+            op.below = Definition(shared.params, tuple(copies), shared.outs, shared.seen)
+        elif op.region is not None:
+            put_back(op.region, symbols)

@@ -35,6 +35,7 @@ aten = torch.ops.aten
 
 FORWARD = ("export", "aten")
 RELAID = Choice("layout", "another", "the decomposition table gave an operand in another layout")
+ASKS = Choice("decomposition", "whole", "the table's entry asks for a number that data decides")
 RESTORED = Choice("layout", "restored", "the decomposition table gave another layout")
 
 
@@ -119,6 +120,10 @@ class _Decomposition:
         try:
             made = self._recorded(op)
         except (RuntimeError, ValueError) as error:
+            if self.recorder.types.symbols.floats.among((op.args, op.kwargs)):
+                yield from self.restored(relaid)
+                yield op.but(below=None, choice=ASKS)
+                return
             if not relaid:
                 raise locate(error, op) if isinstance(error, Refusal) else error from None
             yield from self.restored(relaid)

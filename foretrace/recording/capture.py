@@ -31,6 +31,14 @@ from foretrace.python_state.module_state import (
 )
 from foretrace.python_state.outside import Outside
 from foretrace.python_state.restoring import put_back
+from foretrace.python_state.states import (
+    arguments_changed,
+    bound_to_data,
+    left_in,
+    read_again,
+    states_of,
+    unread,
+)
 from foretrace.recording.gradients import Gradients
 from foretrace.recording.new_contents import (
     begins_read,
@@ -45,14 +53,7 @@ from foretrace.recording.new_contents import (
 from foretrace.recording.outputs import Outputs
 from foretrace.recording.questions import Questions
 from foretrace.recording.shared_inputs import check_shared_memory
-from foretrace.recording.states import (
-    arguments_changed,
-    bound_to_data,
-    left_in,
-    read_again,
-    states_of,
-    unread,
-)
+from foretrace.recording.steps import Steps
 from foretrace.recording.torch_state import running, unchanged_state, uncollected
 from foretrace.recording.watched import WatchedRecorder
 from foretrace.symbols.dynamic import Dynamic
@@ -98,6 +99,7 @@ class Capture:
         )  # fmt: skip
         self.recorder = WatchedRecorder(self.outside, *made) if self.outside else Recorder(*made)
         self.recorder.example = self.example
+        self.steps = Steps(self.recorder, self.questions)
 
     def placeholder(
         self, tensor: torch.Tensor, kind: Any, name: str,
@@ -273,7 +275,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         given = capture.arguments(leaves, requires)
         call = call_args, call_kwargs = in_structure.build(iter(given))
         absent = target.device.type not in torch_api.device_types_here()
-        with running(recorder, loan.paths(), absent):
+        with running(recorder, loan.paths(), absent), capture.steps:
             watching = watched(loan, capture.outside, fn, requires, lines)
             with watching, capture.gradients.reading():
                 result = _run(fn, call_args, call_kwargs, recorder)
@@ -319,7 +321,7 @@ def _outputs(
     written = {mutation.index for mutation in mutations}
     made = Outputs(capture.recorder, capture.placeholders, capture.lift, written)
     outputs = [made.of(Role("output", name), leaf) for name, leaf in outs]
-    requires.states, states = states_of(kept, made, len(outputs), lines)
+    requires.states, states = states_of(kept, made.of, len(outputs), lines)
     given = [leaf for _, leaf in outs]
     given += [leaf for change in kept for _, leaf in take_apart(change.after)[0]]
     check_together(capture.recorder, given, capture.inputs)

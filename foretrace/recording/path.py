@@ -7,10 +7,12 @@ differ from there on are put together (`branches/`).
 from collections.abc import Iterable
 from typing import Any, Final
 
+from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.op import Op, Tree, Value
 from foretrace.ir.tree import map_tree
 from foretrace.ir.walk import subgraphs_of
+from foretrace.symbols.questions import free_symbols
 from foretrace.trace.constants import Constants, draws
 from foretrace.trace.recorder import Recorder
 
@@ -121,6 +123,7 @@ class Path:
         def named(leaf: Any) -> Any:
             nonlocal of_data
             if not isinstance(leaf, Value):
+                of_data |= any(map(torch_api.is_float_from_data, free_symbols(leaf)))
                 return leaf
             number = self._value(constants, leaf)
             of_data |= number in self._of_data

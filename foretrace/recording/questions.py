@@ -51,15 +51,21 @@ class Questions:
         self.constants.finish(recorder.log)
         return self.answered
 
-    def answer(self, recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
+    def answer(
+        self, recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree], *,
+        sides: bool = True, said: str = "",
+    ) -> Any:  # fmt: skip
         """What a call returns whose operands are constants, or lent.
+
+        `sides`: whether both sides of it may be recorded, where that is wanted. `said`: how the
+        question is told, if not by the operator.
 
         Raises:
             Refusal: an operand has no value, or a number depends on one that is lent.
         """
         constants, call = self.constants, (func, args, kwargs)
         constants.follow(recorder.log, recorder.bodies)
-        if self.path is not None and self._has_sides(self.path, recorder, call):
+        if sides and self.path is not None and self._has_sides(self.path, recorder, call):
             return self._told(self.path, recorder, call)
         answer = constants.run(*call)
         if _of_other_sizes(recorder, *call[:2]):
@@ -70,7 +76,7 @@ class Questions:
             raise depends_on_inputs(func)
         if roots:
             form = constants.form(func, call[1:])
-            known = self._known.get(form) or self._guard(recorder, call, roots, answer)
+            known = self._known.get(form) or self._guard(recorder, call, roots, answer, said)
             self._known[form] = known
             if lent and form not in self._asserted:
                 self._assert(recorder, call, known)
@@ -135,12 +141,12 @@ class Questions:
             return None
 
     def _guard(
-        self, recorder: Recorder, call: Call, roots: frozenset[Root], answer: Any
+        self, recorder: Recorder, call: Call, roots: frozenset[Root], answer: Any, said: str
     ) -> Answered:
         lent = self.constants.lent
         inputs = sorted((r for r in roots if isinstance(r, Value)), key=lambda v: lent[v][0])
         answered = Answered(
-            target_name(call[0]), tuple(value.hint for value in inputs),
+            said or target_name(call[0]), tuple(value.hint for value in inputs),
             any(isinstance(root, Op) for root in roots), answer,
             frozenset(root for root in roots if isinstance(root, sympy.Symbol)),
             recorder.sources.here(), self.again, can_assert(call[0]), len(self.answered),

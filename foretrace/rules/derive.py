@@ -5,8 +5,9 @@ its autograd node runs on stand-ins for the gradients. What the node does, seen 
 rule. It is torch's own formula, so gradients equal eager's bit for bit.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -21,12 +22,14 @@ from foretrace.ops.cache import Cache, frozen
 from foretrace.ops.infer import Inference
 from foretrace.ops.kernel import types_in
 from foretrace.ops.outcome import Outcome
+from foretrace.ops.probe import Recording, at_floats, with_any_number
 from foretrace.ops.quirks import FIRST_MADE_LIKE_OPERAND
 from foretrace.ops.schemas import schema_of
 from foretrace.ops.sparse import no_derivative, reads_sparse
 from foretrace.rules.rule import Rule
 from foretrace.rules.table import BackwardCall, Registered, RuleTable, fit
 from foretrace.rules.tape import RULE, FormulaSemantics, Tape, current_value, ops_for, tensors_in
+from foretrace.symbols.floats import ASKED_NUMBER, asked_number
 from foretrace.tensors.abstract import Abstract, Types
 
 
@@ -39,6 +42,9 @@ class _Forward:
     edges: list[Any]
     """for each operand, what its gradient is asked by; None if it is not followed"""
     outs: list[Abstract]
+
+
+Ask: TypeAlias = Callable[[Tree, dict[str, Tree]], Rule]
 
 
 class Derivatives:
@@ -62,6 +68,7 @@ class Derivatives:
 
         `known`: the types of what it returns, where they depend on data.
         """
+        args, kwargs = self._at_numbers((args, kwargs))
         key = (_traits((func, args, kwargs)), self._count(func, args, kwargs, known))
         found = self._followed.get(key)
         if found is None:
@@ -107,6 +114,7 @@ class Derivatives:
 
         One that autograd refuses to follow, such as a scatter of complex numbers, saves nothing.
         """
+        args, kwargs = self._at_numbers((args, kwargs))
         if written:  # no size is asked for in place, and an open number would be fixed
             args, kwargs = map_tree((args, kwargs), self.types.symbols.concrete)
         with torch_api.no_dispatch_modes(), torch_api.with_autograd():
@@ -148,7 +156,7 @@ class Derivatives:
         if found is not None:
             return found
 
-        def ask() -> Rule:
+        def ask(args: Tree, kwargs: dict[str, Tree]) -> Rule:
             if reads_sparse((args, kwargs)):
                 raise no_derivative(func)
             registered = self.table.registered(func)
@@ -158,7 +166,36 @@ class Derivatives:
                 forward = self._forward(func, args, kwargs, written, known)
                 return self._backward(func, forward, tangents)
 
-        return self._rules.learn(key, ask, lambda _: self.table.lasting(func))
+        def of_call() -> Rule:
+            floats = self.types.symbols.floats.among((args, kwargs))
+            return self._of_floats(ask, (args, kwargs), floats) if floats else ask(args, kwargs)
+
+        return self._rules.learn(key, of_call, lambda _: self.table.lasting(func))
+
+    def _of_floats(self, ask: Ask, call: Tree, floats: list[sympy.Symbol]) -> Rule:
+        """The rule of a call that takes floats which data decides.
+
+        A formula may ask what a float is: is it 1? Then the rule is asked with numbers.
+        """
+        symbols = self.types.symbols
+        try:
+            return ask(*call)
+        except Refusal as refusal:
+            if refusal.kind != ASKED_NUMBER:
+                raise
+        rules = list[Rule]()
+
+        def record(numbers: Mapping[sympy.Symbol, float]) -> Recording:
+            rules.append(rule := ask(*at_floats(call, numbers)))
+            params = (rule.operands, rule.results, rule.written, rule.tangents)
+            return Recording(params, rule.ops, rule.gradients)
+
+        found = with_any_number(record, floats, symbols.floats.known)
+        if found is None:
+            return ask(*at_floats(call, {symbol: symbols.fix(symbol) for symbol in floats}))
+        for symbol, number in found[1]:
+            symbols.keep_apart(symbol, number)
+        return replace(rules[-1], ops=tuple(found[0]))
 
     def _followed_registered(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], known: Tree
@@ -235,10 +272,21 @@ class Derivatives:
         return stood
 
     def _concrete(self, tree: Tree, stand_ins: Any) -> Any:
-        symbolic = self.types.symbols.symbolic
-        return map_tree(
-            tree, lambda leaf: next(stand_ins) if isinstance(leaf, TensorType) else symbolic(leaf)
-        )
+        symbols = self.types.symbols
+
+        def concrete(leaf: Any) -> Any:
+            if isinstance(leaf, TensorType):
+                return next(stand_ins)
+            if isinstance(leaf, sympy.Symbol) and leaf in symbols.floats.known:
+                return symbols.floats.in_rule(leaf, symbols.env, asked_number)
+            return symbols.symbolic(leaf)
+
+        return map_tree(tree, concrete)
+
+    def _at_numbers(self, tree: Tree) -> Any:
+        """With floats of data as they were: no number decides what autograd follows or saves."""
+        known = self.types.symbols.floats.known
+        return map_tree(tree, lambda x: known.get(x, x) if isinstance(x, sympy.Symbol) else x)
 
     def _backward(
         self, func: Any, forward: _Forward, tangents: tuple[TensorType | None, ...]

@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from foretrace import torch_api
 from foretrace.errors import Frame
+from foretrace.symbols.floats import Floats
 from foretrace.symbols.questions import NotingShapeEnv, Question, free_symbols
 
 Size: TypeAlias = int | sympy.Expr
@@ -48,6 +49,7 @@ class Symbols:
         self.compared: Callable[[sympy.Basic], bool | None] = lambda relation: None
         """tells what the program itself compares, where both answers are recorded"""
         self.env = env
+        self.floats = Floats()
         self.declared: list[tuple[Size, tuple[int, Any] | None]] = []
         self._numbers: dict[sympy.Expr, torch.SymInt] = {}
         """one for each expression: to make one, sympy has to find its hint"""
@@ -85,12 +87,16 @@ class Symbols:
 
     def from_data(self, symbol: sympy.Symbol, number: int) -> None:
         """Note what a symbol that depends on data was in the captured run."""
+        self.floats.begin()
         torch_api.note_value(self.start(), symbol, number)
 
-    def number_from_data(self, number: int) -> sympy.Symbol:
+    def number_from_data(self, number: float) -> sympy.Symbol:
         """A new symbol for a number that depends on data, which it was in the captured run."""
+        if type(number) is float:
+            self.floats.begin()
+            return self.floats.new(self.start(), number)
         made = torch_api.expression(self.start().create_unbacked_symint())
-        self.from_data(made, number)
+        self.from_data(made, int(number))
         symbol: sympy.Symbol = made
         return symbol
 
@@ -103,11 +109,15 @@ class Symbols:
     def count_from(self, number: int) -> None:
         """Name symbols that depend on data from a number on, as no other run names its own."""
         torch_api.count_from(self.start(), number)
+        torch_api.count_floats_from(self.start(), number)
 
     def adopt(self, other: "Symbols", symbols: Iterable[sympy.Symbol]) -> None:
         """Have symbols that depend on data as another run of the program has them."""
         for symbol in symbols:
-            if symbol not in self.data:
+            if symbol in other.floats.known:
+                self.start()
+                self.floats.known[symbol] = other.floats.known[symbol]
+            elif symbol not in self.data:
                 torch_api.adopt_symbol(self.start(), other.start(), symbol)
 
     def assume(self, guards: Iterable[Guard]) -> None:
@@ -124,16 +134,18 @@ class Symbols:
     @property
     def data(self) -> set[sympy.Symbol]:
         """The symbols that depend on data: an op of the program gives each its number."""
-        return set(torch_api.values_from_data(self.noting)) if self.noting else set()
+        found = set(torch_api.values_from_data(self.noting)) if self.noting else set()
+        return found | self.floats.known.keys()
 
     def assertions(self) -> tuple[Guard, ...]:
         """What the program has assumed of symbols that depend on data: asserted where it runs."""
         if self.noting is None:
             return ()
         self.noting.note()
+        floats = [Guard(*each) for each in self.floats.conditions.items()]
         known = torch_api.symbol_values(self.noting).keys()  # a kernel makes symbols that it drops
         asserted = self.noting.asserted.items()
-        return tuple(Guard(c, at) for c, at in asserted if c.free_symbols <= known)
+        return (*(Guard(c, at) for c, at in asserted if c.free_symbols <= known), *floats)
 
     def number(self, size: Size) -> int | torch.SymInt:
         """An int or an expression as torch takes it."""
@@ -153,6 +165,8 @@ class Symbols:
         """Anything as torch takes it: expressions become symbolic numbers."""
         if not isinstance(item, sympy.Basic) or self.env is None:
             return item
+        if item in self.floats.known:
+            return self.floats.symbolic(item, self.env)
         if item.is_integer:
             return self.number(item)
         if isinstance(item, Boolean):  # a Symbol is one too, to sympy
@@ -163,7 +177,17 @@ class Symbols:
 
     def concrete(self, item: Any) -> Any:
         """Anything with the numbers of the captured run put in for symbols."""
+        if isinstance(item, sympy.Symbol) and item in self.floats.known:
+            return self.floats.known[item]
         return with_numbers(item, torch_api.symbol_values(self.env)) if self.env else item
+
+    def fix(self, symbol: sympy.Symbol) -> float:
+        """What a float of data was; that it is the same is asserted where a graph runs."""
+        return self.floats.fix(symbol, self._where())
+
+    def keep_apart(self, symbol: sympy.Symbol, number: float) -> None:
+        """A derivative relies on a float being another than that: it is asserted, too."""
+        self.floats.conditions.setdefault(sympy.Ne(symbol, number), self._where())
 
     def fixed(self, size: Size) -> int:
         """The size as a number, which becomes a guard."""
@@ -193,6 +217,7 @@ class Symbols:
         if self.noting is None:
             raise AssertionError("the sizes of a front end are not ours to put in")
         copied = Symbols(self._where, self.noting.at(numbers, small))
+        copied.floats = self.floats
         copied.declared = list(self.declared)
         return copied
 
@@ -216,7 +241,7 @@ class Symbols:
             if self.env is not None and isinstance(expr, sympy.Expr) and expr.free_symbols:
                 limits = torch_api.ValueRanges(*bounds) if bounds else self.env.bound_sympy(expr)
                 found[expr] = found[expr] & limits if expr in found else limits
-        free = self.data.union(*(expr.free_symbols for expr in found))
+        free = (self.data - self.floats.known.keys()).union(*(expr.free_symbols for expr in found))
         for symbol in free - found.keys():
             found[symbol] = self.start().bound_sympy(symbol)
         return found
@@ -253,7 +278,7 @@ class Symbols:
     def unknown(self, tree: Any) -> list[sympy.Symbol]:
         """Symbols that had no number in the captured run, as they depend on data."""
         known = torch_api.symbol_values(self.env) if self.env else {}
-        return sorted(free_symbols(tree) - set(known), key=str)
+        return sorted(free_symbols(tree) - set(known) - self.floats.known.keys(), key=str)
 
     def simplify(self, expr: Any) -> Any:
         """The expression, or number, with what the guards say put in."""

@@ -80,6 +80,15 @@ from foretrace.torch_api.fake import (
     sparse_meta as sparse_meta,
     symbolic_meta as symbolic_meta,
 )
+from foretrace.torch_api.floats import (
+    MATH as MATH,
+    FloatNode as FloatNode,
+    FollowedFloats as FollowedFloats,
+    batches_counted as batches_counted,
+    count_floats_from as count_floats_from,
+    new_float as new_float,
+    plain_float as plain_float,
+)
 from foretrace.torch_api.functions import (
     applied as applied,
     applied_as_written as applied_as_written,
@@ -129,6 +138,7 @@ from foretrace.torch_api.shape_env import (
     TRUTH_OF_RELATION as TRUTH_OF_RELATION,
     TRUTHS as TRUTHS,
     FloorDiv as FloorDiv,
+    GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
     InputSource as InputSource,
     ToldShapeEnv as ToldShapeEnv,
     ValueRanges as ValueRanges,
@@ -140,6 +150,7 @@ from foretrace.torch_api.shape_env import (
     int_oo as int_oo,
     interpret_expression as interpret_expression,
     is_dense as is_dense,
+    is_float_from_data as is_float_from_data,
     is_from_data as is_from_data,
     new_size as new_size,
     new_symbol as new_symbol,

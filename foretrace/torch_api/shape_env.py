@@ -20,6 +20,7 @@ from torch._guards import GuardSource, Source
 from torch.fx.experimental.symbolic_shapes import (
     CallMethodKey,
     DimDynamic,
+    GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
     ShapeEnv,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
@@ -83,6 +84,11 @@ def values_from_data(shape_env: Any) -> dict[Any, Any]:
 def is_from_data(symbol: Any) -> bool:
     """Whether a symbol is of a number that data decides; its name says it."""
     return symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
+
+
+def is_float_from_data(expr: Any) -> bool:
+    """Whether it is the symbol of a float that data decides."""
+    return isinstance(expr, sympy.Symbol) and symbol_is_type(expr, SymT.UNBACKED_FLOAT)
 
 
 def note_value(shape_env: Any, symbol: Any, number: int) -> None:

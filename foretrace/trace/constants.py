@@ -108,6 +108,8 @@ class Constants:
         self._drawing: dict[Definition, bool] = {}
         self.binders: dict[sympy.Symbol, Op] = {}
         """what gives each symbol its number that data decides"""
+        self._counted: dict[Op, int | float] = {}
+        """numbers that ops gave"""
         self._asked = False
         self._seen = 0
         """how much of the log is noted"""
@@ -186,7 +188,8 @@ class Constants:
         """On what operands that were computed depend."""
         values = (*values_in(tree), *self._behind(tree))
         known = (self.roots.get(value, frozenset()) for value in values)
-        return frozenset(free_symbols(tree) - self.binders.keys()).union(*known)
+        sizes = free_symbols((tree, *(op.args for op in self._makers(tree)))) - self.binders.keys()
+        return frozenset(sizes).union(*known)
 
     def form(self, func: Any, tree: Tree) -> int:
         """A number for a call of computed operands: equal where it computes the same again."""
@@ -323,20 +326,39 @@ class Constants:
 
     def _behind(self, tree: Tree) -> list[Value]:
         """The values that give the symbols of a structure their numbers, where data does."""
-        makers = [self.binders[symbol] for symbol in free_symbols(tree) & self.binders.keys()]
-        return [value for op in makers for value in op.outs or op.operands]
+        return [value for op in self._makers(tree) for value in op.outs or op.operands]
+
+    def _makers(self, tree: Tree) -> list[Op]:
+        """The ops that give the symbols of a structure their numbers, each after what it takes."""
+        found, symbols = dict[Op, None](), free_symbols(tree) if self.binders else ()
+        pending = [self.binders[s] for s in symbols if s in self.binders]
+        while pending:
+            op = pending[-1]
+            of = () if op.outs else free_symbols(op.args)
+            before = [self.binders[s] for s in of if s in self.binders]
+            missing = [each for each in before if each not in found]
+            pending += missing
+            if not missing:
+                found[pending.pop()] = None
+        return list(found)
 
     def _put(self, leaf: Any) -> Any:
         """A leaf with numbers for its symbols."""
         if self.binders and isinstance(leaf, sympy.Basic):
+            if leaf in self.binders:
+                return self._number(leaf)
             symbols = leaf.free_symbols & self.binders.keys()
-            leaf = leaf.xreplace({s: sympy.Integer(self._number(s)) for s in symbols})
+            leaf = leaf.xreplace({s: sympy.sympify(self._number(s)) for s in symbols})
         return self._put_numbers(leaf)
 
-    def _number(self, symbol: sympy.Symbol) -> int:
+    def _number(self, symbol: sympy.Symbol) -> int | float:
         op = self.binders[symbol]
         if not op.outs:
-            return int(op.target(*self._concrete(op.args), **self._concrete(op.kwargs)))
+            for each in self._makers(symbol):
+                if each not in self._counted and not each.outs:
+                    args, kwargs = self._concrete((each.args, each.kwargs))
+                    self._counted[each] = each.target(*args, **kwargs)
+            return self._counted[op]
         out = next(out for out in op.outs if symbol in out.type.shape)
         return int(self.known[out].shape[out.type.shape.index(symbol)])
 
@@ -347,10 +369,9 @@ def content(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def may_guard(asker: Any, operands: Sequence[Value]) -> bool:
-    """Whether the example may answer: not for a number that is no integer (decision 025)."""
+    """Whether the example may answer: not for a complex number (decision 027)."""
     number = asker in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
-    floats = (each.type.dtype.is_floating_point or each.type.dtype.is_complex for each in operands)
-    return not (number and any(floats))
+    return not (number and any(each.type.dtype.is_complex for each in operands))
 
 
 def depends_on_inputs(asker: Any, *, offered: bool = False) -> Refusal:

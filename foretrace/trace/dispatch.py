@@ -4,7 +4,7 @@ A composite's body runs once over stand-ins and is shared; where it depends on m
 writes to an operand, or asks for a constant's value), it is recorded anew at each call.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from typing import Any
 
@@ -23,13 +23,14 @@ from foretrace.mutation.functionalize import functionalize
 from foretrace.mutation.inner_base import seen_inside
 from foretrace.mutation.made_leaves import require_grad
 from foretrace.ops.outcome import Given, Outcome, Share
+from foretrace.ops.probe import Recording, at_floats, put_back, stand_in_numbers, with_any_number
 from foretrace.ops.quirks import CASTS_BELOW, READS_NUMBERS
 from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_dtypes
 from foretrace.tensors.autocast import INSIDE
 from foretrace.trace.constants import GUARD
-from foretrace.trace.from_data import of_open_size, open_number
+from foretrace.trace.from_data import of_open_size, open_number, takes_doubles
 
 ITEM = torch.ops.aten.item.default
 """Its body refuses the label "meta", although a constant has a value on any device."""
@@ -170,9 +171,16 @@ def _learn_body(
     operands = list(dict.fromkeys(occurrences))
     params = [Value(v.type, v.hint) for v in operands]
     inline = Outcome(None, choice=choice, inline=Inline(kernel, choice))
+    what = recorder, func, kernel, (args, kwargs), operands, params
     try:
-        with recorder.casts.inside(func):
-            ops, result, stand_ins = _run_body(recorder, kernel, (args, kwargs), operands, params)
+        ran = _of_any_float(*what) if takes_doubles(recorder, func, args, kwargs) else None
+        if ran is not None:
+            floats = recorder.types.symbols.floats.among((args, kwargs))
+            inline = Outcome(None, choice=choice, inline=Inline(kernel, choice, floats=floats))
+        else:
+            with recorder.casts.inside(func):
+                ran = _run_body(recorder, kernel, (args, kwargs), operands, params)
+        ops, result, stand_ins = ran
     except Refusal as refusal:
         if refusal.kind != "data-dependent":
             raise
@@ -183,6 +191,34 @@ def _learn_body(
         return inline
     places = [occurrences.index(v) for v in operands]
     return _definition_meaning(params, ops, result, stand_ins, places, choice) or inline
+
+
+def _of_any_float(
+    recorder: Builder, func: Any, kernel: Any, call: Tree, operands: list[Value],
+    params: list[Value],
+) -> tuple[list[Op], Any, list[Abstract]] | None:  # fmt: skip
+    """The body of a call that takes floats which data decides, where C++ hands them on unseen.
+
+    None: what it is made of depends on them.
+    """
+    known = recorder.types.symbols.floats
+    floats, ran = known.among(call), list[Any]()
+
+    def record(numbers: Mapping[Any, float]) -> Recording:
+        with recorder.casts.inside(func):
+            ran.append(_run_body(recorder, kernel, at_floats(call, numbers), operands, params))
+        ops, result, stand_ins = ran[-1]
+        handed = [leaf.ft_value for leaf in leaves(result) if isinstance(leaf, Abstract)]
+        return Recording((*params, *(each.ft_value for each in stand_ins)), tuple(ops), handed)
+
+    try:
+        found = with_any_number(record, floats, known.known)
+    except (Refusal, RuntimeError, ValueError):  # it takes no such number
+        return None
+    if found is None or found[1]:
+        return None
+    _, result, stand_ins = ran[-1]
+    return found[0], result, stand_ins
 
 
 def _run_body(
@@ -336,12 +372,16 @@ def _of_numbers(recorder: Builder, tensor: Abstract) -> Abstract:
 
 
 class Inline:
-    """Records a body anew at each call, over the call's own tensors, or real ones for some."""
+    """Records a body anew at each call, over the call's own tensors, or real ones for some.
+
+    `floats`: symbols for which C++ may be given any number, and hands it on.
+    """
 
     def __init__(
-        self, kernel: Any, choice: Any, real: Mapping[Value, torch.Tensor] | None = None
-    ) -> None:
-        self.kernel, self.choice, self.real = kernel, choice, real or {}
+        self, kernel: Any, choice: Any, real: Mapping[Value, torch.Tensor] | None = None, *,
+        floats: Collection[Any] = (),
+    ) -> None:  # fmt: skip
+        self.kernel, self.choice, self.real, self.floats = kernel, choice, real or {}, floats
 
     def __call__(self, call: Call) -> Any:
         recorder, what = call.recorder, (call.func, call.args, call.kwargs)
@@ -350,8 +390,11 @@ class Inline:
         inside = recorder.casts.inside(call.func)
         below = recorder.types.symbols.below()
         with recorder.inner_scope(origin.frame) as ops, recorder.listening(), inside, below:
-            args, kwargs = recorder.concrete(what[1:], env)
+            given = at_floats(what[1:], stand_in_numbers(self.floats))
+            args, kwargs = recorder.concrete(given, env)
             result = self.kernel(*args, **kwargs)
+            if self.floats:
+                put_back(ops, self.floats)
             handed = [t for t in torch_api.tree_leaves(result) if isinstance(t, Abstract)]
             values = [t.ft_value or current(t.ft_alias, recorder) for t in (*handed, *call.tensors)]
         made = {out for op in ops for out in op.outs}

@@ -13,9 +13,11 @@ from foretrace import torch_api
 from foretrace.ir.op import Choice, Definition, Op, Origin, Tree, Value
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
+from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
 from foretrace.ops.kernel import depends_on_data, types_in
 from foretrace.ops.outcome import Outcome
+from foretrace.ops.schemas import schema_of
 
 NUMBER = Choice("number", "whole", "data decides it: the graph computes it when it runs")
 ITEM = torch.ops.aten.item.default
@@ -45,32 +47,43 @@ def of_open_size(call: Call) -> Any:
     return recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
 
 
-def open_number(call: Call) -> torch.SymInt:
+def open_number(call: Call) -> torch.SymInt | torch.SymFloat:
     """Record a call that gives a number, and answer it with a symbol for it.
 
     Raises:
-        Refusal: the example's values are not known, or it is no integer.
+        Refusal: the example's values are not known, or it is complex.
     """
     recorder, func = call.recorder, call.func
     number = recorder.example(recorder, func, call.args, call.kwargs)
-    if type(number) is not int or any(value.type.sparse for value in call.values):
+    if type(number) not in (int, float) or any(value.type.sparse for value in call.values):
         raise depends_on_data(func)
     symbol = _number_of(call, number)
     body = _reading(call, symbol) if func is ITEM else None
     outcome = Outcome(symbol, body, None if body else NUMBER, lasting=False)
     recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
-    made: Any = recorder.types.symbols.number(symbol)
+    made: Any = recorder.types.symbols.symbolic(symbol)
     return made
 
 
-def _number_of(call: Call, number: int) -> sympy.Symbol:
+def takes_doubles(recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
+    """Whether a float that data decides is where C++ has a number, and nothing that may be open."""
+    known = recorder.types.symbols.floats
+    if not known.known:
+        return False
+    arguments = torch_api.schema_of(func).arguments
+    doubles = {each.name for each in arguments if "float" in str(each.type)}
+    bound = schema_of(func).bind(args, kwargs).items()
+    return any(name in doubles and known.among(arg) for name, arg in bound)
+
+
+def _number_of(call: Call, number: float) -> sympy.Symbol:
     """The symbol of a number: the same for each time that it is read of one value."""
     symbols = call.recorder.types.symbols
     if call.func not in (ITEM, READ):
         return symbols.number_from_data(number)
     known = call.recorder.counts.setdefault(call.values[0], {})
     if torch_api.ITEM not in known:
-        known[torch_api.ITEM] = symbols.number(symbols.number_from_data(number))
+        known[torch_api.ITEM] = symbols.symbolic(symbols.number_from_data(number))
     symbol: sympy.Symbol = torch_api.expression(known[torch_api.ITEM])
     return symbol
 

@@ -225,7 +225,7 @@ class Held(nn.Module):
 
 
 REFUSED = {
-    "data-dependent": (lambda _, x: x * x.sum().item(), [False, True]),
+    "data-dependent": (lambda _, x: x * (x * 1j).sum().item(), [False, True]),
     "program raised": (lambda _, x: x @ torch.ones(7), [False, True]),
     "side effect": (Held(), [False]),
 }

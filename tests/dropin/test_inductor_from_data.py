@@ -11,6 +11,7 @@ import torch
 from torch._dynamo.utils import same
 
 import foretrace
+from tests.against_eager.test_floats_from_data import CASES as FLOATS
 from tests.against_eager.test_from_data import CASES, trained
 
 OTHERS = {
@@ -34,6 +35,33 @@ def test_trains_on_other_data(name: str) -> None:
     for inputs in calls:
         assert same(trained(eager, eager, inputs), trained(live, compiled, inputs))
     assert not compiled.recaptures
+
+
+OF_FLOATS = ("scaled", "divided", "of_libm", "by_alpha", "counted", "corrected")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "divided" else pytest.param(name, marks=pytest.mark.slow)
+             for name in OF_FLOATS]
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_floats_of_data_stay_open(name: str) -> None:
+    make, calls = FLOATS[name]
+    live: Any = make()
+    eager = copy.deepcopy(live)
+    compiled = foretrace.compile(live, backend="inductor")
+    for inputs in calls:
+        assert same(trained(eager, eager, inputs), trained(live, compiled, inputs))
+    assert not compiled.recaptures
+
+
+def test_a_float_that_inductor_asks_for_is_refused() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(x, x, x, beta=x.mean().item())
+
+    compiled = foretrace.compile(program, backend="inductor")
+    with pytest.raises(foretrace.Refusal, match="the compiler asks for a number"):
+        compiled(torch.randn(2, 2))
 
 
 def counted(x: torch.Tensor) -> torch.Tensor:

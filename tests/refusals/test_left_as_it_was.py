@@ -375,7 +375,7 @@ def raises_inside(x: Tensor) -> Tensor:
 
 def swallows(x: Tensor) -> Tensor:
     with contextlib.suppress(foretrace.Refusal, RuntimeError):
-        CACHE["swallowed"] = x.sum().item()
+        CACHE["swallowed"] = (x * 1j).sum().item()
     CACHE["after"] = x.cos()
     return x * 2
 

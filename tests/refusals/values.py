@@ -1,5 +1,6 @@
 """Values that do not exist yet, random numbers, and operators without an answer."""
 
+import math
 import random
 import warnings
 from collections.abc import Callable
@@ -126,18 +127,18 @@ refuses(
 
 
 def scales(x: Tensor) -> Tensor:
-    return x * x.sum().item()  # here
+    return x * (x * 1j).sum().item()  # here
 
 
 def scales_by_a_tensor(x: Tensor) -> Tensor:
-    return x * x.sum()
+    return x * (x * 1j).sum()
 
 
-def scales_by_a_number(x: Tensor, factor: float) -> Tensor:
+def scales_by_a_number(x: Tensor, factor: complex) -> Tensor:
     return x * factor
 
 
-FACTOR = X.sum().item()
+FACTOR = (X * 1j).sum().item()
 for ask, follow in (
     (captures(scales, X), captured), (captures(scales, X, values="refuse"), captured),
     (compiles(scales, X), compiled), (exports(scales, X), exported),
@@ -146,6 +147,67 @@ for ask, follow in (
         "data-dependent", "trace/constants.py:depends_on_inputs", ask, scales,
         follow(scales_by_a_tensor, X), follow(scales_by_a_number, X, FACTOR),
     )  # fmt: skip
+
+
+def takes_its_exponential(x: Tensor) -> Tensor:
+    return x * math.exp(x.sum().item())  # here
+
+
+def takes_the_tensors_exponential(x: Tensor) -> Tensor:
+    return x * x.sum().exp().item()
+
+
+refuses(
+    "unsupported", "passes/steps.py:_as_operators", exports(takes_its_exponential, X),
+    takes_its_exponential, exported(takes_the_tensors_exponential, X),
+)  # fmt: skip
+
+
+def adds_by_a_number(x: Tensor) -> Tensor:
+    return torch.addmm(x, x, x.t(), beta=x.mean().item())  # here
+
+
+def adds_by_a_tensor(x: Tensor) -> Tensor:
+    return x * x.mean() + x @ x.t()
+
+
+SQUARE = torch.randn(4, 4)
+refuses(
+    "data-dependent", "backends/steps.py:numbers_refused",
+    compiles(adds_by_a_number, SQUARE, backend="inductor"), None,
+    compiled(adds_by_a_number, SQUARE), captured(adds_by_a_tensor, SQUARE),
+)  # fmt: skip
+
+
+def raises_to_nothing(x: Tensor) -> Tensor:
+    return (x ** (x - x).detach().sum().item()).sum()  # here
+
+
+def raises_to_a_tensor(x: Tensor) -> Tensor:
+    return (x ** (x - x).detach().sum()).sum()
+
+
+FOLLOWED = torch.ones(3, requires_grad=True)
+refuses(
+    "data-dependent", "symbols/floats.py:asked_number",
+    cuts(raises_to_nothing, FOLLOWED, loss=0), None, trained(raises_to_a_tensor, FOLLOWED),
+)  # fmt: skip
+
+
+def scales_one_side(x: Tensor) -> Tensor:
+    number = x.sum().item()
+    return x * number if number > 2 else x - number  # here
+
+
+def reads_it_on_each_side(x: Tensor) -> Tensor:
+    total = x.sum()
+    return x * total.item() if total.item() > 2 else x - total.item()
+
+
+refuses(
+    "both sides", "branches/sides.py:refused", captures(scales_one_side, X, branches="both"),
+    scales_one_side, captured(reads_it_on_each_side, X), captured(scales_one_side, X),
+)  # fmt: skip
 
 
 def gathers_numbers(x: Tensor) -> Tensor:

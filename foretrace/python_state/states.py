@@ -34,7 +34,6 @@ from foretrace.python_state.held import bound_before
 from foretrace.python_state.leaks import abstract_in
 from foretrace.python_state.module_state import Borrowed, located
 from foretrace.python_state.outside import Outside
-from foretrace.recording.outputs import Outputs
 from foretrace.tensors.abstract import Abstract
 
 CONTAINERS = (dict, list, tuple)
@@ -144,17 +143,18 @@ def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None
 
 
 def states_of(
-    kept: Iterable[Change], made: Outputs, first: int, lines: Callable[[], Lines]
+    kept: Iterable[Change],
+    made: Callable[[Role, Any], Output],
+    first: int,
+    lines: Callable[[], Lines],
 ) -> tuple[list[State], list[Output]]:
-    """The states, and their outputs; `first`: the number of the first among the record's."""
+    """The states, and their outputs, which `made` makes; `first`: the number of the first."""
     states, outputs = list[State](), list[Output]()
     for change in kept:
         leaves, structure = take_apart(change.after)
         begin = first + len(outputs)
         for path, leaf in leaves:
-            outputs.append(
-                made.of(Role("state", ".".join(filter(None, (change.name, path)))), leaf)
-            )
+            outputs.append(made(Role("state", ".".join(filter(None, (change.name, path)))), leaf))
         at = located(change, lines).at
         states.append(State(change.place, structure, begin, len(leaves), at))
     return states, outputs

@@ -1,0 +1,168 @@
+"""What a program computes of floats that data decides: each step an op of the record.
+
+`v = x.max().item()` is a symbol, and so is `v * 2`: the op between them calls Python's own `*`
+when a graph runs. Nothing is simplified, so the floats are eager's to the last bit. What Python
+asks of such a float is a question about tensors, as any yes or no is (decision 027).
+"""
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from foretrace import torch_api
+from foretrace.ir.op import Choice, Op, Value
+from foretrace.recording.called import recorded
+from foretrace.recording.questions import Questions
+from foretrace.symbols.questions import free_symbols
+from foretrace.trace.constants import depends_on_inputs
+from foretrace.trace.recorder import Recorder
+
+aten = torch.ops.aten
+STEP: Final = Choice("number", "whole", "Python computes it of numbers that data decides")
+COMPARED: Mapping[Callable[..., Any], Any] = MappingProxyType({
+    operator.eq: aten.eq.Tensor, operator.ne: aten.ne.Tensor, operator.lt: aten.lt.Tensor,
+    operator.le: aten.le.Tensor, operator.gt: aten.gt.Tensor, operator.ge: aten.ge.Tensor,
+    math.isnan: aten.isnan.default, math.isinf: aten.isinf.default,
+    math.isfinite: aten.isfinite.default,
+})  # fmt: skip
+"""What each question about numbers is between tensors"""
+LARGEST: Final = 1 << 53
+"""Up to here each integer is a float; Python compares larger ones with floats exactly"""
+IS_NONZERO: Final = aten.is_nonzero.default
+
+
+class Steps:
+    """Records the steps of one run, while it is open."""
+
+    def __init__(self, recorder: Recorder, questions: Questions) -> None:
+        self.recorder, self.questions = recorder, questions
+        self.symbols = recorder.types.symbols
+        self._open: ExitStack | None = None
+        self._followed: torch_api.FollowedFloats | None = None
+
+    def __enter__(self) -> None:
+        self._open, self.symbols.floats.steps = ExitStack(), self
+        self._open.enter_context(torch_api.batches_counted())
+        if self.questions.constants.guarded:  # `math.exp(x.item())` looks `exp` up before
+            self._followed = torch_api.FollowedFloats(self.step, self._follows, self._called)
+            self._open.enter_context(self._followed)
+
+    def __exit__(self, *error: object) -> None:
+        self.symbols.floats.ended()
+        if self._open is not None:
+            self._open.close()
+        self._open = None
+
+    def begin(self) -> None:
+        """From the first number of data on, Python's functions of numbers are followed."""
+        if self._open is not None and self._followed is not None:
+            self._followed.follow_all()
+
+    def _called(
+        self, operator: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:  # fmt: skip
+        """What an operator gives whose function of torch's would ask for the number.
+
+        The call comes to the recorder as it is; autocast and transforms of functions want it first.
+        """
+        if self.recorder.casts.devices or torch_api.functorch_active():
+            return function(*args, **kwargs)
+        with torch_api.no_dispatch_modes():
+            return self.recorder.again(operator, args, kwargs)
+
+    def _follows(self, number: Any) -> bool:
+        """Whether data decides a number, and the program computes with it, not a meta kernel."""
+        if not issubclass(type(number), (torch.SymInt, torch.SymFloat)):
+            return False
+        if not torch_api.is_active(self.recorder):
+            return False
+        symbols = free_symbols(torch_api.expression(number))
+        return bool(symbols) and not self.symbols.data.isdisjoint(symbols)
+
+    def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What the function gives: a new number, or the answer to what it asks."""
+        if kwargs:
+            named = {name: self._fixed(number) for name, number in kwargs.items()}
+            return function(*map(self._fixed, args), **named)
+        if function in COMPARED and max(map(_size, args)) <= LARGEST:
+            with self.recorder.unwatched:
+                return self._asked(function, args)
+        values = tuple(map(self._value, args))
+        found = function(*(self.symbols.concrete(value) for value in values))
+        if type(found) not in (int, float) or not self._stays(function, args):
+            return function(*map(self._fixed, args))
+        with self.recorder.unwatched:
+            return self._recorded(function, values, found)
+
+    def _recorded(self, function: Callable[..., Any], values: tuple[Any, ...], found: Any) -> Any:
+        recorder = self.recorder
+        if None in recorder.bodies:  # of calls that share it, each has numbers of its own
+            raise depends_on_inputs(function)
+        symbol = self.symbols.number_from_data(found)
+        origin = recorder.origin()
+        recorder.append(Op(function, values, {}, symbol, (), origin=origin, choice=STEP))
+        return self.symbols.symbolic(symbol)
+
+    def _stays(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        """Whether it gives a number of the same kind with others: a root may be complex."""
+        if function is not operator.pow:
+            return True
+        base, power = args
+        if type(base) in (int, float):
+            return base > 0
+        if type(power) in (int, float) and float(power).is_integer():
+            return True
+        return bool(base >= 0)
+
+    def _value(self, number: Any) -> Any:
+        """A number as ops have it."""
+        symbolic = issubclass(type(number), (torch.SymInt, torch.SymFloat, torch.SymBool))
+        return self.symbols.scalar(number) if symbolic else number
+
+    # ---- what is asked --------------------------------------------------------------------------
+
+    def number(self, symbol: Any) -> float:
+        """The number itself; that it is the same is a guard."""
+        with self.recorder.unwatched:
+            found = self.symbols.floats.known[symbol]
+            tensor, said = self._tensor(symbol), f"== {found!r}"
+            if math.isnan(found):
+                self._answer(aten.isnan.default, (tensor,), "isnan", sides=False)
+            else:
+                self._answer(aten.eq.Scalar, (tensor, found), said, sides=False)
+            if found == 0:
+                self._answer(aten.signbit.default, (tensor,), "signbit", sides=False)
+        return found
+
+    def _fixed(self, number: Any) -> Any:
+        kind = type(number)
+        if issubclass(kind, torch.SymFloat):
+            return float(number)
+        return int(number) if issubclass(kind, torch.SymInt) else number
+
+    def _asked(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        tensors = tuple(self._tensor(self._value(arg)) for arg in args)
+        numbers = [repr(arg) for arg in args if type(arg) in (int, float, bool)]
+        said = " ".join([function.__name__, *numbers])
+        return self._answer(COMPARED[function], tensors, said, sides=True)
+
+    def _answer(self, func: Any, args: tuple[Any, ...], said: str, *, sides: bool) -> bool:
+        asked = (recorded(self.recorder, func, args),)
+        answer: bool = self.questions.answer(
+            self.recorder, IS_NONZERO, asked, {}, sides=sides, said=said
+        )
+        return answer
+
+    def _tensor(self, number: Any) -> Value:
+        whole = type(number) in (int, bool) or getattr(number, "is_integer", None) is True
+        kind = {"dtype": torch.int64 if whole else torch.float64, "device": torch.device("cpu")}
+        return recorded(self.recorder, aten.scalar_tensor.default, (number,), kind)
+
+
+def _size(number: Any) -> int:
+    return abs(number) if type(number) is int else 0

@@ -1,0 +1,368 @@
+"""Floats that data decides: open in every graph, computed step by step as Python does.
+
+Each program is captured once and called with other data; what it gives is eager's to the last bit.
+"""
+
+import copy
+import math
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import Phase, given as drawing, settings, strategies as st
+from torch import Tensor, nn
+
+import foretrace
+from tests.against_eager.test_from_data import (
+    ROUTES,
+    Inputs,
+    OfFunction,
+    exported,
+    given,
+    joint,
+    made,
+    same,
+    trained,
+)
+from tests.support.bits import same_bits
+
+
+def scaled(x: Tensor) -> Tensor:
+    v = x.abs().max().item()
+    return (x * (v * 2 + 0.1 + 0.2)).sum() + (1 - v / 3)
+
+
+def by_alpha(x: Tensor, y: Tensor) -> Tensor:
+    return torch.add(x, y, alpha=x.detach().mean()).sum() + x.sub(y, alpha=x.std().item()).sum()
+
+
+def as_scalars(x: Tensor) -> Tensor:
+    v = x.std().item()
+    y = x.clamp(max=v) + (x / v).cos() + v * x + (v - x).exp() + torch.full((3,), v)
+    z = F.leaky_relu(x, v) + F.threshold(x, v, 0.5) + torch.where(x > v, v, 0.0)
+    return (y + z + torch.addcmul(x, x, x, value=v)).sum()
+
+
+def as_tensors(x: Tensor) -> Tensor:
+    v = x.detach().mean().item()
+    return (torch.tensor(v) * x + x.new_tensor(v) + torch.tensor([v, 2.0, 1])[0]).sum()
+
+
+def rounded(x: Tensor) -> Tensor:
+    v = x.sum().item() * 3.7
+    return (x * round(v) + abs(v) + (-v) + math.floor(v) + math.ceil(v) + math.trunc(v)).sum()
+
+
+def divided(x: Tensor) -> Tensor:
+    v = x.sum().item() + 0.25
+    return (x * (v // 0.3) + v % 0.7 + divmod(v, 0.2)[0] + 3 // v + 5 % v).sum()
+
+
+def rooted(x: Tensor) -> Tensor:
+    v = x.detach().pow(2).sum().item()
+    return (x * math.sqrt(v) + v**0.5).sum()
+
+
+def of_libm(x: Tensor) -> Tensor:
+    v = x.detach().pow(2).sum().item()
+    return (x * math.exp(-v) + math.log(v + 1.0) + math.atan2(v, 0.3) + round(v, 2)).sum()
+
+
+def corrected(x: Tensor, step: Tensor) -> Tensor:
+    s = step.item()
+    return (x * (1 - 0.9**s) / (1 - 0.999**s) + s / 3 + s * 0.1).sum()
+
+
+def of_both_kinds(x: Tensor, n: Tensor) -> Tensor:
+    v, k = x.detach().sum().item(), n.item()
+    return (x[:k] * (k + v) * (k * v) / (k - v) + v**k + x.shape[0] * v).sum()
+
+
+def clipped(x: Tensor) -> Tensor:
+    total = (x.detach() * 3).norm().item()
+    if total > 1:
+        x = x * (1.0 / (total + 1e-6))
+    return x.sum()
+
+
+def largest(x: Tensor) -> Tensor:
+    v, w = x.detach().sum().item(), x.detach().max().item()
+    return (x * max(v, w, 0.0)).sum() + min(v, 0.5) + torch.sym_max(v, w)
+
+
+def listed(x: Tensor) -> Tensor:
+    a, b = x[:2].detach().tolist()
+    return (x * a + b).sum()
+
+
+class Counted(nn.Module):
+    """Batch norm that averages over all batches: its momentum is 1 / their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4, momentum=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x).pow(3).sum()
+
+
+class Averaged(nn.Module):
+    """A moving average whose decay follows from a step count."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+        self.register_buffer("average", torch.zeros(4))
+        self.register_buffer("step", torch.zeros((), dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.step += 1
+        decay = 1 - 1 / self.step.item() ** 0.5
+        self.average.mul_(decay).add_(self.weight.detach(), alpha=1 - decay)
+        self.average.lerp_(self.weight.detach(), (1 + self.step.item()) / (10 + self.step.item()))
+        return (x * self.weight).sum() * (self.average.sum() + 1)
+
+
+CASES: dict[str, tuple[Callable[[], Callable[..., Tensor]], list[Inputs]]] = {
+    **{fn.__name__: (partial(copy.copy, fn), made(lambda: (torch.randn(3),)))
+       for fn in (scaled, as_scalars, as_tensors, rounded, divided, rooted, of_libm, listed)},
+    "by_alpha": (lambda: by_alpha, made(lambda: (torch.randn(4), torch.randn(4)))),
+    "corrected": (lambda: corrected, [(torch.randn(4), torch.tensor(n)) for n in (3, 7, 12)]),
+    "of_floats": (lambda: corrected, [(torch.randn(4), torch.tensor(n)) for n in (3.0, 7.5, 1.0)]),
+    "of_both_kinds": (
+        lambda: of_both_kinds, [(torch.rand(6), torch.tensor(n)) for n in (3, 2, 4)],
+    ),
+    "clipped": (lambda: clipped, made(lambda: (torch.randn(4) + 2,))),
+    "largest": (lambda: largest, made(lambda: (torch.rand(4) - 2.0,))),
+    "counted": (Counted, made(lambda: (torch.randn(5, 4),))),
+    "averaged": (partial(Averaged, torch.int64), made(lambda: (torch.randn(4),))),
+    "averaged_floats": (partial(Averaged, torch.float32), made(lambda: (torch.randn(4),))),
+}  # fmt: skip
+NO_FILE = {"of_libm": "has no exp of a number"}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("name", CASES)
+def test_trains_on_other_data(name: str, route: str) -> None:
+    make, calls = CASES[name]
+    live: Any = make()
+    eager = copy.deepcopy(live)
+    call = ROUTES[route](live, foretrace.capture(live, given(calls[0]), verify=True), calls[0])
+    for inputs in calls:
+        assert same(trained(live, call, inputs), trained(eager, eager, inputs))
+    assert route != "compile" or not call.recaptures
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_joint_runs_on_other_data(name: str) -> None:
+    make, calls = CASES[name]
+    live: Any = make()
+    eager = copy.deepcopy(live)
+    cut = foretrace.capture(live, given(calls[0]), verify=True).cut("joint", loss=0)
+    for inputs in calls:
+        assert same(joint(live, cut, inputs), trained(eager, eager, inputs))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in NO_FILE])
+@pytest.mark.filterwarnings("ignore:the graph is for inputs")
+def test_a_file_runs_on_other_data(name: str) -> None:
+    make, calls = CASES[name]
+    live: Any = make()
+    eager = copy.deepcopy(live)
+    module = exported(live, calls[0])
+    for inputs in calls:
+        assert same([module(*inputs)], [eager(*inputs)])
+
+
+def test_a_file_has_no_functions_of_libm() -> None:
+    with pytest.raises(foretrace.Refusal, match=NO_FILE["of_libm"]) as found:
+        foretrace.export(OfFunction(of_libm), (torch.randn(3),))
+    assert "math.exp(-v)" in str(found.value)
+
+
+# ---- any arithmetic ---------------------------------------------------------------------------
+
+
+def power(one: Any, two: Any) -> Any:
+    """Of integers alone it is ShapeEnv's."""
+    return one ** (two * 1.0)
+
+
+BINARY = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv,
+          operator.mod, power, math.atan2, math.copysign, max, min]  # fmt: skip
+UNARY = [operator.neg, abs, math.sqrt, math.exp, math.log1p, round, math.floor, math.trunc, int]
+OPERANDS = st.one_of(
+    st.integers(0, 7), st.floats(-4, 4, width=64), st.sampled_from([0.1, 0.2, 3, -1, 1e-3, 7.0])
+)
+"""An integer up to 7 is the place of an earlier number"""
+STEPS = st.lists(
+    st.tuples(st.sampled_from([*BINARY, *UNARY]), st.integers(0, 7), OPERANDS), max_size=8
+)
+
+
+PHASES = [phase for phase in Phase if phase is not Phase.shrink]
+"""A failing program is short as it is"""
+
+
+def computed(steps: list[Any], x: Tensor, n: Tensor) -> Any:
+    """Straight-line arithmetic; a step that has no result leaves the number as it is."""
+    numbers: list[Any] = [x.sum().item(), x.max().item(), n.item()]
+    for function, place, other in steps:
+        one = numbers[place % len(numbers)]
+        two = numbers[other % len(numbers)] if type(other) is int else other
+        numbers.append(function(one, two) if function in BINARY else function(one))
+    return x * numbers[-1], *numbers[3:]
+
+
+def bits_of(program: Callable[..., Any], *inputs: Tensor) -> list[Any] | None:
+    """What a program gives; None where it raises."""
+    try:
+        found = program(*inputs)
+    except (ArithmeticError, ValueError, TypeError, RuntimeError):
+        return None
+    return [each if isinstance(each, Tensor) else (type(each), repr(each)) for each in found]
+
+
+@drawing(STEPS, st.integers(0, 1000))
+@settings(max_examples=40, deadline=None, phases=PHASES)
+def test_any_arithmetic_is_pythons(steps: list[Any], seed: int) -> None:
+    torch.manual_seed(seed)
+    calls = [(torch.randn(3, dtype=torch.float64), torch.tensor(n)) for n in (2, 5, -1)]
+    program = partial(computed, steps)
+    first = bits_of(program, *calls[0])
+    if first is None or any(kind is complex for kind, _ in first[1:]):
+        return
+    recorded = foretrace.capture(program, calls[0])
+    for call in (recorded.cut("aten"), recorded.compile()):
+        for number, inputs in enumerate(calls):
+            eager, found = bits_of(program, *inputs), bits_of(call, *inputs)
+            if found is None and number:  # what Python asked has another answer
+                assert eager is None or recorded.guards
+                continue
+            assert eager is not None
+            assert found is not None
+            assert same_bits(found[0], eager[0])
+            assert found[1:] == eager[1:]
+
+
+# ---- what is asked of them --------------------------------------------------------------------
+
+
+def compared(x: Tensor) -> Tensor:
+    return x * 2 if x.sum().item() > 3 else x - 1
+
+
+def formatted(x: Tensor) -> Any:
+    return x * 2, f"{x.sum().item():.3f}"
+
+
+def keyed(x: Tensor) -> Tensor:
+    return x * {3.0: 2}.get(x.sum().item(), 1)
+
+
+def looked_at(x: Tensor) -> Tensor:
+    return x if math.isnan(x.sum().item()) else -x
+
+
+def fixed(x: Tensor) -> Tensor:
+    return x * float(x.sum())
+
+
+def of_sign(x: Tensor) -> Tensor:
+    return x + math.copysign(1.0, float(x.sum().item() * 0.0))
+
+
+ONES = torch.ones(3)
+NAN = torch.tensor([1.0, math.nan, 2.0])
+ASKED = {
+    "compared": (compared, ONES, ONES * 2, "if x.sum().item() > 3"),
+    "formatted": (formatted, ONES, ONES * 2, ":.3f"),
+    "keyed": (keyed, ONES, ONES * 2, "{3.0: 2}"),
+    "looked_at": (looked_at, ONES, NAN, "math.isnan"),
+    "fixed": (fixed, ONES, ONES * 2, "float(x.sum())"),
+    "fixed_nan": (fixed, NAN, ONES, "float(x.sum())"),
+    "of_sign": (of_sign, ONES, -ONES, "copysign"),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_every_graph_raises_on_another_answer(name: str) -> None:
+    fn, then, now, line = ASKED[name]
+    program = foretrace.capture(fn, (then,))
+    for call in (program.cut("export"), program.cut("aten"), program.cut("aten").graph_module,
+                 program.compile()):  # fmt: skip
+        call(then)
+        with pytest.raises(RuntimeError, match="guard broken") as raised:
+            call(now)
+        assert line in str(raised.value)
+    assert any(line in str(guard) for guard in program.guards)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_compile_captures_another_answer(name: str) -> None:
+    fn, then, now, _ = ASKED[name]
+    compiled: Any = foretrace.compile(fn)
+    for answer in (then, now, then, now):
+        assert repr(compiled(answer)) == repr(fn(answer))
+    assert len(compiled.recaptures) == 1
+
+
+@pytest.mark.parametrize("inputs", [ONES, ONES * 2, NAN, -ONES])
+def test_both_sides_of_a_comparison(inputs: Tensor) -> None:
+    def program(x: Tensor) -> Tensor:
+        total = x.sum()
+        return x * math.sqrt(total.item()) if total.item() * 3 > 3 else x - total.item()
+
+    call = foretrace.capture(program, (ONES,), branches="both").cut("aten")
+    assert same_bits(call(inputs), program(inputs))
+
+
+def test_a_float_is_one_to_the_program() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x * 2 if isinstance(x.sum().item(), float) else x
+
+    assert same_bits(foretrace.capture(program, (ONES,)).cut("aten")(ONES), ONES * 2)
+
+
+def test_a_number_that_is_returned_is_this_calls() -> None:
+    def program(x: Tensor) -> Any:
+        return x * 2, {"loss": x.sum().item() * 0.1}
+
+    recorded = foretrace.capture(program, (ONES,))
+    for call in (recorded.cut("export"), recorded.cut("aten"), recorded.compile()):
+        for x in (ONES, ONES / 3, NAN):
+            assert repr(call(x)) == repr(program(x))
+
+
+@pytest.mark.parametrize("exponent", [0.5, 2])
+def test_a_derivative_that_asks_for_the_number_is_for_it_alone(exponent: float) -> None:
+    """That of `pow` computes with its exponent in C++."""
+
+    def program(x: Tensor) -> Tensor:
+        return (x ** x.detach().max().item()).sum()
+
+    first, other = (torch.tensor([1.5, 2.5], requires_grad=True) * n for n in (1, exponent))
+    cut = foretrace.capture(program, (first.detach().requires_grad_(),)).cut("joint", loss=0)
+    with pytest.raises(RuntimeError, match="guard broken: Eq"):
+        cut(other.detach().requires_grad_())
+
+
+def test_steps_are_told() -> None:
+    program = foretrace.capture(scaled, (torch.randn(3),))
+    cut = program.cut("aten")
+    (line,) = [line for line in str(cut.explain("mul")).splitlines() if "written" in line]
+    assert line.split() == ["written", "mul"]
+    assert "Python computes it of numbers" in str(cut.explain("mul"))
+
+
+@pytest.mark.parametrize("refused", ["meta", "refuse", "complex"])
+def test_what_stays_refused(refused: str) -> None:
+    x = ONES.to("meta") if refused == "meta" else ONES * (1j if refused == "complex" else 1)
+    values: Any = "refuse" if refused == "refuse" else "guard"
+    with pytest.raises(foretrace.Refusal, match="depends on the inputs") as found:
+        foretrace.capture(lambda x: x * x.sum().item(), (x,), values=values)
+    assert found.value.kind == "data-dependent"
