@@ -331,7 +331,7 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
     target: str | Target | None = None,
     dynamic_shapes: Any = None,
     values: Values = "guard",
-    branches: Branches = "one",
+    branches: Branches = "guard",
     verify: bool = False,
 ) -> Program:
     """Run a program once over abstract tensors and keep what it did.
@@ -345,7 +345,7 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
         values: what becomes of a question about the inputs' values that is answered by yes or no
             (a Python `if`). "guard": the example inputs answer it; the answer is a guard, which the
             graphs assert, too. "refuse": it is refused, as every other question is.
-        branches: what becomes of a Python `if` on data. "one": as `values` says. "both": the
+        branches: what becomes of a Python `if` on data. "guard": as `values` says. "both": the
             program runs once for each answer, and the sides are a cond, up to where they meet.
         verify: hold the record, and each graph that is made of it, against docs/stages.md.
 
@@ -361,7 +361,7 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
 
     with Asked("capture", fn):
         check_branches(branches)
-        ran = once(None) if branches == "one" else explored(once)
+        ran = explored(once, branches)
     return Program(ran.recorded, ran.semantics, verify=verify)
 
 

@@ -12,6 +12,7 @@ from foretrace.branches.raises import asserted, said_by_program
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.program import Recorded
 from foretrace.recording.path import Path
+from foretrace.recording.setup import Branches
 from foretrace.targets.semantics import TargetSemantics
 
 
@@ -33,22 +34,25 @@ class Raises:
 Found: TypeAlias = Ran | Raises
 
 
-def explored(run: Callable[[Path], Ran]) -> Ran:
-    """One record of a program, with a cond in the place of each question that data answers.
+def explored(run: Callable[[Path | None], Ran], branches: Branches) -> Ran:
+    """One record of a program.
 
     Args:
-        run: records the program, with these answers.
+        run: records the program with these answers; None: with those that its example gives.
+        branches: "both": a cond is in the place of each question that data answers.
 
     Raises:
         Refusal: a way through it is refused, there are too many, or two do not meet.
     """
+    if branches == "guard":
+        return run(None)
     found = _from(run, ())
     if isinstance(found, Raises):
         raise found.refusal
     return found
 
 
-def _from(run: Callable[[Path], Ran], given: tuple[bool, ...]) -> Found:
+def _from(run: Callable[[Path | None], Ran], given: tuple[bool, ...]) -> Found:
     """The record of all ways that begin with these answers."""
     path = Path(given)
     found = _tried(run, path)
@@ -59,7 +63,7 @@ def _from(run: Callable[[Path], Ran], given: tuple[bool, ...]) -> Found:
     return found
 
 
-def _tried(run: Callable[[Path], Ran], path: Path) -> Found:
+def _tried(run: Callable[[Path | None], Ran], path: Path) -> Found:
     """A record; or what the program itself raises, as eager does there."""
     attempt = Attempt(Refusal)
     with attempt:

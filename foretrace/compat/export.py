@@ -45,7 +45,7 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
     preserve_module_call_signature: tuple[str, ...] = (),
     prefer_deferred_runtime_asserts_over_guards: bool = False,
     values: Values = "guard",
-    branches: Branches = "one",
+    branches: Branches = "guard",
 ) -> ExportedProgram:
     """What `torch.export.export` gives, with the graph of `cut("export")`.
 
@@ -100,11 +100,11 @@ def _run(
         return Ran(recorded, run.semantics), sites
 
     def once() -> Run:
-        if branches == "one":
+        if branches == "guard":
             ran, sites = one(None, paths)
             return Program(ran.recorded, ran.semantics), sites
         _check_not_called(paths)
-        ran = explored(lambda path: one(path)[0])
+        ran = explored(lambda path: one(path)[0], branches)
         return Program(ran.recorded, ran.semantics), []
 
     found = once()
@@ -118,7 +118,7 @@ def _check_not_called(paths: Sequence[str]) -> None:
         raise Refusal(
             'branches="both" runs the program several times, and'
             " preserve_module_call_signature speaks of the calls of one run",
-            kind="unsupported", do='leave one of them away; with "one" the example answers',
+            kind="unsupported", do='leave one of them away; with "guard" the example answers',
         )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ QUESTIONS: Final = 8
 SYMBOLS: Final = 10_000
 """More symbols than data decides between two questions"""
 KIND: Final = "both sides"
-ONE: Final = 'or leave branches="one": the example answers, and the answer is guarded'
+ONE: Final = 'or leave branches="guard": the example answers, and the answer is guarded'
 
 
 class Mark:

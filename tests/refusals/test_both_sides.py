@@ -176,13 +176,13 @@ def test_the_line_is_told(fn: Any) -> None:
     assert refusal.at.line == line_marked(fn)
     told = "\n".join(refusal.near)
     assert "if x.sum() > " in told or "while x.sum() > 1" in told
-    assert 'branches="one"' in refusal.do[-1]
+    assert 'branches="guard"' in refusal.do[-1]
     assert (CONFIG.large, CONFIG.seen) == (False, [])
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: getattr(fn, "__name__", str(fn)))
 def test_the_way_out_that_it_names_works(fn: Any) -> None:
-    program = foretrace.capture(fn, (X.clone(),), branches="one")
+    program = foretrace.capture(fn, (X.clone(),), branches="guard")
     assert program.recorded.ops
 
 
