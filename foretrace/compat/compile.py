@@ -7,17 +7,18 @@ from typing import Any
 from torch import nn
 
 from foretrace.backends.by_name import Backend, building
-from foretrace.branches.explore import Ran, explored
+from foretrace.branches.explore import explored
 from foretrace.errors import Refusal
 from foretrace.frames.sources import Asked
 from foretrace.recording.capture import record
 from foretrace.recording.path import Path
 from foretrace.recording.setup import Branches, check_branches, device_of, set_up
-from foretrace.runtime.compiled import Captured, Compiled
+from foretrace.runtime.compiled import Compiled
 from foretrace.runtime.module import compiled_module
 from foretrace.runtime.varying import Sizes, Varying
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.targets.profile import target_of
+from foretrace.targets.semantics import Captured
 
 UNUSED = frozenset({"mode", "options"})
 """Arguments of torch.compile that configure Inductor; None says nothing"""
@@ -81,13 +82,12 @@ def captured(
     """
     target = target_of(None, device_of(fn, args, kwargs))
 
-    def once(path: Path | None) -> Ran:
+    def once(path: Path | None) -> Captured:
         run = set_up(target, partial(Dynamic, sizes), values="guard", watch=True)
         run.questions.follow(path, run.recorder)
-        return Ran(record(fn, args, kwargs, run), run.semantics)
+        return Captured(record(fn, args, kwargs, run), run.semantics)
 
-    ran = explored(once, branches)
-    return Captured(ran.recorded, ran.semantics)
+    return explored(once, branches)
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -96,7 +96,10 @@ def _check_options(options: dict[str, Any]) -> None:
         raise Refusal(
             f"foretrace.compile has no option {', '.join(unknown)}",
             kind="unknown option",
-            do="it takes backend=, dynamic=, fullgraph= and branches=; give a backend its options itself",
+            do=(
+                "it takes backend=, dynamic=, fullgraph= and branches=;"
+                " give a backend its options itself"
+            ),
         )
 
 

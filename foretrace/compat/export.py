@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import AdditionalInputs, ExportedProgram
 
 from foretrace import torch_api
-from foretrace.branches.explore import Ran, explored
+from foretrace.branches.explore import explored
 from foretrace.compat.export_calls import module_calls
 from foretrace.compat.settled import check_settled, tell_answers
 from foretrace.emit.export_graph import Exported, emitter_for, spelled, to_export
@@ -31,6 +31,7 @@ from foretrace.recording.capture import record
 from foretrace.recording.path import Path
 from foretrace.recording.setup import Branches, Values, check_branches, check_values, prepare
 from foretrace.symbols.shapes import by_name, shapes_tree
+from foretrace.targets.semantics import Captured
 from foretrace.trace.calls import CallSite, submodule_calls
 from foretrace.trace.constants import GUARD
 
@@ -92,12 +93,12 @@ def _run(
 ) -> Run:  # fmt: skip
     """One run of the module, which its next run would repeat; with both sides, one for each way."""
 
-    def one(path: Path | None, paths: Sequence[str] = ()) -> tuple[Ran, list[CallSite]]:
+    def one(path: Path | None, paths: Sequence[str] = ()) -> tuple[Captured, list[CallSite]]:
         run = prepare(mod, args, kwargs, None, shapes, values=values)
         run.questions.follow(path, run.recorder)
         with submodule_calls(mod, paths, run.recorder) as sites:
             recorded = record(mod, args, kwargs, run)
-        return Ran(recorded, run.semantics), sites
+        return Captured(recorded, run.semantics), sites
 
     def once() -> Run:
         if branches == "guard":
