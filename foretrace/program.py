@@ -108,12 +108,14 @@ class Program:
         level = Level(kind == "export", tuple(keep), tuple(open))
         with self._asked():
             check_selectors(self.recorded.ops, (*level.keep, *level.open))
-        return self._cut(kind, level, loss, decompositions)
+        return self.cut_at(kind, level, loss, decompositions)
 
-    def _cut(
+    def cut_at(
         self, kind: str, level: Level, loss: int | None, table: Table | None,
         given: Arrived | None = None,
     ) -> "Cut":  # fmt: skip
+        """The cut of a level, whose selectors are checked; `given`: how tangents lie."""
+
         def make(
             recorded: Recorded, semantics: TargetSemantics, put: Callable[[Any], Any]
         ) -> Graph:
@@ -126,10 +128,10 @@ class Program:
         self._verify(graph)
 
         def again(given: Arrived) -> tuple[Cut]:
-            return (self._cut(kind, level, loss, table, given),)
+            return (self.cut_at(kind, level, loss, table, given),)
 
         def at(there: Captured) -> tuple[Cut]:
-            return (self._of(there)._cut(kind, level, loss, table),)
+            return (self._of(there).cut_at(kind, level, loss, table),)
 
         small = SmallSizes(self.recorded, self.semantics, graph, make)
         return Cut(self, graph, loss, small, again, at)
@@ -201,9 +203,10 @@ class Program:
         """
         cut = self.cut("joint", loss=loss, keep=keep, open=open, decompositions=decompositions)
 
-        return self._halves(cut, policy)
+        return self.halves_of(cut, policy)
 
-    def _halves(self, of: "Cut", policy: Policy) -> tuple["Cut", "Cut"]:
+    def halves_of(self, of: "Cut", policy: Policy) -> tuple["Cut", "Cut"]:
+        """The halves of a joint cut of this program."""
         with self._asked():
             pair = partition(of.graph, self.recorded, self.semantics, policy)
         both = pair.forward, pair.backward
@@ -213,7 +216,7 @@ class Program:
 
         def split(cuts: tuple[Cut, ...]) -> tuple[Cut, Cut]:
             (cut,) = cuts
-            return cut.program._halves(cut, policy)
+            return cut.program.halves_of(cut, policy)
 
         first, second = (
             Cut(self, graph, of.loss, of.small, lambda given: split(of.again(given)),

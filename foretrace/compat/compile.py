@@ -45,8 +45,7 @@ def compile(
         dynamic: None: a size that differs from one call to the next is open from then on. True:
             all sizes are open at once. False: none is.
         fullgraph: True; a program is captured whole, or refused.
-        branches: as for `foretrace.capture`. "both": an `if` on data is no reason for another
-            capture; a capture runs the program once for each answer.
+        branches: as for `foretrace.capture`; with "both" an `if` on data needs no other capture.
         options: no others; torch.compile's `mode` and `options` may be None.
 
     Raises:

@@ -46,13 +46,14 @@ class Again(Recorder):
         if self._sized:
             raise Unlike(f"{self._sized[0].target} is not called", self._sized[0])
 
-    def _meaning(
+    def looked_up(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], key: list[Any], operands: list[Value]
     ) -> Outcome:
+        """As told, or as learned."""
         shared = None in self.bodies  # of other calls, whose results have sizes of their own
         if self._sized and self._sized[0].target is func and not shared:
             return self._outcome(self._sized.pop(0))
-        return super()._meaning(func, args, kwargs, key, operands)
+        return super().looked_up(func, args, kwargs, key, operands)
 
 
 def check_asked(before: Recorded, now: Symbols, small: Numbers) -> None:
