@@ -63,6 +63,15 @@ class SmallSizes:
         shown = self._shown(numbers)
         return shown is None or shown.differs is None
 
+    def everywhere(self, small: Numbers) -> bool:
+        """Whether the graph does with some sizes that are 0 or 1, whatever the others are."""
+        symbols = self.recorded.symbols
+        shown = self._shown({**symbols.numbers(), **small})
+        if shown is None or shown.differs is not None:
+            return shown is None
+        known = [guard.condition for guard in (*symbols.guards(), *symbols.assertions())]
+        return {guard.condition for guard in shown.guards} <= {put_in(c, small) for c in known}
+
     def there(self, numbers: Numbers, *, anyhow: bool = False) -> Captured | None:
         """The record that a call is to be made by; None: the graph itself holds.
 
