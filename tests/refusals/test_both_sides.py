@@ -1,5 +1,6 @@
 """What branches="both" refuses: each with the line that is in the way, and both sides' lines."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,19 @@ def test_the_line_is_told(fn: Any) -> None:
 def test_the_way_out_that_it_names_works(fn: Any) -> None:
     program = foretrace.capture(fn, (X.clone(),), branches="guard")
     assert program.recorded.ops
+
+
+def test_what_is_another_at_each_run_is_told() -> None:
+    """An iterator goes on from run to run: what came before the question is not the same."""
+    numbers = itertools.count(2)
+
+    def fn(x: Tensor) -> Tensor:
+        y = x * next(numbers)
+        return y.sin() if x.sum() > 0 else y.cos()
+
+    with pytest.raises(Refusal, match="something else each time") as caught:
+        foretrace.capture(fn, (X,), branches="both")
+    assert caught.value.kind == "both sides"
 
 
 def test_both_sides_are_named() -> None:
