@@ -82,6 +82,8 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
     ),
     "example speech": partial(example, "speech", batched=lambda path: int(path == "[0][0]")),
 }
+EVERY = ("bert", "distilbert", "vit", "clip", "padded llama", "example routing", "example rms_norm")
+"""With every size open, not the batch alone"""
 QUICK = ("bert", "llama", "vit", "padded mixtral", "example routing", "example attention")
 
 
@@ -155,12 +157,23 @@ def agree(one: Any, other: Any) -> bool:
     "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in PROGRAMS]
 )
 def test_batches(name: str) -> None:
+    check_batches(name, every=False)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in EVERY]
+)
+def test_batches_with_every_size_open(name: str) -> None:
+    check_batches(name, every=True)
+
+
+def check_batches(name: str, *, every: bool) -> None:
     module, args, kwargs, batched = PROGRAMS[name]()
     module(*args, **kwargs)  # some note what they have seen first
     calls = {rows: of_rows((args, kwargs), rows, batched) for rows in (4, 1, 2, 7)}
     live = copy.deepcopy(module)
     args, kwargs = calls[4]
-    shapes = opened(calls[4], batched)
+    shapes = True if every else opened(calls[4], batched)
     cut = foretrace.capture(live, args, kwargs, dynamic_shapes=shapes).cut("joint")
     refused, line = REFUSED.get(name, ((), ("", "")))
     for rows, call in calls.items():
