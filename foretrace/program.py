@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial, wraps
-from typing import Any, ParamSpec
+from functools import cache, cached_property, partial, wraps
+from typing import Any, NoReturn, ParamSpec, TypeAlias
 
 import torch
 from torch import fx
 
 from foretrace.backends.by_name import Backend, building
-from foretrace.branches.explore import Ran, explored
+from foretrace.branches.explore import explored
 from foretrace.emit.fx import to_fx
 from foretrace.errors import Refusal
 from foretrace.explain.explanation import Explanation
@@ -33,14 +33,16 @@ from foretrace.recording.path import Path
 from foretrace.recording.setup import RULES, Branches, Values, check_branches, prepare
 from foretrace.rules.table import BackwardCall, Registered, rule_name
 from foretrace.runtime.calls import run_forward, run_half, run_joint
-from foretrace.runtime.compiled import Captured, Compiled, not_copied
+from foretrace.runtime.compiled import Compiled, not_copied
 from foretrace.runtime.untrained import Untrained, untrained
 from foretrace.symbols.sizes import Guard
-from foretrace.targets.semantics import TargetSemantics
+from foretrace.targets.semantics import Captured, TargetSemantics
 
 HALVES = ("forward", "backward")
 
 P = ParamSpec("P")
+Again: TypeAlias = Callable[[Arrived], "tuple[Cut, ...]"]
+At: TypeAlias = Callable[[Captured], "tuple[Cut, ...]"]
 
 
 class Program:
@@ -106,12 +108,14 @@ class Program:
         level = Level(kind == "export", tuple(keep), tuple(open))
         with self._asked():
             check_selectors(self.recorded.ops, (*level.keep, *level.open))
-        return self._cut(kind, level, loss, decompositions)
+        return self.cut_at(kind, level, loss, decompositions)
 
-    def _cut(
+    def cut_at(
         self, kind: str, level: Level, loss: int | None, table: Table | None,
         given: Arrived | None = None,
     ) -> "Cut":  # fmt: skip
+        """The cut of a level, whose selectors are checked; `given`: how tangents lie."""
+
         def make(
             recorded: Recorded, semantics: TargetSemantics, put: Callable[[Any], Any]
         ) -> Graph:
@@ -122,10 +126,19 @@ class Program:
         with self._asked():
             graph = make(self.recorded, self.semantics, lambda size: size)
         self._verify(graph)
+
+        def again(given: Arrived) -> tuple[Cut]:
+            return (self.cut_at(kind, level, loss, table, given),)
+
+        def at(there: Captured) -> tuple[Cut]:
+            return (self._of(there).cut_at(kind, level, loss, table),)
+
         small = SmallSizes(self.recorded, self.semantics, graph, make)
-        return Cut(
-            self, graph, loss, small, None, lambda s: (self._cut(kind, level, loss, table, s),)
-        )
+        return Cut(self, graph, loss, small, again, at)
+
+    def _of(self, there: Captured) -> "Program":
+        """The program at sizes that are 0 or 1."""
+        return Program(there.recorded, there.semantics, verify=self.verify)
 
     def _verify(self, *graphs: Graph) -> None:
         for graph in graphs if self.verify else ():
@@ -149,15 +162,20 @@ class Program:
         asked = self._asked()
         with asked:
             cut = self.cut("export")
-            small = cut.small if backend == "eager" else None
-            return Compiled(cut, partial(self._captured, small), building(backend), asked)
+            capture = partial(self._captured, cut.small, backend != "eager")
+            return Compiled(cut, capture, building(backend), asked)
 
     def _captured(
-        self, small: SmallSizes | None, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Captured:
-        """In the place of a capture: the program that there is, for a call that it holds for."""
-        self.calls.inputs(args, kwargs, small)
-        return Captured(self.recorded, self.semantics)
+        self, small: SmallSizes, anyhow: bool, fn: Any, args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Captured:  # fmt: skip
+        """In the place of a capture: the record that there is, or that at a call's sizes 0 and 1.
+
+        `anyhow`: what is made of it is not shown to hold for those.
+        """
+        _, sizes = self.calls.inputs(args, kwargs, small=True)
+        there = small.there(sizes, anyhow=anyhow)
+        return there or Captured(self.recorded, self.semantics)
 
     def pair(
         self,
@@ -185,19 +203,26 @@ class Program:
         """
         cut = self.cut("joint", loss=loss, keep=keep, open=open, decompositions=decompositions)
 
-        def halves(of: Cut) -> tuple[Cut, Cut]:
-            with self._asked():
-                pair = partition(of.graph, self.recorded, self.semantics, policy)
-            both = pair.forward, pair.backward
-            if self.verify:
-                verify_pair(of.graph, *both)
-                self._verify(*both)
-            first, second = (
-                Cut(self, g, loss, of.small, pair, lambda s: halves(*of.again(s))) for g in both
-            )
-            return first, second
+        return self.halves_of(cut, policy)
 
-        return halves(cut)
+    def halves_of(self, of: "Cut", policy: Policy) -> tuple["Cut", "Cut"]:
+        """The halves of a joint cut of this program."""
+        with self._asked():
+            pair = partition(of.graph, self.recorded, self.semantics, policy)
+        both = pair.forward, pair.backward
+        if self.verify:
+            verify_pair(of.graph, *both)
+            self._verify(*both)
+
+        def split(cuts: tuple[Cut, ...]) -> tuple[Cut, Cut]:
+            (cut,) = cuts
+            return cut.program.halves_of(cut, policy)
+
+        first, second = (
+            Cut(self, graph, of.loss, of.small, lambda given: split(of.again(given)),
+                lambda there: split(of.at(there)), pair) for graph in both
+        )  # fmt: skip
+        return first, second
 
 
 def _graph(
@@ -214,20 +239,27 @@ def _graph(
     )  # fmt: skip
 
 
+def _nobody_calls(*args: object) -> NoReturn:
+    """In a cut whose graph is handed on."""
+    raise AssertionError(args)
+
+
 class Cut:
     """One graph: callable, printable, explainable."""
 
     def __init__(
         self, program: Program, graph: Graph, loss: int | None, small: SmallSizes | None = None,
-        pair: Pair | None = None, again: "Callable[[Arrived], tuple[Cut, ...]]" = lambda given: (),
+        again: Again = _nobody_calls, at: At = _nobody_calls, pair: Pair | None = None,
     ) -> None:  # fmt: skip
         self.program, self.graph, self.loss, self.pair = program, graph, loss, pair
-        self.small = small
-        """tells of which sizes 0 and 1 it holds, or of none; of a half, that of the joint cut"""
-        self.again: Callable[[Arrived], tuple[Cut, ...]] = cache(again)
+        self.calls = program.calls
+        self.small = small or SmallSizes(program.recorded, program.semantics, graph, _nobody_calls)
+        """tells of which sizes 0 and 1 it holds; of a half, that of the joint cut"""
+        self.again: Again = cache(again)
         """makes it, and the other half, for tangents with such strides"""
+        self.at: At = cache(at)
+        """makes it, and the other half, of the record at sizes 0 and 1"""
         self._module: fx.GraphModule | None = None
-        self._untrained: Untrained | None = None
 
     def __repr__(self) -> str:
         graph = self.graph
@@ -253,6 +285,11 @@ class Cut:
             if self.program.verify:
                 verify_module(self.graph, self._module, recorded.symbols)
         return self._module
+
+    @cached_property
+    def untrained(self) -> Untrained:
+        """Results that depend on a Function of which the cut has only the forward."""
+        return untrained(self.graph, self.calls.recorded)
 
     @property
     def saved(self) -> tuple[Saved, ...]:
@@ -290,16 +327,12 @@ class Cut:
         Raises:
             Refusal: an input breaks what the capture relied on.
         """
-        guards = self.program.calls
-        with Asked("capture", guards.recorded.requires.defined):
+        with Asked("capture", self.calls.recorded.requires.defined):
             if self.graph.kind in HALVES:
                 return run_half(self.graph_module, self.graph, args)
             if self.graph.kind == "joint":
-                return run_joint(self, guards, args, kwargs, tangents)
-            if self._untrained is None:
-                self._untrained = untrained(self.graph, guards.recorded)
-            untrained_ = self._untrained
-            return run_forward(self.graph_module, guards, args, kwargs, untrained_, self.small)
+                return run_joint(self, args, kwargs, tangents)
+            return run_forward(self, args, kwargs)
 
 
 def _shown(what: str, program: Program, inside: str) -> str:
@@ -331,7 +364,7 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
     target: str | Target | None = None,
     dynamic_shapes: Any = None,
     values: Values = "guard",
-    branches: Branches = "one",
+    branches: Branches = "guard",
     verify: bool = False,
 ) -> Program:
     """Run a program once over abstract tensors and keep what it did.
@@ -345,7 +378,7 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
         values: what becomes of a question about the inputs' values that is answered by yes or no
             (a Python `if`). "guard": the example inputs answer it; the answer is a guard, which the
             graphs assert, too. "refuse": it is refused, as every other question is.
-        branches: what becomes of a Python `if` on data. "one": as `values` says. "both": the
+        branches: what becomes of a Python `if` on data. "guard": as `values` says. "both": the
             program runs once for each answer, and the sides are a cond, up to where they meet.
         verify: hold the record, and each graph that is made of it, against docs/stages.md.
 
@@ -354,14 +387,14 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
     """
     given = (fn, args, kwargs or {}, target, dynamic_shapes)
 
-    def once(path: Path | None) -> Ran:
+    def once(path: Path | None) -> Captured:
         run = prepare(*given, values=values, watch=True)
         run.questions.follow(path, run.recorder)
-        return Ran(record(fn, tuple(args), kwargs or {}, run), run.semantics)
+        return Captured(record(fn, tuple(args), kwargs or {}, run), run.semantics)
 
     with Asked("capture", fn):
         check_branches(branches)
-        ran = once(None) if branches == "one" else explored(once)
+        ran = explored(once, branches)
     return Program(ran.recorded, ran.semantics, verify=verify)
 
 

@@ -14,9 +14,8 @@ from foretrace.guards.entry import Entry, Guards, Unmet
 from foretrace.guards.small import SmallSizes
 from foretrace.ir.program import Graph, Recorded
 from foretrace.passes.cut import Level, forward_graph
-from foretrace.runtime.compiled import Captured
 from foretrace.runtime.results import check_changes, leaf_texts, repeat_changes, write_line
-from foretrace.targets.semantics import TargetSemantics
+from foretrace.targets.semantics import Captured, TargetSemantics
 
 
 def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:

@@ -22,10 +22,9 @@ from foretrace.partition.partial import partial_backward
 from foretrace.partition.split import Pair, partition
 from foretrace.passes.cut import Level, differentiated, forward_graph
 from foretrace.passes.live import needs
-from foretrace.runtime.compiled import Captured
 from foretrace.runtime.results import call_core, check_changes, core_of, repeat_changes
 from foretrace.symbols.sizes import Symbols
-from foretrace.targets.semantics import TargetSemantics
+from foretrace.targets.semantics import Captured, TargetSemantics
 
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 """What torch.compile takes as a backend"""

@@ -4,11 +4,14 @@ from typing import Any
 
 import torch
 
+from foretrace import torch_api
 from foretrace.ir.op import ModuleCall, Op, Origin, Value, Write
 from foretrace.ir.program import Input
 from foretrace.ir.types import TensorType
 from foretrace.recording.path import Mark
 from foretrace.trace.functions import FunctionCall
+
+PLAIN = (bool, int, float, complex, str)
 
 
 def same_target(one: Any, other: Any) -> bool:
@@ -48,6 +51,17 @@ def same_op(one: Op, other: Op) -> bool:
         and len(one.args) == len(other.args)
         and one.kwargs.keys() == other.kwargs.keys()
     )
+
+
+def same_numbers(one: Op, other: Op) -> bool:
+    """Whether two calls of the same have as many operands, and the same numbers and words."""
+    plain = [
+        [leaf for leaf in torch_api.tree_leaves((op.args, op.kwargs)) if isinstance(leaf, PLAIN)]
+        for op in (one, other)
+    ]
+    counts = len(one.operands), len(other.operands)
+    same = counts[0] == counts[1] and len(plain[0]) == len(plain[1])
+    return same and all(map(same_leaf, *plain))
 
 
 def same_leaf(one: Any, other: Any) -> bool:

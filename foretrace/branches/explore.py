@@ -10,17 +10,9 @@ from typing import TypeAlias
 from foretrace.branches.merge import merged
 from foretrace.branches.raises import asserted, said_by_program
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.program import Recorded
 from foretrace.recording.path import Path
-from foretrace.targets.semantics import TargetSemantics
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ran:
-    """The record of one way or more, and what operators mean in it."""
-
-    recorded: Recorded
-    semantics: TargetSemantics
+from foretrace.recording.setup import Branches
+from foretrace.targets.semantics import Captured
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,25 +22,28 @@ class Raises:
     refusal: Refusal
 
 
-Found: TypeAlias = Ran | Raises
+Found: TypeAlias = Captured | Raises
 
 
-def explored(run: Callable[[Path], Ran]) -> Ran:
-    """One record of a program, with a cond in the place of each question that data answers.
+def explored(run: Callable[[Path | None], Captured], branches: Branches) -> Captured:
+    """One record of a program.
 
     Args:
-        run: records the program, with these answers.
+        run: records the program with these answers; None: with those that its example gives.
+        branches: "both": a cond is in the place of each question that data answers.
 
     Raises:
         Refusal: a way through it is refused, there are too many, or two do not meet.
     """
+    if branches == "guard":
+        return run(None)
     found = _from(run, ())
     if isinstance(found, Raises):
         raise found.refusal
     return found
 
 
-def _from(run: Callable[[Path], Ran], given: tuple[bool, ...]) -> Found:
+def _from(run: Callable[[Path | None], Captured], given: tuple[bool, ...]) -> Found:
     """The record of all ways that begin with these answers."""
     path = Path(given)
     found = _tried(run, path)
@@ -59,7 +54,7 @@ def _from(run: Callable[[Path], Ran], given: tuple[bool, ...]) -> Found:
     return found
 
 
-def _tried(run: Callable[[Path], Ran], path: Path) -> Found:
+def _tried(run: Callable[[Path | None], Captured], path: Path) -> Found:
     """A record; or what the program itself raises, as eager does there."""
     attempt = Attempt(Refusal)
     with attempt:
@@ -72,14 +67,14 @@ def _tried(run: Callable[[Path], Ran], path: Path) -> Found:
 
 def _both(one: Found, other: Found, number: int, answer: bool) -> Found:
     """The record of two ways that part at a question; of one, where the other raises."""
-    if isinstance(one, Ran) and isinstance(other, Ran):
-        return Ran(merged(one.recorded, other.recorded, number, answer), one.semantics)
-    if isinstance(one, Ran) and isinstance(other, Raises):
+    if isinstance(one, Captured) and isinstance(other, Captured):
+        return Captured(merged(one.recorded, other.recorded, number, answer), one.semantics)
+    if isinstance(one, Captured) and isinstance(other, Raises):
         return _holding(one, number, answer, other)
-    if isinstance(one, Raises) and isinstance(other, Ran):
+    if isinstance(one, Raises) and isinstance(other, Captured):
         return _holding(other, number, not answer, one)
     return one
 
 
-def _holding(ran: Ran, number: int, answer: bool, raises: Raises) -> Ran:
-    return Ran(asserted(ran.recorded, number, answer, raises.refusal), ran.semantics)
+def _holding(ran: Captured, number: int, answer: bool, raises: Raises) -> Captured:
+    return Captured(asserted(ran.recorded, number, answer, raises.refusal), ran.semantics)

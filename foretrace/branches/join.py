@@ -10,7 +10,14 @@ from typing import Any, TypeAlias
 
 import sympy
 
-from foretrace.branches.alike import same_constant, same_leaf, same_op, same_type, told
+from foretrace.branches.alike import (
+    same_constant,
+    same_leaf,
+    same_numbers,
+    same_op,
+    same_type,
+    told,
+)
 from foretrace.ir.op import Op, Subgraph, Tree, Value, ViewStep, Write, values_in
 from foretrace.ir.program import Input
 from foretrace.ir.walk import binds
@@ -66,7 +73,8 @@ class Same:
             raise Apart(None)
         for one, other in zip(ones, others, strict=True):
             operands = zip(one.operands, other.operands, strict=False)
-            if not same_op(one, other) or not all(self.same(a, b) for a, b in operands):
+            like = same_op(one, other) and same_numbers(one, other)
+            if not like or not all(self.same(a, b) for a, b in operands):
                 raise Apart(None, f"{one.origin.frame} and {other.origin.frame}")
             self.match(one.own or (), other.own or ())
             for mine, theirs in zip(one.outs, other.outs, strict=True):

@@ -86,6 +86,7 @@ def required_of_both(one: Recorded, other: Recorded, places: dict[int, int]) -> 
         held=list(held.values()), met=list(met.values()),
         mentioned=mine.mentioned | theirs.mentioned,
         asks_mode=mine.asks_mode or theirs.asks_mode,
+        asks_strides=mine.asks_strides or theirs.asks_strides,
         set_on=_once([*mine.set_on, *((places[i], n, x) for i, n, x in theirs.set_on)]),
         gradients=_moved(theirs.gradients, places, inner=True) | mine.gradients,
         begins=_moved(theirs.begins, places) | mine.begins,

@@ -20,7 +20,7 @@ from foretrace.ir.op import ModuleCall, Op, Origin, Subgraph, Value, values_in
 from foretrace.ir.walk import binds, every_op, leaves_that_run, read_outside
 from foretrace.mutation.builder import REQUIRES_GRAD
 from foretrace.ops.holders import HOLDERS
-from foretrace.recording.path import KIND, ONE
+from foretrace.recording.path import KIND, ONE, SIDES
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.constants import draws
@@ -150,7 +150,7 @@ class Sides:
         operands, copies = _copied(split.operands, origin, around.written)
         outs = tuple(_given(pair, origin) for pair in pairs)
         args = (self.mark.args[0], *programs, (*operands, *numbers))
-        cond = Op(COND, args, {}, list(outs), outs, origin=origin)
+        cond = Op(COND, args, {}, list(outs), outs, origin=origin, choice=SIDES)
         return [*copies, cond, *_without_history(outs, pairs, origin)]
 
     def _check_followed(self, values: Iterable[Value], origin: Origin) -> None:

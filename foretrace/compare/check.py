@@ -14,7 +14,7 @@ from foretrace.errors import Attempt
 from foretrace.ir.op import Value
 from foretrace.ir.program import Recorded
 from foretrace.python_state.module_state import borrowed, owners_of
-from foretrace.runtime.calls import Half
+from foretrace.runtime.calls import Called
 
 TRAINABLE = ("export", "compiled", "eager")
 """What has outputs that autograd follows."""
@@ -28,7 +28,7 @@ class Captured(Protocol):
     def cut(self, kind: str, *, loss: int | None = None) -> Callable[..., Any]:
         """A graph of the program, to be called."""
 
-    def pair(self, *, loss: int | None = None) -> tuple[Half, Half]:
+    def pair(self, *, loss: int | None = None) -> tuple[Called, Called]:
         """The halves of its joint cut."""
 
     def compile(self) -> Callable[..., Any]:

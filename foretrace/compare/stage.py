@@ -17,7 +17,7 @@ from foretrace.ir.program import Recorded
 from foretrace.ir.structure import take_apart
 from foretrace.ir.walk import every_op
 from foretrace.python_state.module_state import Borrowed, borrowed, owners_of
-from foretrace.runtime.calls import Half, run_pair
+from foretrace.runtime.calls import Called, run_pair
 
 
 @dataclass(slots=True)
@@ -96,11 +96,10 @@ class Stage:
             result, gradients = cut(*run.args, tangents=self.tangents, **run.kwargs)
             return run.seen(result, gradients)
 
-    def pair(self, forward: Half, backward: Half) -> Seen:
+    def pair(self, forward: Called, backward: Called) -> Seen:
         """The halves of a joint cut, one after the other."""
         with self._run() as run:
-            called = (self.guards, run.args, run.kwargs, self.tangents)
-            return run.seen(*run_pair(forward, backward, *called))
+            return run.seen(*run_pair(forward, backward, run.args, run.kwargs, self.tangents))
 
     # ---- one run --------------------------------------------------------------------------------
 

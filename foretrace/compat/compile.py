@@ -7,15 +7,18 @@ from typing import Any
 from torch import nn
 
 from foretrace.backends.by_name import Backend, building
+from foretrace.branches.explore import explored
 from foretrace.errors import Refusal
 from foretrace.frames.sources import Asked
 from foretrace.recording.capture import record
-from foretrace.recording.setup import device_of, set_up
-from foretrace.runtime.compiled import Captured, Compiled
+from foretrace.recording.path import Path
+from foretrace.recording.setup import Branches, check_branches, device_of, set_up
+from foretrace.runtime.compiled import Compiled
 from foretrace.runtime.module import compiled_module
 from foretrace.runtime.varying import Sizes, Varying
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.targets.profile import target_of
+from foretrace.targets.semantics import Captured
 
 UNUSED = frozenset({"mode", "options"})
 """Arguments of torch.compile that configure Inductor; None says nothing"""
@@ -27,6 +30,7 @@ def compile(
     backend: Backend = "eager",
     dynamic: bool | None = None,
     fullgraph: bool = True,
+    branches: Branches = "guard",
     **options: Any,
 ) -> Any:
     """A callable that does what `fn` does, through captures of it.
@@ -41,23 +45,31 @@ def compile(
         dynamic: None: a size that differs from one call to the next is open from then on. True:
             all sizes are open at once. False: none is.
         fullgraph: True; a program is captured whole, or refused.
+        branches: as for `foretrace.capture`; with "both" an `if` on data needs no other capture.
         options: no others; torch.compile's `mode` and `options` may be None.
 
     Raises:
         Refusal: an argument is wrong; when called: the program has no exact graph.
     """
     _check_options(options)
+    check_branches(branches)
+    again = partial(
+        compile, backend=backend, dynamic=dynamic, fullgraph=fullgraph, branches=branches
+    )
     if fn is None:
-        return partial(compile, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+        return again
     _check(fn, dynamic, fullgraph)
     asked = Asked("compile", fn)
     with asked:
-        again = partial(compile, backend=backend, dynamic=dynamic)
-        compiled = Compiled(fn, Varying(dynamic, captured), building(backend), asked, again)
+        capture = Varying(dynamic, partial(captured, branches=branches))
+        compiled = Compiled(fn, capture, building(backend), asked, again)
     return compiled_module(fn, compiled, again) if isinstance(fn, nn.Module) else compiled
 
 
-def captured(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes) -> Captured:
+def captured(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes,
+    branches: Branches = "guard",
+) -> Captured:  # fmt: skip
     """A capture for a compiled callable: what Python state the program reads is noted.
 
     Args:
@@ -65,10 +77,16 @@ def captured(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Size
         args: the call's positional arguments.
         kwargs: its keyword arguments.
         sizes: which sizes of which arguments are symbols.
+        branches: what becomes of a Python `if` on data.
     """
     target = target_of(None, device_of(fn, args, kwargs))
-    run = set_up(target, partial(Dynamic, sizes), values="guard", watch=True)
-    return Captured(record(fn, args, kwargs, run), run.semantics)
+
+    def once(path: Path | None) -> Captured:
+        run = set_up(target, partial(Dynamic, sizes), values="guard", watch=True)
+        run.questions.follow(path, run.recorder)
+        return Captured(record(fn, args, kwargs, run), run.semantics)
+
+    return explored(once, branches)
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -77,7 +95,10 @@ def _check_options(options: dict[str, Any]) -> None:
         raise Refusal(
             f"foretrace.compile has no option {', '.join(unknown)}",
             kind="unknown option",
-            do="it takes backend=, dynamic= and fullgraph=; give a backend its options itself",
+            do=(
+                "it takes backend=, dynamic=, fullgraph= and branches=;"
+                " give a backend its options itself"
+            ),
         )
 
 

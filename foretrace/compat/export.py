@@ -11,17 +11,20 @@ from torch import nn
 from torch.export import AdditionalInputs, ExportedProgram
 
 from foretrace import torch_api
-from foretrace.branches.explore import Ran, explored
+from foretrace.branches.explore import explored
 from foretrace.compat.export_calls import module_calls
+from foretrace.compat.export_sizes import Shown, places
 from foretrace.compat.settled import check_settled, tell_answers, without_states
 from foretrace.emit.export_graph import Exported, emitter_for, spelled, to_export
 from foretrace.emit.export_inputs import Interface, interface, separated
 from foretrace.emit.fx import SPELLED
 from foretrace.errors import Refusal
 from foretrace.frames.sources import Asked
+from foretrace.guards.small import SmallSizes
 from foretrace.history.call_facts import locate
 from foretrace.ir.names import called_like_a_keyword
 from foretrace.ir.op import Op, Subgraph, Value, values_in
+from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.structure import Structure
 from foretrace.passes.cut import Level, forward_graph, written_over
 from foretrace.passes.live import needs
@@ -32,6 +35,7 @@ from foretrace.recording.capture import record
 from foretrace.recording.path import Path
 from foretrace.recording.setup import Branches, Values, check_branches, check_values, prepare
 from foretrace.symbols.shapes import by_name, shapes_tree
+from foretrace.targets.semantics import Captured, TargetSemantics
 from foretrace.trace.calls import CallSite, submodule_calls
 from foretrace.trace.constants import GUARD
 
@@ -46,7 +50,7 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
     preserve_module_call_signature: tuple[str, ...] = (),
     prefer_deferred_runtime_asserts_over_guards: bool = False,
     values: Values = "guard",
-    branches: Branches = "one",
+    branches: Branches = "guard",
 ) -> ExportedProgram:
     """What `torch.export.export` gives, with the graph of `cut("export")`.
 
@@ -93,19 +97,19 @@ def _run(
 ) -> Run:  # fmt: skip
     """One run of the module, which its next run would repeat; with both sides, one for each way."""
 
-    def one(path: Path | None, paths: Sequence[str] = ()) -> tuple[Ran, list[CallSite]]:
+    def one(path: Path | None, paths: Sequence[str] = ()) -> tuple[Captured, list[CallSite]]:
         run = prepare(mod, args, kwargs, None, shapes, values=values)
         run.questions.follow(path, run.recorder)
         with submodule_calls(mod, paths, run.recorder) as sites:
             recorded = record(mod, args, kwargs, run)
-        return Ran(recorded, run.semantics), sites
+        return Captured(recorded, run.semantics), sites
 
     def once() -> Run:
-        if branches == "one":
+        if branches == "guard":
             ran, sites = one(None, paths)
             return Program(ran.recorded, ran.semantics), sites
         _check_not_called(paths)
-        ran = explored(lambda path: one(path)[0])
+        ran = explored(lambda path: one(path)[0], branches)
         return Program(ran.recorded, ran.semantics), []
 
     found = once()
@@ -120,7 +124,7 @@ def _check_not_called(paths: Sequence[str]) -> None:
         raise Refusal(
             'branches="both" runs the program several times, and'
             " preserve_module_call_signature speaks of the calls of one run",
-            kind="unsupported", do='leave one of them away; with "one" the example answers',
+            kind="unsupported", do='leave one of them away; with "guard" the example answers',
         )  # fmt: skip
 
 
@@ -180,25 +184,36 @@ def _exported_program(
     recorded = program.recorded
     seen = [value for site in sites for value in site.values]
     written = _cut(program, seen, around=around)
-    leaves = zip(recorded.requires.names, torch_api.tree_leaves((args, kwargs)), strict=True)
+    leaves = torch_api.tree_leaves((args, kwargs))
     results = values_in([written.outputs, [value for _, value in written.news], seen])
-    inputs = interface(mod, list(leaves), recorded, written.ops, results)
+    named = list(zip(recorded.requires.names, leaves, strict=True))
+    inputs = interface(mod, named, recorded, written.ops, results)
     exported = _graph(program, mod, written, inputs)
+    shown = Shown(recorded, _small(program, around=around))
     made = ExportedProgram(
         root=exported.root, graph=exported.graph, graph_signature=exported.signature,
-        state_dict=inputs.state, range_constraints=recorded.symbols.constraints(),
+        state_dict=inputs.state, range_constraints=shown.ranges(recorded.symbols.constraints()),
         module_call_graph=module_calls(recorded, mod, (args, kwargs), sites, exported),
         example_inputs=(args, kwargs), constants=inputs.constants,
         verifiers=[torch_api.TrainingIRVerifier],
     )  # fmt: skip
-    torch_api.guard_also(made, _absent(mod, args, kwargs))
+    pairs, _ = torch_api.tree_flatten_with_path(by_name(mod, args, kwargs))
+    paths = [(f"L{torch_api.keystr(path)}", leaf) for path, leaf in pairs]
+    where = places(recorded, leaves, {id(leaf): path for path, leaf in reversed(paths)})
+    # what torch's own guards do not ask: that what was None is None again, and of sizes 1 and 0
+    absent = [f"{path} is None" for path, leaf in paths if leaf is None]
+    torch_api.guard_also(made, [*absent, *shown.conditions(where)])
     return made
 
 
-def _absent(mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """That what was None is None again, which torch's own guards do not ask."""
-    pairs, _ = torch_api.tree_flatten_with_path(by_name(mod, args, kwargs))
-    return [f"L{torch_api.keystr(path)} is None" for path, leaf in pairs if leaf is None]
+def _small(program: Program, *, around: bool) -> SmallSizes:
+    """Tells of which sizes 0 and 1 the graph of a file holds."""
+
+    def make(recorded: Recorded, semantics: TargetSemantics, put: object = None) -> Graph:
+        return forward_graph(recorded, semantics, LEVEL, "export", around=around)
+
+    recorded, semantics = program.recorded, program.semantics
+    return SmallSizes(recorded, semantics, make(recorded, semantics), make)
 
 
 def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
@@ -211,8 +226,7 @@ def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
         _check_leaf(leaf, f"the argument {name}")
     for output in recorded.outputs:
         _check_leaf(output.value, f"the output {output.role.name}")
-    level = Level(written=True, open=(_not_followed,))
-    graph = forward_graph(recorded, program.semantics, level, "export", around=around, also=seen)
+    graph = forward_graph(recorded, program.semantics, LEVEL, "export", around=around, also=seen)
     for op in graph.ops:
         _check_op(op)
     return with_writes(recorded, graph.ops, written_over(recorded, program.semantics).hidden)
@@ -258,6 +272,9 @@ def _is_function(op: Op) -> bool:
 def _not_followed(op: Op) -> bool:
     """A Function whose backward nobody will ask for is what its forward does."""
     return _is_function(op) and not op.target.followed
+
+
+LEVEL = Level(written=True, open=(_not_followed,))
 
 
 def _check_plain(structure: Structure, what: str) -> None:

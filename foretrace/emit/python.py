@@ -20,6 +20,7 @@ from foretrace.ir.op import Op, Subgraph, Tree, Value, ViewStep, values_in
 from foretrace.ir.program import Graph
 from foretrace.ir.walk import binds, subgraphs_of
 from foretrace.ops.holders import holder_of
+from foretrace.recording.path import SIDES
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.functions import FunctionCall
 
@@ -95,8 +96,14 @@ class Straight:
             yield Statement(text, (), (out,), op.origin.frame)
 
     def _called(self, op: Op) -> tuple[str, tuple[Tree, ...]]:
-        """What is called, and with what; of what only calls a program, that program itself."""
+        """What is called, and with what; of what only calls a program, that program itself.
+
+        Of a Python `if`, the side that holds: of what the other reads autograd knows nothing then.
+        """
         holder = holder_of(op.target) if subgraphs_of(op) else None
+        if holder is not None and op.choice is SIDES:
+            yes, no = map(self.tree, holder.programs(op.args))
+            return f"({yes} if {self.tree(op.args[0])} else {no})", (*holder.split(op.args)[0],)
         if holder is not None and holder.rest is not None:
             return self.tree(holder.programs(op.args)[0]), op.args[holder.rest :]
         return self.source.bind(_callable(op), str(op.target).replace(".", "_")), op.args

@@ -11,7 +11,6 @@ from foretrace.emit.python_source import Source
 from foretrace.errors import Refusal
 from foretrace.guards.conditions import Broken, Conditions, tell_lines
 from foretrace.guards.guard import shown, telling
-from foretrace.guards.small import SmallSizes
 from foretrace.guards.tensors import TensorFacts, one_tensor
 from foretrace.ir.op import Op
 from foretrace.ir.plain_data import same
@@ -42,14 +41,14 @@ class CallGuards:
         self._checks = dict[bool, tuple[int, Callable[[list[Any]], Any]]]()
 
     def inputs(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], small: SmallSizes | None = None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, small: bool = False
     ) -> tuple[list[Any], Numbers]:
         """The graph's inputs from a call's arguments and the live parameters, and the symbols.
 
         Args:
             args: the call's positional arguments.
             kwargs: its keyword arguments.
-            small: tells of which sizes 0 and 1 the graph holds; None: of none.
+            small: whether open sizes may be 0 and 1; the caller asks whether the graph holds then.
 
         Raises:
             Refusal: the call breaks a guard.
@@ -62,12 +61,10 @@ class CallGuards:
         if now != then:
             raise broken(f"the default dtype is {now}, the capture had {then}", DEFAULT_DTYPE)
         given = self._form(args, kwargs)
-        found = self._check(small=small is not None)(given)
+        found = self._check(small=small)(given)
         if isinstance(found, Broken):
             raise refusal_of(found)
         tensors, sizes = found
-        if small is not None and sizes:
-            small.check(sizes)
         writes = {mutation.index: mutation.value for mutation in self.recorded.mutations}
         check_shared_memory(tensors, set(writes), lambda i: self.recorded.made_at(writes[i]))
         return tensors, sizes

@@ -1,12 +1,14 @@
-"""Sizes 0 and 1 of a graph whose sizes are open: let through where the graph is shown to hold.
+"""Sizes 0 and 1 of a record whose sizes are open: let through where the record is shown to hold.
 
 Torch takes an open size for 2 or more: 1 is expanded, and of 0 there is nothing. So what was
 recorded need not be what eager does with them. It is inferred once more, with the number in the
-place of the size, and holds where nothing is another: no op, no choice, no derivative.
+place of the size, and holds where the program could not have told. The graph holds, too, where
+nothing is another in it: no op, no choice, no derivative. Else there is another for these sizes.
 """
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +22,7 @@ from foretrace.passes.alike import Differs, Unlike
 from foretrace.passes.put_in import TAKEN, PutIn
 from foretrace.recording.torch_state import running, uncollected
 from foretrace.symbols.sizes import MANY, Guard, Numbers, put_in
-from foretrace.targets.semantics import TargetSemantics
+from foretrace.targets.semantics import Captured, TargetSemantics
 
 Make = Callable[[Recorded, TargetSemantics, Callable[[Any], Any]], Graph]
 """Makes the graph of a record; the last puts numbers in for symbols"""
@@ -33,11 +35,16 @@ class _Shown:
     """What was found for some numbers; it holds where the guards do."""
 
     differs: Differs | None
+    """how the graph does, if it does"""
     guards: tuple[Guard, ...]
+    there: Captured | None = None
+    """the record with the numbers put in; None: it is another program"""
 
 
 class SmallSizes:
     """Whether one graph holds where open sizes are 0 or 1; for each of them it is found once.
+
+    Where it does not and the record does, that has a graph of its own there.
 
     Args:
         recorded: the record with open sizes.
@@ -53,29 +60,52 @@ class SmallSizes:
         self._known = dict[frozenset[tuple[Any, int]], list[_Shown]]()
 
     def holds(self, numbers: Numbers) -> bool:
-        """Whether it does for a call."""
-        return self._differs(numbers) is None
+        """Whether the graph does for a call."""
+        shown = self._shown(numbers)
+        return shown is None or shown.differs is None
 
-    def check(self, numbers: Numbers) -> None:
-        """Refuse a call for which it does not.
+    def everywhere(self, small: Numbers) -> bool:
+        """Whether the graph does with some sizes that are 0 or 1, whatever the others are."""
+        symbols = self.recorded.symbols
+        shown = self._shown({**symbols.numbers(), **small})
+        if shown is None or shown.differs is not None:
+            return shown is None
+        known = set[Any]()
+        for guard in symbols.guards():
+            with suppress(ZeroDivisionError):
+                known.add(put_in(guard.condition, small))
+        return {guard.condition for guard in shown.guards} <= known
+
+    def there(self, numbers: Numbers, *, anyhow: bool = False) -> Captured | None:
+        """The record that a call is to be made by; None: the graph itself holds.
+
+        Args:
+            numbers: the sizes of the call.
+            anyhow: whether to give that record where the graph holds, too.
 
         Raises:
-            Refusal: with the line of what is another.
+            Refusal: the program is another with these sizes; it has the line that shows it.
         """
-        if not self.holds(numbers):
+        shown = self._shown(numbers)
+        if shown is None or (shown.differs is None and not anyhow):
+            return None
+        if shown.there is None:
             words, at = self.tell(numbers)
             raise Refusal(f"guard broken: {words}", kind="guard broken", at=at, do=DO)
+        return shown.there
 
     def tell(self, numbers: Numbers) -> tuple[str, Frame | None]:
         """Why it does not, in words, and the line that shows it."""
-        differs = self._differs(numbers)
+        shown = self._shown(numbers)
+        differs = shown.differs if shown is not None else None
         small = ", ".join(f"{s} = {n}" for s, n in sorted(numbers.items(), key=str) if n < MANY)
         return (
             f"a dynamic size is 0 or 1 ({small}), and {differs.what if differs else ''}",
             differs.at if differs else None,
         )
 
-    def _differs(self, numbers: Numbers) -> Differs | None:
+    def _shown(self, numbers: Numbers) -> _Shown | None:
+        """What was found for a call's sizes; None: none is small."""
         small = {symbol: n for symbol, n in numbers.items() if n < MANY}
         least = self.recorded.symbols.reaches_down()
         small = {symbol: n for symbol, n in small.items() if symbol in least}
@@ -84,24 +114,30 @@ class SmallSizes:
         shown = self._known.setdefault(frozenset(small.items()), [])
         for each in shown:
             if all(_true(guard, numbers) for guard in each.guards):
-                return each.differs
+                return each
         shown.append(self._find(numbers, small))
-        return shown[-1].differs
+        return shown[-1]
 
     def _find(self, numbers: Numbers, small: Numbers) -> _Shown:
         symbols = self.recorded.symbols
         every = {**symbols.numbers(), **numbers}
-        count = len(symbols.guards())
+        every = {symbol: n for symbol, n in every.items() if symbol not in symbols.data}
         quiet = warnings.catch_warnings(action="ignore")
         with ONE_AT_A_TIME, uncollected(), torch.inference_mode(mode=False), quiet:
             try:
-                put = self._put_in(every, small)
-                differs = None
+                put, graph = self._put_in(every, small)
             except Unlike as unlike:
                 return _Shown(unlike.differs, ())
-        return _Shown(differs, put.symbols.guards()[count:])
+            differs = put.alike.differs(self.graph, graph)
+        there = Captured(put.recorded, put.semantics)
+        return _Shown(differs, put.symbols.guards(), there)
 
-    def _put_in(self, numbers: Numbers, small: Numbers) -> PutIn:
+    def _put_in(self, numbers: Numbers, small: Numbers) -> tuple[PutIn, Graph]:
+        """The record with numbers put in, and its graph.
+
+        Raises:
+            Unlike: it is another program then.
+        """
         put = PutIn(self.recorded, self.semantics, numbers, small)
         absent = self.semantics.target.device.type not in torch_api.device_types_here()
         with running(put.recorder, {}, absent):
@@ -109,14 +145,11 @@ class SmallSizes:
         if self.graph.kind == "joint" and put.functions:
             raise Unlike("a Function's own backward may ask for the size", put.functions[0])
         try:
-            graph = self.make(put.recorded, put.semantics, put.put)
+            return put, self.make(put.recorded, put.semantics, put.put)
         except TAKEN as error:
             at = getattr(error, "at", None)
             words = error.what if isinstance(error, Refusal) else error
             raise Unlike(f"{words}", None, at) from error
-        put.alike.strict = False
-        put.alike.graphs(self.graph, graph)
-        return put
 
 
 def _true(guard: Guard, numbers: Numbers) -> bool:

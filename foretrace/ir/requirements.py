@@ -355,6 +355,8 @@ class Requirements:
     """all else that it may read outside of the arguments, if it was watched"""
     mentioned: frozenset[str] = frozenset()
     """names of attributes that its code mentions"""
+    asks_strides: bool = False
+    """whether it asked how a tensor lies in memory, of sizes 1 as well"""
     asks_mode: bool = False
     """the program asked of a result whether it requires grad, which the grad mode decides"""
     set_on: list[tuple[int, str, object]] = field(default_factory=list)

@@ -78,5 +78,5 @@ def returned_value(tensor: Abstract, recorder: Builder) -> Value:
     alias, owner = tensor.ft_alias, tensor.ft_alias and tensor.ft_alias.root.tensor()
     given = owner is not None and (owner.ft_leaf or owner.ft_gradient is not None)
     if alias is not None and alias.loose and value.type.requires_grad and not given:
-        tensor.ft_told.append(True)
+        tensor.ft_told.requires_grad.append(True)
     return value

@@ -4,17 +4,14 @@ The user's Python does not run again: what it asked of the sizes itself has to h
 it had. What torch decides is decided again, of types that have the numbers in them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
-import sympy
 import torch
-from sympy.logic.boolalg import BooleanAtom
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
-from foretrace.frames.sources import Sources
+from foretrace.branches.memory import Memory
 from foretrace.ir.op import (
     Checkpoint,
     ModuleCall,
@@ -29,26 +26,22 @@ from foretrace.ir.op import (
     values_in,
 )
 from foretrace.ir.program import Input, Mutation, Output, Overwritten, Recorded
-from foretrace.ir.tree import map_tree
+from foretrace.ir.requirements import Again as Ask, Answered
+from foretrace.ir.tree import leaves, map_tree
 from foretrace.ir.types import TensorType
-from foretrace.ir.walk import every_op, subgraphs_of
+from foretrace.ir.walk import binds, every_op, subgraphs_of
 from foretrace.mutation.builder import LEAF
-from foretrace.ops.cache import Cache
 from foretrace.ops.outcome import Outcome, fill
 from foretrace.passes.alike import Alike, Unlike, differs
-from foretrace.symbols.questions import Question
+from foretrace.passes.asked_again import Again, check_asked
 from foretrace.symbols.sizes import Numbers, Symbols, put_in
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Types
 from foretrace.trace.dispatch import CHECKS
 from foretrace.trace.functions import FunctionCall
-from foretrace.trace.recorder import Recorder
 
 TAKEN = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, ArithmeticError)
 """What torch raises of a call that it does not take"""
-
-TELLS = frozenset({"stride", "is_contiguous", "as_strided", "layout", "dim_order"})
-"""What the program's code mentions if it asks how a tensor lies, where a size is 1 as well"""
 
 
 class PutIn:
@@ -70,17 +63,21 @@ class PutIn:
         self.symbols: Symbols = recorded.symbols.at(numbers, small)
         self.types = Types(self.symbols)
         self.semantics = TargetSemantics(semantics.target, self.types, semantics.table)
-        self.recorder = _recorder(self.types, self.semantics)
+        self.recorder = Again(self.types, self.semantics, self._told)
         self.values = dict[Value, Value]()
         self.alike = Alike(self.put, self.symbols, self.values)
-        mentioned = recorded.requires.mentioned
-        self.alike.strict = not mentioned or not mentioned.isdisjoint(TELLS)
+        self.alike.strict = recorded.requires.asks_strides
         self._ops = dict[Op, Op]()
         self._origins = dict[Origin, Origin]()
         self._checkpoints = dict[Checkpoint, Checkpoint]()
         self._outputs = dict[Output, Output]()
         self.recorded = recorded
         self._writes = _writes(recorded.ops)
+        self._memory = Memory(recorded.ops)
+        self._seen: set[Value] | None = None
+        """whose memory is what the program leaves"""
+        self._written = set[Value]()
+        """whose memory is written to"""
         self.functions: list[Op] = []
         """calls of the user's Functions, whose backward is Python of the user's"""
 
@@ -90,42 +87,18 @@ class PutIn:
         Raises:
             Unlike: an op, or an answer that the program got, is another one with these numbers.
         """
-        if self.before.symbols.data:
-            raise Unlike("it has sizes that data decides", None)
-        self._asked()
+        check_asked(self.before, self.symbols, self.small)
         self.recorded = self._recorded()
 
     def put(self, item: Any) -> Any:
         """Anything with the numbers put in."""
         return put_in(item, self.small)
 
-    # ---- what the program asked ----------------------------------------------------------------
-
-    def _asked(self) -> None:
-        none = 0 in self.small.values()
-        for question, frame in self.before.asked_of_sizes.items():
-            if not self._answered_alike(question, none=none):
-                at = Op("asked", (), {}, None, (), origin=Origin(frame, None))
-                raise Unlike(_words(question), at)
-
-    def _answered_alike(self, question: Question, *, none: bool) -> bool:
-        if question.symbols.isdisjoint(self.small):
-            return not (none and not question.symbols)  # sympy takes all sizes for positive
-        try:
-            condition = self.put(question.args[0])
-            if question.answer is None:  # what is done then is right for all sizes, to torch
-                then, now = self.before.symbols.numbers(), self.symbols.numbers() | self.small
-                return bool(put_in(question.args[0], then) == put_in(condition, now))
-        except ArithmeticError:
-            return False
-        if isinstance(condition, sympy.Basic):
-            return question.about(condition).asked_again(self.symbols.start())
-        return question.answered_by(condition)
-
     # ---- the record ----------------------------------------------------------------------------
 
     def _recorded(self) -> Recorded:
         before, inputs = self.before, dict[Input, Input]()
+        answered, again = self._questions()
         for item in before.inputs:
             of = inputs[item.gradient_of] if item.gradient_of is not None else None
             inputs[item] = replace(
@@ -138,12 +111,33 @@ class PutIn:
         ]
         return replace(
             before, ops=ops, inputs=list(inputs.values()), outputs=outputs, mutations=mutations,
-            symbols=self.symbols, _bare=None,
+            symbols=self.symbols, answered=answered, again=again, _bare=None,
             overwritten={
                 self.tree(value): self._overwritten(over)
                 for value, over in before.overwritten.items()
             },
         )  # fmt: skip
+
+    def _questions(self) -> tuple[list[Answered], Ask]:
+        """The questions about values, and what answers them, told of numbers that no input has."""
+        again, small = self.before.again, self.small
+        then = dict[Answered, Answered]()
+
+        def asked(sizes: Numbers, tensors: Sequence[torch.Tensor]) -> Callable[[Answered], bool]:
+            holds = again({**small, **sizes}, tensors)
+            return lambda each: holds(then.get(each, each))
+
+        answered = [replace(each, again=asked) for each in self.before.answered]
+        then |= zip(answered, self.before.answered, strict=True)
+        return answered, asked
+
+    def _told(self, op: Op) -> Outcome:
+        """What a call came to whose results data sizes, in types of now."""
+        views = op.alike.views if isinstance(op.alike, Outcome) else ()
+        typed = map_tree(
+            op.result, lambda leaf: self.type(leaf.type) if isinstance(leaf, Value) else leaf
+        )
+        return Outcome(typed, op.definition, op.choice, views, lasting=False)
 
     def value(self, value: Value) -> Value:
         """What stands for a value that no op makes, or whose type its operands do not tell."""
@@ -224,44 +218,82 @@ class PutIn:
             return self._again(op) if called and not op.writes else self._of_parts(op)
         if subgraphs_of(op):
             raise Unlike(f"{target_name(op.target)} holds programs", op)
-        if not called or op.choice is LEAF or op.target in CHECKS:
+        if not called or op.choice is LEAF or op.target in CHECKS or binds(op):
             for out in op.outs:
                 self.value(out)
             return self._made(op, self.tree(op.result), None, None)
         args, kwargs = self.tree((op.args, op.kwargs))
         occurrences = values_in((args, kwargs))
         outcome = self._outcome(op.target, args, kwargs, occurrences, op.origin)
-        if outcome.inline is not None or (outcome.definition is None) != op.leaf:
+        if outcome.inline is not None:
             raise Unlike(f"{op.target} is made of other ops", op)
         made: list[Value] = []
         result = fill(outcome.result, occurrences, made)
-        if len(made) != len(op.outs):
-            raise Unlike(f"{op.target} makes another number of values", op)
-        for value, old in zip(made, op.outs, strict=True):
-            value.type = self.types.intern(value.type.with_grad(old.type.requires_grad))
-            value.hint = old.hint
-            self.values[old] = value
-        new = self._made(op, result, outcome, outcome.choice)
-        self.alike.op(op, new)
+        self._results(op, result, made)
+        new = self._made(op, result, outcome, outcome.choice, made)
         if not self._shares_alike(op, outcome):
             self.alike.below(op, new, op)
         return new
 
+    def _results(self, op: Op, result: Tree, made: list[Value]) -> None:
+        """Let what a call returns be what it returned; an operand too, where nobody can tell.
+
+        Raises:
+            Unlike: somebody can.
+        """
+        before, now = leaves(op.result), leaves(result)
+        before += [out for out in op.outs if out not in before]  # made inside, and used later
+        now += [out for out in made if out not in now]
+        if len(before) != len(now):
+            raise Unlike(f"{op.target} returns another number of values", op)
+        for old, new in zip(before, now, strict=True):
+            if not isinstance(old, Value) or old not in op.outs:
+                if not self.alike.same(old, new):
+                    raise Unlike(f"{op.target} returns another value", op)
+                continue
+            if new in made:
+                new.type = self.types.intern(new.type.with_grad(old.type.requires_grad))
+                new.hint = old.hint
+            elif not isinstance(new, Value) or self._apart(op, old):
+                raise Unlike(f"{op.target} hands back what it is given", op)
+            self.alike.made(old, new, op)
+
+    def _apart(self, op: Op, value: Value) -> bool:
+        """Whether it can be told that what an op gave has memory of its own: left, or written."""
+        if self._seen is None:
+            left = values_in([each.value for each in self.before.outputs])
+            left += values_in([each.value for each in self.before.mutations])
+            self._seen = set(map(self._memory.owner, left))
+            writes = [each for each in every_op(self.before.ops) if each.writes]
+            written = {self._memory.owner(v) for each in writes for v in each.operands}
+            self._written = written | {self._memory.owner(m) for m in self._mutated()}
+        owners = {self._memory.owner(each) for each in (value, *op.operands)}
+        return self._memory.owner(value) in self._seen or not owners.isdisjoint(self._written)
+
+    def _mutated(self) -> list[Value]:
+        return [self.before.inputs[each.index].value for each in self.before.mutations]
+
     def _shares_alike(self, op: Op, outcome: Outcome) -> bool:
         """Whether it is told without its body what a write to what it gives is a write to."""
         known = op.alike
-        if op.leaf:
+        if not self._writes:
             return True
+        if op.leaf or outcome.definition is None:
+            return op.leaf == (outcome.definition is None)
         if not isinstance(known, Outcome) or known.views != outcome.views:
             return False
         bodies = (known.definition, outcome.definition)
-        return not (self._writes and any(body is not None and body.seen for body in bodies))
+        return not any(body is not None and body.seen for body in bodies)
 
-    def _made(self, op: Op, result: Tree, outcome: Outcome | None, choice: Any) -> Op:
+    def _made(
+        self, op: Op, result: Tree, outcome: Outcome | None, choice: Any,
+        outs: list[Value] | None = None,
+    ) -> Op:  # fmt: skip
         args, kwargs = self.tree((op.args, op.kwargs))
         return Op(
-            op.target, args, kwargs, result, tuple(self.values[out] for out in op.outs),
-            origin=self._origin(op.origin), below=outcome.definition if outcome else None,
+            op.target, args, kwargs, result,
+            tuple([self.values[out] for out in op.outs] if outs is None else outs),
+            origin=self._origin(op.origin), below=outcome.definition if outcome else op.definition,
             choice=choice if outcome else op.choice, writes=op.writes, alike=outcome,
         )  # fmt: skip
 
@@ -317,39 +349,17 @@ class PutIn:
         args, kwargs = self.tree((op.args, op.kwargs))
         origin, self.recorder.module = op.origin, op.origin.module
         inside = self.recorder.inner_scope(origin.frame)
-        with torch.set_grad_enabled(origin.grad_mode), inside as found:
+        sized = [each for each in every_op(op.region or ()) if each.leaf and binds(each)]
+        with self.recorder.told(sized), torch.set_grad_enabled(origin.grad_mode), inside as found:
             self.recorder.call(op.target, args, kwargs, op.origin.grad_mode)
             self.recorder.overwritten.clear()
         if len(found) != 1:
             raise Unlike(f"{op.target} is made of other ops", op)
         new = found[0].but(origin=self._origin(op.origin))
-        self.alike.op(op, new, op)
+        self._results(op, new.result, list(new.outs))
         return new
-
-
-def _recorder(types: Types, semantics: TargetSemantics) -> Recorder:
-    learned = semantics.learned
-    outcomes: Cache[Outcome] = Cache(learned.outcomes, learned.settled, types.symbols)
-    made: Any = (types, semantics, Sources(), _outside, _outside, _outside, outcomes)
-    return Recorder(*made)
 
 
 def _writes(ops: Iterable[Op]) -> bool:
     """Whether anything is written to that what an op shares with other calls does not make."""
     return any(op.writes or (op.definition is None and _writes(op.region or ())) for op in ops)
-
-
-def _outside(*args: object, **kwargs: object) -> NoReturn:
-    raise Refusal(
-        "it depends on more than sizes", kind="guard broken",
-        do="capture with an example of this size",
-    )  # fmt: skip
-
-
-def _words(question: Question) -> str:
-    condition = question.args[0] if question.args else question.method
-    if not question.symbols:
-        return "the program asks what is true of every size but 0"
-    if isinstance(question.answer, (bool, BooleanAtom)) or question.answer is None:
-        return f"the program asks whether {condition}"
-    return f"the program fixes {condition} to {question.answer}"

@@ -138,7 +138,8 @@ class Capture:
         self.gradients.note(requires)
         requires.viewed = viewed_anew(self.placeholders)
         wanting = any(item.value.type.requires_grad for item in self.inputs)
-        requires.asks_mode = wanting and requires.grad_mode in self.types.told
+        requires.asks_mode = wanting and requires.grad_mode in self.types.told.requires_grad
+        requires.asks_strides = self.types.told.strides
 
     def _append(self, item: Input, real: Any, placeholder: Any) -> None:
         self.inputs.append(item)

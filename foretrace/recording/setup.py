@@ -25,8 +25,8 @@ from foretrace.tensors.abstract import Types
 
 Values: TypeAlias = Literal["guard", "refuse"]
 """What becomes of a question about values: answered from the example and guarded, or refused"""
-Branches: TypeAlias = Literal["one", "both"]
-"""Of a yes or no that data decides: the side that is answered is recorded, or both are"""
+Branches: TypeAlias = Literal["guard", "both"]
+"""Of a yes or no that data decides: the side that `values` answers is recorded, or both are"""
 RULES: RuleTable = RuleTable({**NORM_RULES, **PACKED_RULES, **REDUCTION_RULES})
 """The rules that win over derived ones; `foretrace.rule` adds to them."""
 
@@ -129,5 +129,5 @@ def check_branches(branches: object) -> None:
     if branches not in get_args(Branches):
         raise Refusal(
             f"branches={branches!r:.60}", kind="wrong call",
-            do='give "one": the side that is answered, or "both": a cond with both sides',
+            do='give "guard": the side that is answered, or "both": a cond with both sides',
         )  # fmt: skip

@@ -20,67 +20,87 @@ from foretrace.ir.tree import map_tree
 from foretrace.ir.types import Arrived, Size
 from foretrace.runtime.untrained import Untrained, mark, mark_spent
 from foretrace.symbols.sizes import Numbers
+from foretrace.targets.semantics import Captured
 
 
-class Half(Protocol):
-    """A joint, forward or backward cut."""
+class Called(Protocol):
+    """A cut."""
 
     graph: Graph
+    calls: CallGuards
+    """of the program that it is of"""
     again: Callable[[Arrived], tuple[Any, ...]]
     """makes it, and the other half, for tangents with such strides"""
-    small: SmallSizes | None
-    """of which sizes 0 and 1 it holds"""
+    small: SmallSizes
+    """of which sizes 0 and 1 it holds; of a half, the joint cut"""
+    at: Callable[[Captured], tuple[Any, ...]]
+    """makes it, and the other half, of the record at such sizes"""
 
     @property
     def graph_module(self) -> fx.GraphModule:
         """What runs it."""
 
+    @property
+    def untrained(self) -> Untrained:
+        """Its results that depend on Functions of which it has only the forward."""
+
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Flat, in the order of the graph."""
 
 
-def run_forward(
-    module: fx.GraphModule, guards: CallGuards, args: Any, kwargs: Any, places: Untrained,
-    small: SmallSizes | None,
-) -> Any:  # fmt: skip
+def run_forward(cut: Called, args: Any, kwargs: Any) -> Any:
     """Call a forward cut like the program: same outputs, same writes."""
-    flat, sizes = guards.inputs(args, kwargs, small)
-    with guards.grad_mode(), _uncast():
-        results = mark(module(*flat), places, flat)
-    return finish(guards.recorded, flat, sizes, results, (args, kwargs))[0]
+    (cut,), flat, sizes = _at_sizes((cut,), args, kwargs)
+    with cut.calls.grad_mode(), _uncast():
+        results = mark(cut.graph_module(*flat), cut.untrained, flat)
+    return finish(cut.calls.recorded, flat, sizes, results, (args, kwargs))[0]
 
 
 def run_joint(
-    cut: Half, guards: CallGuards, args: Any, kwargs: Any, tangents: Sequence[Tensor] | None
+    cut: Called, args: Any, kwargs: Any, tangents: Sequence[Tensor] | None
 ) -> tuple[Any, dict[str, Tensor | None]]:
     """Call a joint cut: the outputs, and the gradient of everything that requires one."""
-    flat, sizes = guards.inputs(args, kwargs, cut.small)
-    (cut,), placed = _as_given((cut,), tangents, sizes)
+    cuts, flat, sizes = _at_sizes((cut,), args, kwargs)
+    (cut,), placed = _as_given(cuts, tangents, sizes)
     # Some kernels do another thing under no_grad (mkldnn_rnn_layer keeps no workspace), so the
     # grad mode is eager's, and nothing is followed because nothing requires grad.
     detached = [*_detached(flat), *placed]
     with torch.enable_grad(), _uncast():
         results = cut.graph_module(*detached)
-    results = mark_spent(guards.recorded, results)
-    outputs, rest = finish(guards.recorded, flat, sizes, results, (args, kwargs))
+    recorded = cut.calls.recorded
+    results = mark_spent(recorded, results)
+    outputs, rest = finish(recorded, flat, sizes, results, (args, kwargs))
     return outputs, _named(cut.graph, rest)
 
 
 def run_pair(
-    forward: Half, backward: Half, guards: CallGuards, args: Any, kwargs: Any,
-    tangents: Sequence[Tensor] | None,
-) -> tuple[Any, dict[str, Tensor | None]]:  # fmt: skip
+    forward: Called, backward: Called, args: Any, kwargs: Any, tangents: Sequence[Tensor] | None
+) -> tuple[Any, dict[str, Tensor | None]]:
     """Call two halves as a joint cut is called; what the forward writes is written in between."""
-    flat, sizes = guards.inputs(args, kwargs, forward.small)
-    (forward, backward), placed = _as_given((forward, backward), tangents, sizes)
-    results = mark_spent(guards.recorded, forward(*flat))
-    outputs, saved = finish(guards.recorded, flat, sizes, results, (args, kwargs))
+    cuts, flat, sizes = _at_sizes((forward, backward), args, kwargs)
+    (forward, backward), placed = _as_given(cuts, tangents, sizes)
+    recorded = forward.calls.recorded
+    results = mark_spent(recorded, forward(*flat))
+    outputs, saved = finish(recorded, flat, sizes, results, (args, kwargs))
     return outputs, _named(backward.graph, backward(*saved, *placed))
 
 
+def _at_sizes(
+    cuts: tuple[Called, ...], args: Any, kwargs: Any
+) -> tuple[tuple[Called, ...], list[Any], Numbers]:
+    """The cuts for a call, where sizes 0 and 1 have some of their own; inputs and sizes.
+
+    Raises:
+        Refusal: the call breaks a guard.
+    """
+    flat, sizes = cuts[0].calls.inputs(args, kwargs, small=True)
+    there = cuts[0].small.there(sizes)
+    return (cuts, flat, sizes) if there is None else _at_sizes(cuts[-1].at(there), args, kwargs)
+
+
 def _as_given(
-    cuts: tuple[Half, ...], tangents: Sequence[Tensor] | None, sizes: Numbers
-) -> tuple[tuple[Half, ...], list[Tensor]]:
+    cuts: tuple[Called, ...], tangents: Sequence[Tensor] | None, sizes: Numbers
+) -> tuple[tuple[Called, ...], list[Tensor]]:
     """The cuts for tangents that lie as these, and these: sums run in the order of memory."""
     wanted = [item for item in cuts[-1].graph.inputs if item.role.kind == "tangent"]
     given = [tangent.detach() for tangent in tangents or ()]
@@ -95,8 +115,9 @@ def _as_given(
     strides = tuple(map(partial(strides_of, sizes=sizes), wanted, given))
     if strides != tuple([item.value.type.stride for item in wanted]):
         cuts = cuts[-1].again(strides)
-        if (small := cuts[-1].small) is not None:
-            small.check(sizes)
+        there = cuts[-1].small.there(sizes)
+        if there is not None:
+            return _as_given(cuts[-1].at(there), tangents, sizes)
     return cuts, list(map(partial(lay_out, sizes=sizes), given, strides))
 
 

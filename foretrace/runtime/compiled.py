@@ -16,9 +16,8 @@ from foretrace.frames.sources import Asked
 from foretrace.guards.calls import refusal_of
 from foretrace.guards.conditions import Broken
 from foretrace.guards.entry import MISS, Entry
-from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import Answered, AskedOfNumbers
-from foretrace.targets.semantics import TargetSemantics
+from foretrace.targets.semantics import Captured
 
 MANY = 8
 """Captures again after which a warning tells that there are many; torch.compile stops at 8."""
@@ -40,14 +39,6 @@ class Recapture:
 
     def __str__(self) -> str:
         return f"{self.reason}\n  at    {self.at}" if self.at is not None else self.reason
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """What one capture found: the record, what stands for operators, the Python state it read."""
-
-    recorded: Recorded
-    semantics: TargetSemantics
 
 
 Capturing = Callable[[Any, tuple[Any, ...], dict[str, Any]], Captured]

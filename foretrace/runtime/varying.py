@@ -7,8 +7,8 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.structure import named_arguments
-from foretrace.runtime.compiled import Captured
 from foretrace.symbols.shapes import FREE, Asked
+from foretrace.targets.semantics import Captured
 
 Sizes = dict[str, Asked]
 """Which sizes are open, by the name of the argument"""

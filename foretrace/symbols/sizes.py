@@ -1,7 +1,7 @@
 """Sizes that are not yet known, and what the program assumed of them, over torch's ShapeEnv."""
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -51,6 +51,8 @@ class Symbols:
         self.env = env
         self.floats = Floats()
         self.declared: list[tuple[Size, tuple[int, Any] | None]] = []
+        self.put: Numbers = {}
+        """symbols that are numbers here: the ShapeEnv is a copy of one that has them"""
         self._numbers: dict[sympy.Expr, torch.SymInt] = {}
         """one for each expression: to make one, sympy has to find its hint"""
 
@@ -145,7 +147,8 @@ class Symbols:
         floats = [Guard(*each) for each in self.floats.conditions.items()]
         known = torch_api.symbol_values(self.noting).keys()  # a kernel makes symbols that it drops
         asserted = self.noting.asserted.items()
-        return (*(Guard(c, at) for c, at in asserted if c.free_symbols <= known), *floats)
+        guards = (Guard(c, at) for c, at in asserted if c.free_symbols <= known)
+        return (*self._open(guards), *floats)
 
     def number(self, size: Size) -> int | torch.SymInt:
         """An int or an expression as torch takes it."""
@@ -198,7 +201,8 @@ class Symbols:
 
         Nothing for a front end's ShapeEnv, as for `guards`.
         """
-        return torch_api.symbol_ranges(self.noting) if self.noting else {}
+        found = torch_api.symbol_ranges(self.noting) if self.noting else {}
+        return {symbol: limits for symbol, limits in found.items() if symbol not in self.put}
 
     def reaches_down(self) -> dict[sympy.Symbol, int]:
         """The symbols that may be shown to hold for 1, or 0, too; and from where by the user's Dim.
@@ -218,12 +222,18 @@ class Symbols:
             raise AssertionError("the sizes of a front end are not ours to put in")
         copied = Symbols(self._where, self.noting.at(numbers, small))
         copied.floats = self.floats
-        copied.declared = list(self.declared)
+        copied.declared = [(put_in(size, small), bounds) for size, bounds in self.declared]
+        copied.put = {**self.put, **small}
         return copied
 
     def by_program(self) -> dict[Question, Frame | None]:
         """What the program itself has asked so far, and where."""
         return dict(self.noting.by_program) if self.noting is not None else {}
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is an op that asks now: somebody listens."""
+        return self.noting is not None and bool(self.noting.listeners)
 
     def below(self) -> AbstractContextManager[Any]:
         """What is asked inside is asked by what an op is made of, not by the program."""
@@ -310,7 +320,17 @@ class Symbols:
         if env is None:
             return ()
         env.note()
-        return tuple(Guard(g.expr, f) for g, f in zip(env.guards, env.frames, strict=True))
+        return self._open(Guard(g.expr, f) for g, f in zip(env.guards, env.frames, strict=True))
+
+    def _open(self, guards: Iterable[Guard]) -> tuple[Guard, ...]:
+        """Conditions with the numbers put in; of what speaks of those alone, nothing is left."""
+        if not self.put:
+            return tuple(guards)
+        found = list[Guard]()
+        for guard in guards:
+            with suppress(ZeroDivisionError):  # what a kernel asked, not the program
+                found.append(Guard(put_in(guard.condition, self.put), guard.frame))
+        return tuple(guard for guard in found if isinstance(guard.condition, sympy.Basic))
 
 
 def _given(frame: Frame | None) -> Frame | None:

@@ -19,6 +19,7 @@ from foretrace.ops.cache import Lasting, frozen, lasts, symbols_of
 from foretrace.ops.kernel import RAISED, CpuKernels, Make, filled, types_in
 from foretrace.ops.probe import at_numbers
 from foretrace.ops.schemas import schema_of
+from foretrace.symbols.questions import free_symbols
 
 CPU: Final = torch.device("cpu")
 ERRORS: Final = (*RAISED, ArithmeticError)
@@ -64,7 +65,7 @@ class Raising:
         """Of these sizes, and of others where they are open; yes if it cannot be asked."""
         if not self.kernels.may_run(func, call):
             return True
-        if not any(type.symbols for type in types_in(call)):
+        if not free_symbols(list(call)) and not any(type.symbols for type in types_in(call)):
             return self._raises(func, call)
         sizes = self.kernels.symbols.numbers(), self.kernels.symbols.other_numbers()
         return any(self._raises(func, at_numbers(call, each)) for each in sizes)

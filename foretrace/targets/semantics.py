@@ -1,14 +1,14 @@
 """What every operator means on one target: the one object that the recorder and passes ask."""
 
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
 from foretrace.ir.op import Choice, Tree, Value, values_in
-from foretrace.ir.program import Target
+from foretrace.ir.program import Recorded, Target
 from foretrace.ops.infer import Inference
 from foretrace.ops.schemas import schema_of
 from foretrace.ops.semantics import Semantics
@@ -115,3 +115,11 @@ class TargetSemantics(Semantics):
     ) -> frozenset[int]:
         """Positions of the operands that autograd saves for the backward."""
         return self.derivatives.saved(func, args, kwargs, written)[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Captured:
+    """A record, and what operators mean in it."""
+
+    recorded: Recorded
+    semantics: TargetSemantics

@@ -1,12 +1,14 @@
 """Abstract tensors: what the user's program computes with while it is recorded."""
 
+import sys
+from types import FrameType
 from typing import Any, NoReturn
 from weakref import ref
 
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Frame, Refusal
+from foretrace.errors import PACKAGE_DIR, Frame, Refusal
 from foretrace.frames.sources import asked, asking_line
 from foretrace.ir.op import Value
 from foretrace.ir.types import TensorType
@@ -22,9 +24,27 @@ TENSOR: Any = torch.Tensor
 FLAG: Any = TENSOR.requires_grad.__get__
 OFFSET: Any = torch.Tensor.storage_offset
 """As torch has it, of an abstract tensor too: it is not the program that asks"""
+STRIDE: Any = torch.Tensor.stride
+IS_CONTIGUOUS: Any = torch.Tensor.is_contiguous
 OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_indexing", "ft_leaf", "ft_told",
         "ft_value", "ft_viewed")  # fmt: skip
 """Attributes of an abstract tensor that no tensor of torch's has"""
+
+
+class Told:
+    """What the program asks of all tensors of a run, and is told."""
+
+    def __init__(self, symbols: Symbols) -> None:
+        self._symbols = symbols
+        self.requires_grad: list[bool] = []
+        """when it asked whether one requires grad"""
+        self.strides = False
+        """whether it asked how one lies in memory"""
+
+    def lies(self, asking: FrameType) -> None:
+        """Note that it asks so, if it is no op that does and nothing of ours."""
+        ours = asking.f_code.co_filename.startswith(PACKAGE_DIR)
+        self.strides |= not ours and not self._symbols.inside
 
 
 class Abstract(torch.Tensor, metaclass=AsTensor):
@@ -50,8 +70,8 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     ft_gradient: Any
     """what `.grad` of an input is asked of; None where it is not followed"""
     ft_indexing: Any
-    ft_told: list[bool]
-    """what the program was told, of all tensors, when it asked whether one requires grad"""
+    ft_told: "Told"
+    """what the program was told, of all tensors"""
 
     __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
 
@@ -98,6 +118,16 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
                 kind="autograd inside", do="use requires_grad or is_leaf, which are as in eager",
             )  # fmt: skip
         return node
+
+    def stride(self, *dim: Any, **named: Any) -> Any:
+        """As `Tensor.stride`; that of a size 1 may be another with another size around it."""
+        self.ft_told.lies(sys._getframe(1))
+        return STRIDE(self, *dim, **named)
+
+    def is_contiguous(self, *form: Any, **named: Any) -> Any:
+        """As `Tensor.is_contiguous`."""
+        self.ft_told.lies(sys._getframe(1))
+        return IS_CONTIGUOUS(self, *form, **named)
 
     def storage_offset(self) -> int | torch.SymInt:
         """Where it begins in memory; a later call's input may begin elsewhere."""
@@ -184,7 +214,7 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         """Note what the program is told that the grad mode around it may decide."""
         if (self.is_floating_point() or self.is_complex()) and not self.ft_leaf and asked(3):
             followed = self.ft_value is not None and self.ft_value.type.requires_grad
-            self.ft_told.append(followed or FLAG(self))
+            self.ft_told.requires_grad.append(followed or FLAG(self))
 
     requires_grad = property(_requires_grad, _set_requires_grad)
     grad = property(_gradient, _set_gradient)
@@ -290,7 +320,7 @@ class Types:
         self._prototypes: dict[TensorType, tuple[torch.Tensor, Indexing | None]] = {}
         """by type; with what answers `x[...]` where a binding would ask for an absent device"""
         self._made: list[ref[Abstract]] = []
-        self.told: list[bool] = []
+        self.told = Told(symbols)
 
     def intern(self, type: TensorType) -> TensorType:
         """The one object for all types equal to this."""

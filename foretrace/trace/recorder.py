@@ -56,7 +56,7 @@ class Recorder(Builder):
         values, tensors = read.all(args), read.tensors
         named = read.named(kwargs) if kwargs else {}
         outcome = self.casts.devices and casting_inside(self, func, values, named, tensors)
-        outcome = outcome or self._meaning(func, values, named, read.key, read.values)
+        outcome = outcome or self.looked_up(func, values, named, read.key, read.values)
         try:
             if outcome.inline is not None:
                 return outcome.inline(Call(self, func, values, named, tensors))
@@ -84,11 +84,12 @@ class Recorder(Builder):
         key += kwargs
         for arg in kwargs.values():
             key_of(arg, key)
-        return self._meaning(func, args, kwargs, key, operands)
+        return self.looked_up(func, args, kwargs, key, operands)
 
-    def _meaning(
+    def looked_up(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], key: list[Any], operands: list[Value]
     ) -> Outcome:
+        """The outcome of a call by its key, learned if it is not known."""
         if (ambient := self.semantics.ambient(func)) is not None:
             key.append(ambient)
         if self.casts.devices:

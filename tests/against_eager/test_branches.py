@@ -84,11 +84,14 @@ BACKENDS: dict[str, Any] = {"eager": "eager", "halves": lambda module, _: module
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("again", [False, True], ids=["one capture", "compile"])
 @pytest.mark.parametrize("name", BRANCHING)
-def test_a_callable_has_both_sides(name: str, backend: str) -> None:
+def test_a_callable_has_both_sides(name: str, again: bool, backend: str) -> None:
     live, eager = built(name), built(name)
-    program = both(live, BRANCHING[name].calls[0])
-    call = program.compile(backend=BACKENDS[backend])
+    if again:
+        call = foretrace.compile(live, branches="both", backend=BACKENDS[backend])
+    else:
+        call = both(live, BRANCHING[name].calls[0]).compile(backend=BACKENDS[backend])
     for inputs in BRANCHING[name].calls:
         mine, theirs = (tuple(copy.deepcopy(inputs)) for _ in range(2))
         found, expected = call(*mine), eager(*theirs)
@@ -126,7 +129,49 @@ class Either(nn.Module):
         return y.pow(2).sum()
 
 
-def test_the_gradient_of_a_side_that_did_not_run_is_zero() -> None:
+OPTIMIZERS: dict[str, Any] = {
+    "decay": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "adam": partial(torch.optim.AdamW, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("again", [False, True], ids=["one capture", "compile"])
+def test_a_side_that_did_not_run_is_not_trained(again: bool, optimizer: str) -> None:
+    """Its parameters have no gradient, as in eager: no decay, no momentum, no step."""
+    torch.manual_seed(0)
+    live = Either()
+    eager = copy.deepcopy(live)
+    if again:
+        call = foretrace.compile(live, branches="both")
+    else:
+        call = both(live, (UP,)).compile()
+    steps = [(each, OPTIMIZERS[optimizer](each.parameters())) for each in (live, eager)]
+    for x in (UP, DOWN, UP, UP, DOWN):
+        for run, (module, made) in zip((call, eager), steps, strict=True):
+            made.zero_grad()
+            run(x).backward()
+            untouched = [w.grad is None for w in module.parameters()]
+            assert untouched == [x is DOWN] * 2 + [x is UP] * 2
+            made.step()
+        assert agree(*([w.detach() for w in module.parameters()] for module, _ in steps))
+    assert not call.recaptures
+
+
+def test_a_result_that_one_side_gives_a_history() -> None:
+    """A callable in Python gives what eager gives: it requires grad where that side has run."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return x * w if x.sum() > 0 else x * 2
+
+    call = foretrace.compile(fn, branches="both")
+    (w,) = follow(W)
+    for x in (UP, DOWN, UP):
+        assert call(x, w).requires_grad == fn(x, w).requires_grad
+    assert not call.recaptures
+
+
+def test_in_a_graph_the_gradient_of_a_side_that_did_not_run_is_zero() -> None:
     """In eager it is None; a cond has one gradient for each operand, whichever side runs."""
     module = Either()
     cut = both(module, follow(UP)).cut("joint", loss=0)

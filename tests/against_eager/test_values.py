@@ -3,6 +3,7 @@
 import io
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -146,6 +147,49 @@ class Holds(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         y: Tensor = self.inner(x, mask)
         return y * 2
+
+
+CALLED: dict[str, Callable[[foretrace.Program], Any]] = {
+    "export": lambda program: program.cut("export"),
+    "aten": lambda program: program.cut("aten"),
+    "joint": lambda program: program.cut("joint", loss=0),
+    "compile": lambda program: program.compile(),
+    "compile, graphs": lambda program: program.compile(backend=lambda module, _: module),
+    "compile, inductor": lambda program: program.compile(backend="inductor"),
+}
+
+
+@pytest.mark.parametrize("route", CALLED)
+def test_a_call_is_told_the_line_and_the_question_and_then_and_now(route: str) -> None:
+    called = CALLED[route](foretrace.capture(asks_much, (X, YES)))
+    called(X.detach().requires_grad_(), YES)
+    with pytest.raises(foretrace.Refusal) as caught:
+        called(X.detach().requires_grad_(), NO)
+    refusal = caught.value
+    assert refusal.kind == "guard broken"
+    assert refusal.at is not None
+    assert "if mask.all()" in refusal.at.text
+    assert "is_nonzero of what follows from mask is False now, and was True" in refusal.what
+
+
+def test_answers_that_change_at_each_call_end_in_a_refusal() -> None:
+    """After as many captures as it says; calls that a capture has are answered before and after."""
+
+    def fn(x: Tensor) -> Tensor:
+        return x * len(range(int(x.sum())))
+
+    compiled = foretrace.compile(fn)
+    ones = torch.ones(4, dtype=torch.int64)
+    with warnings.catch_warnings(action="ignore"):
+        for number in range(65):
+            assert torch.equal(compiled(ones * number), fn(ones * number))
+        with pytest.raises(foretrace.Refusal, match="captured again 64 times because") as caught:
+            compiled(ones * 65)
+    assert caught.value.kind == "changing answers"
+    assert caught.value.at is not None
+    assert "range(int(x.sum()))" in caught.value.at.text
+    assert len(compiled.recaptures) == 64
+    assert torch.equal(compiled(ones * 64), fn(ones * 64))
 
 
 @pytest.mark.parametrize("kind", ["export", "aten", "joint"])

@@ -109,7 +109,7 @@ def _joint(shapes: object, *, halves: bool) -> Callable[[World], Runs]:
         def called(*args: Any, tangents: Sequence[Tensor] | None, **kwargs: Any) -> Any:
             if pair is None:
                 return cut(*args, tangents=tangents, **kwargs)
-            return run_pair(*pair, program.calls, args, kwargs, tangents)
+            return run_pair(*pair, args, kwargs, tangents)
 
         return lambda call: _differentiated(call, called, cut)
 

@@ -1,5 +1,6 @@
 """What branches="both" refuses: each with the line that is in the way, and both sides' lines."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,14 +177,27 @@ def test_the_line_is_told(fn: Any) -> None:
     assert refusal.at.line == line_marked(fn)
     told = "\n".join(refusal.near)
     assert "if x.sum() > " in told or "while x.sum() > 1" in told
-    assert 'branches="one"' in refusal.do[-1]
+    assert 'branches="guard"' in refusal.do[-1]
     assert (CONFIG.large, CONFIG.seen) == (False, [])
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: getattr(fn, "__name__", str(fn)))
 def test_the_way_out_that_it_names_works(fn: Any) -> None:
-    program = foretrace.capture(fn, (X.clone(),), branches="one")
+    program = foretrace.capture(fn, (X.clone(),), branches="guard")
     assert program.recorded.ops
+
+
+def test_what_is_another_at_each_run_is_told() -> None:
+    """An iterator goes on from run to run: what came before the question is not the same."""
+    numbers = itertools.count(2)
+
+    def fn(x: Tensor) -> Tensor:
+        y = x * next(numbers)
+        return y.sin() if x.sum() > 0 else y.cos()
+
+    with pytest.raises(Refusal, match="something else each time") as caught:
+        foretrace.capture(fn, (X,), branches="both")
+    assert caught.value.kind == "both sides"
 
 
 def test_both_sides_are_named() -> None:
@@ -203,6 +217,8 @@ def test_a_word_that_says_nothing_is_refused() -> None:
     for call in (
         lambda: foretrace.capture(hands_back, (X,), branches="neither"),  # type: ignore[arg-type]
         lambda: foretrace.export(Trains(), (X,), branches="neither"),  # type: ignore[arg-type]
+        lambda: foretrace.compile(hands_back, branches="neither"),  # type: ignore[arg-type]
+        lambda: foretrace.capture(hands_back, (X,), branches="one"),  # type: ignore[arg-type]
     ):
-        with pytest.raises(Refusal, match="branches='neither'"):
+        with pytest.raises(Refusal, match=r"branches='(neither|one)'"):
             call()

@@ -19,8 +19,7 @@ class PairCut:
 
     def __call__(self, *args: Any, tangents: Sequence[Tensor] | None = None, **kwargs: Any) -> Any:
         """Outputs, and gradients by name; what the program writes is written before backward."""
-        guards = self.forward.program.calls
-        return run_pair(self.forward, self.backward, guards, args, kwargs, tangents)
+        return run_pair(self.forward, self.backward, args, kwargs, tangents)
 
 
 def pair_agrees(forward: Cut, backward: Cut) -> None:
