@@ -27,6 +27,7 @@ from foretrace.ops.kernel import (
 from foretrace.ops.layouts import as_eager, as_iterated
 from foretrace.ops.meta import MetaKernels
 from foretrace.ops.probe import probe
+from foretrace.ops.quirks import SIZED_BY_NUMBERS
 from foretrace.ops.schemas import schema_of
 from foretrace.ops.sparse import reads_sparse
 from foretrace.symbols.sizes import Symbols
@@ -187,7 +188,9 @@ class Inference:
     def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False) -> Tree:
         ask: Once = partial(self._once, after=after)
         try:
-            return ask(func, args, kwargs)
+            if func not in SIZED_BY_NUMBERS:
+                return ask(func, args, kwargs)
+            ask = partial(self._of_kernel, after=after)
         except ZeroDivisionError:  # a form in Python, over how many elements there are
             ask = partial(self._of_kernel, after=after)
         except RAISED as error:

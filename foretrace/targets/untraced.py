@@ -8,6 +8,7 @@ tests/unit/targets/test_leaves_are_eagers.py. Source: aten/src/ATen/TensorSubcla
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,8 @@ from foretrace.ops.schemas import schema_of
 
 aten = torch.ops.aten
 
+MEAN = 1
+"""How a loss is reduced. Source: aten/src/ATen/core/Reduction.h"""
 RESIZING = (
     aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d,
     aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa,
@@ -109,6 +112,25 @@ def _padded(
     return output.transpose(0, 1) if batch_first else output, lengths
 
 
+def _ctc_loss(  # noqa: PLR0913 - the operator's own signature
+    log_probs: torch.Tensor, targets: torch.Tensor, heard: list[int], said: list[int],
+    blank: int = 0, reduction: int = MEAN, zero_infinity: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """The kernel writes the lengths into what `empty` gives, which has no memory while recording.
+
+    Source: ctc_loss_impl in aten/src/ATen/native/LossCTC.cpp.
+    """
+    plain = partial(_traced, aten.ctc_loss.IntList)
+    batch = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)  # noqa: PLR2004
+    rows = targets.shape[:1] if targets.dim() > 1 else ()
+    fits = all(size == len(heard) for size in (*batch.shape[1:2], *rows))  # else it raises
+    if reduction != MEAN or not fits:
+        return plain(log_probs, targets, heard, said, blank, reduction, zero_infinity)
+    losses = plain(batch, targets, heard, said, blank, 0, zero_infinity)
+    lengths = torch.tensor(said, dtype=losses.dtype).to(losses.device)
+    return (losses / lengths.clamp_min(1)).mean()
+
+
 def _one_hot(places: torch.Tensor, classes: int = -1) -> torch.Tensor:
     """Ones are put into zeros; where it is traced, each place is compared with all classes.
 
@@ -155,6 +177,7 @@ UNTRACED: dict[Any, Callable[..., Any]] = {
     aten.linalg_eigvalsh.default: _eigvalsh,
     aten.linalg_svdvals.default: _svdvals,
     aten.tensor_split.tensor_indices_or_sections: _tensor_split,
+    aten.ctc_loss.IntList: _ctc_loss,
     aten.one_hot.default: _one_hot,
     aten._pad_packed_sequence.default: _padded,
     **{packet.vec: _resized(packet.vec, packet.default) for packet in RESIZING},

@@ -149,6 +149,7 @@ from foretrace.torch_api.shape_env import (
     values_from_data as values_from_data,
 )
 from foretrace.torch_api.tensors import (
+    CACHED_SIZES as CACHED_SIZES,
     CASTS as CASTS,
     attribute_of as attribute_of,
     attributes_replaced as attributes_replaced,

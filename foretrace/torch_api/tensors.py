@@ -62,6 +62,18 @@ def put_off(tensor: torch.Tensor, lazy: str) -> torch.Tensor:
     return tensor
 
 
+CACHED_SIZES = frozenset(
+    f"{prefix}{what}_capsule{length}"
+    for prefix in ("_", "_sym_")
+    for what in ("sizes", "strides")
+    for length in ("", "_len")
+)
+"""Attributes in which C++ keeps the sizes that it has asked of a tensor of a class of its own.
+
+Source: torch/csrc/PyInterpreter.cpp; `Tensor._clear_non_serializable_cached_data` takes them out.
+"""
+
+
 def mark_parameter(tensor: torch.Tensor) -> None:
     """Let `isinstance(tensor, nn.Parameter)` be true of a subclass with room for the mark."""
     tensor._is_param = True

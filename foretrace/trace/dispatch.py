@@ -42,8 +42,6 @@ CHECKS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg
 """They look at data when the graph runs, and return nothing"""
 INDEX = torch.ops.aten.index.Tensor
 PUTS = frozenset({torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default})
-CTC_OF_LISTS = torch.ops.aten._ctc_loss.default
-"""Who calls it makes a tensor of the lengths in C++, and writes to memory that it has not"""
 LIFTED = torch.ops.aten.lift_fresh_copy.default
 """What `torch.tensor` ends in"""
 NOT_SYMBOLIC = "with symbolic sizes"
@@ -257,8 +255,6 @@ class Fold:
         )
 
     def _open(self, call: Call) -> bool:
-        if call.func is CTC_OF_LISTS:
-            return False
         dense = not any(value.type.sparse for value in call.values)
         return dense and (torch_api.sized_by_data(call.func) or call.schema.viewed is not None)
 
