@@ -26,6 +26,8 @@ from foretrace.tensors.abstract import Types
 
 RAISED: Final = (RuntimeError, IndexError, ValueError, TypeError)
 """By kernels, of calls that they do not take"""
+NOT_SYMBOLIC: Final = "with symbolic sizes"
+"""Said by C++ that knows numbers only"""
 MOST_BYTES: Final = 2**28
 """Of a call's operands, where a kernel is run"""
 MOST_ODD: Final = 2**18

@@ -112,7 +112,7 @@ def _padded(
     return output.transpose(0, 1) if batch_first else output, lengths
 
 
-def _ctc_loss(  # noqa: PLR0913 - the operator's own signature
+def _ctc_loss(
     log_probs: torch.Tensor, targets: torch.Tensor, heard: list[int], said: list[int],
     blank: int = 0, reduction: int = MEAN, zero_infinity: bool = False,
 ) -> torch.Tensor:  # fmt: skip
