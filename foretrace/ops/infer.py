@@ -31,6 +31,7 @@ from foretrace.ops.quirks import SIZED_BY_NUMBERS
 from foretrace.ops.schemas import schema_of
 from foretrace.ops.sparse import reads_sparse
 from foretrace.symbols.sizes import Symbols
+from foretrace.symbols.viewed import viewed
 from foretrace.tensors.abstract import Types
 
 NOT_LINKED = "not linked with support for"
@@ -51,6 +52,7 @@ Not none or one: torch takes such a tensor for one that need not be coalesced.
 """
 READS_NUMBERS = "to be on CPU, got meta"
 """Said of a tensor whose numbers a kernel reads, such as a list of scalars as one tensor."""
+VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
 TOO_STRICT = "this can't be cast because it is not safe"
 """What torch's Python kernels say of an `out` in whose dtype eager writes all the same."""
 
@@ -175,10 +177,18 @@ class Inference:
 
     def _ask(self, key: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         plain = lasts(key) and not symbols_of(key) and not reads_sparse((args, kwargs))
-        found = self._kernels.ask(func, args, kwargs) if plain else None
+        found = self._kernels.ask(func, args, kwargs) if plain else self._viewed(func, args)
         found = as_eager(func, args, found or self._run(func, args, kwargs))
         call, found = map_tree(((args, kwargs), found), self._settled)
         return self.of_cpu.laid_out(func, call, found)
+
+    def _viewed(self, func: Any, args: Tree) -> Tree | None:
+        """The type of a view of what is contiguous, of open sizes; None: torch is to be asked."""
+        if func not in VIEWS:
+            return None
+        of, given = args
+        found = None if of.sparse else viewed(self.symbols, of.shape, of.stride, given)
+        return found and of.but(shape=found[0], stride=found[1]).with_grad(False)
 
     def _settled(self, leaf: Any) -> Any:
         if not isinstance(leaf, TensorType) or not leaf.symbols:

@@ -30,8 +30,8 @@ from torch.fx.experimental.symbolic_shapes import (
 # The steps of a path from what a call returns to a size in it.
 from torch.utils._pytree import SequenceKey
 
-# What `//` of sizes is in an expression.
-from torch.utils._sympy.functions import FloorDiv as FloorDiv
+# What `//` and `%` of sizes are in an expression.
+from torch.utils._sympy.functions import FloorDiv as FloorDiv, Mod as Mod
 
 # Evaluates the expressions of a ShapeEnv; its functions (FloorDiv, Mod, ...) are defined there.
 from torch.utils._sympy.interp import sympy_interp
