@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeAlias
 
+import sympy
 import torch
 
 from foretrace import torch_api
@@ -197,6 +198,8 @@ class Inference:
 
     def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False) -> Tree:
         ask: Once = partial(self._once, after=after)
+        if _takes_numbers(func, args, kwargs):
+            return probe(lambda call: ask(func, *call), (args, kwargs), self.symbols, str(func))
         try:
             if func not in SIZED_BY_NUMBERS:
                 return ask(func, args, kwargs)
@@ -340,6 +343,15 @@ def _reads_numbers(func: Any) -> Refusal:
         f"{func} reads the numbers in a tensor",
         kind="data-dependent", do="give them as a list of Python numbers",
     )  # fmt: skip
+
+
+def _takes_numbers(func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
+    """Whether an open size is given where the schema has a plain int."""
+    if not any(isinstance(leaf, sympy.Basic) for leaf in (*args, *kwargs.values())):
+        return False
+    given = schema_of(func).bind(args, kwargs)
+    ints = (each for each in torch_api.schema_of(func).arguments if str(each.real_type) == "int")
+    return any(isinstance(given.get(each.name), sympy.Basic) for each in ints)
 
 
 def _symbolic(tree: Tree) -> bool:

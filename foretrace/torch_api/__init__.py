@@ -96,6 +96,7 @@ from foretrace.torch_api.inductor import (
 )
 from foretrace.torch_api.patches import (
     PLACES as PLACES,
+    STEPS as STEPS,
     as_written as as_written,
     called_as_written as called_as_written,
     checkpoint_call as checkpoint_call,
@@ -125,8 +126,8 @@ from foretrace.torch_api.shape_env import (
     TRUTH_OF_RELATION as TRUTH_OF_RELATION,
     TRUTHS as TRUTHS,
     FloorDiv as FloorDiv,
-    Mod as Mod,
     InputSource as InputSource,
+    Mod as Mod,
     ToldShapeEnv as ToldShapeEnv,
     ValueRanges as ValueRanges,
     adopt_symbol as adopt_symbol,

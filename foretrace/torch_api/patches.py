@@ -128,6 +128,11 @@ CHECKPOINT = "_checkpoint_without_reentrant_generator"
 CHECKPOINT += "_impl" * hasattr(torch.utils.checkpoint, CHECKPOINT + "_impl")  # from torch 2.14 on
 SIGNATURE = inspect.signature(getattr(torch.utils.checkpoint, CHECKPOINT))
 
+STEPS = (
+    "linspace", "logspace", "hann_window", "hamming_window", "blackman_window", "bartlett_window",
+    "kaiser_window",
+)  # fmt: skip
+"""Functions of torch whose binding takes a length as a plain int"""
 PLACES: dict[str, tuple[Any, str]] = {
     # `torch.autograd.grad` and `backward` look their way into the engine up here
     "engine": (torch.autograd, "_engine_run_backward"),
@@ -154,6 +159,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     # module that looks its functions up in another
     "cudnn": (vars(torch.backends.cudnn)["m"], "is_acceptable"),
     "checkpoint": (torch.utils.checkpoint, CHECKPOINT),
+    # bindings of operators that take a length as a plain int
+    **{name: (torch, name) for name in STEPS},
 }
 """Functions of torch that are replaced while a program is captured, and where they stand."""
 
