@@ -185,15 +185,16 @@ UNTRACED = Quirk(
     " every tensor), takes numbers only, or writes to the memory of a tensor that it makes",
     _none(
         "matmul", "linalg_eigvals", "linalg_eigvalsh", "linalg_svdvals",
-        "tensor_split.tensor_indices_or_sections", "ctc_loss.IntList", "one_hot",
-        "upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec",
-        "upsample_bicubic2d.vec", "_upsample_bilinear2d_aa.vec", "_upsample_bicubic2d_aa.vec",
-        "upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec",
-        "_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec",
-        "_upsample_nearest_exact3d.vec", "_pad_packed_sequence",
+        "tensor_split.tensor_indices_or_sections", "ctc_loss.IntList", "one_hot", "lstm.input",
+        "unsafe_chunk", "upsample_linear1d.vec", "upsample_bilinear2d.vec",
+        "upsample_trilinear3d.vec", "upsample_bicubic2d.vec", "_upsample_bilinear2d_aa.vec",
+        "_upsample_bicubic2d_aa.vec", "upsample_nearest1d.vec", "upsample_nearest2d.vec",
+        "upsample_nearest3d.vec", "_upsample_nearest_exact1d.vec",
+        "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec", "_pad_packed_sequence",
     ),
     "aten/src/ATen/TensorSubclassLikeUtils.h; " + NATIVE + "LinearAlgebra.cpp,"
-    " BatchLinearAlgebra.cpp, Onehot.cpp, UpSample.h", SEEN, "targets/untraced.py",
+    " BatchLinearAlgebra.cpp, Onehot.cpp, UpSample.h, LossCTC.cpp, RNN.cpp", SEEN,
+    "targets/untraced.py",
 )  # fmt: skip
 
 READS_NUMBERS = Quirk(

@@ -47,6 +47,7 @@ from foretrace.torch_api.dispatch import (
     is_active as is_active,
     kernel_for as kernel_for,
     leave_function_modes as leave_function_modes,
+    mkldnn_on as mkldnn_on,
     no_dispatch as no_dispatch,
     no_dispatch_modes as no_dispatch_modes,
     no_torch_function as no_torch_function,
