@@ -96,11 +96,13 @@ from foretrace.torch_api.inductor import (
     Inductor as Inductor,
 )
 from foretrace.torch_api.patches import (
+    DIVISIONS as DIVISIONS,
     PLACES as PLACES,
     STEPS as STEPS,
     as_written as as_written,
     called_as_written as called_as_written,
     checkpoint_call as checkpoint_call,
+    division as division,
     engine as engine,
     exporting as exporting,
     replaced as replaced,
@@ -150,6 +152,7 @@ from foretrace.torch_api.shape_env import (
     symbol_values as symbol_values,
     symbolic_sizes as symbolic_sizes,
     values_from_data as values_from_data,
+    without_casts as without_casts,
 )
 from foretrace.torch_api.tensors import (
     CACHED_SIZES as CACHED_SIZES,

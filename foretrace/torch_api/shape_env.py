@@ -31,7 +31,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._pytree import SequenceKey
 
 # What `//` and `%` of sizes are in an expression.
-from torch.utils._sympy.functions import FloorDiv as FloorDiv, Mod as Mod
+from torch.utils._sympy.functions import FloorDiv as FloorDiv, Mod as Mod, ToFloat
 
 # Evaluates the expressions of a ShapeEnv; its functions (FloorDiv, Mod, ...) are defined there.
 from torch.utils._sympy.interp import sympy_interp
@@ -53,6 +53,11 @@ TRUTHS = (TRUTH_OF_RELATION, torch.SymInt.__bool__.__code__)
 def expression(number: Any) -> Any:
     """The sympy expression inside a SymInt, SymFloat or SymBool."""
     return number.node.expr
+
+
+def without_casts(expr: Any) -> Any:
+    """The expression of a float as that of the integer that it is made of."""
+    return expr.args[0] if isinstance(expr, ToFloat) else expr
 
 
 def interpret_expression(expr: Any, functions: Any, symbols: dict[Any, Any]) -> Any:

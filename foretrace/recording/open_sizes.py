@@ -1,7 +1,8 @@
-"""Factories whose C++ takes a length as a plain int: an open size stays open.
+"""Open sizes in Python's hands: as lengths of factories, and as divisors.
 
 The binding of `torch.linspace` asks a symbol for its number, which fixes the size. Here such a call
 is recorded without it: the graph has the number when it runs.
+What the program divides by is noted, as no graph divides by what cancels out or is not used.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,21 @@ from foretrace.trace.recorder import Recorder
 def taking_steps(recorder: Recorder) -> dict[str, Callable[..., Any]]:
     """Stand-ins for functions of torch that make as many elements as a plain int says."""
     return {name: partial(_called, recorder, name, vars(torch)[name]) for name in torch_api.STEPS}
+
+
+def dividing(recorder: Recorder) -> dict[str, Callable[..., Any]]:
+    """Stand-ins for the divisions of symbolic numbers, which note the divisor."""
+
+    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def divide(number: Any, by: Any) -> Any:
+            env = recorder.types.symbols.noting
+            if env is not None and number.shape_env is env:
+                env.divided_by(torch_api.without_casts(by.expr))
+            return original(number, by)
+
+        return divide
+
+    return {name: noting(torch_api.division(name)) for name in torch_api.DIVISIONS}
 
 
 def _called(
