@@ -350,7 +350,8 @@ def _takes_numbers(func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
     if not any(isinstance(leaf, sympy.Basic) for leaf in (*args, *kwargs.values())):
         return False
     given = schema_of(func).bind(args, kwargs)
-    ints = (each for each in torch_api.schema_of(func).arguments if str(each.real_type) == "int")
+    arguments = torch_api.schema_of(func).arguments
+    ints = (each for each in arguments if isinstance(each.real_type, torch.IntType))
     return any(isinstance(given.get(each.name), sympy.Basic) for each in ints)
 
 
