@@ -301,16 +301,39 @@ def fill_at_places(call: Call) -> Any:
     again = call.recorder.again
     tensor, dim, index, value = call.args
     made, number = call.by_value[tensor], call.by_value[value]
+    if not _known_numbers(call.recorder, index):
+        return _filled(call)  # a joint cut is refused then
+    places, _ = again(torch.ops.aten._unique.default, (call.by_value[index], False))
     if call.func is torch.ops.aten.index_fill.int_Tensor:
         made = again(torch.ops.aten.clone.default, (made,))
     if number.dtype != made.dtype:
         number = again(torch.ops.aten._to_copy.default, (number,), {"dtype": made.dtype})
-    places, _ = again(torch.ops.aten._unique.default, (call.by_value[index], False))
     size = list(made.shape)
     if size:
         size[dim] = places.shape[0]
     source = again(torch.ops.aten.expand.default, (number, size))
     return again(torch.ops.aten.index_copy_.default, (made, dim, places, source))
+
+
+def _known_numbers(recorder: Builder, value: Value) -> bool:
+    """Whether what a tensor holds is known: of a constant, or of the example."""
+    for ask in (recorder.answer, recorder.example):
+        try:
+            ask(recorder, torch.ops.aten.clone.default, (value,), {})
+        except Refusal:
+            continue
+        return True
+    return False
+
+
+def _filled(call: Call) -> Any:
+    """Record a fill as it is."""
+    if call.schema.written_now(call.args, call.kwargs):
+        return functionalize(call)
+    recorder = call.recorder
+    made = recorder.semantics.infer(call.func, *call.types).with_grad(True)
+    outcome = Outcome(recorder.types.intern(made), lasting=False)
+    return recorder.record(call.func, call.args, call.kwargs, outcome, call.tensors)
 
 
 def _is_mask(index: Value | None) -> bool:
