@@ -256,11 +256,18 @@ class Conditions(Checks):
         if known and 0 not in type.shape:
             words = f"{name} has strides {{}}, the capture has {type.stride}"
             now = f"{local}.stride()"
-            then = "".join(f"{size_text(type.stride[d])}, " for d in known)
+            then = "".join(f"{size_text(_of_some(type.stride[d]))}, " for d in known)
             some = "".join(f"{local}.stride({dim}), " for dim in known)
             here = now if len(known) == len(type.shape) else f"({some})"
             do = "make it contiguous, or capture with such a layout"
             self.add(f"{here} == ({then})", telling(words, now), do=do)
+
+
+def _of_some(stride: Size) -> Size:
+    """A stride where sizes may be 0, which torch counts as 1."""
+    if isinstance(stride, int):
+        return stride
+    return stride.xreplace({s: sympy.Symbol(f"({s} or 1)") for s in _symbols(stride)})
 
 
 def _reaching_down(recorded: Recorded) -> Numbers:

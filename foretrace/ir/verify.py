@@ -117,8 +117,8 @@ class _Stage:
         self.made, self.given = made, frozenset(made)
         self.definitions: set[int] = set()
         given = frozenset().union(*(value.type.symbols for value in made))
-        self.data = recorded.symbols.data
-        """the symbols that data decides"""
+        self.data = {s for s in recorded.symbols.data if self.symbols.simplify(s).free_symbols}
+        """the symbols that data decides; one that is asserted to be a number is that number"""
         self.bound = {*given, *(size for size in sizes if isinstance(size, sympy.Symbol))}
 
     def outputs(self, outputs: Iterable[Output]) -> Iterator[Fault]:

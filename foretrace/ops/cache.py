@@ -165,11 +165,13 @@ class Cache(Generic[T]):
         env = self._symbols.noting
         if env is None:  # a front end's ShapeEnv
             return ask()
-        known = env.known_of(symbols)
+        known, before = env.known_of(symbols), set(env.var_to_range)
         with env.listening() as questions:
             answer = ask()
         self._asked[key] = tuple(questions)
-        if lasts(key) and lasting(answer):
+        # a symbol that was made meanwhile is none of another capture, whatever its name
+        known_then = all(question.symbols <= before for question in questions)
+        if known_then and lasts(key) and lasting(answer):
             self._store((key, known), Conditional(answer, tuple(questions)))
         return answer
 

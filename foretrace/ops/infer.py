@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeAlias
 
+import sympy
 import torch
 
 from foretrace import torch_api
@@ -27,9 +28,11 @@ from foretrace.ops.kernel import (
 from foretrace.ops.layouts import as_eager, as_iterated
 from foretrace.ops.meta import MetaKernels
 from foretrace.ops.probe import of_any_number, probe
+from foretrace.ops.quirks import SIZED_BY_NUMBERS
 from foretrace.ops.schemas import schema_of
 from foretrace.ops.sparse import reads_sparse
 from foretrace.symbols.sizes import Symbols
+from foretrace.symbols.viewed import viewed
 from foretrace.tensors.abstract import Types
 
 NOT_LINKED = "not linked with support for"
@@ -50,6 +53,7 @@ Not none or one: torch takes such a tensor for one that need not be coalesced.
 """
 READS_NUMBERS = "to be on CPU, got meta"
 """Said of a tensor whose numbers a kernel reads, such as a list of scalars as one tensor."""
+VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
 TOO_STRICT = "this can't be cast because it is not safe"
 """What torch's Python kernels say of an `out` in whose dtype eager writes all the same."""
 
@@ -185,10 +189,18 @@ class Inference:
 
     def _ask(self, key: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         plain = lasts(key) and not symbols_of(key) and not reads_sparse((args, kwargs))
-        found = self._kernels.ask(func, args, kwargs) if plain else None
+        found = self._kernels.ask(func, args, kwargs) if plain else self._viewed(func, args)
         found = as_eager(func, args, found or self._run(func, args, kwargs))
         call, found = map_tree(((args, kwargs), found), self._settled)
         return self.of_cpu.laid_out(func, call, found)
+
+    def _viewed(self, func: Any, args: Tree) -> Tree | None:
+        """The type of a view of what is contiguous, of open sizes; None: torch is to be asked."""
+        if func not in VIEWS:
+            return None
+        of, given = args
+        found = None if of.sparse else viewed(self.symbols, of.shape, of.stride, given)
+        return found and of.but(shape=found[0], stride=found[1]).with_grad(False)
 
     def _settled(self, leaf: Any) -> Any:
         if not isinstance(leaf, TensorType) or not leaf.symbols:
@@ -197,8 +209,12 @@ class Inference:
 
     def _run(self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False) -> Tree:
         ask: Once = partial(self._once, after=after)
+        if _takes_numbers(func, args, kwargs):
+            return probe(lambda call: ask(func, *call), (args, kwargs), self.symbols, str(func))
         try:
-            return ask(func, args, kwargs)
+            if func not in SIZED_BY_NUMBERS:
+                return ask(func, args, kwargs)
+            ask = partial(self._of_kernel, after=after)
         except ZeroDivisionError:  # a form in Python, over how many elements there are
             ask = partial(self._of_kernel, after=after)
         except RAISED as error:
@@ -338,6 +354,16 @@ def _reads_numbers(func: Any) -> Refusal:
         f"{func} reads the numbers in a tensor",
         kind="data-dependent", do="give them as a list of Python numbers",
     )  # fmt: skip
+
+
+def _takes_numbers(func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
+    """Whether an open size is given where the schema has a plain int."""
+    if not any(isinstance(leaf, sympy.Basic) for leaf in (*args, *kwargs.values())):
+        return False
+    given = schema_of(func).bind(args, kwargs)
+    arguments = torch_api.schema_of(func).arguments
+    ints = (each for each in arguments if isinstance(each.real_type, torch.IntType))
+    return any(isinstance(given.get(each.name), sympy.Basic) for each in ints)
 
 
 def _symbolic(tree: Tree) -> bool:

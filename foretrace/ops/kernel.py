@@ -19,12 +19,15 @@ from foretrace.ir.types import TensorType
 from foretrace.ops.cache import ONE_AT_A_TIME
 from foretrace.ops.outcome import Given
 from foretrace.ops.probe import probe
+from foretrace.ops.quirks import SIZED_BY_NUMBERS
 from foretrace.ops.schemas import schema_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.tensors.abstract import Types
 
 RAISED: Final = (RuntimeError, IndexError, ValueError, TypeError)
 """By kernels, of calls that they do not take"""
+NOT_SYMBOLIC: Final = "with symbolic sizes"
+"""Said by C++ that knows numbers only"""
 MOST_BYTES: Final = 2**28
 """Of a call's operands, where a kernel is run"""
 MOST_ODD: Final = 2**18
@@ -78,7 +81,8 @@ class CpuKernels:
             result, made = self.run(func, args, kwargs, partial(filled, mask))
             described = (made, []) if after else (result, made)
             found.append(describe(self.types, *described))
-        if found[0] != found[1] or torch.Tag.dynamic_output_shape in func.tags:
+        sized = torch.Tag.dynamic_output_shape in func.tags and func not in SIZED_BY_NUMBERS
+        if found[0] != found[1] or sized:
             raise depends_on_data(func)
         return found[0]
 

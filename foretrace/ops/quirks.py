@@ -182,17 +182,19 @@ CASTS_BELOW = Quirk(
 )
 UNTRACED = Quirk(
     "takes another way while any mode is active than in eager (`isTensorSubclassLike` says yes of"
-    " every tensor), or takes numbers only",
+    " every tensor), takes numbers only, or writes to the memory of a tensor that it makes",
     _none(
         "matmul", "linalg_eigvals", "linalg_eigvalsh", "linalg_svdvals",
-        "tensor_split.tensor_indices_or_sections", "one_hot", "upsample_linear1d.vec",
-        "upsample_bilinear2d.vec", "upsample_trilinear3d.vec", "upsample_bicubic2d.vec",
-        "_upsample_bilinear2d_aa.vec", "_upsample_bicubic2d_aa.vec", "upsample_nearest1d.vec",
-        "upsample_nearest2d.vec", "upsample_nearest3d.vec", "_upsample_nearest_exact1d.vec",
+        "tensor_split.tensor_indices_or_sections", "ctc_loss.IntList", "one_hot", "lstm.input",
+        "unsafe_chunk", "upsample_linear1d.vec", "upsample_bilinear2d.vec",
+        "upsample_trilinear3d.vec", "upsample_bicubic2d.vec", "_upsample_bilinear2d_aa.vec",
+        "_upsample_bicubic2d_aa.vec", "upsample_nearest1d.vec", "upsample_nearest2d.vec",
+        "upsample_nearest3d.vec", "_upsample_nearest_exact1d.vec",
         "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec", "_pad_packed_sequence",
     ),
     "aten/src/ATen/TensorSubclassLikeUtils.h; " + NATIVE + "LinearAlgebra.cpp,"
-    " BatchLinearAlgebra.cpp, Onehot.cpp, UpSample.h", SEEN, "targets/untraced.py",
+    " BatchLinearAlgebra.cpp, Onehot.cpp, UpSample.h, LossCTC.cpp, RNN.cpp", SEEN,
+    "targets/untraced.py",
 )  # fmt: skip
 
 READS_NUMBERS = Quirk(
@@ -208,6 +210,14 @@ READS_NUMBERS = Quirk(
     NATIVE + "RNN.cpp: PackedLayer; PackedSequence.cpp",
     SEEN,
     "trace/dispatch.py",
+)
+
+SIZED_BY_NUMBERS = Quirk(
+    "is said to give a size that data decides; a list of Python numbers in its call does",
+    _none("_ctc_loss"),
+    NATIVE + "native_functions.yaml, LossCTC.cpp",
+    SEEN,
+    "ops/infer.py",
 )
 
 # ---- derivatives --------------------------------------------------------------------------------
@@ -253,7 +263,7 @@ QUIRKS: tuple[tuple[str, tuple[Quirk, ...]], ...] = (
      (HIDDEN_WRITES, HIDDEN_VIEWS, NO_VIEWS, FUNCTIONAL_NAMES, FUNCTIONAL_ORDER, SHAPELESS)),
     ("What meta kernels say of layouts",
      (IN_ORDER, LOSSES, SUGGESTED, ITERATED, INDEXING, ONE_EXAMPLE, COMPLEX_IN_ORDER)),
-    ("What a call does not show", (CASTS_BELOW, UNTRACED, READS_NUMBERS)),
+    ("What a call does not show", (CASTS_BELOW, UNTRACED, READS_NUMBERS, SIZED_BY_NUMBERS)),
     ("Derivatives", (FIRST_MADE_LIKE_OPERAND, BY_DATA, WRONG_NOISE, SCATTERED)),
 )  # fmt: skip
 """All of them, under the headings of the page."""

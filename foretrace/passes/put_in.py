@@ -150,7 +150,9 @@ class PutIn:
         """A type with the numbers put in."""
         if type.symbols.isdisjoint(self.small):
             return type
-        shape, stride = (tuple(map(self.put, part)) for part in (type.shape, type.stride))
+        shape = tuple(map(self.put, type.shape))
+        some = {symbol: max(n, 1) for symbol, n in self.small.items()}  # as torch counts
+        stride = tuple(put_in(each, some) for each in type.stride)
         return self.types.intern(type.but(shape=shape, stride=stride, offset=self.put(type.offset)))
 
     def tree(self, tree: Tree) -> Any:

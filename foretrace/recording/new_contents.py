@@ -190,7 +190,8 @@ def check_attributes_kept(
         if not isinstance(placeholder, Abstract) or isinstance(tensor, torch_api.FakeTensor):
             continue
         before, now = vars(tensor), vars(placeholder)
-        changed = [n for n in before.keys() | now.keys() if before.get(n) is not now.get(n)]
+        names = (before.keys() | now.keys()) - torch_api.CACHED_SIZES
+        changed = [n for n in names if before.get(n) is not now.get(n)]
         if changed:
             raise Refusal(
                 f"the program sets the attribute `{changed[0]}` of a tensor that was there before",

@@ -20,7 +20,7 @@ from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.ops.cache import Cache, frozen
 from foretrace.ops.infer import Inference
-from foretrace.ops.kernel import types_in
+from foretrace.ops.kernel import NOT_SYMBOLIC, types_in
 from foretrace.ops.outcome import Outcome
 from foretrace.ops.probe import Recording, at_floats, with_any_number
 from foretrace.ops.quirks import FIRST_MADE_LIKE_OPERAND
@@ -163,8 +163,7 @@ class Derivatives:
             with torch_api.no_dispatch_modes(), torch_api.with_autograd():
                 if registered is not None:
                     return self._registered(registered, func, args, kwargs, tangents, known)
-                forward = self._forward(func, args, kwargs, written, known)
-                return self._backward(func, forward, tangents)
+                return self._derived(func, args, kwargs, tangents, written, known)
 
         def of_call() -> Rule:
             floats = self.types.symbols.floats.among((args, kwargs))
@@ -196,6 +195,32 @@ class Derivatives:
         for symbol, number in found[1]:
             symbols.keep_apart(symbol, number)
         return replace(rules[-1], ops=tuple(found[0]))
+
+    def _derived(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree],
+        tangents: tuple[TensorType | None, ...], written: frozenset[int], known: Tree,
+    ) -> Rule:  # fmt: skip
+        """The rule that torch has; where its C++ knows numbers only, sizes become guards.
+
+        Those of the results are tried first, as data may decide them.
+        """
+        for fixed in ("nothing", "results", "operands"):
+            if fixed == "results":
+                known, tangents = map_tree((known, tangents), self._fixed)
+            elif fixed == "operands":
+                args, kwargs = map_tree((args, kwargs), self._fixed)
+            try:
+                forward = self._forward(func, args, kwargs, written, known)
+                return self._backward(func, forward, tangents)
+            except RuntimeError as error:
+                if isinstance(error, Refusal) or NOT_SYMBOLIC not in str(error):
+                    raise
+        raise _underivable(func)
+
+    def _fixed(self, leaf: Any) -> Any:
+        if isinstance(leaf, TensorType):
+            return self.types.fixed(leaf)
+        return self.types.symbols.fixed(leaf) if isinstance(leaf, sympy.Basic) else leaf
 
     def _followed_registered(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], known: Tree
@@ -316,16 +341,20 @@ class Derivatives:
         try:
             return torch.autograd.grad(outs, wanted, tangents, allow_unused=True)
         except (RuntimeError, NotImplementedError) as error:
-            if isinstance(error, Refusal):
+            if isinstance(error, Refusal) or NOT_SYMBOLIC in str(error):
                 raise
-            raise Refusal(
-                f"no derivative: {func}, and the gradient of an output needs one",
-                kind="no derivative",
-                do=(
-                    "detach its input, or run it under torch.no_grad()",
-                    f"or give foretrace a rule: foretrace.rule(torch.ops.{func}, backward=...)",
-                ),
-            ) from error
+            raise _underivable(func) from error
+
+
+def _underivable(func: Any) -> Refusal:
+    return Refusal(
+        f"no derivative: {func}, and the gradient of an output needs one",
+        kind="no derivative",
+        do=(
+            "detach its input, or run it under torch.no_grad()",
+            f"or give foretrace a rule: foretrace.rule(torch.ops.{func}, backward=...)",
+        ),
+    )
 
 
 def _in_operand_layout(operand: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:

@@ -92,6 +92,13 @@ class NotingShapeEnv(torch_api.ToldShapeEnv):
         elif free_symbols((args, kwargs)):
             self.tell([Question(method, args, tuple(kwargs.items()), answer)])
 
+    def divided_by(self, number: sympy.Basic) -> None:
+        """Note what the program itself divides by: no answer tells of it; eager raises for 0."""
+        if not self.listeners and number.free_symbols:
+            condition = sympy.Ne(number, 0, evaluate=False)  # sizes are positive to sympy
+            question = Question("evaluate_expr", (condition,), (), answer=sympy.true)
+            self.by_program.setdefault(question, self.where())
+
     def note(self) -> None:
         """Give every guard without a line the line that is running."""
         while len(self.frames) < len(self.guards):

@@ -8,6 +8,7 @@ tests/unit/targets/test_leaves_are_eagers.py. Source: aten/src/ATen/TensorSubcla
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,10 @@ from foretrace.ops.schemas import schema_of
 
 aten = torch.ops.aten
 
+MEAN = 1
+"""How a loss is reduced. Source: aten/src/ATen/core/Reduction.h"""
+LSTM = 2
+"""What kind of cell. Source: mkldnn_rnn_layer in aten/src/ATen/native/mkldnn/RNN.cpp"""
 RESIZING = (
     aten.upsample_linear1d, aten.upsample_bilinear2d, aten.upsample_trilinear3d,
     aten.upsample_bicubic2d, aten._upsample_bilinear2d_aa, aten._upsample_bicubic2d_aa,
@@ -109,6 +114,25 @@ def _padded(
     return output.transpose(0, 1) if batch_first else output, lengths
 
 
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, heard: list[int], said: list[int],
+    blank: int = 0, reduction: int = MEAN, zero_infinity: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """The kernel writes the lengths into what `empty` gives, which has no memory while recording.
+
+    Source: ctc_loss_impl in aten/src/ATen/native/LossCTC.cpp.
+    """
+    plain = partial(_traced, aten.ctc_loss.IntList)
+    batch = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)  # noqa: PLR2004
+    rows = targets.shape[:1] if targets.dim() > 1 else ()
+    fits = all(size == len(heard) for size in (*batch.shape[1:2], *rows))  # else it raises
+    if reduction != MEAN or not fits:
+        return plain(log_probs, targets, heard, said, blank, reduction, zero_infinity)
+    losses = plain(batch, targets, heard, said, blank, 0, zero_infinity)
+    lengths = torch.tensor(said, dtype=losses.dtype).to(losses.device)
+    return (losses / lengths.clamp_min(1)).mean()
+
+
 def _one_hot(places: torch.Tensor, classes: int = -1) -> torch.Tensor:
     """Ones are put into zeros; where it is traced, each place is compared with all classes.
 
@@ -141,6 +165,55 @@ def _resized(op: Any, plain: Any) -> Callable[..., Any]:
     return body
 
 
+def _unsafe_chunk(x: torch.Tensor, chunks: int, dim: int = 0) -> Any:
+    """The kernel asks for one size, and C++ gives it all of them as numbers.
+
+    Source: unsafe_chunk in aten/src/ATen/native/TensorShape.cpp.
+    """
+    size = x.shape[dim]
+    if not _is_open(x) or type(size) is not int or size == 0 or chunks <= 0:
+        return _traced(aten.unsafe_chunk.default, x, chunks, dim)
+    return aten.unsafe_split.Tensor(x, -(-size // chunks), dim)
+
+
+def _lstm(  # noqa: PLR0913, PLR0917 - the operator's own signature
+    x: torch.Tensor, hx: list[torch.Tensor], params: list[torch.Tensor], has_biases: bool,
+    num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """By oneDNN, which the kernel does not call where a size is open.
+
+    Source: lstm in aten/src/ATen/native/RNN.cpp; lstm_mkldnn in native/mkldnn/RNN.cpp.
+    """
+    told = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    plain = x.dtype is torch.float32 and x.device.type == "cpu"
+    projected = hx[0].shape[2] != hx[1].shape[2]
+    if not (_is_open(x) and plain and torch_api.mkldnn_on()) or projected:
+        return _traced(aten.lstm.input, x, hx, params, *told)
+    x = (aten.transpose.int(x, 0, 1) if batch_first else x).contiguous()
+    h, c = (state.contiguous() for state in hx)
+    ends, step, sides = list[Any](), 4 if has_biases else 2, 2 if bidirectional else 1
+    for place in range(num_layers * sides):
+        weights = params[place * step : (place + 1) * step]
+        if not has_biases:
+            weights += [aten.zeros.default(w.shape, dtype=w.dtype) for w in weights]
+        states = (aten.select.int(state, 0, place) for state in (h, c))
+        ends.append(aten.mkldnn_rnn_layer.default(
+            x, *weights, *states, place % sides == 1, [], LSTM, hx[1].shape[2], num_layers,
+            has_biases, bidirectional, batch_first, train,
+        ))  # fmt: skip
+        if place % sides == sides - 1:
+            outs = [end[0] for end in ends[-sides:]]
+            x = aten.cat.default(outs, -1) if bidirectional else outs[0]
+            if dropout and train and place + 1 < num_layers * sides:
+                x = aten.dropout.default(x, dropout, True)
+    last_h, last_c = (aten.stack.default([end[i] for end in ends]) for i in (1, 2))
+    return aten.transpose.int(x, 0, 1) if batch_first else x, last_h, last_c
+
+
+def _is_open(x: torch.Tensor) -> bool:
+    return any(type(size) is not int for size in x.shape)
+
+
 def _trains(a: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and a.requires_grad
 
@@ -155,7 +228,10 @@ UNTRACED: dict[Any, Callable[..., Any]] = {
     aten.linalg_eigvalsh.default: _eigvalsh,
     aten.linalg_svdvals.default: _svdvals,
     aten.tensor_split.tensor_indices_or_sections: _tensor_split,
+    aten.ctc_loss.IntList: _ctc_loss,
+    aten.lstm.input: _lstm,
     aten.one_hot.default: _one_hot,
+    aten.unsafe_chunk.default: _unsafe_chunk,
     aten._pad_packed_sequence.default: _padded,
     **{packet.vec: _resized(packet.vec, packet.default) for packet in RESIZING},
 }

@@ -245,6 +245,10 @@ def c_entry(op: Any) -> Any:
 function_modes: Callable[[], int] = _C._len_torch_function_stack
 
 
+# Whether the user leaves oneDNN on: `torch.backends.mkldnn.flags` only sets it (2.13).
+mkldnn_on: Callable[[], bool] = _C._get_mkldnn_enabled
+
+
 def leave_function_modes(count: int) -> None:
     """Leave modes that were entered and never left, from the innermost, until `count` are left."""
     while function_modes() > count:

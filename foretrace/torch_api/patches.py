@@ -20,6 +20,9 @@ from torch._functorch import eager_transforms
 # What `torch.cond` and its like compile themselves by.
 from torch._higher_order_ops import utils as hop_utils
 
+# What a symbolic number is inside: Python's operators on it come to its methods.
+from torch.fx.experimental.sym_node import SymNode
+
 # `torch.jit.optimized_execution`, which torch.jit does not name as its own.
 from torch.jit._fuser import optimized_execution
 
@@ -139,6 +142,13 @@ CHECKPOINT = "_checkpoint_without_reentrant_generator"
 CHECKPOINT += "_impl" * hasattr(torch.utils.checkpoint, CHECKPOINT + "_impl")  # from torch 2.14 on
 SIGNATURE = inspect.signature(getattr(torch.utils.checkpoint, CHECKPOINT))
 
+DIVISIONS = ("_mod", "_int_floordiv", "_int_truediv", "_float_truediv")
+"""What `%`, `//` and `/` of sizes come to"""
+STEPS = (
+    "linspace", "logspace", "hann_window", "hamming_window", "blackman_window", "bartlett_window",
+    "kaiser_window",
+)  # fmt: skip
+"""Functions of torch whose binding takes a length as a plain int"""
 PLACES: dict[str, tuple[Any, str]] = {
     # `torch.autograd.grad` and `backward` look their way into the engine up here
     "engine": (torch.autograd, "_engine_run_backward"),
@@ -165,6 +175,9 @@ PLACES: dict[str, tuple[Any, str]] = {
     # module that looks its functions up in another
     "cudnn": (vars(torch.backends.cudnn)["m"], "is_acceptable"),
     "checkpoint": (torch.utils.checkpoint, CHECKPOINT),
+    # bindings of operators that take a length as a plain int
+    **{name: (torch, name) for name in STEPS},
+    **{name: (SymNode, name) for name in DIVISIONS},
 }
 """Functions of torch that are replaced while a program is captured, and where they stand."""
 
@@ -192,15 +205,29 @@ def selective_policy(context: Any) -> Callable[..., Any] | None:
 @contextmanager
 def replaced(functions: dict[str, Callable[..., Any]]) -> Iterator[dict[str, Callable[..., Any]]]:
     """Replace functions of PLACES inside, for this thread; gives the originals."""
-    spaces = {name: (vars(PLACES[name][0]), PLACES[name][1]) for name in functions}
-    originals = {name: space[key] for name, (space, key) in spaces.items()}
-    for name, (space, key) in spaces.items():
-        space[key] = _in_this_thread(functions[name], originals[name])
+    places = {name: PLACES[name] for name in functions}
+    originals = {name: vars(place)[key] for name, (place, key) in places.items()}
+    for name, (place, key) in places.items():
+        _put(place, key, _in_this_thread(functions[name], originals[name]))
     try:
         yield originals
     finally:
-        for name, (space, key) in spaces.items():
-            space[key] = originals[name]
+        for name, (place, key) in places.items():
+            _put(place, key, originals[name])
+
+
+def division(name: str) -> Callable[..., Any]:
+    """What a division of symbolic numbers is while it is not replaced."""
+    place, key = PLACES[name]
+    found: Callable[..., Any] = vars(place)[key]
+    return found
+
+
+def _put(place: Any, key: str, item: Any) -> None:
+    if isinstance(place, type):
+        setattr(place, key, item)
+    else:
+        vars(place)[key] = item
 
 
 def _in_this_thread(stand_in: Callable[..., Any], original: Callable[..., Any]) -> Any:

@@ -31,8 +31,8 @@ from torch.fx.experimental.symbolic_shapes import (
 # The steps of a path from what a call returns to a size in it.
 from torch.utils._pytree import SequenceKey
 
-# What `//` of sizes is in an expression.
-from torch.utils._sympy.functions import FloorDiv as FloorDiv
+# What `//` and `%` of sizes are in an expression.
+from torch.utils._sympy.functions import FloorDiv as FloorDiv, Mod as Mod, ToFloat
 
 # Evaluates the expressions of a ShapeEnv; its functions (FloorDiv, Mod, ...) are defined there.
 from torch.utils._sympy.interp import sympy_interp
@@ -54,6 +54,11 @@ TRUTHS = (TRUTH_OF_RELATION, torch.SymInt.__bool__.__code__)
 def expression(number: Any) -> Any:
     """The sympy expression inside a SymInt, SymFloat or SymBool."""
     return number.node.expr
+
+
+def without_casts(expr: Any) -> Any:
+    """The expression of a float as that of the integer that it is made of."""
+    return expr.args[0] if isinstance(expr, ToFloat) else expr
 
 
 def interpret_expression(expr: Any, functions: Any, symbols: dict[Any, Any]) -> Any:

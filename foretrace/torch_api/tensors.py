@@ -10,9 +10,13 @@ import torch
 # The C bindings behind the dispatcher; the names used from it are listed below, one a function.
 from torch import _C
 
-# Tensor.suggest_memory_format of C++, which Python's tensors have not; and the strides that its
-# TensorIterator gives the result of operands of one shape (2.13).
-from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
+# Tensor.suggest_memory_format of C++, which Python's tensors have not; the strides that its
+# TensorIterator gives the result of operands of one shape; and those of a contiguous tensor (2.13).
+from torch._prims_common import (
+    compute_elementwise_output_strides,
+    make_contiguous_strides_for,
+    suggest_memory_format,
+)
 
 from foretrace.torch_api.pytree import tree_leaves
 
@@ -20,6 +24,8 @@ from foretrace.torch_api.pytree import tree_leaves
 # costs 500 us.
 # It shares the version counter of what it is made of.
 make_subclass: Callable[..., torch.Tensor] = _C._TensorBase._make_subclass
+
+contiguous_strides: Callable[..., tuple[Any, ...]] = make_contiguous_strides_for
 
 iterated_strides: Callable[..., tuple[Any, ...]] = compute_elementwise_output_strides
 
@@ -60,6 +66,18 @@ def put_off(tensor: torch.Tensor, lazy: str) -> torch.Tensor:
     if "neg" in lazy:
         _C._set_neg(tensor, True)
     return tensor
+
+
+CACHED_SIZES = frozenset(
+    f"{prefix}{what}_capsule{length}"
+    for prefix in ("_", "_sym_")
+    for what in ("sizes", "strides")
+    for length in ("", "_len")
+)
+"""Attributes in which C++ keeps the sizes that it has asked of a tensor of a class of its own.
+
+Source: torch/csrc/PyInterpreter.cpp; `Tensor._clear_non_serializable_cached_data` takes them out.
+"""
 
 
 def mark_parameter(tensor: torch.Tensor) -> None:

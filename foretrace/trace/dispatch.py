@@ -22,6 +22,7 @@ from foretrace.mutation.current import current
 from foretrace.mutation.functionalize import functionalize
 from foretrace.mutation.inner_base import seen_inside
 from foretrace.mutation.made_leaves import require_grad
+from foretrace.ops.kernel import NOT_SYMBOLIC
 from foretrace.ops.outcome import Given, Outcome, Share
 from foretrace.ops.probe import Recording, at_floats, put_back, stand_in_numbers, with_any_number
 from foretrace.ops.quirks import CASTS_BELOW, READS_NUMBERS
@@ -43,11 +44,11 @@ CHECKS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg
 """They look at data when the graph runs, and return nothing"""
 INDEX = torch.ops.aten.index.Tensor
 PUTS = frozenset({torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default})
-CTC_OF_LISTS = torch.ops.aten._ctc_loss.default
-"""Who calls it makes a tensor of the lengths in C++, and writes to memory that it has not"""
+FILLS = frozenset({
+    torch.ops.aten.index_fill.int_Tensor, torch.ops.aten.index_fill_.int_Tensor
+})  # fmt: skip
 LIFTED = torch.ops.aten.lift_fresh_copy.default
 """What `torch.tensor` ends in"""
-NOT_SYMBOLIC = "with symbolic sizes"
 
 
 def learn(
@@ -115,6 +116,8 @@ def _procedure(func: Any, args: Tree, grad_mode: bool) -> Callable[[Call], Any] 
     followed = func in PUTS and grad_mode and args[2].type.requires_grad
     if followed and any(map(_is_mask, args[1])):
         return put_at_places
+    if func in FILLS and grad_mode and args[3].type.requires_grad:
+        return fill_at_places
     return aside if func.namespace == PROFILER else None
 
 
@@ -293,8 +296,6 @@ class Fold:
         )
 
     def _open(self, call: Call) -> bool:
-        if call.func is CTC_OF_LISTS:
-            return False
         dense = not any(value.type.sparse for value in call.values)
         return dense and (torch_api.sized_by_data(call.func) or call.schema.viewed is not None)
 
@@ -325,6 +326,50 @@ def put_at_places(call: Call) -> Any:
             found = recorder.again(torch.ops.aten.nonzero.default, (tensors[index],))
             places += recorder.again(torch.ops.aten.unbind.int, (found, 1))
     return recorder.again(call.func, (tensors[tensor], places, tensors[new], *rest), call.kwargs)
+
+
+def fill_at_places(call: Call) -> Any:
+    """Record a fill with a number that has a gradient as a copy to the places, each of them once.
+
+    The gradient is summed over the places without repetition, and only the run knows how many
+    these are. The derivative of the copy sums as that of the fill does.
+    """
+    again = call.recorder.again
+    tensor, dim, index, value = call.args
+    made, number = call.by_value[tensor], call.by_value[value]
+    if not _known_numbers(call.recorder, index):
+        return _filled(call)  # a joint cut is refused then
+    places, _ = again(torch.ops.aten._unique.default, (call.by_value[index], False))
+    if call.func is torch.ops.aten.index_fill.int_Tensor:
+        made = again(torch.ops.aten.clone.default, (made,))
+    if number.dtype != made.dtype:
+        number = again(torch.ops.aten._to_copy.default, (number,), {"dtype": made.dtype})
+    size = list(made.shape)
+    if size:
+        size[dim] = places.shape[0]
+    source = again(torch.ops.aten.expand.default, (number, size))
+    return again(torch.ops.aten.index_copy_.default, (made, dim, places, source))
+
+
+def _known_numbers(recorder: Builder, value: Value) -> bool:
+    """Whether what a tensor holds is known: of a constant, or of the example."""
+    for ask in (recorder.answer, recorder.example):
+        try:
+            ask(recorder, torch.ops.aten.clone.default, (value,), {})
+        except Refusal:
+            continue
+        return True
+    return False
+
+
+def _filled(call: Call) -> Any:
+    """Record a fill as it is."""
+    if call.schema.written_now(call.args, call.kwargs):
+        return functionalize(call)
+    recorder = call.recorder
+    made = recorder.semantics.infer(call.func, *call.types).with_grad(True)
+    outcome = Outcome(recorder.types.intern(made), lasting=False)
+    return recorder.record(call.func, call.args, call.kwargs, outcome, call.tensors)
 
 
 def _is_mask(index: Value | None) -> bool:
@@ -430,5 +475,6 @@ def _definition_meaning(
     seen = seen_inside(handed[0], made) if len(handed) == len(outs) == 1 else ()
     body = Definition(tuple(params), tuple(ops), tuple(outs), seen)
     used = {operand for op in ops for operand in op.operands}
-    closed = used <= made.union(params)  # a constant made inside is an input of this capture
-    return Outcome(map_tree(result, describe), body, choice, views, lasting=closed)
+    if not used <= made.union(params):  # a constant made inside is an input of this capture
+        return None
+    return Outcome(map_tree(result, describe), body, choice, views)

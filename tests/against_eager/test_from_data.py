@@ -157,6 +157,22 @@ def losses(x: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
     return F.ctc_loss(x.log_softmax(-1), targets, ends, lengths)
 
 
+def of_lists(x: Tensor, targets: Tensor) -> Tensor:
+    return F.ctc_loss(x.log_softmax(-1), targets, [10, 8], [4, 3])
+
+
+def filled(x: Tensor, places: Tensor, number: Tensor) -> Tensor:
+    y = x.t().index_fill(-1, places, number).cos()
+    y.index_fill_(0, places[:2] % 3, number * 2)
+    return (y * x.t()).sum()
+
+
+def fitted(a: Tensor, b: Tensor) -> Tensor:
+    """By QR: of the same numbers, LAPACK's `gelsy` gives other last bits from call to call."""
+    solution, residuals, *_ = torch.linalg.lstsq(a, b, driver="gels")
+    return solution.sin().sum() + residuals.sum()
+
+
 def made(make: Callable[[], Inputs]) -> list[Inputs]:
     torch.manual_seed(0)
     return [make() for _ in range(3)]
@@ -200,6 +216,15 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Tensor]], list[Inputs]]] = {
         [(torch.randn(10, 2, 5), torch.randint(1, 5, (2, 4)), torch.tensor(n))
          for n in ([4, 3], [2, 4], [1, 1])],
     ),
+    "of_lists": (
+        lambda: of_lists, made(lambda: (torch.randn(10, 2, 5), torch.randint(1, 5, (2, 4)))),
+    ),
+    "filled": (
+        lambda: filled,
+        [(torch.randn(6, 3), torch.tensor(n), torch.randn(()))
+         for n in ([1, 4, 1], [0, 3, 5], [2] * 3)],
+    ),
+    "fitted": (lambda: fitted, made(lambda: (torch.randn(5, 3), torch.randn(5, 2)))),
 }  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def _compared(route: str, made: Any, attempt: Attempt, eager: Seen) -> Record:
             continue
         try:
             found = _one(route, made, attempt, other(), expected)
-        except (foretrace.Refusal, AssertionError) as error:
+        except (RuntimeError, AssertionError) as error:  # a Refusal is a RuntimeError
             if not _guard(error):
                 raise
             continue
@@ -101,11 +101,14 @@ def _eager(fresh: Callable[[], Subject]) -> Seen | None:
         return None
 
 
-def _guard(error: foretrace.Refusal | AssertionError) -> bool:
-    """Whether it says that the sizes are not those that were captured, in our words or torch's."""
+def _guard(error: RuntimeError | AssertionError) -> bool:
+    """Whether it says that the sizes are not those that were captured, in our words or torch's.
+
+    A graph that asserts what it relies on says so in our words.
+    """
     if isinstance(error, foretrace.Refusal):
         return error.kind == "guard broken"
-    return str(error).startswith("Guard failed")
+    return str(error).startswith(("Guard failed", "guard broken"))
 
 
 def _one(route: str, made: Any, attempt: Attempt, fresh: Subject, eager: Seen) -> tuple[str, str]:

@@ -1,0 +1,133 @@
+"""Open sizes that stay open: each program is captured once, and run at other sizes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretrace import Refusal, capture
+from tests.support.compare import same_as_eager
+
+aten = torch.ops.aten
+Args = tuple[Any, ...]
+
+
+def inputs(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def of_steps(make: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: (x * make(x)[:, None]).sin()
+
+
+FACTORIES = {
+    "linspace": lambda x: torch.linspace(-1.0, 1.0, steps=x.shape[0]),
+    "linspace of sizes": lambda x: torch.linspace(0, x.shape[1] - 1, x.shape[0], dtype=x.dtype),
+    "linspace of tensors": lambda x: torch.linspace(x.detach()[0, 0], 3.5, x.shape[0]),
+    "logspace": lambda x: torch.logspace(0.0, 1.0, x.shape[0], base=2.0, device=x.device),
+    "arange": lambda x: torch.arange(x.shape[0]) / x.shape[0],
+    "full": lambda x: torch.full((x.shape[0],), x.shape[1] / 2),
+    "eye": lambda x: torch.eye(x.shape[0], x.shape[1]).sum(1),
+    "hann": lambda x: torch.hann_window(x.shape[0] + 2, periodic=False)[1:-1],
+    "kaiser": lambda x: torch.kaiser_window(x.shape[0], True, 9.0),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_as_many_as_an_open_size_says(name: str) -> None:
+    program = of_steps(FACTORIES[name])
+    others = [(inputs(9, 7),), (inputs(2, 3),)]
+    same_as_eager(program, (inputs(6, 4),), loss=None, dynamic_shapes=True, more_args=others)
+
+
+def resized(mode: str, **options: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: F.interpolate(x, mode=mode, **options).sin()
+
+
+@pytest.mark.parametrize("scale", [2, 1.5])
+@pytest.mark.parametrize("again", [None, True])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "area", "nearest-exact"])
+def test_interpolation_by_a_factor(mode: str, again: bool | None, scale: float) -> None:
+    program = resized(mode, scale_factor=scale, recompute_scale_factor=again)
+    others = [(inputs(5, 3, 12, 10),)]
+    same_as_eager(program, (inputs(2, 3, 8, 8),), loss=None, dynamic_shapes=True, more_args=others)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"bidirectional": True, "num_layers": 2}, {"batch_first": True, "bias": False},
+])  # fmt: skip
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_batch_of_a_recurrent_net(kind: type[nn.Module], options: dict[str, Any]) -> None:
+    made: Any = kind
+    net = made(4, 5, **options)
+    first = options.get("batch_first", False)
+
+    def program(x: Tensor) -> Tensor:
+        out, last = net(x)
+        return out.sin().sum() + sum(t.sum() for t in torch.utils._pytree.tree_leaves(last))
+
+    def batch(n: int) -> Args:
+        return (inputs(n, 7, 4) if first else inputs(7, n, 4),)
+
+    sizes = {"x": {0 if first else 1: torch.export.Dim("batch")}}
+    same_as_eager(program, batch(3), dynamic_shapes=sizes, more_args=[batch(6), batch(2)])
+
+
+DIVIDING = {
+    "cancels": lambda x: x.sum() * (x.shape[0] * 4 // x.shape[0]),
+    "left over": lambda x: x.sum() + x.shape[0] * 4 % x.shape[0],
+    "of itself": lambda x: x.sum() * (x.shape[0] / x.shape[0]),
+    "not used": lambda x: (12 // x.shape[0], x.sum())[1],
+    "of a float": lambda x: x.sum() * (1.0 / x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("name", DIVIDING)
+def test_a_size_of_0_to_divide_by_is_refused(name: str) -> None:
+    """Eager raises `ZeroDivisionError`; what cancels out or is not used is in no graph."""
+    program = DIVIDING[name]
+    cut = capture(program, (torch.randn(3, 4),), dynamic_shapes=True).cut("aten")
+    x = torch.randn(5, 4)
+    assert torch.equal(cut(x), program(x))
+    with pytest.raises(ZeroDivisionError):
+        program(x[:0])
+    with pytest.raises(Refusal, match="Ne"):
+        cut(x[:0])
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_ctc_over_lists(reduction: str) -> None:
+    def program(x: Tensor, targets: Tensor) -> Tensor:
+        scores = x.log_softmax(-1)
+        return F.ctc_loss(scores, targets, [8, 7], [3, 2], reduction=reduction, zero_infinity=True)
+
+    def given(steps: int, kinds: int, most: int) -> Args:
+        return inputs(steps, 2, kinds), torch.randint(1, kinds, (2, most))
+
+    same_as_eager(
+        program, given(9, 5, 3), loss=None, dynamic_shapes=True, more_args=[given(12, 4, 5)]
+    )
+
+
+def test_sizes_of_a_view_are_those_asked_for() -> None:
+    """Windows are taken apart and put together, as Swin does: no size is made of another."""
+
+    def program(x: Tensor) -> Tensor:
+        batch, rows, columns, kinds = x.shape
+        x = F.pad(x, (0, 0, 0, (4 - columns % 4) % 4, 0, (4 - rows % 4) % 4))
+        high, wide = x.shape[1], x.shape[2]
+        parts = x.view(batch, high // 4, 4, wide // 4, 4, kinds).transpose(2, 3).contiguous()
+        found = parts.view(-1, 16, kinds).sin()
+        whole = found.view(-1, high // 4, wide // 4, 4, 4, kinds).transpose(2, 3).contiguous()
+        return whole.view(-1, high, wide, kinds)[:, :rows, :columns]
+
+    example = (inputs(2, 10, 9, 3),)
+    same_as_eager(
+        program, example, loss=None, dynamic_shapes=True, more_args=[(inputs(3, 14, 13, 3),)]
+    )
+    found = capture(program, example, dynamic_shapes=True)
+    views = [op.outs[0].type for op in found.recorded.ops if op.target is aten.view.default]
+    assert (4, 4) in {(type.shape[2], type.shape[4]) for type in views if len(type.shape) == 6}
