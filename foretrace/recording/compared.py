@@ -13,7 +13,6 @@ import torch
 
 from foretrace.frames.sources import compares
 from foretrace.ir.op import Value
-from foretrace.recording.called import recorded
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.recorder import Recorder
 
@@ -38,9 +37,9 @@ def asked_by_program(relation: Any, symbols: Symbols) -> bool:
 def condition_of(relation: Any, recorder: Recorder) -> Value:
     """The comparison as a tensor of the graph."""
     sides = tuple(_tensor(side, recorder) for side in relation.args)
-    return recorded(recorder, COMPARED[type(relation)], sides)
+    return recorder.made(COMPARED[type(relation)], *sides)
 
 
 def _tensor(number: Any, recorder: Recorder) -> Value:
     number = int(number) if isinstance(number, sympy.Integer) else number
-    return recorded(recorder, aten.scalar_tensor.default, (number,), {"dtype": torch.int64})
+    return recorder.made(aten.scalar_tensor.default, number, dtype=torch.int64)

@@ -14,7 +14,6 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.ir.requirements import Answered, AskedOfNumbers
-from foretrace.recording.called import recorded
 from foretrace.recording.compared import asked_by_program, condition_of
 from foretrace.recording.path import Path
 from foretrace.symbols.sizes import Numbers
@@ -179,7 +178,7 @@ class Questions:
         if condition is None:
             return
         if not answered.answer:
-            condition = recorded(recorder, aten.logical_not.default, (condition,))
+            condition = recorder.made(aten.logical_not.default, condition)
         check = (condition, answered.text)
         recorder.append(Op(ASSERT, check, {}, None, (), origin=recorder.origin()))
 
@@ -208,11 +207,11 @@ def _condition(recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree
         asked: Value = args[0]
         if asked.type.dtype is torch.bool:
             return asked
-        return recorded(recorder, aten.ne.Scalar, (asked, 0))
+        return recorder.made(aten.ne.Scalar, asked, 0)
     if func is aten.equal.default:
-        same = recorded(recorder, aten.eq.Tensor, args)
+        same = recorder.made(aten.eq.Tensor, *args)
     elif func is aten.allclose.default:
-        same = recorded(recorder, aten.isclose.default, args, kwargs)
+        same = recorder.made(aten.isclose.default, *args, **kwargs)
     else:
         return None
-    return recorded(recorder, aten.all.default, (same,))
+    return recorder.made(aten.all.default, same)

@@ -16,7 +16,6 @@ import torch
 
 from foretrace import torch_api
 from foretrace.ir.op import Choice, Op, Value
-from foretrace.recording.called import recorded
 from foretrace.recording.questions import Questions
 from foretrace.symbols.questions import free_symbols
 from foretrace.trace.constants import depends_on_inputs
@@ -152,7 +151,7 @@ class Steps:
         return self._answer(COMPARED[function], tensors, said, sides=True)
 
     def _answer(self, func: Any, args: tuple[Any, ...], said: str, *, sides: bool) -> bool:
-        asked = (recorded(self.recorder, func, args),)
+        asked = (self.recorder.made(func, *args),)
         answer: bool = self.questions.answer(
             self.recorder, IS_NONZERO, asked, {}, sides=sides, said=said
         )
@@ -161,7 +160,7 @@ class Steps:
     def _tensor(self, number: Any) -> Value:
         whole = type(number) in (int, bool) or getattr(number, "is_integer", None) is True
         kind = {"dtype": torch.int64 if whole else torch.float64, "device": torch.device("cpu")}
-        return recorded(self.recorder, aten.scalar_tensor.default, (number,), kind)
+        return self.recorder.made(aten.scalar_tensor.default, number, **kind)
 
 
 def _size(number: Any) -> int:

@@ -155,6 +155,10 @@ class Recorder(Builder):
         outs = tuple(values_in(result))
         return Op(func, args, kwargs or {}, result, outs, origin=self.origin())
 
+    def made(self, func: Target, *args: Tree, **kwargs: Tree) -> Value:
+        """The value of a call that the program itself does not make."""
+        return self.call(func, args, kwargs, grad=self.grad_mode()).outs[0]
+
     def view_rebased(self) -> None:
         """View again what the program has written through, and still holds.
 
