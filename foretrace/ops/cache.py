@@ -169,7 +169,9 @@ class Cache(Generic[T]):
         with env.listening() as questions:
             answer = ask()
         self._asked[key] = tuple(questions)
-        if lasts(key) and lasting(answer):
+        there = {state[0] for state in known}  # what else is asked about, no other capture has
+        own = all(question.symbols <= there for question in questions)
+        if own and lasts(key) and lasting(answer):
             self._store((key, known), Conditional(answer, tuple(questions)))
         return answer
 
