@@ -165,13 +165,13 @@ class Cache(Generic[T]):
         env = self._symbols.noting
         if env is None:  # a front end's ShapeEnv
             return ask()
-        known, before = env.known_of(symbols), set(env.var_to_range)
+        known = env.known_of(symbols)
         with env.listening() as questions:
             answer = ask()
         self._asked[key] = tuple(questions)
-        # a symbol that was made meanwhile is none of another capture, whatever its name
-        known_then = all(question.symbols <= before for question in questions)
-        if known_then and lasts(key) and lasting(answer):
+        there = {state[0] for state in known}  # what else is asked about, no other capture has
+        own = all(question.symbols <= there for question in questions)
+        if own and lasts(key) and lasting(answer):
             self._store((key, known), Conditional(answer, tuple(questions)))
         return answer
 

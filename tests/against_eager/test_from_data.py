@@ -403,3 +403,20 @@ def test_refuse_answers_nothing() -> None:
 def test_an_example_without_data_is_refused() -> None:
     with pytest.raises(foretrace.Refusal, match="depends on data"):
         foretrace.capture(counted, (torch.randn(4, 4, device="meta"), MANY.to("meta")))
+
+
+def test_what_is_learned_of_one_capture_asks_nothing_of_its_numbers_in_another() -> None:
+    """The number of places has another name, or none, in the next capture of the process."""
+
+    def places(x: Tensor) -> Tensor:
+        return torch.where(x > 0)[0].sum()
+
+    x = torch.randn(4, 5)
+    for shapes in (True, ({0: torch.export.Dim.AUTO},)):
+        for fn in (
+            places,
+            lambda x: (x * 2, places(x)),
+            places,
+            lambda x: (x + 0, places(x)[None]),
+        ):
+            foretrace.capture(fn, (x,), dynamic_shapes=shapes)
