@@ -1,0 +1,76 @@
+"""Which value of one cut is which of the other, and why a value is not what it is there."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from foretrace.alignment.difference import Reason
+from foretrace.alignment.marked import Node
+from foretrace.ir.op import Op, Value
+
+
+class Causes:
+    """Follows values through both cuts: what comes of a difference has its reason."""
+
+    def __init__(self, *, one_record: bool) -> None:
+        self.one_record = one_record
+        self.other: dict[Value, Value] = {}
+        """the counterpart of a value, in both directions"""
+        self.of: dict[Value, Reason] = {}
+        """why a value has another type than its counterpart, or has none"""
+
+    def match(self, left: Sequence[Value], right: Sequence[Value]) -> None:
+        """These are the same values, one by one, as far as both sides have them."""
+        if len(left) == len(right):
+            for mine, theirs in zip(left, right, strict=True):
+                self.other[mine], self.other[theirs] = theirs, mine
+
+    def meet(self, left: Sequence[Value], right: Sequence[Value]) -> None:
+        """Operands of ops that are the same: what neither side has met before is the same."""
+        if len(left) == len(right):
+            for mine, theirs in zip(left, right, strict=True):
+                if not {mine, theirs} & (self.other.keys() | self.of.keys()):
+                    self.match([mine], [theirs])
+
+    def blame(self, values: Iterable[Value], reason: Reason) -> None:
+        """These values are what they are for this reason."""
+        for value in values:
+            self.of.setdefault(value, reason)
+
+    def blame_inside(self, nodes: Iterable[Node], reason: Reason) -> None:
+        """The same of all that ops make, and what they are made of makes."""
+        for node in nodes:
+            self.blame(node.op.outs, reason)
+            self.blame_inside(node.children, reason)
+
+    def counterpart(self, value: Value) -> Value | None:
+        """What the value is on the other side; in two cuts of one record, it is itself."""
+        found = self.other.get(value)
+        return value if found is None and self.one_record else found
+
+    def among(self, values: Iterable[Value]) -> Reason | None:
+        """The first reason that one of the values has."""
+        return next((self.of[value] for value in values if value in self.of), None)
+
+    def of_types(self, left: Op, right: Op) -> Reason | None:
+        """The reason of an operand that has another type on the other side."""
+        for mine in (*left.operands, *right.operands):
+            theirs = self.counterpart(mine)
+            if theirs is not None and mine in self.of and mine.type != theirs.type:
+                return self.of[mine]
+        return self.among((*left.operands, *right.operands))
+
+    def rewired(self, left: Op, right: Op) -> Iterator[tuple[Value, Value]]:
+        """Operands that are another value on the other side, though each has a counterpart."""
+        if len(left.operands) != len(right.operands):
+            return
+        for mine, theirs in zip(left.operands, right.operands, strict=True):
+            expected, back = self.counterpart(mine), self.counterpart(theirs)
+            if expected is not None and back is not None and expected is not theirs:
+                yield mine, theirs
+
+    def followed(self, left: Op, right: Op) -> Reason | None:
+        """The reason of an operand that autograd follows on one side alone."""
+        for mine in left.operands:
+            theirs = self.counterpart(mine)
+            if theirs is not None and mine in self.of and mine.type.requires_grad != theirs.type.requires_grad:
+                return self.of[mine]
+        return None

@@ -1,0 +1,305 @@
+"""What two cuts were made of, and what of that differs: the reasons that everything goes back to."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import sympy
+from torch import fx
+
+from foretrace.alignment.difference import Reason, Seen
+from foretrace.errors import Frame
+from foretrace.ir.op import ModuleCall, Op, Value, target_name
+from foretrace.ir.program import Graph, Input, Recorded, Target
+from foretrace.ir.types import DTYPE_NAMES, TensorType
+from foretrace.partition.split import Pair as Halves
+
+LISTED = 2
+"""Names of inputs that are told; the others are counted."""
+
+
+class OfProgram(Protocol):
+    """The part of a Program that a comparison needs."""
+
+    recorded: Recorded
+
+    @property
+    def target(self) -> Target:
+        """The device that it was captured for."""
+
+
+class CutLike(Protocol):
+    """The part of a Cut that a comparison needs."""
+
+    graph: Graph
+    loss: int | None
+    pair: Halves | None
+
+    @property
+    def program(self) -> OfProgram:
+        """What it is a cut of."""
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """What names its nodes, and runs it."""
+
+
+class Side:
+    """One of the two cuts: its record, its graph, and the names of its nodes."""
+
+    def __init__(self, cut: CutLike) -> None:
+        self.cut, self.recorded, self.graph = cut, cut.program.recorded, cut.graph
+        self.target, self.kind = cut.program.target, cut.graph.kind
+        self.names: dict[Op, str] = {}
+        modules = cut.graph_module.named_modules()
+        for path, module in modules:
+            for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+                op = node.meta.get("foretrace")
+                if isinstance(op, Op):
+                    self.names.setdefault(op, f"{path}.{node.name}" if path else node.name)
+        self.all_names = tuple(node.name for node in cut.graph_module.graph.nodes)
+
+    @property
+    def label(self) -> str:
+        """`joint@cpu`."""
+        return f"{self.kind}@{self.target.name}"
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether it has gradients."""
+        return any(output.role.kind == "gradient" for output in self.graph.outputs)
+
+    @property
+    def program(self) -> tuple[Frame | None, str]:
+        """Which program it is of: the line that defines it, and the class of its module."""
+        first = self.recorded.ops[0].target if self.recorded.ops else None
+        root = first.qualified_class if isinstance(first, ModuleCall) else ""
+        return self.recorded.requires.defined, root
+
+    @property
+    def told(self) -> str:
+        """The program, for people."""
+        frame, root = self.program
+        return root or (f"{frame.function} ({frame.file}:{frame.line})" if frame else "a program")
+
+    def name_of(self, value: Value) -> str:
+        """The node that a value is."""
+        for item in self.graph.inputs:
+            if item.value is value:
+                return item.role.name
+        made = next((op for op in self.graph.ops if value in op.outs), None)
+        return repr(value.type) if made is None else self.names.get(made, target_name(made.target))
+
+    def seen(self, ops: Iterable[Op]) -> tuple[Seen, ...]:
+        """The nodes of ops."""
+        return tuple(
+            Seen(
+                self.names.get(op, target_name(op.target)), str(op.called[0]),
+                tuple(repr(out.type) for out in op.outs),
+            )
+            for op in ops
+        )  # fmt: skip
+
+
+class Settings:
+    """What two captures were given that differs, by what it can be the reason of."""
+
+    def __init__(self, left: Side, right: Side) -> None:
+        self.left, self.right = left, right
+        self.moved = left.target.device.type != right.target.device.type
+        self.other_program = left.program != right.program
+        self.inputs, _ = paired_inputs(left.recorded.inputs, right.recorded.inputs)
+        self.by_aspect: dict[str, list[Reason]] = {}
+        self.modes = differing_modes(left.recorded, right.recorded)
+        """paths of modules that are in training mode on one side alone, with the left's mode"""
+        self._of_input: dict[int, Reason] = {}
+        self._inputs()
+        for aspect, reason in self._given():
+            self.by_aspect.setdefault(aspect, []).append(reason)
+
+    def of_input(self, item: Input) -> Reason | None:
+        """What differs in an input, of whichever side."""
+        return self._of_input.get(id(item))
+
+    def pick(self, *aspects: str) -> Reason | None:
+        """The setting that has an effect of such a kind, or the only one that there is."""
+        for aspect in aspects:
+            for reason in self.by_aspect.get(aspect, ()):
+                return reason
+        return self.only_one
+
+    @property
+    def every(self) -> list[Reason]:
+        """Each, once."""
+        return list(dict.fromkeys(r for reasons in self.by_aspect.values() for r in reasons))
+
+    @property
+    def only_one(self) -> Reason | None:
+        """The one thing that differs in what went in, if it is one."""
+        return self.every[0] if len(self.every) == 1 and not self.other_program else None
+
+    @property
+    def together(self) -> Reason | None:
+        """All of them as one reason."""
+        if not self.every or self.other_program:
+            return None
+        return Reason("several", "; ".join(reason.text for reason in self.every))
+
+    # ---- what differs ---------------------------------------------------------------------------
+
+    def _inputs(self) -> None:
+        alike: dict[tuple[Any, ...], list[tuple[Input, Input]]] = {}
+        for a, b in self.inputs:
+            found = aspects(a.value.type, b.value.type, moved=self.moved)
+            for what in found[:1]:
+                alike.setdefault(what, []).append((a, b))
+        for (aspect, left, right), items in alike.items():
+            text = _input_text(aspect, left, right, [a.role.name for a, _ in items])
+            reason = Reason("input", text)
+            self.by_aspect.setdefault(aspect, []).append(reason)
+            for pair in items:
+                for item in pair:
+                    self._of_input[id(item)] = reason
+
+    def _given(self) -> Iterator[tuple[str, Reason]]:
+        left, right = self.left, self.right
+        if left.target != right.target:
+            names = (left.target.name, right.target.name)
+            both = names if names[0] != names[1] else (str(left.target), str(right.target))
+            text = "captured for {} on the left, for {} on the right".format(*both)
+            yield "target", Reason("target", text)
+        if self.modes:
+            yield "mode", Reason("mode", self._mode_text())
+        mine, theirs = left.recorded.requires, right.recorded.requires
+        facts = (
+            ("autocast", "dtype", sorted(mine.autocast), sorted(theirs.autocast)),
+            ("the grad mode", "requires_grad", mine.grad_mode, theirs.grad_mode),
+            ("the default dtype", "dtype", mine.default_dtype, theirs.default_dtype),
+        )
+        for name, aspect, a, b in facts:
+            if a != b:
+                yield aspect, Reason("given", f"{name} is {a} on the left, {b} on the right")
+        for name in mine.constants.keys() & theirs.constants.keys():
+            a, b = mine.constants[name], theirs.constants[name]
+            if type(a) is not type(b) or a is not b and repr(a) != repr(b):
+                yield "argument", Reason("given", f"{name} is {a!r} on the left, {b!r} on the right")
+        yield from self._losses()
+
+    def _mode_text(self) -> str:
+        names = ("training", "eval") if next(iter(self.modes.values())) else ("eval", "training")
+        whole = len(self.modes) == len(_training(self.left.recorded.ops))
+        which = "" if whole else f"{_listed([path or 'the program' for path in self.modes])} "
+        return f"{which}in {names[0]} mode on the left, in {names[1]} mode on the right"
+
+    def _losses(self) -> Iterator[tuple[str, Reason]]:
+        left, right = self.left, self.right
+        if left.differentiates and right.differentiates and left.cut.loss != right.cut.loss:
+            a, b = left.cut.loss, right.cut.loss
+            yield "loss", Reason("loss", f"loss={a} on the left, loss={b} on the right")
+
+
+def differing_modes(left: Recorded, right: Recorded) -> dict[str, bool]:
+    """The modules that are in training mode on one side alone, and the mode on the left."""
+    mine, theirs = _training(left.ops), _training(right.ops)
+    return {path: now for path, now in mine.items() if now != theirs.get(path, now)}
+
+
+def _training(ops: Iterable[Op]) -> dict[str, bool]:
+    found: dict[str, bool] = {}
+    for op in ops:
+        if isinstance(op.target, ModuleCall):
+            if op.target.training is not None:
+                found.setdefault(op.target.path, op.target.training)
+            found |= _training(op.region or ())
+    return found
+
+
+def paired_inputs(
+    left: Sequence[Input], right: Sequence[Input]
+) -> tuple[list[tuple[Input, Input]], tuple[list[Input], list[Input]]]:
+    """Inputs with the same role and name, then those of a role by their place; and the others."""
+    theirs = {item.role: item for item in right}
+    found = [(item, theirs[item.role]) for item in left if item.role in theirs]
+    mine, others = {id(a) for a, _ in found}, {id(b) for _, b in found}
+    rest = [item for item in left if id(item) not in mine]
+    over = [item for item in right if id(item) not in others]
+    for item in [item for item in rest if item.argument is not None]:
+        other = next((o for o in over if o.argument == item.argument), None)
+        if other is not None:
+            found.append((item, other))
+            rest.remove(item)
+            over.remove(other)
+    return found, (rest, over)
+
+
+def aspects(
+    left: TensorType, right: TensorType, *, moved: bool
+) -> list[tuple[str, Any, Any]]:
+    """What differs between two types; `moved`: the targets are on different devices."""
+    if left is right or left == right:
+        return []
+    found: list[tuple[str, Any, Any]] = []
+    if left.dtype != right.dtype:
+        found.append(("dtype", _dtype(left), _dtype(right)))
+    if left.shape != right.shape:
+        found.append(("shape", left.shape, right.shape))
+    elif left.stride != right.stride:
+        found.append(("strides", left.stride, right.stride))
+    for name in ("requires_grad", "lazy", "sparse"):
+        a, b = getattr(left, name), getattr(right, name)
+        if a != b:
+            found.append((name, a, b))
+    if left.device != right.device and not moved:
+        found.append(("device", left.device, right.device))
+    return found
+
+
+def _dtype(type: TensorType) -> str:
+    return DTYPE_NAMES.get(type.dtype, str(type.dtype).removeprefix("torch."))
+
+
+def sizes(shape: Sequence[Any]) -> str:
+    """`[4, s0]`."""
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def aspect_text(found: tuple[str, Any, Any]) -> str:
+    """`f32 on the left, bf16 on the right`; sizes are not told, as each op has its own."""
+    aspect, left, right = found
+    if aspect in ("shape", "strides"):
+        return f"other {'sizes' if aspect == 'shape' else aspect}"
+    if aspect == "requires_grad":
+        return f"requires grad on the {'left' if left else 'right'} only"
+    return f"{left} on the left, {right} on the right"
+
+
+def _input_text(aspect: str, left: Any, right: Any, names: Sequence[str]) -> str:
+    name = _listed(names)
+    if aspect == "requires_grad":
+        verb = "requires" if len(names) == 1 else "require"
+        return f"{name} {verb} grad on the {'left' if left else 'right'} only"
+    if aspect in ("shape", "strides"):
+        if opened := _opened(left, right, "right") or _opened(right, left, "left"):
+            return f"{name}: {opened}"
+        has = "has" if len(names) == 1 else "have"
+        noun = "sizes" if aspect == "shape" else "strides"
+        return f"{name} {has} {noun} {sizes(left)} on the left, {sizes(right)} on the right"
+    verb = "is" if len(names) == 1 else "are"
+    return f"{name} {verb} {left} on the left, {right} on the right"
+
+
+def _opened(numbers: Any, symbols: Any, side: str) -> str:
+    """Where one side has a symbol and the other a number."""
+    if len(numbers) != len(symbols):
+        return ""
+    found = [
+        f"size {n} is {s}" for n, s in zip(numbers, symbols, strict=True)
+        if isinstance(s, sympy.Expr) and isinstance(n, int)
+    ]  # fmt: skip
+    return f"{', '.join(found)}, open on the {side} only" if found else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    first, more = list(names[:LISTED]), len(names) - LISTED
+    if more > 0:
+        return f"{', '.join(first)} and {more} more"
+    return " and ".join(first)

@@ -1,0 +1,297 @@
+"""Why two cuts differ where they do, from what the trees hold."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from foretrace.alignment.causes import Causes
+from foretrace.alignment.difference import Reason, place_of
+from foretrace.alignment.given import Settings, Side
+from foretrace.alignment.marked import Node
+from foretrace.alignment.pairing import Pair, constants, text
+from foretrace.errors import Frame
+from foretrace.explain.between import AGAIN
+from foretrace.explain.levels import TABLE, has_composite_kernel
+from foretrace.ir.op import Choice, ModuleCall, Op, Value, target_name
+from foretrace.ops.schemas import schema_of
+from foretrace.partition.policies import choose
+from foretrace.partition.split import SAVED_COPY, partition
+from foretrace.passes.cut import Level, forward_graph, joint_graph
+from foretrace.passes.decompose import decompose
+from foretrace.passes.live import live
+from foretrace.rules.derive import Derivatives
+from foretrace.targets.attention import WHAT as ATTENTION_KERNEL
+from foretrace.targets.attention import choose_attention
+from foretrace.targets.semantics import TargetSemantics
+
+LEVEL, KERNEL = place_of(Level.whole), place_of(TargetSemantics.body_kernel)
+ABOUT: dict[str, str] = {
+    "export": "keeps ops as they are written",
+    "aten": "is opened down to the leaf ops",
+    "joint": "is opened down to where derivatives are",
+    "forward": "is a half of the joint cut, opened down to where derivatives are",
+    "backward": "is a half of the joint cut, opened down to where derivatives are",
+}
+ASPECTS: dict[type, str] = {torch.dtype: "dtype", torch.device: "target"}
+"""What a constant of such a type depends on"""
+NAMED = 3
+"""Ops of the user's that a reason names; the others are counted."""
+
+
+class Reasons:
+    """Finds the one reason of each difference between two cuts."""
+
+    def __init__(self, left: Side, right: Side, settings: Settings, causes: Causes) -> None:
+        self.left, self.right, self.settings, self.causes = left, right, settings, causes
+        self.same_kind = left.kind == right.kind
+
+    # ---- the cuts themselves ----------------------------------------------------------------------
+
+    def no_backward(self) -> Reason | None:
+        """Where one cut has gradients and the other has none."""
+        a, b = self.left, self.right
+        if a.differentiates == b.differentiates:
+            return None
+        without, with_ = (b, a) if a.differentiates else (a, b)
+        place = place_of(joint_graph if with_.kind == "joint" else choose)
+        return Reason(
+            "cut", f"the {without.kind} cut is the forward alone; the {with_.kind} cut has the gradients", place
+        )
+
+    def halves(self) -> Reason | None:
+        """Two different halves, or a half beside the whole."""
+        kinds = {self.left.kind, self.right.kind}
+        if len(kinds) == 1 or not kinds & {"forward", "backward"}:
+            return None
+        text = f"the left one is the {self.left.kind} cut, the right one the {self.right.kind} cut"
+        return Reason("cut", text, place_of(partition))
+
+    def mixed(self, pair: Pair) -> Reason:
+        """An op that is whole on one side and opened on the other."""
+        left_whole = pair.left.whole is not None
+        whole, opened = (pair.left, pair.right) if left_whole else (pair.right, pair.left)
+        a, b = (self.left, self.right) if left_whole else (self.right, self.left)
+        if whole.op.leaf:
+            return self._kernel(whole.op, opened.op, a, b)
+        return self._level(whole, opened, a, b)
+
+    @staticmethod
+    def table(pair: Pair) -> Reason:
+        """A decomposition table was given to one cut, or two to both."""
+        given = [name for name, node in (("left", pair.left), ("right", pair.right)) if node.pieces]
+        what = f"that of the {given[0]} cut opens it" if len(given) == 1 else "both open it, each in its way"
+        return Reason("table", f"of the decomposition tables given, {what}", place_of(decompose))
+
+    def _kernel(self, whole: Op, opened: Op, a: Side, b: Side) -> Reason:
+        """A leaf on one target that another target takes apart."""
+        name = target_name(whole.target)
+        chosen = self.choices(whole.choice, opened.choice, swap=b is self.left)
+        if chosen is not None:
+            return chosen
+        if whole.choice is not None and a.target != b.target and has_composite_kernel(whole):
+            text = f"{name} has a kernel of its own on {a.target.name}, none on {b.target.name}"
+            return Reason("choice", text, KERNEL)
+        found = self.causes.among((*whole.operands, *opened.operands)) or self.settings.pick("target")
+        return found or self.unknown(f"{name} is opened on one side")
+
+    def _level(self, whole: Node, opened: Node, a: Side, b: Side) -> Reason:
+        name, side = target_name(whole.op.target), "left" if a is self.left else "right"
+        written = a.kind == "export" and Level(written=True).whole(whole.op)
+        if not written:
+            return Reason("keep", f"keep= names {name} in the {side} cut", LEVEL)
+        if b.kind != "export":
+            text = f"the export cut {ABOUT['export']}; the {b.kind} cut {ABOUT[b.kind]}"
+            return Reason("level", text, LEVEL)
+        if opened.op.opened and opened.op.choice is not None:
+            return Reason("choice", _told(opened.op.choice), LEVEL)
+        other = "right" if a is self.left else "left"
+        return Reason("keep", f"open= names {name} in the {other} cut", LEVEL)
+
+    # ---- one op, two bodies -----------------------------------------------------------------------
+
+    def choices(self, a: Choice | None, b: Choice | None, *, swap: bool = False) -> Reason | None:
+        """Two choices that came out differently."""
+        if swap:
+            a, b = b, a
+        if a is None or b is None or a.what != b.what or a.value == b.value:
+            return None
+        place = place_of(choose_attention) if a.what == ATTENTION_KERNEL else KERNEL
+        return Reason("choice", f"{a.what} is {a.value} on the left, {b.value} on the right", place)
+
+    def body(self, pair: Pair) -> Reason:
+        """The two bodies of an op that both cuts open are not the same."""
+        a, b = pair.left.op, pair.right.op
+        if chosen := self.choices(a.choice, b.choice):
+            return chosen
+        if constants(a) != constants(b):
+            return self.argument(a, b)
+        found = self.causes.of_types(a, b) or self.settings.pick("target")
+        return found or self.unknown(f"the bodies of {target_name(a.target)} differ")
+
+    def written(self, left: Sequence[Node], right: Sequence[Node]) -> Reason:
+        """What the program's own Python called on one side and not on the other."""
+        nodes = (*left, *right)
+        if (mode := self._mode_around(node.op for node in nodes)) is not None:
+            return mode
+        if (found := self.settings.only_one) is not None:
+            return found
+        if not self.settings.other_program and (together := self.settings.together):
+            return together
+        mine, theirs = _called(left), _called(right)
+        if mine and theirs:
+            what = f"the left program calls {mine}, the right one {theirs}"
+        else:
+            what = f"only the {'left' if mine else 'right'} program calls {mine or theirs}"
+        return Reason("program", what, _lines([node.op for node in nodes]))
+
+    def _mode_around(self, ops: Iterable[Op]) -> Reason | None:
+        """The modes of the modules, where that of a module around one of the ops differs."""
+        modes = self.settings.by_aspect.get("mode")
+        around = (op.origin.module for op in ops)
+        return modes[0] if modes and any(m and m.path in self.settings.modes for m in around) else None
+
+    # ---- one op, other arguments or types ---------------------------------------------------------
+
+    def argument(self, a: Op, b: Op) -> Reason:
+        """The same op with other constants."""
+        differ = arguments_that_differ(a, b)
+        kinds = {type(leaf) for _, pair in differ for leaf in pair}
+        sure = [aspect for kind, aspect in ASPECTS.items() if kind in kinds]
+        known = [reason for aspect in sure for reason in self.settings.by_aspect.get(aspect, ())]
+        if known:
+            return known[0]
+        if mode := self._mode_around((a, b)):
+            return mode
+        if found := self.causes.of_types(a, b) or self.settings.pick("shape"):
+            return found
+        told = "; ".join(argument_text(each) for each in differ) or "its arguments differ"
+        return Reason("argument", f"{target_name(a.target)}: {told}", _lines([a, b]))
+
+    def type(self, a: Op, b: Op, above: Pair | None, aspect: str) -> Reason:
+        """The same op gives another type."""
+        if found := self.causes.of_types(a, b):
+            return found
+        if constants(a) != constants(b):
+            return self.argument(a, b)
+        while above is not None:
+            if chosen := self.choices(above.left.op.choice, above.right.op.choice):
+                return chosen
+            above = above.above
+        found = self.settings.pick(aspect, "target")
+        return found or self.unknown(f"{target_name(a.target)} gives another type")
+
+    def rewired(self, a: Op, b: Op) -> Reason:
+        """The same op with other operands."""
+        found = self.settings.pick() or (None if self.settings.other_program else self.settings.together)
+        return found or Reason("program", f"{target_name(a.target)} gets other tensors", _lines([a, b]))
+
+    # ---- the rest ---------------------------------------------------------------------------------
+
+    def rule(self, a: Sequence[Op], b: Sequence[Op]) -> Reason | None:
+        """Two rules for the derivative of one op."""
+        names = [sorted({op.rule.name for op in ops if op.rule is not None}) for ops in (a, b)]
+        if not all(names) or names[0] == names[1]:
+            return None
+        told = " on the left, ".join(", ".join(each) for each in names)
+        return Reason("rule", f"the derivative is {told} on the right", place_of(Derivatives.rule))
+
+    def policy(self, op: Op) -> Reason | None:
+        """Of two halves: why an op runs in one of them alone, or again."""
+        if found := self.saved(op.outs):
+            return found
+        if "backward" in (self.left.kind, self.right.kind) and op.because is None:
+            return Reason("policy", AGAIN, place_of(choose))
+        return None
+
+    def saved(self, values: Iterable[Value]) -> Reason | None:
+        """Why the forward of one pair hands a value to its backward."""
+        wanted = set(values)
+        for name, side in (("left", self.left), ("right", self.right)):
+            pair = side.cut.pair
+            for saved in pair.saved if pair is not None else ():
+                if isinstance(saved.value, Value) and saved.value in wanted:
+                    return Reason("policy", f"the {name} pair saves it: {saved.reason}", place_of(choose))
+        return None
+
+    def unused(self, *, on_left: bool) -> Reason | None:
+        """Of two cuts of one record: no output of the other needs it."""
+        if self.left.recorded is not self.right.recorded:
+            return None
+        other = self.right if on_left else self.left
+        return Reason("unused", f"no output of the {other.kind} cut needs what it makes", place_of(live))
+
+    def of_choice(self, op: Op) -> Reason | None:
+        """Of an op that a pass has put there: why it did."""
+        choice = op.choice
+        if choice is None:
+            return None
+        place = place_of(choose if choice.what == SAVED_COPY else forward_graph)
+        return Reason("table" if choice.what == TABLE else "history", choice.reason, place)
+
+    def fallback(self, ops: Sequence[Op]) -> Reason:
+        """Whatever differs in what went in; or the program itself."""
+        found = self.settings.only_one or self.settings.together
+        if found is not None:
+            return found
+        if self.settings.other_program:
+            return Reason("program", "the programs differ", _lines(ops))
+        return self.unknown(f"{', '.join(target_name(op.target) for op in ops[:NAMED])}")
+
+    @staticmethod
+    def unknown(what: str) -> Reason:
+        """A defect of foretrace, told as one."""
+        return Reason("unknown", f"MISSING: why {what} is not known")
+
+
+# ---- words ---------------------------------------------------------------------------------------
+
+
+def _told(choice: Choice) -> str:
+    return f"{choice.what} is {choice.value}: {choice.reason}"
+
+
+def _called(nodes: Sequence[Node]) -> str:
+    names = list(dict.fromkeys(_name(node.op) for node in nodes))
+    more = len(names) - NAMED
+    return ", ".join([*names[:NAMED], *([f"{more} more"] if more > 0 else [])])
+
+
+def _name(op: Op) -> str:
+    return op.target.class_name if isinstance(op.target, ModuleCall) else target_name(op.target)
+
+
+def _lines(ops: Iterable[Op]) -> str:
+    frames = dict.fromkeys(op.origin.frame for op in ops if op.origin.frame is not None)
+    return " | ".join([line_of(frame) for frame in frames][:2])
+
+
+def line_of(frame: Frame) -> str:
+    """`examples/attention.py:27 in Attention.forward`."""
+    file = Path(frame.file)
+    here = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return f"{here}:{frame.line} in {frame.function}"
+
+
+def arguments_that_differ(a: Op, b: Op) -> list[tuple[str, tuple[object, object]]]:
+    """The constants that differ, by the names that the schema has for them."""
+    mine, theirs = _named(a), _named(b)
+    return [
+        (name, (mine.get(name), theirs.get(name)))
+        for name in dict.fromkeys((*mine, *theirs))
+        if text(mine.get(name)) != text(theirs.get(name))
+        and not isinstance(mine.get(name), Value) and not isinstance(theirs.get(name), Value)
+    ]  # fmt: skip
+
+
+def _named(op: Op) -> dict[str, object]:
+    func, args = op.called
+    if hasattr(func, "overloadpacket"):
+        return dict(schema_of(func).bind(args, op.kwargs))
+    return {**{str(n): item for n, item in enumerate(args)}, **op.kwargs}
+
+
+def argument_text(differing: tuple[str, tuple[object, object]]) -> str:
+    """`train is True on the left, False on the right`."""
+    name, (left, right) = differing
+    return f"{name} is {text(left)} on the left, {text(right)} on the right"
