@@ -44,7 +44,8 @@ class Causes:
     def counterpart(self, value: Value) -> Value | None:
         """What the value is on the other side; in two cuts of one record, it is itself."""
         found = self.other.get(value)
-        return value if found is None and self.one_record else found
+        alone = found is None and value in self.of
+        return value if found is None and self.one_record and not alone else found
 
     def among(self, values: Iterable[Value]) -> Reason | None:
         """The first reason that one of the values has."""

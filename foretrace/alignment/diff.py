@@ -4,17 +4,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from foretrace.alignment.compared import Comparison, Found, name_of
-from foretrace.alignment.difference import Diff, Difference, Reason
+from foretrace.alignment.difference import Difference
 from foretrace.alignment.ends import end_differences, input_differences
 from foretrace.alignment.given import CutLike, Side
+from foretrace.alignment.result import Diff
+from foretrace.alignment.running import Given, measure
 from foretrace.errors import Refusal
-from foretrace.ir.op import ModuleCall
 
 COMMON = 20
 """Two programs have something in common where one node in so many of the smaller cut is in both."""
 
 
-def diff(a: CutLike, b: CutLike) -> Diff:
+def diff(a: CutLike, b: CutLike, *, run: Given | None = None) -> Diff:
     """What two cuts have in common, and where they differ, each difference with its reason.
 
     They may be two cuts of one program, or cuts of two captures: for other targets, inputs, modes
@@ -23,9 +24,11 @@ def diff(a: CutLike, b: CutLike) -> Diff:
     Args:
         a: the left one.
         b: the right one.
+        run: arguments and keyword arguments of a call: both cuts run on it, op by op, and the
+            result's `measured` says where they first differ in value, and by how much.
 
     Raises:
-        Refusal: they are of two programs that have nothing in common.
+        Refusal: they are of two programs that have nothing in common, or cannot run here.
     """
     left, right = Side(a), Side(b)
     comparison = Comparison(left, right)
@@ -39,7 +42,9 @@ def diff(a: CutLike, b: CutLike) -> Diff:
     different = {op for each in comparison.found for op in (*each.left, *each.right)}
     same = sum(mine not in different for mine, _ in comparison.matched)
     nodes = (len(left.graph.ops), len(right.graph.ops))
-    return Diff(left.label, right.label, tuple(found), same, nodes, (left.all_names, right.all_names))
+    measured = None if run is None else measure(comparison, run)
+    names = (left.all_names, right.all_names)
+    return Diff(left.label, right.label, tuple(found), same, nodes, names, measured)
 
 
 def _told(comparison: Comparison) -> Iterator[Difference]:

@@ -1,19 +1,16 @@
 """What a comparison of two cuts is made of: differences, each with its one reason, and folds."""
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from foretrace.errors import PACKAGE_DIR, Frame, Refusal
+from foretrace.errors import PACKAGE_DIR, Frame
 
 Kind: TypeAlias = Literal[
     "kept", "opened", "replaced", "only left", "only right", "type", "arguments"
 ]  # fmt: skip
 Part: TypeAlias = Literal["forward", "backward", "input", "output"]
-NEAR = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +86,18 @@ class Difference:
     notes: tuple[str, ...] = ()
 
     @property
+    def at_once(self) -> bool:
+        """Whether it is told with all that have its reason, whatever the op: a type, an end."""
+        whole = self.reason.kind == "cut" and self.part == "backward"
+        return self.kind == "type" or self.part in ("input", "output") or whole
+
+    @property
     def form(self) -> tuple[Any, ...]:
         """What equal differences at other places have in common."""
         ends = tuple(tuple(seen.target for seen in side) for side in (self.left, self.right))
-        if self.kind == "type":  # what gets another type because of one input is told once
-            ends, what = ((), ()), ""
-        else:
-            what = self.what
-        if self.reason.kind == "cut" and self.part == "backward":
-            ends, what = ((), ()), ""
-        return (self.reason, self.kind, self.part, what, ends, self.notes)
+        if self.at_once:
+            return (self.reason, self.kind, self.part, self.notes)
+        return (self.reason, self.kind, self.part, self.what, ends, self.notes)
 
     def to_dict(self) -> dict[str, Any]:
         """The same, for programs."""
@@ -138,93 +137,3 @@ class Group:
     def count(self) -> int:
         """How many differences."""
         return sum(len(fold.differences) for fold in self.folds)
-
-
-@dataclass(frozen=True)
-class Diff:
-    """What two cuts have in common, and where they differ; true where they do.
-
-    Args:
-        left: what the left cut is: "joint@cpu".
-        right: likewise.
-        differences: each place, in the order of the program, the forward first.
-        same: how many nodes are the same on both sides.
-        nodes: how many each side has.
-        names: the nodes' names on each side.
-    """
-
-    left: str
-    right: str
-    differences: tuple[Difference, ...]
-    same: int
-    nodes: tuple[int, int]
-    names: tuple[tuple[str, ...], tuple[str, ...]] = field(default=((), ()), repr=False)
-    measured: Any = None
-    """what `run=True` found: a Measured"""
-
-    def __bool__(self) -> bool:
-        return bool(self.differences)
-
-    @cached_property
-    def groups(self) -> tuple[Group, ...]:
-        """By reason, in the order in which reasons first appear; what repeats is folded."""
-        by_reason: dict[Reason, dict[tuple[Any, ...], list[Difference]]] = {}
-        for each in self.differences:
-            by_reason.setdefault(each.reason, {}).setdefault(each.form, []).append(each)
-        return tuple(
-            Group(reason, tuple(Fold(tuple(each)) for each in forms.values()))
-            for reason, forms in by_reason.items()
-        )
-
-    @property
-    def reasons(self) -> tuple[Reason, ...]:
-        """Each reason once."""
-        return tuple(group.reason for group in self.groups)
-
-    @property
-    def missing(self) -> tuple[Difference, ...]:
-        """Those without a reason, each a defect of foretrace."""
-        return tuple(each for each in self.differences if each.reason.missing)
-
-    def of(self, node: str) -> "Diff":
-        """The differences that a node of either cut is in.
-
-        Raises:
-            Refusal: neither cut has a node of that name.
-        """
-        known = list(dict.fromkeys([*self.names[0], *self.names[1]]))
-        if node not in known:
-            near = difflib.get_close_matches(node, known, NEAR) or known[:NEAR]
-            raise Refusal(
-                f"neither cut has a node {node!r}", kind="unknown node",
-                do=(f"near it are {', '.join(near)}", "foretrace show has the names of all"),
-            )  # fmt: skip
-        found = tuple(
-            each for each in self.differences
-            if any(seen.name == node for seen in (*each.left, *each.right))
-        )  # fmt: skip
-        return Diff(self.left, self.right, found, self.same, self.nodes, self.names)
-
-    def rows(self) -> Iterator[Any]:
-        """The lines to print: see `foretrace.alignment.printed`."""
-        return iter(self._printed())
-
-    def _printed(self) -> Sequence[Any]:
-        return ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same, for programs."""
-        return {
-            "left": {"cut": self.left, "nodes": self.nodes[0]},
-            "right": {"cut": self.right, "nodes": self.nodes[1]},
-            "same": self.same,
-            "groups": [
-                {
-                    "reason": group.reason.to_dict(),
-                    "count": group.count,
-                    "folds": [[each.to_dict() for each in fold.differences] for fold in group.folds],
-                }
-                for group in self.groups
-            ],
-            "measured": self.measured and self.measured.to_dict(),
-        }

@@ -13,8 +13,8 @@ from foretrace.ir.program import Graph, Input, Recorded, Target
 from foretrace.ir.types import DTYPE_NAMES, TensorType
 from foretrace.partition.split import Pair as Halves
 
-LISTED = 2
-"""Names of inputs that are told; the others are counted."""
+LISTED = 3
+"""Names that are told; of more, the first are, and the others are counted."""
 
 
 class OfProgram(Protocol):
@@ -187,7 +187,7 @@ class Settings:
     def _mode_text(self) -> str:
         names = ("training", "eval") if next(iter(self.modes.values())) else ("eval", "training")
         whole = len(self.modes) == len(_training(self.left.recorded.ops))
-        which = "" if whole else f"{_listed([path or 'the program' for path in self.modes])} "
+        which = "" if whole else f"{listed([path or 'the program' for path in self.modes])} "
         return f"{which}in {names[0]} mode on the left, in {names[1]} mode on the right"
 
     def _losses(self) -> Iterator[tuple[str, Reason]]:
@@ -273,7 +273,7 @@ def aspect_text(found: tuple[str, Any, Any]) -> str:
 
 
 def _input_text(aspect: str, left: Any, right: Any, names: Sequence[str]) -> str:
-    name = _listed(names)
+    name = listed(names)
     if aspect == "requires_grad":
         verb = "requires" if len(names) == 1 else "require"
         return f"{name} {verb} grad on the {'left' if left else 'right'} only"
@@ -298,8 +298,9 @@ def _opened(numbers: Any, symbols: Any, side: str) -> str:
     return f"{', '.join(found)}, open on the {side} only" if found else ""
 
 
-def _listed(names: Sequence[str]) -> str:
-    first, more = list(names[:LISTED]), len(names) - LISTED
-    if more > 0:
-        return f"{', '.join(first)} and {more} more"
-    return " and ".join(first)
+def listed(names: Sequence[str], most: int = LISTED) -> str:
+    """`x, y and 12 more`."""
+    if len(names) > most:
+        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
