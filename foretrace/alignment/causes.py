@@ -1,6 +1,6 @@
 """Which value of one cut is which of the other, and why a value is not what it is there."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from foretrace.alignment.difference import Reason
 from foretrace.alignment.marked import Node
@@ -10,8 +10,8 @@ from foretrace.ir.op import Op, Value
 class Causes:
     """Follows values through both cuts: what comes of a difference has its reason."""
 
-    def __init__(self, *, one_record: bool) -> None:
-        self.one_record = one_record
+    def __init__(self, *, one_record: bool, copies: Mapping[Value, Value]) -> None:
+        self.one_record, self.copies = one_record, copies
         self.other: dict[Value, Value] = {}
         """the counterpart of a value, in both directions"""
         self.of: dict[Value, Reason] = {}
@@ -41,6 +41,10 @@ class Causes:
             self.blame(node.op.outs, reason)
             self.blame_inside(node.children, reason)
 
+    def original(self, value: Value) -> Value:
+        """What a copy that is made for the backward is a copy of."""
+        return self.copies.get(value, value)
+
     def counterpart(self, value: Value) -> Value | None:
         """What the value is on the other side; in two cuts of one record, it is itself."""
         found = self.other.get(value)
@@ -63,7 +67,8 @@ class Causes:
         """Operands that are another value on the other side, though each has a counterpart."""
         if len(left.operands) != len(right.operands):
             return
-        for mine, theirs in zip(left.operands, right.operands, strict=True):
+        mine_all, theirs_all = (map(self.original, op.operands) for op in (left, right))
+        for mine, theirs in zip(mine_all, theirs_all, strict=True):
             expected, back = self.counterpart(mine), self.counterpart(theirs)
             if expected is not None and back is not None and expected is not theirs:
                 yield mine, theirs

@@ -3,15 +3,19 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import sympy
+import torch
+
 from foretrace.alignment.causes import Causes
 from foretrace.alignment.difference import Kind, Part, Reason
 from foretrace.alignment.given import Settings, Side, aspect_text, aspects
 from foretrace.alignment.marked import Marked, Node
-from foretrace.alignment.pairing import Gap, Pair, constants, fit, key_of, paired
+from foretrace.alignment.pairing import Gap, Pair, fit, key_of, paired
 from foretrace.alignment.reasons import Reasons, argument_text, arguments_that_differ
 from foretrace.alignment.sequences import align
 from foretrace.explain.levels import choice_notes
 from foretrace.ir.op import Op, Value, target_name
+from foretrace.ir.tree import leaves
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +37,9 @@ class Comparison:
     def __init__(self, left: Side, right: Side) -> None:
         self.left, self.right = left, right
         self.settings = Settings(left, right)
-        self.causes = Causes(one_record=left.recorded is right.recorded)
+        self.causes = Causes(
+            one_record=left.recorded is right.recorded, copies={**left.copies, **right.copies}
+        )
         self.reasons = Reasons(left, right, self.settings, self.causes)
         self.marked = Marked(left.recorded, left.graph), Marked(right.recorded, right.graph)
         self.found: list[Found] = []
@@ -49,6 +55,10 @@ class Comparison:
                 self._gap(event)
             else:
                 self._pair(event)
+        pairs = [event for event in events if isinstance(event, Pair)]
+        for pair in pairs:  # where the backward begins serves an op as it is written
+            if not pair.mixed and not (pair.left.pieces or pair.right.pieces) and pair.left.children:
+                self._sequence(pair.left.backward, pair.right.backward, "backward", pair)
         for event in reversed(events):
             self._backward(event)
         self._apart()
@@ -75,8 +85,16 @@ class Comparison:
             self.matched.append((a.whole, b.whole))
             if a.op is not b.op and (reason := self._same_op(a.op, b.op, pair, (a.whole, b.whole))):
                 self._reason_of[a] = self._reason_of[b] = reason
+        elif a.op.leaf and b.op.leaf:
+            self._not_there(a.op, b.op, pair)
         if a.history or b.history:
             self._sequence(a.history, b.history, "forward", pair)
+
+    def _not_there(self, a: Op, b: Op, pair: Pair) -> None:
+        """An op that neither cut needs: what is made of it may differ for its reason."""
+        for mine, theirs in zip(a.outs, b.outs, strict=False):
+            if differ := aspects(mine.type, theirs.type, moved=self.settings.moved):
+                self.causes.blame((mine, theirs), self.reasons.type(a, b, pair.above, differ[0][0]))
 
     def _mixed(self, pair: Pair) -> None:
         """Whole on one side; on the other it is taken apart, or not there."""
@@ -143,23 +161,34 @@ class Comparison:
             for mine, theirs in zip(a.outs, b.outs, strict=False)
             if (differ := aspects(mine.type, theirs.type, moved=self.settings.moved))
         ]
+        differ = [each for each in arguments_that_differ(a, b) if not self._moved(*each[1])]
+        reason: Reason | None = None
         if found:
             first = found[0][2][0]
             reason = self.reasons.type(a, b, pair and pair.above, first[0])
             self.causes.blame((v for mine, theirs, _ in found for v in (mine, theirs)), reason)
-            kind: Kind = "type"
-            told: tuple[str, ...] = (aspect_text(first),)
-        elif constants(a) != constants(b) and (differ_in := arguments_that_differ(a, b)):
-            reason, kind = self.reasons.argument(a, b), "arguments"
-            told = tuple(map(argument_text, differ_in))
-        elif rewired := list(self.causes.rewired(a, b)):
-            reason, kind = self.reasons.rewired(a, b), "arguments"
-            told = tuple(self._rewired_text(*each) for each in rewired)
-        else:
-            return None
-        part: Part = "forward" if nodes[0].because is None else "backward"
-        self._add(kind, part, nodes[:1], nodes[1:], reason, a, told)
+            self._one("type", reason, nodes, a, (aspect_text(first),))
+            differ = [each for each in differ if not any(map(_follows, each[1]))]
+        if differ:
+            why = self.reasons.argument(a, b, differ)
+            self._one("arguments", why, nodes, a, tuple(map(argument_text, differ)))
+            return reason or why
+        if reason is None and (rewired := list(self.causes.rewired(a, b))):
+            reason = self.reasons.rewired(a, b)
+            self._one("arguments", reason, nodes, a, tuple(self._rewired_text(*each) for each in rewired))
         return reason
+
+    def _one(
+        self, kind: Kind, reason: Reason, nodes: tuple[Op, Op], about: Op, told: tuple[str, ...]
+    ) -> None:
+        """One op that both have."""
+        part: Part = "forward" if nodes[0].because is None else "backward"
+        self._add(kind, part, nodes[:1], nodes[1:], reason, about, told)
+
+    def _moved(self, left: object, right: object) -> bool:
+        """Whether both are devices, and each that of its target."""
+        devices = self.left.target.device, self.right.target.device
+        return self.settings.moved and (left, right) == devices
 
     def _rewired_text(self, mine: Value, theirs: Value) -> str:
         return f"it gets {self.left.name_of(mine)} on the left, {self.right.name_of(theirs)} on the right"
@@ -177,7 +206,7 @@ class Comparison:
         elif event.mixed or event.left.pieces or event.right.pieces:
             left, right = list(event.left.backward_ops()), list(event.right.backward_ops())
             self._served(left, right, event.left.op, self._reason_of.get(event.left))
-        else:
+        elif not event.left.children:
             self._sequence(event.left.backward, event.right.backward, "backward", event)
 
     def _served(
@@ -273,6 +302,12 @@ class _Users:
                 if known is not None and known is not of and known.reason is not None:
                     return known.reason
         return None
+
+
+def _follows(argument: object) -> bool:
+    """Whether it may be so because a type is: a size, a dtype, a list of them."""
+    kinds = (int, torch.dtype, torch.device, sympy.Basic)
+    return all(isinstance(leaf, kinds) and not isinstance(leaf, bool) for leaf in leaves(argument))
 
 
 def _kind(left: Sequence[Op], right: Sequence[Op]) -> Kind:

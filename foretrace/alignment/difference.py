@@ -19,23 +19,26 @@ class Reason:
 
     Args:
         kind: "cut", "level", "keep", "table", "policy", "choice", "target", "mode", "input",
-            "argument", "rule", "history", "loss", "unused", "program", "several", or "unknown".
+            "given", "held", "argument", "rule", "history", "loss", "unused", "program", "several", or "unknown".
         text: the reason, one line.
         place: where it was decided: of our code, of torch's, or the user's line.
+        root: what it goes back to, where that is known as well.
     """
 
     kind: str
     text: str
     place: str = ""
+    root: "Reason | None" = None
 
     @property
     def missing(self) -> bool:
         """Whether no reason is known; a defect of foretrace."""
         return self.kind == "unknown"
 
-    def to_dict(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, Any]:
         """The same, for programs."""
-        return {"kind": self.kind, "text": self.text, "place": self.place}
+        root = self.root and self.root.to_dict()
+        return {"kind": self.kind, "text": self.text, "place": self.place, "root": root}
 
 
 def place_of(fn: Callable[..., Any]) -> str:

@@ -1,6 +1,7 @@
 """What differs in what two cuts take and give: their inputs and outputs, by role."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from foretrace.alignment.compared import Comparison
 from foretrace.alignment.difference import Difference, Kind, Part, Reason, Seen
@@ -34,19 +35,60 @@ def end_differences(comparison: Comparison) -> Iterator[Difference]:
     """Inputs and outputs that one cut alone has; tangents that came in another type."""
     left, right = comparison.left, comparison.right
     _, only = paired_inputs(left.graph.inputs, right.graph.inputs)
-    for kind, items in (("only left", only[0]), ("only right", only[1])):
-        for item in items:
-            ends = (item, None) if kind == "only left" else (None, item)
-            yield _end(kind, "input", *ends, _reason(comparison, item))  # type: ignore[arg-type]
-    mine = {output.role: output for output in left.graph.outputs if output.value is not None}
-    theirs = {output.role: output for output in right.graph.outputs if output.value is not None}
-    for role in dict.fromkeys((*mine, *theirs)):
-        a, b = mine.get(role), theirs.get(role)
-        if a is None or b is None:
-            kind = "only right" if a is None else "only left"
-            yield _end(kind, "output", a, b, _reason(comparison, a or b))  # type: ignore[arg-type]
-        elif other := _another(comparison, a, b):
+    mine, theirs = _saved(comparison, left.graph.inputs, right.graph.inputs)
+    for item in (*only[0], *mine):
+        yield _end("only left", "input", item, None, _reason(comparison, item))
+    for item in (*only[1], *theirs):
+        yield _end("only right", "input", None, item, _reason(comparison, item))
+    yield from _outputs(comparison)
+
+
+def _outputs(comparison: Comparison) -> Iterator[Difference]:
+    outputs = comparison.left.graph.outputs, comparison.right.graph.outputs
+    for item in (saved := _saved(comparison, *outputs))[0]:
+        yield _end("only left", "output", item, None, _reason(comparison, item))
+    for item in saved[1]:
+        yield _end("only right", "output", None, item, _reason(comparison, item))
+    mine, theirs = (
+        {o.role: o for o in side if o.value is not None and o.role.kind != "saved"}
+        for side in outputs
+    )
+    for role, a in mine.items():
+        if role not in theirs:
+            yield _end("only left", "output", a, None, _reason(comparison, a))
+        elif other := _another(comparison, a, theirs[role]):
             yield other
+    for role, b in theirs.items():
+        if role not in mine:
+            yield _end("only right", "output", None, b, _reason(comparison, b))
+
+
+E = TypeVar("E", Input, Output)
+
+
+def _saved(comparison: Comparison, left: Sequence[E], right: Sequence[E]) -> tuple[list[E], list[E]]:
+    """What one pair alone saves, by what it is and not by its name."""
+    mine = [item for item in left if item.role.kind == "saved"]
+    theirs = [item for item in right if item.role.kind == "saved"]
+    if comparison.reasons.halves() is not None:
+        return mine, theirs
+    there, here = ({_original(comparison, item) for item in side} for side in (theirs, mine))
+    return (
+        [item for item in mine if _counterpart(comparison, item) not in there],
+        [item for item in theirs if _counterpart(comparison, item) not in here],
+    )
+
+
+def _original(comparison: Comparison, item: End) -> object:
+    size = item.size if isinstance(item, Input) else None
+    if size is not None:
+        return size
+    return comparison.causes.original(item.value) if isinstance(item.value, Value) else item.value
+
+
+def _counterpart(comparison: Comparison, item: End) -> object:
+    original = _original(comparison, item)
+    return comparison.causes.counterpart(original) if isinstance(original, Value) else original
 
 
 def _another(comparison: Comparison, a: Output, b: Output) -> Difference | None:
@@ -66,8 +108,8 @@ def _reason(comparison: Comparison, item: End) -> Reason:
     if kind in ("gradient", "tangent") and (found := reasons.no_backward()):
         return found
     values = [item.value] if isinstance(item.value, Value) else []
-    found = reasons.saved(values) if kind == "saved" else None
-    found = found or reasons.halves() or comparison.causes.among(values)
+    found = reasons.halves() or (reasons.saved(values) if kind == "saved" else None)
+    found = found or comparison.causes.among(values)
     found = found or comparison.settings.pick(*ASPECTS.get(kind, ()))
     if found is None and (known := [each.reason for each in comparison.found if each.reason]):
         found = known[0]

@@ -1,5 +1,6 @@
 """What two cuts were made of, and what of that differs: the reasons that everything goes back to."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -10,11 +11,16 @@ from foretrace.alignment.difference import Reason, Seen
 from foretrace.errors import Frame
 from foretrace.ir.op import ModuleCall, Op, Value, target_name
 from foretrace.ir.program import Graph, Input, Recorded, Target
+from foretrace.ir.requirements import Held, Requirements
 from foretrace.ir.types import DTYPE_NAMES, TensorType
+from foretrace.partition.split import SAVED_COPY
 from foretrace.partition.split import Pair as Halves
 
 LISTED = 3
 """Names that are told; of more, the first are, and the others are counted."""
+
+PLAIN = frozenset({bool, int, float, str, type(None), tuple})
+"""What of the program's surroundings is compared"""
 
 
 class OfProgram(Protocol):
@@ -56,6 +62,13 @@ class Side:
                 op = node.meta.get("foretrace")
                 if isinstance(op, Op):
                     self.names.setdefault(op, f"{path}.{node.name}" if path else node.name)
+        saved = cut.pair.saved if cut.pair is not None else ()
+        self.copies: dict[Value, Value] = {
+            out: each.op.operands[-1]
+            for each in saved if each.op is not None and each.op.choice is not None
+            for out in each.op.outs if each.op.choice.what == SAVED_COPY
+        }  # fmt: skip
+        """what the forward copies for the backward, and what it is a copy of"""
         self.all_names = tuple(node.name for node in cut.graph_module.graph.nodes)
 
     @property
@@ -112,6 +125,7 @@ class Settings:
         self.modes = differing_modes(left.recorded, right.recorded)
         """paths of modules that are in training mode on one side alone, with the left's mode"""
         self._of_input: dict[int, Reason] = {}
+        self._of_values: dict[tuple[str, str], Reason] = {}
         self._inputs()
         for aspect, reason in self._given():
             self.by_aspect.setdefault(aspect, []).append(reason)
@@ -119,6 +133,11 @@ class Settings:
     def of_input(self, item: Input) -> Reason | None:
         """What differs in an input, of whichever side."""
         return self._of_input.get(id(item))
+
+    def of_values(self, pairs: Iterable[tuple[Any, Any]]) -> Reason | None:
+        """The setting in which the same two constants stand against each other."""
+        known = (self._of_values.get((repr(a), repr(b))) for a, b in pairs)
+        return next((reason for reason in known if reason is not None), None)
 
     def pick(self, *aspects: str) -> Reason | None:
         """The setting that has an effect of such a kind, or the only one that there is."""
@@ -159,6 +178,9 @@ class Settings:
             for pair in items:
                 for item in pair:
                     self._of_input[id(item)] = reason
+            if aspect == "shape" and len(left) == len(right):
+                for both in zip(left, right, strict=True):
+                    self._of_values.setdefault((repr(both[0]), repr(both[1])), reason)
 
     def _given(self) -> Iterator[tuple[str, Reason]]:
         left, right = self.left, self.right
@@ -178,15 +200,17 @@ class Settings:
         for name, aspect, a, b in facts:
             if a != b:
                 yield aspect, Reason("given", f"{name} is {a} on the left, {b} on the right")
-        for name in mine.constants.keys() & theirs.constants.keys():
-            a, b = mine.constants[name], theirs.constants[name]
-            if type(a) is not type(b) or a is not b and repr(a) != repr(b):
-                yield "argument", Reason("given", f"{name} is {a!r} on the left, {b!r} on the right")
+        for (left_value, right_value), names in _held(mine, theirs).items():
+            verb = "is" if len(names) == 1 else "are"
+            text = f"{listed(names)} {verb} {left_value} on the left, {right_value} on the right"
+            reason = self._of_values[left_value, right_value] = Reason("held", text)
+            yield "held", reason
         yield from self._losses()
 
     def _mode_text(self) -> str:
         names = ("training", "eval") if next(iter(self.modes.values())) else ("eval", "training")
-        whole = len(self.modes) == len(_training(self.left.recorded.ops))
+        theirs = _training(self.right.recorded.ops)
+        whole = len(self.modes) == sum(path in theirs for path in _training(self.left.recorded.ops))
         which = "" if whole else f"{listed([path or 'the program' for path in self.modes])} "
         return f"{which}in {names[0]} mode on the left, in {names[1]} mode on the right"
 
@@ -195,6 +219,30 @@ class Settings:
         if left.differentiates and right.differentiates and left.cut.loss != right.cut.loss:
             a, b = left.cut.loss, right.cut.loss
             yield "loss", Reason("loss", f"loss={a} on the left, loss={b} on the right")
+
+
+def _held(left: Requirements, right: Requirements) -> dict[tuple[str, str], list[str]]:
+    """Plain data that the program reads beside its tensors, and that differs: the names by values."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, a, b in _in_both(left, right):
+        if all(type(item) in PLAIN for item in (a, b)) and repr(a) != repr(b):
+            found.setdefault((repr(a), repr(b)), []).append(name)
+    return found
+
+
+def _in_both(left: Requirements, right: Requirements) -> Iterator[tuple[str, Any, Any]]:
+    for name in left.constants.keys() & right.constants.keys():
+        yield name, left.constants[name], right.constants[name]
+    mine, theirs = _told_once(left), _told_once(right)
+    for name in mine.keys() & theirs.keys():
+        yield name, mine[name], theirs[name]
+
+
+def _told_once(requires: Requirements) -> dict[str, object]:
+    """What the program reads outside, by name; a name that several places have tells none."""
+    places = [each for each in requires.held if isinstance(each, Held)]
+    count = Counter(each.name for each in places)
+    return {each.name: each.before for each in places if count[each.name] == 1}
 
 
 def differing_modes(left: Recorded, right: Recorded) -> dict[str, bool]:
@@ -216,7 +264,11 @@ def _training(ops: Iterable[Op]) -> dict[str, bool]:
 def paired_inputs(
     left: Sequence[Input], right: Sequence[Input]
 ) -> tuple[list[tuple[Input, Input]], tuple[list[Input], list[Input]]]:
-    """Inputs with the same role and name, then those of a role by their place; and the others."""
+    """Inputs of one role and name, then arguments by their place; and the others.
+
+    What the forward saved is left out: its names tell nothing.
+    """
+    left, right = ([item for item in side if item.role.kind != "saved"] for side in (left, right))
     theirs = {item.role: item for item in right}
     found = [(item, theirs[item.role]) for item in left if item.role in theirs]
     mine, others = {id(a) for a, _ in found}, {id(b) for _, b in found}

@@ -152,6 +152,10 @@ def text(leaf: Tree) -> str:
     """A constant, so that equal ones read alike."""
     if isinstance(leaf, (sympy.Basic, int, float, str, bool)) or leaf is None:
         return repr(leaf)
+    if isinstance(leaf, (list, tuple)):
+        return f"[{', '.join(map(text, leaf))}]"
+    if isinstance(leaf, (Value, Subgraph)):
+        return "a tensor" if isinstance(leaf, Value) else "a program"
     named = str(leaf)
     return type(leaf).__name__ if " at 0x" in named else named
 

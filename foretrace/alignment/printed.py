@@ -36,6 +36,8 @@ def group_rows(group: Group, most: int) -> Iterator[Row]:
     yield Row("missing" if group.reason.missing else "reason", text=f"{times}{group.reason.text}")
     if group.reason.place:
         yield Row("note", _whose(group.reason), group.reason.place, 1)
+    if group.reason.root is not None:
+        yield Row("note", "because", group.reason.root.text, 1)
     for fold in group.folds[:most]:
         yield from _fold(fold)
     rest = group.folds[most:]

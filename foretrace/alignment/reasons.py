@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
+from foretrace import torch_api
 from foretrace.alignment.causes import Causes
 from foretrace.alignment.difference import Reason, place_of
 from foretrace.alignment.given import Settings, Side
@@ -14,6 +16,7 @@ from foretrace.errors import Frame
 from foretrace.explain.between import AGAIN
 from foretrace.explain.levels import TABLE, has_composite_kernel
 from foretrace.ir.op import Choice, ModuleCall, Op, Value, target_name
+from foretrace.ir.tree import leaves
 from foretrace.ops.schemas import schema_of
 from foretrace.partition.policies import choose
 from foretrace.partition.split import SAVED_COPY, partition
@@ -35,6 +38,7 @@ ABOUT: dict[str, str] = {
 }
 ASPECTS: dict[type, str] = {torch.dtype: "dtype", torch.device: "target"}
 """What a constant of such a type depends on"""
+FREE = "it is an input or a parameter, so it is there anyway"
 NAMED = 3
 """Ops of the user's that a reason names; the others are counted."""
 
@@ -86,7 +90,7 @@ class Reasons:
     def _kernel(self, whole: Op, opened: Op, a: Side, b: Side) -> Reason:
         """A leaf on one target that another target takes apart."""
         name = target_name(whole.target)
-        chosen = self.choices(whole.choice, opened.choice, swap=b is self.left)
+        chosen = self.choices(*((whole, opened) if a is self.left else (opened, whole)))
         if chosen is not None:
             return chosen
         if whole.choice is not None and a.target != b.target and has_composite_kernel(whole):
@@ -110,19 +114,22 @@ class Reasons:
 
     # ---- one op, two bodies -----------------------------------------------------------------------
 
-    def choices(self, a: Choice | None, b: Choice | None, *, swap: bool = False) -> Reason | None:
-        """Two choices that came out differently."""
-        if swap:
-            a, b = b, a
+    def choices(self, left: Op, right: Op) -> Reason | None:
+        """Two choices that came out differently, and what that goes back to."""
+        a, b = left.choice, right.choice
         if a is None or b is None or a.what != b.what or a.value == b.value:
             return None
+        if constants(left) != constants(right):
+            root: Reason | None = self.argument(left, right)
+        else:
+            root = self.causes.of_types(left, right) or self.settings.pick("target")
         place = place_of(choose_attention) if a.what == ATTENTION_KERNEL else KERNEL
-        return Reason("choice", f"{a.what} is {a.value} on the left, {b.value} on the right", place)
+        return Reason("choice", f"{a.what} is {a.value} on the left, {b.value} on the right", place, root)
 
     def body(self, pair: Pair) -> Reason:
         """The two bodies of an op that both cuts open are not the same."""
         a, b = pair.left.op, pair.right.op
-        if chosen := self.choices(a.choice, b.choice):
+        if chosen := self.choices(a, b):
             return chosen
         if constants(a) != constants(b):
             return self.argument(a, b)
@@ -136,8 +143,10 @@ class Reasons:
             return mode
         if (found := self.settings.only_one) is not None:
             return found
-        if not self.settings.other_program and (together := self.settings.together):
-            return together
+        if not self.settings.other_program:
+            found = self.causes.among(v for node in nodes for v in node.op.operands)
+            if found := found or self.settings.together:
+                return found
         mine, theirs = _called(left), _called(right)
         if mine and theirs:
             what = f"the left program calls {mine}, the right one {theirs}"
@@ -153,17 +162,20 @@ class Reasons:
 
     # ---- one op, other arguments or types ---------------------------------------------------------
 
-    def argument(self, a: Op, b: Op) -> Reason:
-        """The same op with other constants."""
-        differ = arguments_that_differ(a, b)
+    def argument(
+        self, a: Op, b: Op, differ: "Sequence[Argument]" = ()
+    ) -> Reason:
+        """The same op with other constants; `differ`: those that are asked about, else all."""
+        differ = differ or arguments_that_differ(a, b)
         kinds = {type(leaf) for _, pair in differ for leaf in pair}
         sure = [aspect for kind, aspect in ASPECTS.items() if kind in kinds]
         known = [reason for aspect in sure for reason in self.settings.by_aspect.get(aspect, ())]
-        if known:
-            return known[0]
-        if mode := self._mode_around((a, b)):
-            return mode
-        if found := self.causes.of_types(a, b) or self.settings.pick("shape"):
+        pairs = [both for _, pair in differ for both in _leaf_pairs(*pair)]
+        found = known[0] if known else self.settings.of_values(pairs) or self._mode_around((a, b))
+        found = found or self.causes.of_types(a, b)
+        if found is None and not self.settings.other_program:
+            found = self.settings.pick("shape") or self.settings.together
+        if found is not None:
             return found
         told = "; ".join(argument_text(each) for each in differ) or "its arguments differ"
         return Reason("argument", f"{target_name(a.target)}: {told}", _lines([a, b]))
@@ -172,10 +184,13 @@ class Reasons:
         """The same op gives another type."""
         if found := self.causes.of_types(a, b):
             return found
+        shapes = [both for x, y in zip(a.outs, b.outs, strict=False) for both in _leaf_pairs(x.type.shape, y.type.shape)]
+        if found := self.settings.of_values(shapes):
+            return found
         if constants(a) != constants(b):
             return self.argument(a, b)
         while above is not None:
-            if chosen := self.choices(above.left.op.choice, above.right.op.choice):
+            if chosen := self.choices(above.left.op, above.right.op):
                 return chosen
             above = above.above
         found = self.settings.pick(aspect, "target")
@@ -198,7 +213,7 @@ class Reasons:
 
     def policy(self, op: Op) -> Reason | None:
         """Of two halves: why an op runs in one of them alone, or again."""
-        if found := self.saved(op.outs):
+        if found := self.halves() or self.saved(op.outs):
             return found
         if "backward" in (self.left.kind, self.right.kind) and op.because is None:
             return Reason("policy", AGAIN, place_of(choose))
@@ -211,7 +226,8 @@ class Reasons:
             pair = side.cut.pair
             for saved in pair.saved if pair is not None else ():
                 if isinstance(saved.value, Value) and saved.value in wanted:
-                    return Reason("policy", f"the {name} pair saves it: {saved.reason}", place_of(choose))
+                    why = FREE if saved.free else saved.reason
+                    return Reason("policy", f"the {name} pair saves it: {why}", place_of(choose))
         return None
 
     def unused(self, *, on_left: bool) -> Reason | None:
@@ -238,10 +254,9 @@ class Reasons:
             return Reason("program", "the programs differ", _lines(ops))
         return self.unknown(f"{', '.join(target_name(op.target) for op in ops[:NAMED])}")
 
-    @staticmethod
-    def unknown(what: str) -> Reason:
-        """A defect of foretrace, told as one."""
-        return Reason("unknown", f"MISSING: why {what} is not known")
+    def unknown(self, what: str) -> Reason:
+        """All that differs in what went in; else a defect of foretrace, told as one."""
+        return self.settings.together or Reason("unknown", f"MISSING: why {what} is not known")
 
 
 # ---- words ---------------------------------------------------------------------------------------
@@ -268,12 +283,19 @@ def _lines(ops: Iterable[Op]) -> str:
 
 def line_of(frame: Frame) -> str:
     """`examples/attention.py:27 in Attention.forward`."""
+    _, installed, inside = frame.file.rpartition("/site-packages/")
+    if installed:
+        return f"{inside}:{frame.line} in {frame.function}"
     file = Path(frame.file)
     here = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     return f"{here}:{frame.line} in {frame.function}"
 
 
-def arguments_that_differ(a: Op, b: Op) -> list[tuple[str, tuple[object, object]]]:
+Argument: TypeAlias = tuple[str, tuple[object, object]]
+"""The name of an argument, and its constants on both sides"""
+
+
+def arguments_that_differ(a: Op, b: Op) -> list[Argument]:
     """The constants that differ, by the names that the schema has for them."""
     mine, theirs = _named(a), _named(b)
     return [
@@ -284,14 +306,23 @@ def arguments_that_differ(a: Op, b: Op) -> list[tuple[str, tuple[object, object]
     ]  # fmt: skip
 
 
+def _leaf_pairs(left: object, right: object) -> list[tuple[object, object]]:
+    """The constants of two arguments of one form, one by one."""
+    mine, theirs = leaves(left), leaves(right)
+    both = zip(mine, theirs, strict=True) if len(mine) == len(theirs) else ()
+    return [(a, b) for a, b in both if text(a) != text(b)]
+
+
 def _named(op: Op) -> dict[str, object]:
     func, args = op.called
     if hasattr(func, "overloadpacket"):
-        return dict(schema_of(func).bind(args, op.kwargs))
+        arguments = torch_api.schema_of(func).arguments
+        defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+        return defaults | dict(schema_of(func).bind(args, op.kwargs))
     return {**{str(n): item for n, item in enumerate(args)}, **op.kwargs}
 
 
-def argument_text(differing: tuple[str, tuple[object, object]]) -> str:
+def argument_text(differing: Argument) -> str:
     """`train is True on the left, False on the right`."""
     name, (left, right) = differing
     return f"{name} is {text(left)} on the left, {text(right)} on the right"
