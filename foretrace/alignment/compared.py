@@ -1,7 +1,8 @@
 """Walk two aligned trees and name every difference: the forward in order, then the backward."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import sympy
 import torch
@@ -44,6 +45,12 @@ class Comparison:
         self.marked = Marked(left.recorded, left.graph), Marked(right.recorded, right.graph)
         self.found: list[Found] = []
         self.matched: list[tuple[Op, Op]] = []
+        self._late: list[tuple[float, Callable[[], object]]] = []
+        """what is compared of the backward, and its place there: causes go from first to last"""
+        self._place = {
+            op: place / len(side.graph.ops)
+            for side in (right, left) for place, op in enumerate(side.graph.ops)
+        }  # fmt: skip
         self._reason_of: dict[Node, Reason] = {}
         """by nodes of the tree, why the forward differs there"""
 
@@ -55,13 +62,11 @@ class Comparison:
                 self._gap(event)
             else:
                 self._pair(event)
-        pairs = [event for event in events if isinstance(event, Pair)]
-        for pair in pairs:  # where the backward begins serves an op as it is written
-            if not pair.mixed and not (pair.left.pieces or pair.right.pieces) and pair.left.children:
-                self._sequence(pair.left.backward, pair.right.backward, "backward", pair)
         for event in reversed(events):
             self._backward(event)
         self._apart()
+        for _, compare in sorted(self._late, key=lambda item: item[0]):
+            compare()
         self._settle()
 
     def _add(
@@ -106,6 +111,7 @@ class Comparison:
             reason: Reason | None = self.reasons.mixed(pair)
         else:
             kind = "only left" if left else "only right"
+            self._not_there(a.op, b.op, pair)
             reason = self.reasons.policy((*left, *right)[0]) or self.reasons.unused(on_left=bool(left))
         self._add(kind, "forward", left, right, reason, a.op, choice_notes(other.op.choice))
         self._blame(pair, reason)
@@ -206,7 +212,7 @@ class Comparison:
         elif event.mixed or event.left.pieces or event.right.pieces:
             left, right = list(event.left.backward_ops()), list(event.right.backward_ops())
             self._served(left, right, event.left.op, self._reason_of.get(event.left))
-        elif not event.left.children:
+        else:
             self._sequence(event.left.backward, event.right.backward, "backward", event)
 
     def _served(
@@ -232,7 +238,7 @@ class Comparison:
                 gap[a is None].append(a or b)  # type: ignore[arg-type]
                 continue
             if gap[0] or gap[1]:
-                self._sequence_gap(*gap, part, pair)
+                self._later(part, [*gap[0], *gap[1]], partial(self._sequence_gap, *gap, part, pair))
             gap = ([], [])
             if a is not None and b is not None:
                 self._matched(a, b, pair)
@@ -241,7 +247,15 @@ class Comparison:
         self.matched.append((a, b))
         if a is not b:
             self.causes.match(a.outs, b.outs)
-            self._same_op(a, b, pair, (a, b))
+            part: Part = "forward" if a.because is None else "backward"
+            self._later(part, [a], partial(self._same_op, a, b, pair, (a, b)))
+
+    def _later(self, part: Part, ops: Sequence[Op], compare: Callable[[], object]) -> None:
+        """Compare what is of the backward when all values are matched, in the backward's order."""
+        if part == "forward":
+            compare()
+        else:
+            self._late.append((min(self._place.get(op, 1.0) for op in ops), compare))
 
     def _sequence_gap(
         self, left: list[Op], right: list[Op], part: Part, pair: Pair | None

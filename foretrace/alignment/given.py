@@ -15,6 +15,7 @@ from foretrace.ir.requirements import Held, Requirements
 from foretrace.ir.types import DTYPE_NAMES, TensorType
 from foretrace.partition.split import SAVED_COPY
 from foretrace.partition.split import Pair as Halves
+from foretrace.symbols.questions import free_symbols
 
 LISTED = 3
 """Names that are told; of more, the first are, and the others are counted."""
@@ -127,6 +128,10 @@ class Settings:
         self._of_input: dict[int, Reason] = {}
         self._of_values: dict[tuple[str, str], Reason] = {}
         self._inputs()
+        self._open = [
+            item for item in (*left.recorded.inputs, *right.recorded.inputs)
+            if item.value.type.symbols and id(item) in self._of_input
+        ]  # fmt: skip
         for aspect, reason in self._given():
             self.by_aspect.setdefault(aspect, []).append(reason)
 
@@ -138,6 +143,12 @@ class Settings:
         """The setting in which the same two constants stand against each other."""
         known = (self._of_values.get((repr(a), repr(b))) for a, b in pairs)
         return next((reason for reason in known if reason is not None), None)
+
+    def of_symbols(self, ops: Iterable[Op]) -> Reason | None:
+        """The input whose open size the ops speak of."""
+        trees = [(op.args, op.kwargs, [out.type.shape for out in op.outs]) for op in ops]
+        named = free_symbols(trees)
+        return next((self._of_input[id(i)] for i in self._open if i.value.type.symbols & named), None)
 
     def pick(self, *aspects: str) -> Reason | None:
         """The setting that has an effect of such a kind, or the only one that there is."""

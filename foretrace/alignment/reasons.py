@@ -145,7 +145,8 @@ class Reasons:
             return found
         if not self.settings.other_program:
             found = self.causes.among(v for node in nodes for v in node.op.operands)
-            if found := found or self.settings.together:
+            ops = [op for node in nodes for op in node.forward_ops()]
+            if found := found or self.settings.of_symbols(ops) or self.settings.together:
                 return found
         mine, theirs = _called(left), _called(right)
         if mine and theirs:
@@ -174,7 +175,8 @@ class Reasons:
         found = known[0] if known else self.settings.of_values(pairs) or self._mode_around((a, b))
         found = found or self.causes.of_types(a, b)
         if found is None and not self.settings.other_program:
-            found = self.settings.pick("shape") or self.settings.together
+            found = self.settings.of_symbols([a, b]) or self.settings.pick("shape")
+            found = found or self.settings.together
         if found is not None:
             return found
         told = "; ".join(argument_text(each) for each in differ) or "its arguments differ"
@@ -193,7 +195,8 @@ class Reasons:
             if chosen := self.choices(above.left.op, above.right.op):
                 return chosen
             above = above.above
-        found = self.settings.pick(aspect, "target")
+        found = self.settings.of_symbols([a, b]) if aspect in ("shape", "strides") else None
+        found = found or self.settings.pick(aspect, "target")
         return found or self.unknown(f"{target_name(a.target)} gives another type")
 
     def rewired(self, a: Op, b: Op) -> Reason:
@@ -247,7 +250,7 @@ class Reasons:
 
     def fallback(self, ops: Sequence[Op]) -> Reason:
         """Whatever differs in what went in; or the program itself."""
-        found = self.settings.only_one or self.settings.together
+        found = self.settings.only_one or self.settings.of_symbols(ops) or self.settings.together
         if found is not None:
             return found
         if self.settings.other_program:
