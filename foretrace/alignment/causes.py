@@ -77,6 +77,10 @@ class Causes:
         """The reason of an operand that autograd follows on one side alone."""
         for mine in left.operands:
             theirs = self.counterpart(mine)
-            if theirs is not None and mine in self.of and mine.type.requires_grad != theirs.type.requires_grad:
+            if (
+                theirs is not None
+                and mine in self.of
+                and mine.type.requires_grad != theirs.type.requires_grad
+            ):
                 return self.of[mine]
         return None

@@ -1,35 +1,22 @@
 """Walk two aligned trees and name every difference: the forward in order, then the backward."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import sympy
 import torch
 
 from foretrace.alignment.causes import Causes
-from foretrace.alignment.difference import Kind, Part, Reason
-from foretrace.alignment.given import Settings, Side, aspect_text, aspects
+from foretrace.alignment.difference import Found, Kind, Part, Reason
+from foretrace.alignment.given import Side, aspect_text, aspects
 from foretrace.alignment.marked import Marked, Node
 from foretrace.alignment.pairing import Gap, Pair, fit, key_of, paired
-from foretrace.alignment.reasons import Reasons, argument_text, arguments_that_differ
+from foretrace.alignment.reasons import Reasons, argument_text, arguments_that_differ, op_name
 from foretrace.alignment.sequences import align
+from foretrace.alignment.settings import Settings
 from foretrace.explain.levels import choice_notes
-from foretrace.ir.op import Op, Value, target_name
+from foretrace.ir.op import Op, Value
 from foretrace.ir.tree import leaves
-
-
-@dataclass(slots=True, eq=False)
-class Found:
-    """A difference as it is found; some reasons are only known when all are."""
-
-    kind: Kind
-    part: Part
-    left: tuple[Op, ...]
-    right: tuple[Op, ...]
-    reason: Reason | None
-    about: Op
-    notes: tuple[str, ...] = ()
 
 
 class Comparison:
@@ -75,7 +62,7 @@ class Comparison:
     ) -> None:  # fmt: skip
         self.found.append(Found(kind, part, tuple(left), tuple(right), reason, about, notes))
 
-    # ---- the forward ------------------------------------------------------------------------------
+    # ---- the forward ----------------------------------------------------------------------------
 
     def _pair(self, pair: Pair) -> None:
         a, b = pair.left, pair.right
@@ -112,7 +99,9 @@ class Comparison:
         else:
             kind = "only left" if left else "only right"
             self._not_there(a.op, b.op, pair)
-            reason = self.reasons.policy((*left, *right)[0]) or self.reasons.unused(on_left=bool(left))
+            reason = self.reasons.policy((*left, *right)[0]) or self.reasons.unused(
+                on_left=bool(left)
+            )
         self._add(kind, "forward", left, right, reason, a.op, choice_notes(other.op.choice))
         self._blame(pair, reason)
 
@@ -138,7 +127,7 @@ class Comparison:
         self.causes.blame((v for v in inside if v not in self.causes.other), reason)
         for mine, theirs in zip(a.op.outs, b.op.outs, strict=False):
             if aspects(mine.type, theirs.type, moved=self.settings.moved):
-                self.causes.blame((mine, theirs), self.reasons.type(a.op, b.op, pair, "dtype") or reason)
+                self.causes.blame((mine, theirs), self.reasons.type(a.op, b.op, pair, "dtype"))
 
     def _gap(self, gap: Gap) -> None:
         left = [op for node in gap.left for op in node.forward_ops()]
@@ -155,7 +144,7 @@ class Comparison:
             self._reason_of[node] = reason
         self.causes.blame_inside((*gap.left, *gap.right), reason)
 
-    # ---- one op on both sides ---------------------------------------------------------------------
+    # ---- one op on both sides -------------------------------------------------------------------
 
     def _same_op(self, a: Op, b: Op, pair: Pair | None, nodes: tuple[Op, Op]) -> Reason | None:
         """What differs between two calls of one operator; the reason, if something does.
@@ -163,9 +152,9 @@ class Comparison:
         `nodes`: the same two, as the cuts have them.
         """
         found = [
-            (mine, theirs, differ)
+            (mine, theirs, different)
             for mine, theirs in zip(a.outs, b.outs, strict=False)
-            if (differ := aspects(mine.type, theirs.type, moved=self.settings.moved))
+            if (different := aspects(mine.type, theirs.type, moved=self.settings.moved))
         ]
         differ = [each for each in arguments_that_differ(a, b) if not self._moved(*each[1])]
         reason: Reason | None = None
@@ -181,7 +170,9 @@ class Comparison:
             return reason or why
         if reason is None and (rewired := list(self.causes.rewired(a, b))):
             reason = self.reasons.rewired(a, b)
-            self._one("arguments", reason, nodes, a, tuple(self._rewired_text(*each) for each in rewired))
+            self._one(
+                "arguments", reason, nodes, a, tuple(self._rewired_text(*each) for each in rewired)
+            )
         return reason
 
     def _one(
@@ -197,9 +188,10 @@ class Comparison:
         return self.settings.moved and (left, right) == devices
 
     def _rewired_text(self, mine: Value, theirs: Value) -> str:
-        return f"it gets {self.left.name_of(mine)} on the left, {self.right.name_of(theirs)} on the right"
+        names = self.left.name_of(mine), self.right.name_of(theirs)
+        return "it gets {} on the left, {} on the right".format(*names)
 
-    # ---- the backward -----------------------------------------------------------------------------
+    # ---- the backward ---------------------------------------------------------------------------
 
     def _backward(self, event: Pair | Gap) -> None:
         if isinstance(event, Gap):
@@ -257,11 +249,11 @@ class Comparison:
         else:
             self._late.append((min(self._place.get(op, 1.0) for op in ops), compare))
 
-    def _sequence_gap(
-        self, left: list[Op], right: list[Op], part: Part, pair: Pair | None
-    ) -> None:
+    def _sequence_gap(self, left: list[Op], right: list[Op], part: Part, pair: Pair | None) -> None:
         ops = (*left, *right)
-        reason = self.reasons.no_backward() if part == "backward" else self.reasons.of_choice(ops[0])
+        reason = (
+            self.reasons.no_backward() if part == "backward" else self.reasons.of_choice(ops[0])
+        )
         if reason is None and pair is not None:
             both = pair.left.op, pair.right.op
             reason = self._reason_of.get(pair.left) or self.causes.followed(*both)
@@ -282,7 +274,16 @@ class Comparison:
             theirs = [op for op in right if (op.because is not None) == late]
             self._sequence(mine, theirs, part, None)
 
-    # ---- reasons that are known at last -----------------------------------------------------------
+    def name_of(self, found: Found) -> str:
+        """The op that a difference is about: as written, and which part of that it is."""
+        op = found.about
+        node = self.marked[0].node_of(op) or self.marked[1].node_of(op)
+        name = op_name(op)
+        return (
+            name if node is None or node.written is node else f"{op_name(node.written.op)} > {name}"
+        )
+
+    # ---- reasons that are known at last ---------------------------------------------------------
 
     def _settle(self) -> None:
         """What is there for others' sake is there for their reason; else what went in differs."""
@@ -293,7 +294,9 @@ class Comparison:
         for each in waiting:
             if each.reason is None:
                 ops = (*each.left, *each.right)
-                each.reason = self.reasons.policy(ops[0]) or self.reasons.unused(on_left=bool(each.left))
+                each.reason = self.reasons.policy(ops[0]) or self.reasons.unused(
+                    on_left=bool(each.left)
+                )
                 each.reason = each.reason or self.reasons.fallback(ops)
 
 
@@ -334,8 +337,3 @@ def _choices(above: Pair) -> tuple[str, ...]:
     """The choices behind two bodies of one op."""
     sides = (("left", above.left.op), ("right", above.right.op))
     return tuple(f"{name}: {note}" for name, op in sides for note in choice_notes(op.choice))
-
-
-def name_of(found: Found) -> str:
-    """The op of the tree that a difference is about."""
-    return target_name(found.about.target)

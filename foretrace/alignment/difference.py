@@ -3,9 +3,11 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from foretrace.errors import PACKAGE_DIR, Frame
+from foretrace.ir.op import Op
 
 Kind: TypeAlias = Literal[
     "kept", "opened", "replaced", "only left", "only right", "type", "arguments"
@@ -19,7 +21,8 @@ class Reason:
 
     Args:
         kind: "cut", "level", "keep", "table", "policy", "choice", "target", "mode", "input",
-            "given", "held", "argument", "rule", "history", "loss", "unused", "program", "several", or "unknown".
+            "given", "held", "argument", "rule", "history", "loss", "unused", "program", "several",
+            or "unknown".
         text: the reason, one line.
         place: where it was decided: of our code, of torch's, or the user's line.
         root: what it goes back to, where that is known as well.
@@ -46,6 +49,16 @@ def place_of(fn: Callable[..., Any]) -> str:
     code = inspect.unwrap(fn).__code__
     file = code.co_filename.removeprefix(PACKAGE_DIR)
     return f"foretrace/{file}:{code.co_firstlineno} {code.co_qualname}"
+
+
+def line_of(frame: Frame) -> str:
+    """`examples/attention.py:27 in Attention.forward`."""
+    _, installed, inside = frame.file.rpartition("/site-packages/")
+    if installed:
+        return f"{inside}:{frame.line} in {frame.function}"
+    file = Path(frame.file)
+    here = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return f"{here}:{frame.line} in {frame.function}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +128,19 @@ class Difference:
             "reason": self.reason.to_dict(), "at": at, "module": list(self.module),
             "notes": list(self.notes),
         }  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Found:
+    """A difference as it is found; some reasons are only known when all are."""
+
+    kind: Kind
+    part: Part
+    left: tuple[Op, ...]
+    right: tuple[Op, ...]
+    reason: Reason | None
+    about: Op
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,9 @@ def _outputs(comparison: Comparison) -> Iterator[Difference]:
 E = TypeVar("E", Input, Output)
 
 
-def _saved(comparison: Comparison, left: Sequence[E], right: Sequence[E]) -> tuple[list[E], list[E]]:
+def _saved(
+    comparison: Comparison, left: Sequence[E], right: Sequence[E]
+) -> tuple[list[E], list[E]]:
     """What one pair alone saves, by what it is and not by its name."""
     mine = [item for item in left if item.role.kind == "saved"]
     theirs = [item for item in right if item.role.kind == "saved"]
@@ -99,8 +101,9 @@ def _another(comparison: Comparison, a: Output, b: Output) -> Difference | None:
     expected, back = causes.counterpart(a.value), causes.counterpart(b.value)
     if expected is None or back is None or expected is b.value:
         return None
-    told = f"{comparison.left.name_of(a.value)} on the left, {comparison.right.name_of(b.value)} on the right"
-    return _end("arguments", "output", a, b, _reason(comparison, a), (f"it is {told}",))
+    names = comparison.left.name_of(a.value), comparison.right.name_of(b.value)
+    told = "it is {} on the left, {} on the right".format(*names)
+    return _end("arguments", "output", a, b, _reason(comparison, a), (told,))
 
 
 def _reason(comparison: Comparison, item: End) -> Reason:

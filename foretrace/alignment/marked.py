@@ -35,6 +35,12 @@ class Node:
         """Whether the cut takes it apart, be it into nothing."""
         return self.whole is None and not (self.op.leaf and not self.pieces)
 
+    @property
+    def written(self) -> "Node":
+        """The op as written that it is a part of, or it itself."""
+        above = self.above
+        return self if above is None or above.module else above.written
+
     def forward_ops(self) -> Iterator[Op]:
         """What the cut has of it in the forward."""
         if self.whole is not None:
@@ -75,7 +81,7 @@ class Marked:
 
     def _mark(self, op: Op) -> None:
         whole, *pieces = pieces_to(op)
-        node = self._find(whole.because or whole)
+        node = self.node_of(whole.because or whole)
         if node is None:
             self.apart.append(op)
         elif whole.because is not None:
@@ -87,8 +93,8 @@ class Marked:
         else:
             node.whole = op
 
-    def _find(self, op: Op) -> Node | None:
-        """The node of an op of the cut, which differs from the tree's in what it returns beside."""
+    def node_of(self, op: Op) -> Node | None:
+        """The node of an op of the tree, or of the cut, where it may return other things beside."""
         found = (self._known.get(key) for key in _keys(op))
         return next((node for node in found if node is not None), None)
 

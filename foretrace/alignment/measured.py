@@ -3,53 +3,29 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from operator import getitem
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx
 
 from foretrace import torch_api
+from foretrace.alignment.compared import Comparison
+from foretrace.alignment.given import Side
 from foretrace.alignment.printed import Row, many
+from foretrace.compare.amount import Step, amount
 from foretrace.errors import Refusal
+from foretrace.guards.calls import CallGuards, number
+from foretrace.guards.small import SmallSizes
 from foretrace.ir.names import calls_target
 from foretrace.ir.op import Op, Tree, Value
+from foretrace.ir.program import Input
+from foretrace.ir.structure import take_apart
 from foretrace.ir.tree import leaves
+from foretrace.runtime.calls import uncast
+from foretrace.symbols.sizes import Numbers
 
-INTEGERS: dict[torch.dtype, torch.dtype] = {
-    torch.float64: torch.int64, torch.float32: torch.int32,
-    torch.float16: torch.int16, torch.bfloat16: torch.int16,
-}  # fmt: skip
 STEPS = 8
 """Lines that tell how a difference grows"""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One value that both cuts compute, and by how much it differs.
-
-    `largest` is the largest absolute difference, `ulps` the same in units of the last place of the
-    narrower dtype (None for integers), `scale` the largest absolute value on the left.
-    """
-
-    left: str
-    right: str
-    largest: float
-    ulps: float | None
-    scale: float
-
-    @property
-    def equal(self) -> bool:
-        """Whether no element differs."""
-        return self.largest == 0
-
-    @property
-    def relative(self) -> float:
-        """The difference as a share of the largest value."""
-        return self.largest / self.scale if self.scale else self.largest
-
-    def __str__(self) -> str:
-        last = "" if self.ulps is None else f", {self.ulps:,.0f} ulp"
-        return f"{self.largest:.1e}{last}, {self.relative:.1e} of the largest value {self.scale:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,46 +124,96 @@ def check_runs_here(devices: Sequence[tuple[str, str]]) -> None:
             )  # fmt: skip
 
 
-def step(left: tuple[str, Tensor], right: tuple[str, Tensor]) -> Step | None:
-    """By how much two values differ; None for values of other shapes."""
-    a, b = left[1], right[1]
-    if a.shape != b.shape or a.layout != torch.strided or b.layout != torch.strided:
-        return None
-    if a.is_complex() or b.is_complex():
-        a, b = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in (a, b))
-        if a.shape != b.shape:
-            return None
-    wide = [x.resolve_neg().to("cpu", torch.float64) for x in (a, b)]
-    return Step(left[0], right[0], _largest(*wide), _ulps(a.cpu(), b.cpu()), _scale(wide[0]))
+Given: TypeAlias = tuple[Sequence[Any], dict[str, Any]]
+"""Arguments and keyword arguments of a call"""
 
 
-def _largest(a: Tensor, b: Tensor) -> float:
-    if not a.numel():
-        return 0.0
-    same = (a == b) | (a.isnan() & b.isnan())
-    apart = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=torch.inf)
-    return float(apart.max())
+def measure(comparison: Comparison, given: Given, *, seed: int = 0) -> Measured:
+    """Run both cuts on the same input, op by op.
+
+    An input that a side has in another dtype is cast to that; tangents are random. Nothing is
+    written back: the program's parameters and buffers stay as they are.
+
+    Args:
+        comparison: the two cuts.
+        given: the arguments and keyword arguments of a call of the program.
+        seed: what both runs are seeded with.
+
+    Raises:
+        Refusal: a device is not here, a cut takes other inputs than the program, or a call breaks
+            what a capture relied on.
+    """
+    sides = comparison.left, comparison.right
+    check_runs_here([(side.label, side.target.device.type) for side in sides])
+    left, right = (_run(side, given, seed) for side in sides)
+    return Measured(tuple(_steps(comparison, left, right)))
 
 
-def _scale(a: Tensor) -> float:
-    finite = a[a.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
+def _steps(comparison: Comparison, left: Values, right: Values) -> Iterator[Step]:
+    for value, found in left.found.items():
+        other = comparison.causes.counterpart(value)
+        if (
+            other is not None
+            and other in right.found
+            and (made := amount(found, right.found[other]))
+        ):
+            yield made
+    outputs = {output.role: output.value for output in comparison.right.graph.outputs}
+    for output in comparison.left.graph.outputs:
+        mine, theirs = output.value, outputs.get(output.role)
+        if isinstance(mine, Value) and isinstance(theirs, Value):
+            a, b = left.found.get(mine), right.found.get(theirs)
+            if a and b and (made := amount((str(output.role), a[1]), (str(output.role), b[1]))):
+                yield made
 
 
-def _ulps(a: Tensor, b: Tensor) -> float | None:
-    """The largest distance in representable numbers of the narrower dtype."""
-    dtype = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
-    if dtype not in INTEGERS or not (a.is_floating_point() and b.is_floating_point()):
-        return None
-    if not a.numel():
-        return 0.0
-    places = [_ordered(x.resolve_neg().to(dtype)) for x in (a, b)]
-    both_nan = a.isnan() & b.isnan()
-    return float(torch.where(both_nan, 0.0, (places[0] - places[1]).abs()).max())
+def _run(side: Side, given: Given, seed: int) -> Values:
+    cut: Any = side.cut
+    if side.kind == "backward":
+        raise Refusal(
+            "the backward cut takes what the forward saves, and not the program's inputs",
+            kind="cannot run", do="compare joint cuts, or compare without a run",
+        )  # fmt: skip
+    flat, sizes = inputs(cut, given)
+    tangents = [_tangent(item, sizes, n) for n, item in enumerate(_tangents_of(side))]
+    values = Values(cut.graph_module)
+    with torch.random.fork_rng(), torch.enable_grad(), uncast():
+        torch.manual_seed(seed)
+        values.run(*[x.detach().clone() if isinstance(x, Tensor) else x for x in flat], *tangents)
+    return values
 
 
-def _ordered(a: Tensor) -> Tensor:
-    """The place of each number among all of its dtype; both zeros have one."""
-    bits = a.contiguous().view(INTEGERS[a.dtype]).to(torch.int64)
-    low = torch.iinfo(INTEGERS[a.dtype]).min
-    return torch.where(bits < 0, low - bits, bits).to(torch.float64)
+def inputs(cut: Any, given: Given) -> tuple[list[Any], Numbers]:
+    """The graph's inputs, from a call whose tensors are cast to what the capture saw."""
+    guards: CallGuards = cut.program.calls
+    small: SmallSizes | None = cut.small
+    leaves, structure = take_apart((tuple(given[0]), given[1]))
+    types = {item.argument: item.value.type for item in guards.recorded.inputs}
+    cast, place = [], 0
+    for _, leaf in leaves:
+        if isinstance(leaf, Tensor):
+            type = types.get(place)
+            place += 1
+            cast.append(leaf if type is None else _cast(leaf, type.dtype))
+        else:
+            cast.append(leaf)
+    args, kwargs = structure.build(iter(cast))
+    return guards.inputs(args, kwargs, small)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if not tensor.is_floating_point() or tensor.dtype == dtype:
+        return tensor
+    return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
+
+
+def _tangents_of(side: Side) -> list[Input]:
+    return [item for item in side.graph.inputs if item.role.kind == "tangent"]
+
+
+def _tangent(item: Input, sizes: Numbers, seed: int) -> Tensor:
+    """Random numbers, the same for all sides, in the layout that the cut takes."""
+    type = item.value.type
+    shape, stride = ([number(n, sizes) for n in part] for part in (type.shape, type.stride))
+    drawn = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.empty_strided(shape, stride, dtype=type.dtype).copy_(drawn)

@@ -124,7 +124,9 @@ def fit(left: Op, right: Op) -> int:
     """How well two ops fit: the same target, then the line, the constants, the types."""
     if key_of(left) != key_of(right):
         return 0
-    lines = [op.origin.frame and (op.origin.frame.function, op.origin.frame.text) for op in (left, right)]
+    lines = [
+        op.origin.frame and (op.origin.frame.function, op.origin.frame.text) for op in (left, right)
+    ]
     types = [[out.type.key[:1] for out in op.outs] for op in (left, right)]
     same = SAME_LINE * (lines[0] == lines[1]) + SAME_TYPES * (types[0] == types[1])
     return 8 + same + SAME_CONSTANTS * (constants(left) == constants(right))
@@ -158,4 +160,3 @@ def text(leaf: Tree) -> str:
         return "a tensor" if isinstance(leaf, Value) else "a program"
     named = str(leaf)
     return type(leaf).__name__ if " at 0x" in named else named
-

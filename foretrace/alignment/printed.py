@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from foretrace.alignment.difference import Difference, Fold, Group, Reason, Seen
+from foretrace.alignment.difference import Difference, Fold, Group, Reason, Seen, line_of
 from foretrace.alignment.given import listed
-from foretrace.alignment.reasons import line_of
 
+TIMES = " \N{MULTIPLICATION SIGN} "
 LABEL, NODES, NOTES, FOLDS = 12, 8, 6, 8
 """The width of a label; how many nodes, notes and folds are shown"""
 Style: TypeAlias = Literal["reason", "missing", "what", "left", "right", "note", "plain", "sum"]
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 def group_rows(group: Group, most: int) -> Iterator[Row]:
     """The reason, then what it explains; at most so many kinds of differences."""
-    times = f"{group.count} × " if group.count > 1 else ""
+    times = f"{group.count}{TIMES}" if group.count > 1 else ""
     yield Row("missing" if group.reason.missing else "reason", text=f"{times}{group.reason.text}")
     if group.reason.place:
         yield Row("note", _whose(group.reason), group.reason.place, 1)
@@ -55,7 +55,7 @@ def _fold(fold: Fold) -> Iterator[Row]:
     if first.at_once:
         yield Row("what", first.kind, _at_once(fold), 1)
         return
-    times = f"{many} × " if many > 1 else ""
+    times = f"{many}{TIMES}" if many > 1 else ""
     part = "" if first.part == "forward" else f", {first.part}"
     yield Row("what", first.kind, f"{times}{first.what}{part}", 1)
     for side, style in (("left", "left"), ("right", "right")):
@@ -71,7 +71,9 @@ def _at_once(fold: Fold) -> str:
     """Types and ends: which, and how they differ."""
     first = fold.first
     notes = f": {', '.join(first.notes)}" if first.notes else ""
-    named = [(each.left or each.right)[0].name for each in fold.differences if each.left or each.right]
+    named = [
+        (each.left or each.right)[0].name for each in fold.differences if each.left or each.right
+    ]
     if first.part in ("input", "output"):
         kind = "" if first.what == "input" else f"{first.what} "
         return f"{first.part} {kind}{listed(named, 4)}{_types(fold)}{notes}"
@@ -101,7 +103,9 @@ def _short(target: str) -> str:
 
 
 def _where(differences: Sequence[Difference]) -> Iterator[Row]:
-    lines = list(dict.fromkeys(line_of(each.frame) for each in differences if each.frame is not None))
+    lines = list(
+        dict.fromkeys(line_of(each.frame) for each in differences if each.frame is not None)
+    )
     if lines:
         more = f", and {many(len(lines) - 1, 'line')} more" if len(lines) > 1 else ""
         yield Row("note", "at", f"{lines[0]}{more}", 2)
@@ -113,4 +117,3 @@ def _where(differences: Sequence[Difference]) -> Iterator[Row]:
 def many(count: int, word: str) -> str:
     """`1 node`, `2,317 nodes`."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
-

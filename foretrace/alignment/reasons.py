@@ -1,18 +1,17 @@
 """Why two cuts differ where they do, from what the trees hold."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
 
 from foretrace import torch_api
 from foretrace.alignment.causes import Causes
-from foretrace.alignment.difference import Reason, place_of
-from foretrace.alignment.given import Settings, Side
+from foretrace.alignment.difference import Reason, line_of, place_of
+from foretrace.alignment.given import Side
 from foretrace.alignment.marked import Node
 from foretrace.alignment.pairing import Pair, constants, text
-from foretrace.errors import Frame
+from foretrace.alignment.settings import Settings
 from foretrace.explain.between import AGAIN
 from foretrace.explain.levels import TABLE, has_composite_kernel
 from foretrace.ir.op import Choice, ModuleCall, Op, Value, target_name
@@ -24,8 +23,7 @@ from foretrace.passes.cut import Level, forward_graph, joint_graph
 from foretrace.passes.decompose import decompose
 from foretrace.passes.live import live
 from foretrace.rules.derive import Derivatives
-from foretrace.targets.attention import WHAT as ATTENTION_KERNEL
-from foretrace.targets.attention import choose_attention
+from foretrace.targets.attention import WHAT as ATTENTION_KERNEL, choose_attention
 from foretrace.targets.semantics import TargetSemantics
 
 LEVEL, KERNEL = place_of(Level.whole), place_of(TargetSemantics.body_kernel)
@@ -50,7 +48,7 @@ class Reasons:
         self.left, self.right, self.settings, self.causes = left, right, settings, causes
         self.same_kind = left.kind == right.kind
 
-    # ---- the cuts themselves ----------------------------------------------------------------------
+    # ---- the cuts themselves --------------------------------------------------------------------
 
     def no_backward(self) -> Reason | None:
         """Where one cut has gradients and the other has none."""
@@ -60,7 +58,9 @@ class Reasons:
         without, with_ = (b, a) if a.differentiates else (a, b)
         place = place_of(joint_graph if with_.kind == "joint" else choose)
         return Reason(
-            "cut", f"the {without.kind} cut is the forward alone; the {with_.kind} cut has the gradients", place
+            "cut",
+            f"the {without.kind} cut is the forward alone; the {with_.kind} cut has the gradients",
+            place,
         )
 
     def halves(self) -> Reason | None:
@@ -84,7 +84,11 @@ class Reasons:
     def table(pair: Pair) -> Reason:
         """A decomposition table was given to one cut, or two to both."""
         given = [name for name, node in (("left", pair.left), ("right", pair.right)) if node.pieces]
-        what = f"that of the {given[0]} cut opens it" if len(given) == 1 else "both open it, each in its way"
+        what = (
+            f"that of the {given[0]} cut opens it"
+            if len(given) == 1
+            else "both open it, each in its way"
+        )
         return Reason("table", f"of the decomposition tables given, {what}", place_of(decompose))
 
     def _kernel(self, whole: Op, opened: Op, a: Side, b: Side) -> Reason:
@@ -96,7 +100,9 @@ class Reasons:
         if whole.choice is not None and a.target != b.target and has_composite_kernel(whole):
             text = f"{name} has a kernel of its own on {a.target.name}, none on {b.target.name}"
             return Reason("choice", text, KERNEL)
-        found = self.causes.among((*whole.operands, *opened.operands)) or self.settings.pick("target")
+        found = self.causes.among((*whole.operands, *opened.operands)) or self.settings.pick(
+            "target"
+        )
         return found or self.unknown(f"{name} is opened on one side")
 
     def _level(self, whole: Node, opened: Node, a: Side, b: Side) -> Reason:
@@ -112,7 +118,7 @@ class Reasons:
         other = "right" if a is self.left else "left"
         return Reason("keep", f"open= names {name} in the {other} cut", LEVEL)
 
-    # ---- one op, two bodies -----------------------------------------------------------------------
+    # ---- one op, two bodies ---------------------------------------------------------------------
 
     def choices(self, left: Op, right: Op) -> Reason | None:
         """Two choices that came out differently, and what that goes back to."""
@@ -124,7 +130,9 @@ class Reasons:
         else:
             root = self.causes.of_types(left, right) or self.settings.pick("target")
         place = place_of(choose_attention) if a.what == ATTENTION_KERNEL else KERNEL
-        return Reason("choice", f"{a.what} is {a.value} on the left, {b.value} on the right", place, root)
+        return Reason(
+            "choice", f"{a.what} is {a.value} on the left, {b.value} on the right", place, root
+        )
 
     def body(self, pair: Pair) -> Reason:
         """The two bodies of an op that both cuts open are not the same."""
@@ -159,13 +167,13 @@ class Reasons:
         """The modes of the modules, where that of a module around one of the ops differs."""
         modes = self.settings.by_aspect.get("mode")
         around = (op.origin.module for op in ops)
-        return modes[0] if modes and any(m and m.path in self.settings.modes for m in around) else None
+        return (
+            modes[0] if modes and any(m and m.path in self.settings.modes for m in around) else None
+        )
 
-    # ---- one op, other arguments or types ---------------------------------------------------------
+    # ---- one op, other arguments or types -------------------------------------------------------
 
-    def argument(
-        self, a: Op, b: Op, differ: "Sequence[Argument]" = ()
-    ) -> Reason:
+    def argument(self, a: Op, b: Op, differ: "Sequence[Argument]" = ()) -> Reason:
         """The same op with other constants; `differ`: those that are asked about, else all."""
         differ = differ or arguments_that_differ(a, b)
         kinds = {type(leaf) for _, pair in differ for leaf in pair}
@@ -186,7 +194,11 @@ class Reasons:
         """The same op gives another type."""
         if found := self.causes.of_types(a, b):
             return found
-        shapes = [both for x, y in zip(a.outs, b.outs, strict=False) for both in _leaf_pairs(x.type.shape, y.type.shape)]
+        shapes = [
+            both
+            for x, y in zip(a.outs, b.outs, strict=False)
+            for both in _leaf_pairs(x.type.shape, y.type.shape)
+        ]
         if found := self.settings.of_values(shapes):
             return found
         if constants(a) != constants(b):
@@ -201,10 +213,14 @@ class Reasons:
 
     def rewired(self, a: Op, b: Op) -> Reason:
         """The same op with other operands."""
-        found = self.settings.pick() or (None if self.settings.other_program else self.settings.together)
-        return found or Reason("program", f"{target_name(a.target)} gets other tensors", _lines([a, b]))
+        found = self.settings.pick() or (
+            None if self.settings.other_program else self.settings.together
+        )
+        return found or Reason(
+            "program", f"{target_name(a.target)} gets other tensors", _lines([a, b])
+        )
 
-    # ---- the rest ---------------------------------------------------------------------------------
+    # ---- the rest -------------------------------------------------------------------------------
 
     def rule(self, a: Sequence[Op], b: Sequence[Op]) -> Reason | None:
         """Two rules for the derivative of one op."""
@@ -238,7 +254,9 @@ class Reasons:
         if self.left.recorded is not self.right.recorded:
             return None
         other = self.right if on_left else self.left
-        return Reason("unused", f"no output of the {other.kind} cut needs what it makes", place_of(live))
+        return Reason(
+            "unused", f"no output of the {other.kind} cut needs what it makes", place_of(live)
+        )
 
     def of_choice(self, op: Op) -> Reason | None:
         """Of an op that a pass has put there: why it did."""
@@ -270,28 +288,19 @@ def _told(choice: Choice) -> str:
 
 
 def _called(nodes: Sequence[Node]) -> str:
-    names = list(dict.fromkeys(_name(node.op) for node in nodes))
+    names = list(dict.fromkeys(op_name(node.op) for node in nodes))
     more = len(names) - NAMED
     return ", ".join([*names[:NAMED], *([f"{more} more"] if more > 0 else [])])
 
 
-def _name(op: Op) -> str:
+def op_name(op: Op) -> str:
+    """`mm`; of a module call its class."""
     return op.target.class_name if isinstance(op.target, ModuleCall) else target_name(op.target)
 
 
 def _lines(ops: Iterable[Op]) -> str:
     frames = dict.fromkeys(op.origin.frame for op in ops if op.origin.frame is not None)
     return " | ".join([line_of(frame) for frame in frames][:2])
-
-
-def line_of(frame: Frame) -> str:
-    """`examples/attention.py:27 in Attention.forward`."""
-    _, installed, inside = frame.file.rpartition("/site-packages/")
-    if installed:
-        return f"{inside}:{frame.line} in {frame.function}"
-    file = Path(frame.file)
-    here = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    return f"{here}:{frame.line} in {frame.function}"
 
 
 Argument: TypeAlias = tuple[str, tuple[object, object]]

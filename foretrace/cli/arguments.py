@@ -166,10 +166,14 @@ def _with_option(found: SideAsked, option: str) -> SideAsked:
         return replace(found, dtype=option)
     if option == "dynamic":
         return replace(found, dynamic=True)
-    if name in ("keep", "open") and value:
-        return replace(found, **{name: (*getattr(found, name), value)})
+    if name == "keep" and value:
+        return replace(found, keep=(*found.keep, value))
+    if name == "open" and value:
+        return replace(found, open=(*found.open, value))
     if name == "policy" and value in POLICIES:
         return replace(found, policy=value)
     if name == "loss" and value:
         return replace(found, loss=loss(value))
-    raise argparse.ArgumentTypeError(f"there is no option {option!r}: use {', '.join(SIDE_OPTIONS)}")
+    raise argparse.ArgumentTypeError(
+        f"there is no option {option!r}: use {', '.join(SIDE_OPTIONS)}"
+    )

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from rich.text import Text
 
-from foretrace.alignment.diff import diff
-from foretrace.alignment.printed import Row
-from foretrace.alignment.result import Diff
+from foretrace.alignment.diff import Diff, diff
+from foretrace.alignment.printed import FOLDS, Row
 from foretrace.cli.arguments import AUTO, Options, SideAsked
 from foretrace.cli.load import Loaded, loaded
 from foretrace.cli.render import Screen
@@ -48,7 +47,7 @@ def run(options: Options, screen: Screen) -> int:
         programs = [options.program, options.other or options.program]
         screen.data({"programs": programs, **shown.to_dict()})
     else:
-        for row in shown.rows(MANY if options.all else 8):
+        for row in shown.rows(MANY if options.all else FOLDS):
             _print(row, screen)
     return int(bool(shown))
 
@@ -63,9 +62,7 @@ def _sides(options: Options) -> tuple[SideAsked, SideAsked]:
     return left, right
 
 
-def _compared(
-    options: Options, left: SideAsked, right: SideAsked, screen: Screen
-) -> Diff:
+def _compared(options: Options, left: SideAsked, right: SideAsked, screen: Screen) -> Diff:
     specs = (options.program, options.other or options.program)
     with screen.busy(f"loading {specs[0]}") as now:
         first = _captured(specs[0], left, now)
@@ -82,11 +79,13 @@ def _captured(spec: str, asked: SideAsked, now: Callable[[str], None]) -> Captur
     now(f"capturing {spec}")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        with loaded(spec) as user:
+        with loaded(spec) as given:
+            user = given
             for owner in owners_of(user.fn).values():
                 if asked.mode is not None and isinstance(owner, torch.nn.Module):
                     owner.train(asked.mode == "train")
-            user = _cast(user, DTYPES[asked.dtype]) if asked.dtype else user
+            if asked.dtype is not None:
+                user = _cast(user, DTYPES[asked.dtype])
             shapes = True if asked.dynamic else None
             program = capture(
                 user.fn, user.args, user.kwargs, target=asked.target, dynamic_shapes=shapes
@@ -113,9 +112,7 @@ def _cast(user: Loaded, dtype: torch.dtype) -> Loaded:
 def _cut(made: Captured, asked: SideAsked) -> Cut:
     program = made.program
     loss: Any = loss_of(program.recorded) if asked.loss == AUTO else asked.loss
-    return program.cut(
-        asked.cut, policy=asked.policy, loss=loss, keep=asked.keep, open=asked.open
-    )
+    return program.cut(asked.cut, policy=asked.policy, loss=loss, keep=asked.keep, open=asked.open)
 
 
 def _print(row: Row, screen: Screen) -> None:
