@@ -17,6 +17,9 @@ class Causes:
         self.of: dict[Value, Reason] = {}
         """why a value has another type than its counterpart, or has none"""
 
+        self.uses: dict[Value, Reason] = {}
+        """why a value is used on one side by an op that the other side has not"""
+
     def match(self, left: Sequence[Value], right: Sequence[Value]) -> None:
         """These are the same values, one by one, as far as both sides have them."""
         if len(left) == len(right):
@@ -39,6 +42,8 @@ class Causes:
         """The same of all that ops make, and what they are made of makes."""
         for node in nodes:
             self.blame(node.op.outs, reason)
+            for value in node.op.operands:
+                self.uses.setdefault(value, reason)
             self.blame_inside(node.children, reason)
 
     def original(self, value: Value) -> Value:
@@ -54,6 +59,10 @@ class Causes:
     def among(self, values: Iterable[Value]) -> Reason | None:
         """The first reason that one of the values has."""
         return next((self.of[value] for value in values if value in self.of), None)
+
+    def among_uses(self, values: Iterable[Value]) -> Reason | None:
+        """The first reason for which one of the values has other uses."""
+        return next((self.uses[value] for value in values if value in self.uses), None)
 
     def of_types(self, left: Op, right: Op) -> Reason | None:
         """The reason of an operand that has another type on the other side."""

@@ -109,7 +109,7 @@ class Comparison:
         """What a decomposition table has opened, on one side or on both."""
         a, b = pair.left, pair.right
         left, right = list(a.forward_ops()), list(b.forward_ops())
-        reason = self.reasons.table(pair)
+        reason = self.reasons.table(a.pieces, b.pieces) or self.reasons.mixed(pair)
         self._reason_of[a] = self._reason_of[b] = reason
         if a.pieces and b.pieces:
             self._sequence(left, right, "forward", pair)
@@ -251,14 +251,14 @@ class Comparison:
 
     def _sequence_gap(self, left: list[Op], right: list[Op], part: Part, pair: Pair | None) -> None:
         ops = (*left, *right)
-        reason = (
-            self.reasons.no_backward() if part == "backward" else self.reasons.of_choice(ops[0])
-        )
+        reason = self.reasons.no_backward() if part == "backward" else None
+        reason = reason or self.reasons.table(left, right) or self.reasons.of_choice(ops[0])
         if reason is None and pair is not None:
             both = pair.left.op, pair.right.op
+            around = (*both[0].operands, *both[1].operands)
             reason = self._reason_of.get(pair.left) or self.causes.followed(*both)
             reason = reason or self.causes.among(v for op in ops for v in op.operands)
-            reason = reason or self.causes.among((*both[0].operands, *both[1].operands))
+            reason = reason or self.causes.among(around) or self.causes.among_uses(around)
         reason = reason or self.reasons.rule(left, right)
         about = pair.left.op if pair is not None else ops[0]
         self._add(_kind(left, right), part, left, right, reason, about)

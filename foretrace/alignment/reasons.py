@@ -13,7 +13,7 @@ from foretrace.alignment.marked import Node
 from foretrace.alignment.pairing import Pair, constants, text
 from foretrace.alignment.settings import Settings
 from foretrace.explain.between import AGAIN
-from foretrace.explain.levels import TABLE, has_composite_kernel
+from foretrace.explain.levels import TABLE, has_composite_kernel, of_history
 from foretrace.ir.op import Choice, ModuleCall, Op, Value, target_name
 from foretrace.ir.tree import leaves
 from foretrace.ops.schemas import schema_of
@@ -81,14 +81,14 @@ class Reasons:
         return self._level(whole, opened, a, b)
 
     @staticmethod
-    def table(pair: Pair) -> Reason:
-        """A decomposition table was given to one cut, or two to both."""
-        given = [name for name, node in (("left", pair.left), ("right", pair.right)) if node.pieces]
-        what = (
-            f"that of the {given[0]} cut opens it"
-            if len(given) == 1
-            else "both open it, each in its way"
-        )
+    def table(left: Iterable[Op], right: Iterable[Op]) -> Reason | None:
+        """Where a decomposition table that was given to a cut has opened an op."""
+        sides = (("left", left), ("right", right))
+        given = [name for name, ops in sides if any(op.piece_of and not of_history(op) for op in ops)]
+        if not given:
+            return None
+        what = f"that of the {given[0]} cut opens it"
+        what = what if len(given) == 1 else "both open it, each in its way"
         return Reason("table", f"of the decomposition tables given, {what}", place_of(decompose))
 
     def _kernel(self, whole: Op, opened: Op, a: Side, b: Side) -> Reason:

@@ -75,13 +75,15 @@ def _ulps(a: Tensor, b: Tensor) -> float | None:
         return None
     if not a.numel():
         return 0.0
-    places = [_ordered(x.resolve_neg().to(dtype)) for x in (a, b)]
-    both_nan = a.isnan() & b.isnan()
-    return float(torch.where(both_nan, 0.0, (places[0] - places[1]).abs()).max())
+    mine, theirs = (_ordered(x.resolve_neg().to(dtype)) for x in (a, b))
+    near = (mine < 0) == (theirs < 0)  # else the difference of two of 64 bits may have no room
+    wide = mine.double().abs() + theirs.double().abs()
+    apart = torch.where(near, (mine - theirs).abs().double(), wide)
+    return float(torch.where(a.isnan() & b.isnan(), 0.0, apart).max())
 
 
 def _ordered(a: Tensor) -> Tensor:
     """The place of each number among all of its dtype; both zeros have one."""
     bits = a.contiguous().view(INTEGERS[a.dtype]).to(torch.int64)
     low = torch.iinfo(INTEGERS[a.dtype]).min
-    return torch.where(bits < 0, low - bits, bits).to(torch.float64)
+    return torch.where(bits < 0, low - bits, bits)
