@@ -60,6 +60,8 @@ def _fold(fold: Fold) -> Iterator[Row]:
     yield Row("what", first.kind, f"{times}{first.what}{part}", 1)
     for side, style in (("left", "left"), ("right", "right")):
         nodes: tuple[Seen, ...] = getattr(first, side)
+        if not nodes and first.kind.startswith("only"):
+            continue
         yield Row(style, side, _nodes(nodes, by_name=many == 1), 2)  # type: ignore[arg-type]
     for note in first.notes[:NOTES]:
         yield Row("note", "", note, 2)
@@ -71,15 +73,11 @@ def _at_once(fold: Fold) -> str:
     """Types and ends: which, and how they differ."""
     first = fold.first
     notes = f": {', '.join(first.notes)}" if first.notes else ""
-    named = [
-        (each.left or each.right)[0].name for each in fold.differences if each.left or each.right
-    ]
+    named = [seen.name for each in fold.differences for seen in (each.left or each.right)]
     if first.part in ("input", "output"):
         kind = "" if first.what == "input" else f"{first.what} "
         return f"{first.part} {kind}{listed(named, 4)}{_types(fold)}{notes}"
-    ops = sum(len(each.left) + len(each.right) for each in fold.differences)
-    count = len(fold.differences) if first.kind == "type" else ops
-    return f"{many(count, f'{first.part} op')}{notes}: {listed(named, 4)}"
+    return f"{many(len(named), f'{first.part} op')}{notes}: {listed(named, 4)}"
 
 
 def _types(fold: Fold) -> str:

@@ -84,7 +84,9 @@ class Reasons:
     def table(left: Iterable[Op], right: Iterable[Op]) -> Reason | None:
         """Where a decomposition table that was given to a cut has opened an op."""
         sides = (("left", left), ("right", right))
-        given = [name for name, ops in sides if any(op.piece_of and not of_history(op) for op in ops)]
+        given = [
+            name for name, ops in sides if any(op.piece_of and not of_history(op) for op in ops)
+        ]
         if not given:
             return None
         what = f"that of the {given[0]} cut opens it"

@@ -178,9 +178,9 @@ def test_another_dtype(lines: list[str]) -> None:
 def test_open_sizes(lines: list[str]) -> None:
     fn = function(lines)
     h0, w = inputs()
-    left, right = foretrace.capture(fn, (h0, w)), foretrace.capture(
-        fn, (h0, w), dynamic_shapes={"h0": {0: torch.export.Dim.AUTO}, "w": {0: torch.export.Dim.AUTO}}
-    )  # fmt: skip
+    rows = {0: torch.export.Dim.AUTO}
+    left = foretrace.capture(fn, (h0, w))
+    right = foretrace.capture(fn, (h0, w), dynamic_shapes={"h0": rows, "w": rows})
     found = explained(foretrace.diff(joint(left), joint(right)))
     assert {reason.kind for reason in found.reasons} == {"input"}
     assert all("size 3 is s" in reason.text for reason in found.reasons)
@@ -212,9 +212,10 @@ class Dropping(nn.Module):
 @given(st.sampled_from(UNARY), st.sampled_from(UNARY))
 def test_a_dropout_in_train_and_eval(before: str, after: str) -> None:
     x = inputs()[0]
-    cuts = []
-    for mode in (True, False):
-        cuts.append(joint(foretrace.capture(Dropping(before, after).train(mode), (x,))))
+    cuts = [
+        joint(foretrace.capture(Dropping(before, after).train(mode), (x,)))
+        for mode in (True, False)
+    ]
     found = foretrace.diff(*cuts)
     one_reason(found, "mode")
     assert found.reasons[0].text == "in training mode on the left, in eval mode on the right"
@@ -384,7 +385,12 @@ def test_unrelated_programs_are_refused() -> None:
 
 
 def test_a_run_finds_the_first_that_differs() -> None:
-    lines = ["h1 = torch.sin(h0)", "h2 = torch.mul(h1, {})", "h3 = torch.tanh(h2)", "return h3.sum()"]
+    lines = [
+        "h1 = torch.sin(h0)",
+        "h2 = torch.mul(h1, {})",
+        "h3 = torch.tanh(h2)",
+        "return h3.sum()",
+    ]
     left, right = (captured([line.format(n) for line in lines]) for n in ("2", "2.0001"))
     found = foretrace.diff(joint(left), joint(right), run=(inputs(), {}))
     first = found.measured.first
@@ -392,7 +398,7 @@ def test_a_run_finds_the_first_that_differs() -> None:
     x = inputs()[0].detach().sin()
     expected = (x * 2 - x * 2.0001).abs().max()
     assert first.largest == pytest.approx(float(expected))
-    assert [step.left for step in found.measured.steps][0] == "sin"
+    assert found.measured.steps[0].left == "sin"
     assert found.measured.steps[0].equal
     assert found.measured.steps[-1].left == "gradient of h0"
     assert "first       mul" in str(found)

@@ -493,9 +493,7 @@ def test_diff_runs_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--right", "joint,keep=rms_norm"], "no op of the program is rms_norm"),
     ],
 )
-def test_diff_refuses(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_diff_refuses(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", ATTENTION, *arguments]) == 2
     answer = capsys.readouterr()
     assert said in answer.err
