@@ -4,7 +4,8 @@ Every ```python block runs, in order, in one namespace per page; a line of a blo
 its page, so what an error or an explanation quotes can be found there. In every ```console block
 each `$ foretrace ...` and `$ python ...` line runs and exits with 0, or with N where the line ends
 with `# exit N`; the lines below it are lines that it prints, in this order (`...`: some are left
-out; the numbers of our own lines may be others). A block that is only to be looked at is fenced ```text.
+out; the numbers of our own lines may be others). A block that is only to be looked at is fenced
+```text.
 """
 
 import os
