@@ -46,7 +46,6 @@ class Reasons:
 
     def __init__(self, left: Side, right: Side, settings: Settings, causes: Causes) -> None:
         self.left, self.right, self.settings, self.causes = left, right, settings, causes
-        self.same_kind = left.kind == right.kind
 
     # ---- the cuts themselves --------------------------------------------------------------------
 
@@ -76,9 +75,18 @@ class Reasons:
         left_whole = pair.left.whole is not None
         whole, opened = (pair.left, pair.right) if left_whole else (pair.right, pair.left)
         a, b = (self.left, self.right) if left_whole else (self.right, self.left)
+        if whole.op.leaf and whole.op is opened.op:
+            return self._history(whole, opened)
         if whole.op.leaf:
             return self._kernel(whole.op, opened.op, a, b)
         return self._level(whole, opened, a, b)
+
+    def _history(self, whole: Node, opened: Node) -> Reason:
+        """One leaf of one record, which a cut that trains has in another form."""
+        ops = [*opened.history, *whole.history, *opened.forward_ops()]
+        found = next((r for r in map(self.of_choice, ops) if r is not None), None)
+        text = "a forward cut spells out what autograd follows; the others need not"
+        return found or Reason("history", text, place_of(forward_graph))
 
     @staticmethod
     def table(left: Iterable[Op], right: Iterable[Op]) -> Reason | None:

@@ -3,7 +3,7 @@
 import json
 import linecache
 from collections.abc import Callable
-from itertools import count
+from itertools import combinations, count
 from typing import Any
 
 import pytest
@@ -16,6 +16,8 @@ import foretrace
 from foretrace.cli.load import loaded
 from foretrace.compare.check import loss_of
 from tests.explained.test_explain import ROOT, example
+from tests.programs import CASES
+from tests.programs.registry import Case
 
 NUMBERS = count()
 UNARY = ("sin", "cos", "tanh", "sigmoid", "neg", "relu")
@@ -485,3 +487,24 @@ def test_no_difference_of_a_model_is_without_a_reason(name: str) -> None:
     policies = [program.pair(loss=loss, policy=p) for p in ("min_cut", "save_all")]
     for first, second in zip(*policies, strict=True):
         explained(foretrace.diff(first, second))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])
+def test_no_difference_in_the_zoo_is_without_a_reason(case: Case) -> None:
+    given_ = case.subject()
+    try:
+        program = foretrace.capture(given_.fn, given_.args, given_.kwargs)
+        cuts = [
+            program.cut(kind, **({"loss": case.loss} if kind == "joint" else {}))
+            for kind in case.cuts
+        ]
+        if "joint" in case.cuts:
+            cuts += program.pair(loss=case.loss)
+    except foretrace.Refusal as refusal:
+        if not case.may_refuse:
+            raise
+        pytest.xfail(f"{case.may_refuse}: {refusal}")
+    for left, right in combinations(cuts, 2):
+        explained(foretrace.diff(left, right))
