@@ -1,8 +1,8 @@
 """Which value of one cut is which of the other, and why a value is not what it is there."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from foretrace.alignment.difference import Reason
+from foretrace.alignment.difference import Found, Reason
 from foretrace.alignment.marked import Node
 from foretrace.ir.op import Op, Value
 
@@ -72,6 +72,18 @@ class Causes:
                 return self.of[mine]
         return self.among((*left.operands, *right.operands))
 
+    def apart(self, left: Op, right: Op, tree: Collection[Value]) -> bool:
+        """Whether two ops get operands that are not the same; `tree`: the values of the record."""
+        if len(left.operands) != len(right.operands):
+            return True
+        for mine, theirs in zip(left.operands, right.operands, strict=True):
+            a, b = self.original(mine), self.original(theirs)
+            known = self.other.get(a) or (a if a in tree else None)
+            back = self.other.get(b) or (b if b in tree else None)
+            if (known is not None or back is not None) and (known is not b or back is not a):
+                return True
+        return False
+
     def rewired(self, left: Op, right: Op) -> Iterator[tuple[Value, Value]]:
         """Operands that are another value on the other side, though each has a counterpart."""
         if len(left.operands) != len(right.operands):
@@ -92,4 +104,24 @@ class Causes:
                 and mine.type.requires_grad != theirs.type.requires_grad
             ):
                 return self.of[mine]
+        return None
+
+
+class Users:
+    """Which differences are about the ops that use a value."""
+
+    def __init__(self, ops: Iterable[Op], found: Sequence[Found]) -> None:
+        self.users: dict[Value, list[Op]] = {}
+        for op in ops:
+            for value in op.operands:
+                self.users.setdefault(value, []).append(op)
+        self.about = {op: each for each in found for op in (*each.left, *each.right)}
+
+    def reason(self, of: Found) -> Reason | None:
+        """That of the first op that uses what the difference is about."""
+        for op in (*of.left, *of.right):
+            for user in (u for out in op.outs for u in self.users.get(out, ())):
+                known = self.about.get(user)
+                if known is not None and known is not of and known.reason is not None:
+                    return known.reason
         return None

@@ -1,12 +1,13 @@
 """Walk two aligned trees and name every difference: the forward in order, then the backward."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import sympy
 import torch
 
-from foretrace.alignment.causes import Causes
+from foretrace.alignment.causes import Causes, Users
 from foretrace.alignment.difference import Found, Kind, Part, Reason
 from foretrace.alignment.given import Side, aspect_text, aspects
 from foretrace.alignment.marked import Marked, Node
@@ -211,9 +212,8 @@ class Comparison:
         self, left: Sequence[Op], right: Sequence[Op], about: Op, reason: Reason | None
     ) -> None:
         """The backward of what differs in the forward."""
-        if [*map(key_of, left)] == [*map(key_of, right)]:
-            for a, b in zip(left, right, strict=True):
-                self._matched(a, b, None)
+        if Counter(map(key_of, left)) == Counter(map(key_of, right)):
+            self._sequence(left, right, "backward", None)
         elif left or right:
             reason = self.reasons.no_backward() or reason
             self._add(_kind(left, right), "backward", left, right, reason, about)
@@ -225,7 +225,9 @@ class Comparison:
     ) -> None:
         """Ops that serve one op, on both sides in their order."""
         gap: tuple[list[Op], list[Op]] = ([], [])
-        for a, b in [*align(left, right, fit, key_of), (None, None)]:
+        one = self.causes.one_record and part == "backward"
+        steps = self._by_operands if one else _in_order
+        for a, b in [*steps(left, right), (None, None)]:
             if (a is None) != (b is None):
                 gap[a is None].append(a or b)  # type: ignore[arg-type]
                 continue
@@ -234,6 +236,23 @@ class Comparison:
             gap = ([], [])
             if a is not None and b is not None:
                 self._matched(a, b, pair)
+
+    def _by_operands(
+        self, left: Sequence[Op], right: Sequence[Op]
+    ) -> Iterator[tuple[Op | None, Op | None]]:
+        """Of one record: the same ops, in whatever order; what is left over comes last."""
+        waiting, over = list(right), list[Op]()
+        for a in left:
+            same = [b for b in waiting if not self.causes.apart(a, b, self.marked[0].values)]
+            b = max(same, key=partial(fit, a), default=None)
+            if b is None or not fit(a, b):
+                over.append(a)
+                continue
+            waiting.remove(b)
+            self.causes.match(a.outs, b.outs)
+            yield a, b
+        yield from ((a, None) for a in over)
+        yield from ((None, b) for b in waiting)
 
     def _matched(self, a: Op, b: Op, pair: Pair | None) -> None:
         self.matched.append((a, b))
@@ -287,7 +306,7 @@ class Comparison:
 
     def _settle(self) -> None:
         """What is there for others' sake is there for their reason; else what went in differs."""
-        used = _Users(self.left, self.right, self.found)
+        used = Users([*self.left.graph.ops, *self.right.graph.ops], self.found)
         waiting = [each for each in self.found if each.reason is None]
         for each in reversed(waiting):
             each.reason = used.reason(each)
@@ -300,25 +319,8 @@ class Comparison:
                 each.reason = each.reason or self.reasons.fallback(ops)
 
 
-class _Users:
-    """Which differences are about the ops that use a value."""
-
-    def __init__(self, left: Side, right: Side, found: Sequence[Found]) -> None:
-        self.users: dict[Value, list[Op]] = {}
-        for side in (left, right):
-            for op in side.graph.ops:
-                for value in op.operands:
-                    self.users.setdefault(value, []).append(op)
-        self.about = {op: each for each in found for op in (*each.left, *each.right)}
-
-    def reason(self, of: Found) -> Reason | None:
-        """That of the first op that uses what the difference is about."""
-        for op in (*of.left, *of.right):
-            for user in (u for out in op.outs for u in self.users.get(out, ())):
-                known = self.about.get(user)
-                if known is not None and known is not of and known.reason is not None:
-                    return known.reason
-        return None
+def _in_order(left: Sequence[Op], right: Sequence[Op]) -> Iterator[tuple[Op | None, Op | None]]:
+    return align(left, right, fit, key_of)
 
 
 def _follows(argument: object) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from foretrace.explain.levels import of_history, pieces_to
-from foretrace.ir.op import ModuleCall, Op
+from foretrace.ir.op import ModuleCall, Op, Value
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.walk import subgraphs_of
 
@@ -66,6 +66,8 @@ class Marked:
 
     def __init__(self, recorded: Recorded, graph: Graph) -> None:
         self._known: dict[tuple[int, object], Node] = {}
+        self.values: set[Value] = {item.value for item in recorded.inputs}
+        """all that the tree speaks of"""
         self.roots = [self._node(op, None) for op in recorded.ops]
         self.apart: list[Op] = []
         for op in _with_held(graph.ops):
@@ -73,6 +75,7 @@ class Marked:
 
     def _node(self, op: Op, above: Node | None) -> Node:
         node = Node(op, above)
+        self.values.update(op.outs)
         for key in _keys(op):
             self._known.setdefault(key, node)
         below = [inner for program in subgraphs_of(op) for inner in program.ops]
