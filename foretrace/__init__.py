@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 _HOMES: dict[str, str] = {
     "Cut": "foretrace.program",
+    "Diff": "foretrace.alignment.diff",
     "Explanation": "foretrace.explain.explanation",
     "Program": "foretrace.program",
     "Recapture": "foretrace.runtime.compiled",
@@ -19,6 +20,7 @@ _HOMES: dict[str, str] = {
     "aot_export_module": "foretrace.compat.aot",
     "capture": "foretrace.program",
     "compile": "foretrace.compat.compile",
+    "diff": "foretrace.alignment.diff",
     "export": "foretrace.compat.export",
     "rule": "foretrace.program",
 }

@@ -1,3 +1,4 @@
+from foretrace.alignment.diff import Diff, diff
 from foretrace.compat.aot import aot_export_module
 from foretrace.compat.aot_autograd import aot_autograd
 from foretrace.compat.compile import compile
@@ -12,6 +13,7 @@ __version__: str
 
 __all__ = [
     "Cut",
+    "Diff",
     "Explanation",
     "Program",
     "Recapture",
@@ -21,6 +23,7 @@ __all__ = [
     "aot_export_module",
     "capture",
     "compile",
+    "diff",
     "export",
     "rule",
 ]

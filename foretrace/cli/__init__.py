@@ -1,4 +1,4 @@
-"""The command line: `foretrace show`, `foretrace explain` and `foretrace check`."""
+"""The command line: `foretrace show`, `explain`, `diff` and `check`."""
 
 import sys
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ COMMANDS: dict[str, str] = {
     "show": "foretrace.cli.show",
     "explain": "foretrace.cli.explain",
     "check": "foretrace.cli.check",
+    "diff": "foretrace.cli.diff",
 }
 """Where each command's `run(options, screen)` is: help and complaints need no torch."""
 

@@ -1,6 +1,8 @@
 """What can be asked for at the command line."""
 
 import argparse
+import difflib
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeAlias
 
 from foretrace.errors import Refusal
@@ -21,6 +23,32 @@ LOSS = (
 POLICY = "what a forward cut saves for the backward one; default: min_cut, the fewest bytes"
 
 
+DTYPES = ("f16", "bf16", "f32", "f64")
+SIDE_OPTIONS = (
+    "train", "eval", "dynamic", *DTYPES, "keep=OP", "open=OP", "policy=P", "loss=N",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SideAsked:
+    """What `--left` or `--right` asks for."""
+
+    cut: str
+    target: str | None = None
+    mode: str | None = None
+    dtype: str | None = None
+    dynamic: bool = False
+    keep: tuple[str, ...] = ()
+    open: tuple[str, ...] = ()
+    policy: str = POLICIES[0]
+    loss: int | str | None = AUTO
+
+    @property
+    def captured(self) -> tuple[object, ...]:
+        """What a capture depends on: equal ones are one capture."""
+        return (self.target, self.mode, self.dtype, self.dynamic)
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose complaints are refusals."""
 
@@ -36,6 +64,7 @@ def parser() -> Parser:
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _show(commands)
     _explain(commands)
+    _diff(commands)
     _check(commands)
     return whole
 
@@ -52,6 +81,25 @@ def _explain(commands: Any) -> None:
     explain.add_argument("program", metavar="PROGRAM", help=PROGRAM)
     explain.add_argument("node", metavar="NODE", help="a node's name, as `show` prints it")
     _cut_options(explain, "joint")
+
+
+def _diff(commands: Any) -> None:
+    text = (
+        "Say where two cuts differ, aligned on the tree of the program, each difference with its"
+        " reason. A SIDE is CUT[@TARGET][,OPTION...]: `joint@cuda:sm90`, `joint,eval`,"
+        f" `forward,policy=save_all`. Options: {', '.join(SIDE_OPTIONS)}."
+    )
+    diff = commands.add_parser("diff", help="say where two cuts differ, and why", description=text)
+    add = diff.add_argument
+    add("program", metavar="PROGRAM", help=PROGRAM)
+    add("other", metavar="OTHER", nargs="?", help="the program of the right cut; default: the same")
+    add("--left", metavar="SIDE", type=side, help="the left cut; default: export, or --cut")
+    add("--right", metavar="SIDE", type=side, help="the right cut; default: joint, or --cut")
+    add("--cut", choices=CUTS, help="which graph of both; default with OTHER: export")
+    add("--node", metavar="NODE", help="only what a node of either cut is in")
+    add("--run", action="store_true", help="run both on one input: the first that differs in value")
+    add("--all", action="store_true", help="print every kind of difference, not the first of each")
+    _json(diff)
 
 
 def _check(commands: Any) -> None:
@@ -94,3 +142,38 @@ def loss(text: str) -> int | str | None:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is neither an index nor `none`")
     return int(text)
+
+
+def side(text: str) -> SideAsked:
+    """`joint@cuda:sm90,eval` as what it asks for."""
+    first, *options = text.split(",")
+    cut, _, target = first.partition("@")
+    if cut not in CUTS:
+        near = difflib.get_close_matches(cut, CUTS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(CUTS)}"
+        raise argparse.ArgumentTypeError(f"there is no cut {cut!r}: {hint}")
+    found = SideAsked(cut, target or None)
+    for option in options:
+        found = _with_option(found, option)
+    return found
+
+
+def _with_option(found: SideAsked, option: str) -> SideAsked:
+    name, _, value = option.partition("=")
+    if option in ("train", "eval"):
+        return replace(found, mode=option)
+    if option in DTYPES:
+        return replace(found, dtype=option)
+    if option == "dynamic":
+        return replace(found, dynamic=True)
+    if name == "keep" and value:
+        return replace(found, keep=(*found.keep, value))
+    if name == "open" and value:
+        return replace(found, open=(*found.open, value))
+    if name == "policy" and value in POLICIES:
+        return replace(found, policy=value)
+    if name == "loss" and value:
+        return replace(found, loss=loss(value))
+    raise argparse.ArgumentTypeError(
+        f"there is no option {option!r}: use {', '.join(SIDE_OPTIONS)}"
+    )

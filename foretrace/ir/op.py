@@ -46,6 +46,8 @@ class ModuleCall:
     class_name: str
     qualified_class: str
     outer: "ModuleCall | None" = None
+    training: bool | None = None
+    """the module's mode when it was called; None where a front end does not tell"""
 
     def stack(self) -> tuple["ModuleCall", ...]:
         """The calls from the outermost to this one."""

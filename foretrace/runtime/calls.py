@@ -51,7 +51,7 @@ class Called(Protocol):
 def run_forward(cut: Called, args: Any, kwargs: Any) -> Any:
     """Call a forward cut like the program: same outputs, same writes."""
     (cut,), flat, sizes = _at_sizes((cut,), args, kwargs)
-    with cut.calls.grad_mode(), _uncast():
+    with cut.calls.grad_mode(), uncast():
         results = mark(cut.graph_module(*flat), cut.untrained, flat)
     return finish(cut.calls.recorded, flat, sizes, results, (args, kwargs))[0]
 
@@ -65,7 +65,7 @@ def run_joint(
     # Some kernels do another thing under no_grad (mkldnn_rnn_layer keeps no workspace), so the
     # grad mode is eager's, and nothing is followed because nothing requires grad.
     detached = [*_detached(flat), *placed]
-    with torch.enable_grad(), _uncast():
+    with torch.enable_grad(), uncast():
         results = cut.graph_module(*detached)
     recorded = cut.calls.recorded
     results = mark_spent(recorded, results)
@@ -133,13 +133,13 @@ def run_half(module: fx.GraphModule, graph: Graph, args: Sequence[Any]) -> tuple
             f"the {graph.kind} cut takes {len(graph.inputs)} inputs, {len(args)} were given",
             kind="wrong call", do="pass what cut.signature lists as inputs, in order",
         )  # fmt: skip
-    with torch.enable_grad(), _uncast():  # as for a joint cut
+    with torch.enable_grad(), uncast():  # as for a joint cut
         results: tuple[Any, ...] = module(*_detached(args))
     return results
 
 
 @contextmanager
-def _uncast() -> Iterator[None]:
+def uncast() -> Iterator[None]:
     """Autocast is off while a graph runs: what it casts is an op of the graph."""
     with ExitStack() as stack:
         for device in torch_api.autocast_devices():

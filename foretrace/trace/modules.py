@@ -23,7 +23,8 @@ class ModuleCalls:
         recorder, kind = self.recorder, type(module)
         qualified = f"{kind.__module__}.{kind.__qualname__}"
         path = self.paths.get(id(module), kind.__name__)
-        call = ModuleCall(path, kind.__name__, qualified, recorder.module)
+        mode = vars(module).get("training")
+        call = ModuleCall(path, kind.__name__, qualified, recorder.module, mode)
         body: list[Op] = []
         origin = Origin(recorder.sources.here(), call, checkpoint=recorder.checkpoint)
         recorder.scope.append(Op(call, (), {}, None, (), origin=origin, below=body))

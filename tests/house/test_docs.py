@@ -3,7 +3,9 @@
 Every ```python block runs, in order, in one namespace per page; a line of a block is the line of
 its page, so what an error or an explanation quotes can be found there. In every ```console block
 each `$ foretrace ...` and `$ python ...` line runs and exits with 0, or with N where the line ends
-with `# exit N`. A block that is only to be looked at is fenced ```text.
+with `# exit N`; the lines below it are lines that it prints, in this order (`...`: some are left
+out; the numbers of our own lines may be others). A block that is only to be looked at is fenced
+```text.
 """
 
 import os
@@ -18,6 +20,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OUR_LINE = re.compile(r"(\bforetrace/[\w/]+\.py):\d+")
 COMMAND = re.compile(r"^\$ ((?:foretrace|python) .*?)(?:\s+# exit (\d+))?$", re.MULTILINE)
 
 
@@ -32,9 +35,34 @@ def blocks(page: Path, language: str) -> list[str]:
     return ["\n" * text.count("\n", 0, match.start(2)) + match[2] for match in found]
 
 
-def commands(page: Path) -> list[tuple[str, int]]:
-    found = [match for block in blocks(page, "console") for match in COMMAND.finditer(block)]
-    return [(match[1], int(match[2] or 0)) for match in found]
+def commands(page: Path) -> list[tuple[str, int, list[str]]]:
+    """Each command of a page, what it exits with, and what it is shown to print."""
+    found = []
+    for block in blocks(page, "console"):
+        for part in re.split(r"^(?=\$ )", block, flags=re.MULTILINE):
+            match = COMMAND.match(part)
+            if match is not None:
+                found.append((match[1], int(match[2] or 0), part.splitlines()[1:]))
+    return found
+
+
+def printed(lines: list[str]) -> list[str]:
+    """Lines to compare: without those left out, and without the numbers of our own lines."""
+    shown = [OUR_LINE.sub(r"\1", line.rstrip()) for line in lines]
+    return [line for line in shown if line.strip() not in ("", "...")]
+
+
+def missing(shown: list[str], said: list[str]) -> list[str]:
+    """What is shown and not said, in this order."""
+    rest = iter(printed(said))
+    return [line for line in printed(shown) if line not in rest]
+
+
+def test_what_is_shown_has_to_be_said_in_order() -> None:
+    assert not missing(["a", "...", "c"], ["a", "b", "c"])
+    assert missing(["c", "a"], ["a", "c"]) == ["a"]
+    assert not missing(["foretrace/x.py:3 f"], ["foretrace/x.py:4 f"])
+    assert missing(["mine.py:3 f"], ["mine.py:4 f"])
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
@@ -46,14 +74,14 @@ def test_python(page, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "status"),
+    ("command", "status", "shown"),
     [
         pytest.param(*found, id=f"{name(page)}: {found[0]}")
         for page in PAGES
         for found in commands(page)
     ],
 )
-def test_command(command, status):
+def test_command(command, status, shown):
     bin_folder = Path(sys.executable).parent
     program, *arguments = shlex.split(command)
     done = subprocess.run(
@@ -66,6 +94,7 @@ def test_command(command, status):
         timeout=300,
     )
     assert done.returncode == status, done.stdout + done.stderr
+    assert not missing(shown, done.stdout.splitlines()), done.stdout
 
 
 def test_the_readme_is_run():

@@ -19,6 +19,8 @@ PUBLIC = {
     "Recapture": ("reason", "at", "others", "seconds"),
     "rule": (),
     "Explanation": ("to_dict",),
+    "diff": (),
+    "Diff": ("differences", "groups", "reasons", "missing", "of", "measured", "to_dict"),
 }
 
 

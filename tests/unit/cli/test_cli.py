@@ -14,7 +14,7 @@ from foretrace.cli import main
 ROOT = Path(__file__).parents[3]
 ATTENTION = str(ROOT / "examples/attention.py")
 RMS_NORM = str(ROOT / "examples/rms_norm.py")
-COMMANDS = ("show", "explain", "check")
+COMMANDS = ("show", "explain", "check", "diff")
 
 pytestmark = pytest.mark.filterwarnings("always:a word of warning")
 
@@ -408,3 +408,100 @@ def test_a_reader_that_goes_away() -> None:
     )
     assert done.stdout == "class Export(torch.nn.Module):\n"
     assert done.stderr == ""
+
+
+# --------------------------------------------------------------------- diff
+
+
+def test_diff_names_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    left_right = ["--left", "joint", "--right", "joint@cuda:sm90"]
+    assert main(["diff", f"{RMS_NORM}:total", *left_right]) == 1
+    said = capsys.readouterr().out
+    assert "_fused_rms_norm has a kernel of its own on cuda:sm90, none on cpu" in said
+    assert "decided at  foretrace/targets/semantics.py:" in said
+    assert "rms_norm > _fused_rms_norm" in said
+    assert said.splitlines()[-1].endswith("2 differences, for 1 reason; 3 ops are the same")
+
+
+def test_diff_of_equal_cuts_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", ATTENTION, "--cut", "joint"]) == 0
+    said = capsys.readouterr().out
+    assert said == "joint@cpu (22 ops) and joint@cpu (22 ops): no difference; 22 ops are the same\n"
+
+
+def test_diff_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", ATTENTION, "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["programs"] == [ATTENTION, ATTENTION]
+    assert [said[side]["cut"] for side in ("left", "right")] == ["export@cpu", "joint@cpu"]
+    level, cut = said["groups"]
+    assert level["reason"]["kind"] == "level"
+    (((difference,),),) = [level["folds"]]
+    assert difference["kind"] == "opened"
+    assert difference["what"] == "scaled_dot_product_attention"
+    assert difference["at"]["line"] == 27
+    assert cut["reason"]["kind"] == "cut"
+    assert said["measured"] is None
+
+
+def test_diff_of_two_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", f"{ATTENTION}:four_d", f"{ATTENTION}:causal"]) == 1
+    said = capsys.readouterr().out
+    assert "Attention.is_causal is False on the left, True on the right" in said
+    assert "q, k and v have sizes [1, 1, 64, 16] on the left, [2, 4, 64, 16] on the right" in said
+
+
+def test_diff_takes_modes_dtypes_and_policies(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = ["--left", "export,train", "--right", "export,eval"]
+    assert main(["diff", "mine.py", *sides]) == 1
+    assert "in training mode on the left, in eval mode on the right" in capsys.readouterr().out
+    assert main(["diff", "mine.py", "--left", "joint", "--right", "joint,f64"]) == 1
+    assert "are f32 on the left, f64 on the right" in capsys.readouterr().out
+    halves = ["--left", "backward", "--right", "backward,policy=recompute_all"]
+    assert main(["diff", "mine.py", *halves]) == 1
+    assert "the backward runs it again" in capsys.readouterr().out
+    assert main(["diff", "mine.py", "--left", "joint", "--right", "joint,keep=linear"]) == 1
+    assert "keep= names linear in the right cut" in capsys.readouterr().out
+    assert main(["diff", "mine.py", "--left", "export", "--right", "export,dynamic"]) == 1
+    assert "open on the right only" in capsys.readouterr().out
+
+
+def test_diff_runs_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = ["--left", "joint", "--right", "joint,bf16", "--run"]
+    assert main(["diff", "mine.py", *sides]) == 1
+    said = capsys.readouterr().out
+    assert "run on the same input: " in said
+    assert "  first       " in said
+    same = ["--left", "aten", "--right", "aten", "--run", "--json"]
+    assert main(["diff", "mine.py", *same]) == 0
+    measured = json.loads(capsys.readouterr().out)["measured"]
+    assert measured["first"] is None
+    assert measured["equal"] == len(measured["steps"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--left", "jont"], "there is no cut 'jont': did you mean joint?"),
+        (["--left", "joint@cuda:sm9"], "unknown target: cuda:sm9"),
+        (["--left", "joint,fast"], "there is no option 'fast': use train, eval, dynamic"),
+        (["--node", "mmm"], "neither cut has a node 'mmm'"),
+        (["--left", "joint", "--right", "joint@cuda", "--run"], "cannot run here"),
+        ([f"{ROOT}/examples/resnet.py"], "the two cuts have nothing in common"),
+        (["--right", "joint,keep=rms_norm"], "no op of the program is rms_norm"),
+    ],
+)
+def test_diff_refuses(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", ATTENTION, *arguments]) == 2
+    answer = capsys.readouterr()
+    assert said in answer.err
+    assert "  do    " in answer.err
+    assert not answer.out
+
+
+def test_diff_of_one_node(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", ATTENTION, "--node", "_safe_softmax"]) == 1
+    assert "opened      scaled_dot_product_attention" in capsys.readouterr().out
+    assert main(["diff", ATTENTION, "--node", "sum_1"]) == 0

@@ -1,0 +1,127 @@
+"""Which value of one cut is which of the other, and why a value is not what it is there."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from foretrace.alignment.difference import Found, Reason
+from foretrace.alignment.marked import Node
+from foretrace.ir.op import Op, Value
+
+
+class Causes:
+    """Follows values through both cuts: what comes of a difference has its reason."""
+
+    def __init__(self, *, one_record: bool, copies: Mapping[Value, Value]) -> None:
+        self.one_record, self.copies = one_record, copies
+        self.other: dict[Value, Value] = {}
+        """the counterpart of a value, in both directions"""
+        self.of: dict[Value, Reason] = {}
+        """why a value has another type than its counterpart, or has none"""
+
+        self.uses: dict[Value, Reason] = {}
+        """why a value is used on one side by an op that the other side has not"""
+
+    def match(self, left: Sequence[Value], right: Sequence[Value]) -> None:
+        """These are the same values, one by one, as far as both sides have them."""
+        if len(left) == len(right):
+            for mine, theirs in zip(left, right, strict=True):
+                self.other[mine], self.other[theirs] = theirs, mine
+
+    def meet(self, left: Sequence[Value], right: Sequence[Value]) -> None:
+        """Operands of ops that are the same: what neither side has met before is the same."""
+        if len(left) == len(right):
+            for mine, theirs in zip(left, right, strict=True):
+                if not {mine, theirs} & (self.other.keys() | self.of.keys()):
+                    self.match([mine], [theirs])
+
+    def blame(self, values: Iterable[Value], reason: Reason) -> None:
+        """These values are what they are for this reason."""
+        for value in values:
+            self.of.setdefault(value, reason)
+
+    def blame_inside(self, nodes: Iterable[Node], reason: Reason) -> None:
+        """The same of all that ops make, and what they are made of makes."""
+        for node in nodes:
+            self.blame(node.op.outs, reason)
+            for value in node.op.operands:
+                self.uses.setdefault(value, reason)
+            self.blame_inside(node.children, reason)
+
+    def original(self, value: Value) -> Value:
+        """What a copy that is made for the backward is a copy of."""
+        return self.copies.get(value, value)
+
+    def counterpart(self, value: Value) -> Value | None:
+        """What the value is on the other side; in two cuts of one record, it is itself."""
+        found = self.other.get(value)
+        alone = found is None and value in self.of
+        return value if found is None and self.one_record and not alone else found
+
+    def among(self, values: Iterable[Value]) -> Reason | None:
+        """The first reason that one of the values has."""
+        return next((self.of[value] for value in values if value in self.of), None)
+
+    def among_uses(self, values: Iterable[Value]) -> Reason | None:
+        """The first reason for which one of the values has other uses."""
+        return next((self.uses[value] for value in values if value in self.uses), None)
+
+    def of_types(self, left: Op, right: Op) -> Reason | None:
+        """The reason of an operand that has another type on the other side."""
+        for mine in (*left.operands, *right.operands):
+            theirs = self.counterpart(mine)
+            if theirs is not None and mine in self.of and mine.type != theirs.type:
+                return self.of[mine]
+        return self.among((*left.operands, *right.operands))
+
+    def apart(self, left: Op, right: Op, tree: Collection[Value]) -> bool:
+        """Whether two ops get operands that are not the same; `tree`: the values of the record."""
+        if len(left.operands) != len(right.operands):
+            return True
+        for mine, theirs in zip(left.operands, right.operands, strict=True):
+            a, b = self.original(mine), self.original(theirs)
+            known = self.other.get(a) or (a if a in tree else None)
+            back = self.other.get(b) or (b if b in tree else None)
+            if (known is not None or back is not None) and (known is not b or back is not a):
+                return True
+        return False
+
+    def rewired(self, left: Op, right: Op) -> Iterator[tuple[Value, Value]]:
+        """Operands that are another value on the other side, though each has a counterpart."""
+        if len(left.operands) != len(right.operands):
+            return
+        mine_all, theirs_all = (map(self.original, op.operands) for op in (left, right))
+        for mine, theirs in zip(mine_all, theirs_all, strict=True):
+            expected, back = self.counterpart(mine), self.counterpart(theirs)
+            if expected is not None and back is not None and expected is not theirs:
+                yield mine, theirs
+
+    def followed(self, left: Op, right: Op) -> Reason | None:
+        """The reason of an operand that autograd follows on one side alone."""
+        for mine in left.operands:
+            theirs = self.counterpart(mine)
+            if (
+                theirs is not None
+                and mine in self.of
+                and mine.type.requires_grad != theirs.type.requires_grad
+            ):
+                return self.of[mine]
+        return None
+
+
+class Users:
+    """Which differences are about the ops that use a value."""
+
+    def __init__(self, ops: Iterable[Op], found: Sequence[Found]) -> None:
+        self.users: dict[Value, list[Op]] = {}
+        for op in ops:
+            for value in op.operands:
+                self.users.setdefault(value, []).append(op)
+        self.about = {op: each for each in found for op in (*each.left, *each.right)}
+
+    def reason(self, of: Found) -> Reason | None:
+        """That of the first op that uses what the difference is about."""
+        for op in (*of.left, *of.right):
+            for user in (u for out in op.outs for u in self.users.get(out, ())):
+                known = self.about.get(user)
+                if known is not None and known is not of and known.reason is not None:
+                    return known.reason
+        return None

@@ -1,0 +1,350 @@
+"""Why two cuts differ where they do, from what the trees hold."""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import torch
+
+from foretrace import torch_api
+from foretrace.alignment.causes import Causes
+from foretrace.alignment.difference import Reason, line_of, place_of
+from foretrace.alignment.given import Side
+from foretrace.alignment.marked import Node
+from foretrace.alignment.pairing import Pair, constants, text
+from foretrace.alignment.settings import Settings
+from foretrace.explain.between import AGAIN
+from foretrace.explain.levels import TABLE, has_composite_kernel, of_history
+from foretrace.ir.op import Choice, ModuleCall, Op, Value, target_name
+from foretrace.ir.tree import leaves
+from foretrace.ops.schemas import schema_of
+from foretrace.partition.policies import choose
+from foretrace.partition.split import SAVED_COPY, partition
+from foretrace.passes.cut import Level, forward_graph, joint_graph
+from foretrace.passes.decompose import decompose
+from foretrace.passes.live import live
+from foretrace.rules.derive import Derivatives
+from foretrace.targets.attention import WHAT as ATTENTION_KERNEL, choose_attention
+from foretrace.targets.semantics import TargetSemantics
+
+LEVEL, KERNEL = place_of(Level.whole), place_of(TargetSemantics.body_kernel)
+ABOUT: dict[str, str] = {
+    "export": "keeps ops as they are written",
+    "aten": "is opened down to the leaf ops",
+    "joint": "is opened down to where derivatives are",
+    "forward": "is a half of the joint cut, opened down to where derivatives are",
+    "backward": "is a half of the joint cut, opened down to where derivatives are",
+}
+ASPECTS: dict[type, str] = {torch.dtype: "dtype", torch.device: "target"}
+"""What a constant of such a type depends on"""
+FREE = "it is an input or a parameter, so it is there anyway"
+NAMED = 3
+"""Ops of the user's that a reason names; the others are counted."""
+
+
+class Reasons:
+    """Finds the one reason of each difference between two cuts."""
+
+    def __init__(self, left: Side, right: Side, settings: Settings, causes: Causes) -> None:
+        self.left, self.right, self.settings, self.causes = left, right, settings, causes
+
+    # ---- the cuts themselves --------------------------------------------------------------------
+
+    def no_backward(self) -> Reason | None:
+        """Where one cut has gradients and the other has none."""
+        a, b = self.left, self.right
+        if a.differentiates == b.differentiates:
+            return None
+        without, with_ = (b, a) if a.differentiates else (a, b)
+        place = place_of(joint_graph if with_.kind == "joint" else choose)
+        return Reason(
+            "cut",
+            f"the {without.kind} cut is the forward alone; the {with_.kind} cut has the gradients",
+            place,
+        )
+
+    def halves(self) -> Reason | None:
+        """Two different halves, or a half beside the whole."""
+        kinds = {self.left.kind, self.right.kind}
+        if len(kinds) == 1 or not kinds & {"forward", "backward"}:
+            return None
+        text = f"the left one is the {self.left.kind} cut, the right one the {self.right.kind} cut"
+        return Reason("cut", text, place_of(partition))
+
+    def mixed(self, pair: Pair) -> Reason:
+        """An op that is whole on one side and opened on the other."""
+        left_whole = pair.left.whole is not None
+        whole, opened = (pair.left, pair.right) if left_whole else (pair.right, pair.left)
+        a, b = (self.left, self.right) if left_whole else (self.right, self.left)
+        if whole.op.leaf and whole.op is opened.op:
+            return self._history(whole, opened)
+        if whole.op.leaf:
+            return self._kernel(whole.op, opened.op, a, b)
+        return self._level(whole, opened, a, b)
+
+    def _history(self, whole: Node, opened: Node) -> Reason:
+        """One leaf of one record, which a cut that trains has in another form."""
+        ops = [*opened.history, *whole.history, *opened.forward_ops()]
+        found = next((r for r in map(self.of_choice, ops) if r is not None), None)
+        text = "a forward cut spells out what autograd follows; the others need not"
+        return found or Reason("history", text, place_of(forward_graph))
+
+    @staticmethod
+    def table(left: Iterable[Op], right: Iterable[Op]) -> Reason | None:
+        """Where a decomposition table that was given to a cut has opened an op."""
+        sides = (("left", left), ("right", right))
+        given = [
+            name for name, ops in sides if any(op.piece_of and not of_history(op) for op in ops)
+        ]
+        if not given:
+            return None
+        what = f"that of the {given[0]} cut opens it"
+        what = what if len(given) == 1 else "both open it, each in its way"
+        return Reason("table", f"of the decomposition tables given, {what}", place_of(decompose))
+
+    def _kernel(self, whole: Op, opened: Op, a: Side, b: Side) -> Reason:
+        """A leaf on one target that another target takes apart."""
+        name = target_name(whole.target)
+        chosen = self.choices(*((whole, opened) if a is self.left else (opened, whole)))
+        if chosen is not None:
+            return chosen
+        if whole.choice is not None and a.target != b.target and has_composite_kernel(whole):
+            text = f"{name} has a kernel of its own on {a.target.name}, none on {b.target.name}"
+            return Reason("choice", text, KERNEL)
+        found = self.causes.among((*whole.operands, *opened.operands)) or self.settings.pick(
+            "target"
+        )
+        return found or self.unknown(f"{name} is opened on one side")
+
+    def _level(self, whole: Node, opened: Node, a: Side, b: Side) -> Reason:
+        name, side = target_name(whole.op.target), "left" if a is self.left else "right"
+        written = a.kind == "export" and Level(written=True).whole(whole.op)
+        if not written:
+            return Reason("keep", f"keep= names {name} in the {side} cut", LEVEL)
+        if b.kind != "export":
+            text = f"the export cut {ABOUT['export']}; the {b.kind} cut {ABOUT[b.kind]}"
+            return Reason("level", text, LEVEL)
+        if opened.op.opened and opened.op.choice is not None:
+            return Reason("choice", _told(opened.op.choice), LEVEL)
+        other = "right" if a is self.left else "left"
+        return Reason("keep", f"open= names {name} in the {other} cut", LEVEL)
+
+    # ---- one op, two bodies ---------------------------------------------------------------------
+
+    def choices(self, left: Op, right: Op) -> Reason | None:
+        """Two choices that came out differently, and what that goes back to."""
+        a, b = left.choice, right.choice
+        if a is None or b is None or a.what != b.what or a.value == b.value:
+            return None
+        if constants(left) != constants(right):
+            root: Reason | None = self.argument(left, right)
+        else:
+            root = self.causes.of_types(left, right) or self.settings.pick("target")
+        place = place_of(choose_attention) if a.what == ATTENTION_KERNEL else KERNEL
+        return Reason(
+            "choice", f"{a.what} is {a.value} on the left, {b.value} on the right", place, root
+        )
+
+    def body(self, pair: Pair) -> Reason:
+        """The two bodies of an op that both cuts open are not the same."""
+        a, b = pair.left.op, pair.right.op
+        if chosen := self.choices(a, b):
+            return chosen
+        if constants(a) != constants(b):
+            return self.argument(a, b)
+        found = self.causes.of_types(a, b) or self.settings.pick("target")
+        return found or self.unknown(f"the bodies of {target_name(a.target)} differ")
+
+    def written(self, left: Sequence[Node], right: Sequence[Node]) -> Reason:
+        """What the program's own Python called on one side and not on the other."""
+        nodes = (*left, *right)
+        if (mode := self._mode_around(node.op for node in nodes)) is not None:
+            return mode
+        if (found := self.settings.only_one) is not None:
+            return found
+        if not self.settings.other_program:
+            found = self.causes.among(v for node in nodes for v in node.op.operands)
+            ops = [op for node in nodes for op in node.forward_ops()]
+            if found := found or self.settings.of_symbols(ops) or self.settings.together:
+                return found
+        mine, theirs = _called(left), _called(right)
+        if mine and theirs:
+            what = f"the left program calls {mine}, the right one {theirs}"
+        else:
+            what = f"only the {'left' if mine else 'right'} program calls {mine or theirs}"
+        return Reason("program", what, _lines([node.op for node in nodes]))
+
+    def _mode_around(self, ops: Iterable[Op]) -> Reason | None:
+        """The modes of the modules, where that of a module around one of the ops differs."""
+        modes = self.settings.by_aspect.get("mode")
+        around = (op.origin.module for op in ops)
+        return (
+            modes[0] if modes and any(m and m.path in self.settings.modes for m in around) else None
+        )
+
+    # ---- one op, other arguments or types -------------------------------------------------------
+
+    def argument(self, a: Op, b: Op, differ: "Sequence[Argument]" = ()) -> Reason:
+        """The same op with other constants; `differ`: those that are asked about, else all."""
+        differ = differ or arguments_that_differ(a, b)
+        kinds = {type(leaf) for _, pair in differ for leaf in pair}
+        sure = [aspect for kind, aspect in ASPECTS.items() if kind in kinds]
+        known = [reason for aspect in sure for reason in self.settings.by_aspect.get(aspect, ())]
+        pairs = [both for _, pair in differ for both in _leaf_pairs(*pair)]
+        found = known[0] if known else self.settings.of_values(pairs) or self._mode_around((a, b))
+        found = found or self.causes.of_types(a, b)
+        if found is None and not self.settings.other_program:
+            found = self.settings.of_symbols([a, b]) or self.settings.pick("shape")
+            found = found or self.settings.together
+        if found is not None:
+            return found
+        told = "; ".join(argument_text(each) for each in differ) or "its arguments differ"
+        return Reason("argument", f"{target_name(a.target)}: {told}", _lines([a, b]))
+
+    def type(self, a: Op, b: Op, above: Pair | None, aspect: str) -> Reason:
+        """The same op gives another type."""
+        if found := self.causes.of_types(a, b):
+            return found
+        shapes = [
+            both
+            for x, y in zip(a.outs, b.outs, strict=False)
+            for both in _leaf_pairs(x.type.shape, y.type.shape)
+        ]
+        if found := self.settings.of_values(shapes):
+            return found
+        if constants(a) != constants(b):
+            return self.argument(a, b)
+        while above is not None:
+            if chosen := self.choices(above.left.op, above.right.op):
+                return chosen
+            above = above.above
+        found = self.settings.of_symbols([a, b]) if aspect in ("shape", "strides") else None
+        found = found or self.settings.pick(aspect, "target")
+        return found or self.unknown(f"{target_name(a.target)} gives another type")
+
+    def rewired(self, a: Op, b: Op) -> Reason:
+        """The same op with other operands."""
+        found = self.settings.pick() or (
+            None if self.settings.other_program else self.settings.together
+        )
+        return found or Reason(
+            "program", f"{target_name(a.target)} gets other tensors", _lines([a, b])
+        )
+
+    # ---- the rest -------------------------------------------------------------------------------
+
+    def rule(self, a: Sequence[Op], b: Sequence[Op]) -> Reason | None:
+        """Two rules for the derivative of one op."""
+        names = [sorted({op.rule.name for op in ops if op.rule is not None}) for ops in (a, b)]
+        if not all(names) or names[0] == names[1]:
+            return None
+        told = " on the left, ".join(", ".join(each) for each in names)
+        return Reason("rule", f"the derivative is {told} on the right", place_of(Derivatives.rule))
+
+    def policy(self, op: Op) -> Reason | None:
+        """Of two halves: why an op runs in one of them alone, or again."""
+        if found := self.halves() or self.saved(op.outs):
+            return found
+        if "backward" in (self.left.kind, self.right.kind) and op.because is None:
+            return Reason("policy", AGAIN, place_of(choose))
+        return None
+
+    def saved(self, values: Iterable[Value]) -> Reason | None:
+        """Why the forward of one pair hands a value to its backward."""
+        wanted = set(values)
+        for name, side in (("left", self.left), ("right", self.right)):
+            pair = side.cut.pair
+            for saved in pair.saved if pair is not None else ():
+                if isinstance(saved.value, Value) and saved.value in wanted:
+                    why = FREE if saved.free else saved.reason
+                    return Reason("policy", f"the {name} pair saves it: {why}", place_of(choose))
+        return None
+
+    def unused(self, *, on_left: bool) -> Reason | None:
+        """Of two cuts of one record: no output of the other needs it."""
+        if self.left.recorded is not self.right.recorded:
+            return None
+        other = self.right if on_left else self.left
+        return Reason(
+            "unused", f"no output of the {other.kind} cut needs what it makes", place_of(live)
+        )
+
+    def of_choice(self, op: Op) -> Reason | None:
+        """Of an op that a pass has put there: why it did."""
+        choice = op.choice
+        if choice is None:
+            return None
+        place = place_of(choose if choice.what == SAVED_COPY else forward_graph)
+        return Reason("table" if choice.what == TABLE else "history", choice.reason, place)
+
+    def fallback(self, ops: Sequence[Op]) -> Reason:
+        """Whatever differs in what went in; or the program itself."""
+        found = self.settings.only_one or self.settings.of_symbols(ops) or self.settings.together
+        if found is not None:
+            return found
+        if self.settings.other_program:
+            return Reason("program", "the programs differ", _lines(ops))
+        return self.unknown(f"{', '.join(target_name(op.target) for op in ops[:NAMED])}")
+
+    def unknown(self, what: str) -> Reason:
+        """All that differs in what went in; else a defect of foretrace, told as one."""
+        return self.settings.together or Reason("unknown", f"MISSING: why {what} is not known")
+
+
+# ---- words ---------------------------------------------------------------------------------------
+
+
+def _told(choice: Choice) -> str:
+    return f"{choice.what} is {choice.value}: {choice.reason}"
+
+
+def _called(nodes: Sequence[Node]) -> str:
+    names = list(dict.fromkeys(op_name(node.op) for node in nodes))
+    more = len(names) - NAMED
+    return ", ".join([*names[:NAMED], *([f"{more} more"] if more > 0 else [])])
+
+
+def op_name(op: Op) -> str:
+    """`mm`; of a module call its class."""
+    return op.target.class_name if isinstance(op.target, ModuleCall) else target_name(op.target)
+
+
+def _lines(ops: Iterable[Op]) -> str:
+    frames = dict.fromkeys(op.origin.frame for op in ops if op.origin.frame is not None)
+    return " | ".join([line_of(frame) for frame in frames][:2])
+
+
+Argument: TypeAlias = tuple[str, tuple[object, object]]
+"""The name of an argument, and its constants on both sides"""
+
+
+def arguments_that_differ(a: Op, b: Op) -> list[Argument]:
+    """The constants that differ, by the names that the schema has for them."""
+    mine, theirs = _named(a), _named(b)
+    return [
+        (name, (mine.get(name), theirs.get(name)))
+        for name in dict.fromkeys((*mine, *theirs))
+        if text(mine.get(name)) != text(theirs.get(name))
+        and not isinstance(mine.get(name), Value) and not isinstance(theirs.get(name), Value)
+    ]  # fmt: skip
+
+
+def _leaf_pairs(left: object, right: object) -> list[tuple[object, object]]:
+    """The constants of two arguments of one form, one by one."""
+    mine, theirs = leaves(left), leaves(right)
+    both = zip(mine, theirs, strict=True) if len(mine) == len(theirs) else ()
+    return [(a, b) for a, b in both if text(a) != text(b)]
+
+
+def _named(op: Op) -> dict[str, object]:
+    func, args = op.called
+    if hasattr(func, "overloadpacket"):
+        arguments = torch_api.schema_of(func).arguments
+        defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+        return defaults | dict(schema_of(func).bind(args, op.kwargs))
+    return {**{str(n): item for n, item in enumerate(args)}, **op.kwargs}
+
+
+def argument_text(differing: Argument) -> str:
+    """`train is True on the left, False on the right`."""
+    name, (left, right) = differing
+    return f"{name} is {text(left)} on the left, {text(right)} on the right"

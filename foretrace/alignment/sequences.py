@@ -1,0 +1,83 @@
+"""Two sequences beside each other: the alignment of the greatest score."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from difflib import SequenceMatcher
+from typing import TypeVar
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+FULL = 15
+"""The score of two items that are the same in every respect; of two that do not fit it is 0."""
+CELLS = 400_000
+"""Pairs of items that are looked at one by one; with more, runs of equal items are looked for."""
+
+
+def align(
+    left: Sequence[A], right: Sequence[B], score: Callable[[A, B], int],
+    key: Callable[[A | B], Hashable],
+) -> Iterator[tuple[A | None, B | None]]:  # fmt: skip
+    """Pairs in order; None stands beside what has no counterpart.
+
+    Args:
+        left: the one.
+        right: the other.
+        score: how well two items fit, from 0 (not at all) to FULL.
+        key: equal for items that fit; it is asked where the sequences are long.
+    """
+    start, end = 0, 0
+    short = min(len(left), len(right))
+    while start < short and score(left[start], right[start]) == FULL:
+        start += 1
+    while end < short - start and score(left[-1 - end], right[-1 - end]) == FULL:
+        end += 1
+    yield from zip(left[:start], right[:start], strict=True)
+    inner = left[start : len(left) - end], right[start : len(right) - end]
+    if len(inner[0]) * len(inner[1]) <= CELLS:
+        yield from _best(*inner, score)
+    else:
+        yield from _by_runs(*inner, score, key)
+    yield from zip(left[len(left) - end :], right[len(right) - end :], strict=True)
+
+
+def _best(
+    left: Sequence[A], right: Sequence[B], score: Callable[[A, B], int]
+) -> Iterator[tuple[A | None, B | None]]:
+    """Needleman and Wunsch's, without a price for gaps."""
+    width = len(right)
+    scores = [[score(a, b) for b in right] for a in left]
+    best = [[0] * (width + 1) for _ in range(len(left) + 1)]
+    for i in range(len(left) - 1, -1, -1):
+        row, below, mine = best[i], best[i + 1], scores[i]
+        for j in range(width - 1, -1, -1):
+            fit = mine[j]
+            row[j] = max(below[j], row[j + 1], below[j + 1] + fit if fit else 0)
+    i = j = 0
+    while i < len(left) and j < width:
+        fit = scores[i][j]
+        if fit and best[i][j] == best[i + 1][j + 1] + fit:
+            yield left[i], right[j]
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            yield left[i], None
+            i += 1
+        else:
+            yield None, right[j]
+            j += 1
+    yield from ((a, None) for a in left[i:])
+    yield from ((None, b) for b in right[j:])
+
+
+def _by_runs(
+    left: Sequence[A], right: Sequence[B], score: Callable[[A, B], int],
+    key: Callable[[A | B], Hashable],
+) -> Iterator[tuple[A | None, B | None]]:  # fmt: skip
+    matcher = SequenceMatcher(None, [*map(key, left)], [*map(key, right)], autojunk=False)
+    for kind, i, i_end, j, j_end in matcher.get_opcodes():
+        if kind == "equal":
+            yield from zip(left[i:i_end], right[j:j_end], strict=True)
+        elif (i_end - i) * (j_end - j) <= CELLS:
+            yield from _best(left[i:i_end], right[j:j_end], score)
+        else:
+            yield from ((a, None) for a in left[i:i_end])
+            yield from ((None, b) for b in right[j:j_end])
