@@ -19,6 +19,8 @@ _HOMES: dict[str, str] = {
     "aot_export_module": "foretrace.compat.aot",
     "capture": "foretrace.program",
     "compile": "foretrace.compat.compile",
+    "dispatch": "foretrace.dispatcher.resolve",
+    "dispatch_trace": "foretrace.dispatcher.trace",
     "export": "foretrace.compat.export",
     "rule": "foretrace.program",
 }

@@ -1,4 +1,4 @@
-"""The command line: `foretrace show`, `foretrace explain` and `foretrace check`."""
+"""The command line: `foretrace show`, `explain`, `check`, `dispatch`, `targets`, `doctor`."""
 
 import sys
 from collections.abc import Sequence
@@ -14,6 +14,9 @@ COMMANDS: dict[str, str] = {
     "show": "foretrace.cli.show",
     "explain": "foretrace.cli.explain",
     "check": "foretrace.cli.check",
+    "dispatch": "foretrace.cli.dispatch",
+    "targets": "foretrace.cli.targets",
+    "doctor": "foretrace.cli.doctor",
 }
 """Where each command's `run(options, screen)` is: help and complaints need no torch."""
 

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 ROOMS = (
     *("errors", "torch_api", "frames", "symbols", "ir", "tensors", "ops", "mutation", "trace"),
     *("rules", "targets", "python_state", "recording", "emit", "history", "branches", "passes"),
-    *("partition", "guards", "runtime", "backends", "explain", "compare", "program", "compat"),
-    *("cli", "__init__", "__main__"),
+    *("partition", "guards", "runtime", "backends", "dispatcher", "explain", "compare"),
+    *("program", "compat", "cli", "__init__", "__main__"),
 )
 FUNCTION_LINES, FUNCTION_LINES_P90, ROOM_FILES, COLUMNS = 40, 20, 14, 100
 
