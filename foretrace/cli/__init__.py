@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     screen = Screen(json="--json" in words)
     try:
         options = parser().parse_args(words)
+        options.words = words
         command = import_module(COMMANDS[options.command])
         with screen.quiet_warnings():
             done: int = command.run(options, screen)

@@ -23,6 +23,11 @@ FACTS: dict[str, str] = {
     "targets": "list the devices to capture for, and by what each is verified",
     "doctor": "print versions, build and switches: what an issue report needs",
 }
+BREAK = (
+    "capture again under pdb and stop at a step, as the rows of `break` call them: line (default),"
+    " recorded, types, meta, opened, choice, rule, backward, ..."
+)
+STOP_AT = argparse.SUPPRESS
 POLICY = "what a forward cut saves for the backward one; default: min_cut, the fewest bytes"
 
 
@@ -58,6 +63,10 @@ def _explain(commands: Any) -> None:
     explain = commands.add_parser("explain", help="say why a node is there", description=text)
     explain.add_argument("program", metavar="PROGRAM", help=PROGRAM)
     explain.add_argument("node", metavar="NODE", help="a node's name, as `show` prints it")
+    explain.add_argument(
+        "--break", dest="stop", metavar="STEP", nargs="?", const="line", help=BREAK
+    )
+    explain.add_argument("--stop-at", nargs=3, metavar=("FILE", "LINE", "IF"), help=STOP_AT)
     _cut_options(explain, "joint")
 
 
