@@ -39,13 +39,23 @@ def _place(step: str, explanation: Explanation) -> Place:
     raise Refusal(what, kind="wrong use", do=f"name one of: {steps}")
 
 
+class Debugger(pdb.Pdb):
+    """pdb; when it goes on, it holds nothing of the frame, so that no tensor outlives its call."""
+
+    def forget(self) -> None:
+        """Also the frame's locals, which Python 3.11 keeps."""
+        super().forget()
+        self.curframe_locals: dict[str, object] = {}
+
+
 def stop_at(options: Options, file: str, line: str, condition: str) -> int:
     """Capture, cut and explain under pdb."""
-    debugger = pdb.Pdb()
+    debugger = Debugger()
     wrong = debugger.set_break(file, int(line), cond=condition or None)
     if wrong:
         raise Refusal(f"pdb cannot stop at {file}:{line}: {wrong}", kind="wrong use")
     debugger.reset()
+    debugger.botframe = sys._getframe()  # else it stops at the first line of all
     debugger.set_continue()
     sys.settrace(debugger.trace_dispatch)
     try:

@@ -37,11 +37,10 @@ def operator(op: Any) -> Any:
     if isinstance(op, torch_api.OpOverload):
         return op
     name = str(op).removeprefix(PREFIX)
-    if "::" in name and torch_api.is_registered(name):
-        space, _, rest = name.partition("::")
+    space, _, rest = name.partition("::") if "::" in name else name.partition(".")
+    if torch_api.is_registered(f"{space}::{rest.removesuffix('.default')}"):
         packet, _, wanted = rest.partition(".")
         return _overload(space, packet, wanted)
-    space, _, rest = name.partition("::") if "::" in name else name.partition(".")
     known = _overloads()
     if (space, rest.partition(".")[0]) not in known:
         space, rest = (DEFAULT, name) if "::" not in name else (space, rest)

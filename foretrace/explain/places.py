@@ -97,6 +97,8 @@ def _places(link: Link, op: str, above: str, served: str, table: RuleTable) -> I
         yield ours("recorded", Recorder.__torch_dispatch__, OF_FUNC.format(op))
         yield from _types(op)
     elif link.kind == "opened":
+        if "choice" in link.facts:
+            yield from _choosing(link.facts["choice"]["what"])
         yield from _opening(link.facts.get("by"), above)
         yield from _types(op)
     elif link.kind in ("leaf", "whole"):

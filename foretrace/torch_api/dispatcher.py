@@ -24,8 +24,10 @@ def operator_names() -> tuple[str, ...]:
 
 def is_registered(op: str) -> bool:
     """Whether there is such an operator."""
-    found: bool = _C._dispatch_has_kernel(op)
-    return found
+    try:
+        return bool(_C._dispatch_has_kernel(op))
+    except RuntimeError:  # it is no name
+        return False
 
 
 def registrations_text(op: str) -> str:
