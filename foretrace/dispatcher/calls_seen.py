@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from foretrace.dispatcher.table import Served
@@ -109,7 +110,8 @@ class ProgramRaised(Refusal):
 
 
 def _where(row: Ran) -> str:
-    line = "no line of yours" if row.frame is None else str(row.frame)
+    here = f"{Path.cwd()}/"
+    line = "no line of yours" if row.frame is None else str(row.frame).removeprefix(here)
     if row.node is None:
         return line
     return f"{row.node}, in a backward" + (f" that is asked for at {line}" if row.frame else "")

@@ -113,6 +113,7 @@ from foretrace.torch_api.functions import (
 from foretrace.torch_api.graphs import (
     LazyGraphModule as LazyGraphModule,
     append_node as append_node,
+    log_graph as log_graph,
     set_meta as set_meta,
 )
 from foretrace.torch_api.inductor import (
