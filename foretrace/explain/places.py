@@ -74,7 +74,7 @@ def with_places(links: Sequence[Link], table: RuleTable) -> list[Link]:
     for link in links:
         op = link.facts.get("op", "")
         path = with_places(link.path, table)
-        served = next((each.facts["op"] for each in links if each.kind == "because"), op)
+        served = next((each.facts.get("op", op) for each in links if each.kind == "because"), op)
         places = tuple(_places(link, op, above, served, table))
         found.append(replace(link, places=places, path=tuple(path)))
         above = op or above

@@ -80,6 +80,12 @@ LOGGER = "torch.foretrace"
 """A name below torch's, as it gives its handlers to no other"""
 
 
+def _is_traced() -> bool:
+    """Whether TORCH_TRACE names a folder; torch itself asks only whether it has any handler."""
+    handlers = torch._logging._internal.trace_log.handlers
+    return any(getattr(each, "root_dir", None) is not None for each in handlers)
+
+
 def log_graph(kind: str, module: fx.GraphModule) -> None:
     """Show a graph where TORCH_LOGS or TORCH_TRACE asks for it; these are private to torch."""
     artifact, name = LOGGED.get(kind, LOGGED["aten"])
@@ -91,4 +97,5 @@ def log_graph(kind: str, module: fx.GraphModule) -> None:
 
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("foretrace, %s cut\n%s", kind, text())
-    torch._logging._internal.trace_structured(name, payload_fn=text, expect_trace_id=False)
+    if _is_traced():
+        torch._logging._internal.trace_structured(name, payload_fn=text, expect_trace_id=False)
