@@ -21,6 +21,8 @@ _HOMES: dict[str, str] = {
     "capture": "foretrace.program",
     "compile": "foretrace.compat.compile",
     "diff": "foretrace.alignment.diff",
+    "dispatch": "foretrace.dispatcher.resolve",
+    "dispatch_trace": "foretrace.dispatcher.trace",
     "export": "foretrace.compat.export",
     "rule": "foretrace.program",
 }

@@ -3,6 +3,8 @@ from foretrace.compat.aot import aot_export_module
 from foretrace.compat.aot_autograd import aot_autograd
 from foretrace.compat.compile import compile
 from foretrace.compat.export import export
+from foretrace.dispatcher.resolve import dispatch
+from foretrace.dispatcher.trace import dispatch_trace
 from foretrace.errors import Refusal
 from foretrace.explain.explanation import Explanation
 from foretrace.ir.program import Target
@@ -24,6 +26,8 @@ __all__ = [
     "capture",
     "compile",
     "diff",
+    "dispatch",
+    "dispatch_trace",
     "export",
     "rule",
 ]

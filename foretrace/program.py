@@ -312,7 +312,8 @@ class Cut:
         """
         recorded, module = self.program.recorded, self.graph_module
         with Asked("capture", recorded.requires.defined):
-            return explain(recorded, self.graph, module, name, self.pair)
+            table = self.program.semantics.table
+            return explain(recorded, self.graph, module, name, table, self.pair)
 
     def __call__(
         self, *args: Any, tangents: Sequence[torch.Tensor] | None = None, **kwargs: Any

@@ -15,7 +15,6 @@ from foretrace.alignment.printed import Row, many
 from foretrace.compare.amount import Step, amount
 from foretrace.errors import Refusal
 from foretrace.guards.calls import CallGuards, number
-from foretrace.guards.small import SmallSizes
 from foretrace.ir.names import calls_target
 from foretrace.ir.op import Op, Tree, Value
 from foretrace.ir.program import Input
@@ -186,7 +185,6 @@ def _run(side: Side, given: Given, seed: int) -> Values:
 def inputs(cut: Any, given: Given) -> tuple[list[Any], Numbers]:
     """The graph's inputs, from a call whose tensors are cast to what the capture saw."""
     guards: CallGuards = cut.program.calls
-    small: SmallSizes | None = cut.small
     leaves, structure = take_apart((tuple(given[0]), given[1]))
     types = {item.argument: item.value.type for item in guards.recorded.inputs}
     cast, place = [], 0
@@ -198,7 +196,7 @@ def inputs(cut: Any, given: Given) -> tuple[list[Any], Numbers]:
         else:
             cast.append(leaf)
     args, kwargs = structure.build(iter(cast))
-    return guards.inputs(args, kwargs, small)
+    return guards.inputs(args, kwargs)
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

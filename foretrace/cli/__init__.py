@@ -1,4 +1,4 @@
-"""The command line: `foretrace show`, `explain`, `diff` and `check`."""
+"""The command line: `foretrace show`, `explain`, `diff`, `check`, `dispatch`, `targets`, `doctor`."""
 
 import sys
 from collections.abc import Sequence
@@ -15,6 +15,9 @@ COMMANDS: dict[str, str] = {
     "explain": "foretrace.cli.explain",
     "check": "foretrace.cli.check",
     "diff": "foretrace.cli.diff",
+    "dispatch": "foretrace.cli.dispatch",
+    "targets": "foretrace.cli.targets",
+    "doctor": "foretrace.cli.doctor",
 }
 """Where each command's `run(options, screen)` is: help and complaints need no torch."""
 
@@ -29,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     screen = Screen(json="--json" in words)
     try:
         options = parser().parse_args(words)
+        options.words = words
         command = import_module(COMMANDS[options.command])
         with screen.quiet_warnings():
             done: int = command.run(options, screen)

@@ -20,6 +20,16 @@ LOSS = (
     "which output the joint, forward and backward cuts differentiate; `none`: the gradients of all"
     " outputs are inputs; default: 0 if output 0 is a scalar that requires grad, else none"
 )
+MODES = "no_grad, inference, autocast, torch_dispatch, fake, functionalize, python_dispatcher"
+FACTS: dict[str, str] = {
+    "targets": "list the devices to capture for, and by what each is verified",
+    "doctor": "print versions, build and switches: what an issue report needs",
+}
+BREAK = (
+    "capture again under pdb and stop at a step, as the rows of `break` call them: line (default),"
+    " recorded, types, meta, opened, choice, rule, backward, ..."
+)
+STOP_AT = argparse.SUPPRESS
 POLICY = "what a forward cut saves for the backward one; default: min_cut, the fewest bytes"
 
 
@@ -66,6 +76,8 @@ def parser() -> Parser:
     _explain(commands)
     _diff(commands)
     _check(commands)
+    _dispatch(commands)
+    _facts(commands)
     return whole
 
 
@@ -80,6 +92,10 @@ def _explain(commands: Any) -> None:
     explain = commands.add_parser("explain", help="say why a node is there", description=text)
     explain.add_argument("program", metavar="PROGRAM", help=PROGRAM)
     explain.add_argument("node", metavar="NODE", help="a node's name, as `show` prints it")
+    explain.add_argument(
+        "--break", dest="stop", metavar="STEP", nargs="?", const="line", help=BREAK
+    )
+    explain.add_argument("--stop-at", nargs=3, metavar=("FILE", "LINE", "IF"), help=STOP_AT)
     _cut_options(explain, "joint")
 
 
@@ -116,6 +132,28 @@ def _check(commands: Any) -> None:
             default=("train", "eval"), help=f"after {mode}() only; default: both",
         )  # fmt: skip
     _json(check)
+
+
+def _dispatch(commands: Any) -> None:
+    text = (
+        "Of an operator: the key set of a call, the order in which the keys are asked, and what"
+        " serves each. Of a program: every kernel that it runs, in the look of torch's debug trace."
+    )
+    add = commands.add_parser(
+        "dispatch", help="say how torch's dispatcher answers", description=text
+    ).add_argument
+    add("what", metavar="OP|PROGRAM", help=f"aten::mul.Tensor, rms_norm, ...; or {PROGRAM}")
+    add("--on", metavar="D,...", help="OP: where its operands are; default: cpu")
+    add("--requires-grad", action="store_true", help="OP: an operand requires grad")
+    add("--mode", metavar="M", action="append", default=[], help=f"OP: around it: {MODES}")
+    add("--key", metavar="K", help="OP: what serves this key alone")
+    add("--backward", action="store_true", help="PROGRAM: and its backward")
+    add("--json", action="store_true", help="print JSON, for programs")
+
+
+def _facts(commands: Any) -> None:
+    for name, text in FACTS.items():
+        _json(commands.add_parser(name, help=text, description=f"{text.capitalize()}."))
 
 
 def _cut_options(command: Any, cut: str) -> None:

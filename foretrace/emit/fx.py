@@ -374,7 +374,9 @@ def to_fx(
         emitter.input(item)
     for op in graph.ops:
         emitter.emit(op)
-    return emitter.finish(map(_spelled, graph.outputs), graph.kind)
+    module = emitter.finish(map(_spelled, graph.outputs), graph.kind)
+    torch_api.log_graph(graph.kind, module)
+    return module
 
 
 def _spelled(output: Output) -> Tree:

@@ -8,6 +8,39 @@ INDENT, LABEL = 2, 9
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a breakpoint stops at a step: a file and line.
+
+    Args:
+        what: "line", "recorded", "types", "meta", "body", "opened", "choice", "rule", "autograd".
+        file: the user's; ours and torch's Python from the folder of packages; C++ as torch's
+            repository has it.
+        line: None where only the file is known.
+        name: the function.
+        stop: for Python, the file on this machine; None for C++.
+        condition: for Python, what holds where the step is this op's.
+    """
+
+    what: str
+    file: str
+    line: int | None
+    name: str = ""
+    stop: str | None = None
+    condition: str = ""
+
+    def __str__(self) -> str:
+        where = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{where} {self.name}".rstrip()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same, for programs."""
+        return {
+            "what": self.what, "file": self.file, "line": self.line, "name": self.name,
+            "python": self.stop is not None, "condition": self.condition,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """One step on the way from the user's line to a node.
 
@@ -18,6 +51,7 @@ class Link:
         facts: the same, for programs.
         path: for "because", the whole path of the forward op that is served.
         missing: the step that should be here is not known; a defect of foretrace.
+        places: where a breakpoint stops at it.
     """
 
     kind: str
@@ -26,6 +60,7 @@ class Link:
     facts: dict[str, Any] = field(default_factory=dict)
     path: tuple["Link", ...] = ()
     missing: bool = False
+    places: tuple[Place, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The same, for programs."""
@@ -34,6 +69,8 @@ class Link:
             found["notes"] = list(self.notes)
         if self.path:
             found["path"] = [link.to_dict() for link in self.path]
+        if self.places:
+            found["places"] = [place.to_dict() for place in self.places]
         if self.missing:
             found["missing"] = True
         return found
@@ -82,6 +119,12 @@ class Explanation:
         return tuple(f.text for link in self.links for f in link.all() if f.missing)
 
     @property
+    def places(self) -> tuple[Place, ...]:
+        """Where breakpoints stop on the way, each once, in order."""
+        every = (place for link in self.links for each in link.all() for place in each.places)
+        return tuple(dict.fromkeys(every))
+
+    @property
     def head(self) -> str:
         """What the node is, without its name."""
         return f"{self.type} = {self.what}" if self.type else self.what
@@ -89,6 +132,9 @@ class Explanation:
     def rows(self) -> Iterator[Row]:
         """The lines to print."""
         yield from _rows(self.links, 0)
+        shown = dict.fromkeys(f"{place.what:<8}  {place}" for place in self.places)
+        for number, text in enumerate(shown):
+            yield Row(0, "break" if number == 0 else "", text, missing=False)
 
     def __str__(self) -> str:
         return "\n".join([f"{self.node}: {self.head}", *map(line_of, self.rows())])

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from foretrace.explain.levels import (
     table_links,
 )
 from foretrace.explain.nodes import call_text, is_size, part_links, size_links, type_text
+from foretrace.explain.places import with_places
 from foretrace.ir.op import Backward, Op, target_name
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.walk import subgraphs_of
 from foretrace.partition.split import Pair
+from foretrace.rules.table import RuleTable
 
 NEAR_NAMES = 5
 
@@ -40,8 +43,9 @@ ENGINE_RULES: dict[str, str] = {
 
 
 def explain(
-    recorded: Recorded, graph: Graph, module: fx.GraphModule, name: str, pair: Pair | None = None
-) -> Explanation:
+    recorded: Recorded, graph: Graph, module: fx.GraphModule, name: str, table: RuleTable,
+    pair: Pair | None = None,
+) -> Explanation:  # fmt: skip
     """The path of a node in the tree.
 
     Args:
@@ -49,6 +53,7 @@ def explain(
         graph: the cut.
         module: the cut's graph module.
         name: a node of it; "kept_op.node" for a node inside an op that was kept whole.
+        table: the registered rules.
         pair: what the cut is a half of, if it is.
 
     Raises:
@@ -67,7 +72,8 @@ def explain(
         around.append(_op_of(node if node.op == "call_module" else next(iter(node.users))))
         module = inside
     telling = _Telling(recorded, Between(graph, pair), module, around)
-    return telling.node(_find(module, last, name), name)
+    told = telling.node(_find(module, last, name), name)
+    return replace(told, links=with_places(told.links, table))
 
 
 def _find(module: fx.GraphModule, wanted: str, full: str) -> fx.Node:

@@ -28,6 +28,20 @@ KEYS: dict[str, str] = {"cpu": "CPU", "meta": "Meta"}
 """Dispatch keys of the devices that every build has."""
 
 KNOWN = ("cpu", "meta", "cuda", "cuda:sm80", "cuda:sm90", "cuda:smNN")
+ON_CUDA_BUILDS = (
+    "attention: what the C++ of CUDA builds of 2.13.0, 2.14.0 and 2.15.0 picks; kernels: read off"
+    " the dispatchers of these builds; leaves and strides: no record yet"
+)
+VERIFIED_BY: dict[str, str] = {
+    "cpu": "the installed torch, and tests/data/cpu-torch2.13.0.json.xz",
+    "meta": "the installed torch",
+    **dict.fromkeys(
+        ("cuda:sm75", "cuda:sm80", "cuda:sm86", "cuda:sm90", "cuda:sm100"), ON_CUDA_BUILDS
+    ),
+}
+"""What a target is held against; docs/targets.md has the same. Other `cuda:smNN`: the same, not
+compared"""
+
 SM = re.compile(r"cuda:sm(\d+)(\d)")
 
 

@@ -61,6 +61,32 @@ from foretrace.torch_api.dispatch import (
     with_out_dtype as with_out_dtype,
     without_cudnn as without_cudnn,
 )
+from foretrace.torch_api.dispatcher import (
+    PRE_DISPATCH as PRE_DISPATCH,
+    PYTHON as PYTHON,
+    UNDEFINED as UNDEFINED,
+    PlainMode as PlainMode,
+    backend_key as backend_key,
+    backends_of as backends_of,
+    device_keys as device_keys,
+    dispatches_seen as dispatches_seen,
+    fallbacks_text as fallbacks_text,
+    functionalization as functionalization,
+    has_computed_kernel as has_computed_kernel,
+    is_included as is_included,
+    is_registered as is_registered,
+    key_names as key_names,
+    names_in as names_in,
+    operator_names as operator_names,
+    python_dispatcher as python_dispatcher,
+    python_kernels as python_kernels,
+    python_resolution as python_resolution,
+    registrations_text as registrations_text,
+    running_node as running_node,
+    table_text as table_text,
+    tensor_keys as tensor_keys,
+    thread_keys as thread_keys,
+)
 from foretrace.torch_api.fake import (
     ITEM as ITEM,
     DataDependentOutputException as DataDependentOutputException,
@@ -100,6 +126,7 @@ from foretrace.torch_api.functions import (
 from foretrace.torch_api.graphs import (
     LazyGraphModule as LazyGraphModule,
     append_node as append_node,
+    log_graph as log_graph,
     set_meta as set_meta,
 )
 from foretrace.torch_api.inductor import (

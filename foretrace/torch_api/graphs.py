@@ -1,7 +1,9 @@
 """torch.fx: nodes made one after another, and modules whose code waits until it is asked for."""
 
+import logging
 from typing import Any
 
+import torch
 from torch import fx
 
 # A GraphModule that writes its code late, as torch's own compilers hold theirs.
@@ -61,3 +63,39 @@ class _Unwritten:
             return cls._lazy_forward
         module.real_recompile()
         return module.forward
+
+
+# By a cut's kind, the artifact of TORCH_LOGS that shows it, and the name under which TORCH_TRACE
+# has it for tlparse, as AOTAutograd calls them. Checked on 2.13.
+LOGGED: dict[str, tuple[str, str]] = {
+    "joint": ("aot_joint_graph", "aot_joint_graph"),
+    "forward": ("aot_graphs", "aot_forward_graph"),
+    "backward": ("aot_graphs", "aot_backward_graph"),
+    "export": ("aot_graphs", "aot_inference_graph"),
+    "aten": ("aot_graphs", "aot_inference_graph"),
+}
+
+
+LOGGER = "torch.foretrace"
+"""A name below torch's, as it gives its handlers to no other"""
+
+
+def _is_traced() -> bool:
+    """Whether TORCH_TRACE names a folder; torch itself asks only whether it has any handler."""
+    handlers = torch._logging._internal.trace_log.handlers
+    return any(getattr(each, "root_dir", None) is not None for each in handlers)
+
+
+def log_graph(kind: str, module: fx.GraphModule) -> None:
+    """Show a graph where TORCH_LOGS or TORCH_TRACE asks for it; these are private to torch."""
+    artifact, name = LOGGED.get(kind, LOGGED["aten"])
+    logger: logging.Logger = torch._logging._internal.getArtifactLogger(LOGGER, artifact)
+
+    def text() -> str:
+        told: str = module.print_readable(print_output=False)
+        return told
+
+    if logger.isEnabledFor(logging.DEBUG):
+        logger.debug("foretrace, %s cut\n%s", kind, text())
+    if _is_traced():
+        torch._logging._internal.trace_structured(name, payload_fn=text, expect_trace_id=False)

@@ -16,6 +16,8 @@ PUBLIC = {
     "aot_export_module": (),
     "aot_autograd": (),
     "compile": (),
+    "dispatch": (),
+    "dispatch_trace": (),
     "Recapture": ("reason", "at", "others", "seconds"),
     "rule": (),
     "Explanation": ("to_dict",),

@@ -373,7 +373,6 @@ def test_help_lists_the_commands_that_there_are(capsys: pytest.CaptureFixture[st
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
     assert all(command in said for command in COMMANDS)
-    assert "dispatch" not in said
     assert main(["show", "--help"]) == 0
     assert "export,aten,joint" in capsys.readouterr().out
 

@@ -1,0 +1,118 @@
+"""Operators and modes by their names."""
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+
+NEAR: Final = 5
+PREFIX: Final = "torch.ops."
+DEFAULT: Final = "aten"
+CASTING: Final = {"cpu", "cuda"}
+"""Devices with a key for autocast, be they there or not"""
+
+MODES: dict[str, Callable[[str], AbstractContextManager[Any]]] = {
+    "no_grad": lambda _: torch.no_grad(),
+    "inference": lambda _: torch.inference_mode(),
+    "autocast": lambda device: torch_api.autocast_seen(frozenset({device} & CASTING)),
+    "torch_dispatch": lambda _: torch_api.PlainMode(),
+    "fake": lambda _: torch_api.FakeTensorMode(),
+    "functionalize": lambda _: torch_api.functionalization(),
+    "python_dispatcher": lambda _: torch_api.python_dispatcher(),
+}
+"""What may be on around a call"""
+
+
+def operator(op: Any) -> Any:
+    """An OpOverload, by itself or by its name: `aten::mul.Tensor`, `aten.mul.Tensor`, `rms_norm`.
+
+    Raises:
+        Refusal: there is none, or there are several.
+    """
+    if isinstance(op, torch_api.OpOverload):
+        return op
+    name = str(op).removeprefix(PREFIX)
+    space, _, rest = name.partition("::") if "::" in name else name.partition(".")
+    if torch_api.is_registered(f"{space}::{rest.removesuffix('.default')}"):
+        packet, _, wanted = rest.partition(".")
+        return _overload(space, packet, wanted)
+    known = _overloads()
+    if (space, rest.partition(".")[0]) not in known:
+        space, rest = (DEFAULT, name) if "::" not in name else (space, rest)
+    packet, _, overload = rest.partition(".")
+    overloads = known.get((space, packet))
+    if overloads is None:
+        raise _unknown(f"there is no operator {op}", name, torch_api.operator_names())
+    if not overload and "" not in overloads:
+        names = [f"{space}::{packet}.{each}" for each in overloads]
+        raise Refusal(
+            f"{space}::{packet} has several overloads", kind="unknown operator",
+            do=f"name one: {', '.join(names)}",
+        )  # fmt: skip
+    wanted = "" if overload == "default" else overload
+    if wanted not in overloads:
+        names = [_full(space, packet, each) for each in overloads]
+        raise _unknown(f"there is no operator {op}", f"{space}::{rest}", names)
+    return _overload(space, packet, wanted)
+
+
+def _overload(space: str, packet: str, overload: str) -> Any:
+    return getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
+
+
+def modes(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Names of MODES.
+
+    Raises:
+        Refusal: one is none.
+    """
+    names = (given,) if isinstance(given, str) else tuple(given)
+    for name in names:
+        if name not in MODES:
+            near = difflib.get_close_matches(name, MODES, n=1)
+            raise Refusal(
+                f"there is no mode {name}", kind="unknown mode",
+                do=(*(f"near it is {each}" for each in near), f"name one of: {', '.join(MODES)}"),
+            )  # fmt: skip
+    return names
+
+
+def key(name: str) -> str:
+    """A dispatch key, by its name.
+
+    Raises:
+        Refusal: there is none.
+    """
+    known = (torch_api.UNDEFINED, *torch_api.key_names())
+    if name not in known:
+        raise _unknown(f"there is no dispatch key {name}", name, known, "unknown key")
+    return name
+
+
+def _overloads() -> dict[tuple[str, str], tuple[str, ...]]:
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    for name in torch_api.operator_names():
+        space, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        found[space, packet] = (*found.get((space, packet), ()), overload)
+    return found
+
+
+def _full(space: str, packet: str, overload: str) -> str:
+    return f"{space}::{packet}.{overload}" if overload else f"{space}::{packet}"
+
+
+def _unknown(what: str, name: str, known: Iterable[str], kind: str = "unknown operator") -> Refusal:
+    """With the names nearest to it; aten's come first among those that read the same."""
+    plain: dict[str, str] = {}
+    for each in sorted(known, key=lambda each: not each.startswith(f"{DEFAULT}::")):
+        short = each.rpartition("::")[2]
+        plain.setdefault(short if "." in name else short.partition(".")[0], each)
+    near = difflib.get_close_matches(name.rpartition("::")[2], plain, n=NEAR, cutoff=0.6)
+    names = ", ".join(plain[each] for each in near) or "none"
+    return Refusal(what, kind=kind, do=f"name another; near it: {names}")

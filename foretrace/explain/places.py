@@ -1,0 +1,214 @@
+"""Where a breakpoint stops: the files and lines behind each step of an explanation."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import CodeType
+from typing import Any, Final
+
+from foretrace import torch_api
+from foretrace.dispatcher.named import operator
+from foretrace.dispatcher.registrations import PACKAGES, Kernel, registered
+from foretrace.emit.fx import to_fx
+from foretrace.errors import PACKAGE_DIR, Attempt, Refusal
+from foretrace.explain.explanation import Link, Place
+from foretrace.explain.levels import LAYOUT, TABLE
+from foretrace.history.history import with_history
+from foretrace.mutation.functionalize import functionalize
+from foretrace.ops.infer import Inference
+from foretrace.partition.policies import choose
+from foretrace.partition.split import partition, second
+from foretrace.passes.asserted import with_assertions
+from foretrace.passes.cut import flatten
+from foretrace.passes.decompose import decompose
+from foretrace.passes.differentiate import Differentiation
+from foretrace.recording.capture import record
+from foretrace.rules.derive import Derivatives
+from foretrace.rules.table import RuleTable
+from foretrace.targets.attention import choose_attention
+from foretrace.targets.semantics import COMPOSITE, TargetSemantics
+from foretrace.trace.functions import function_calls
+from foretrace.trace.modules import ModuleCalls
+from foretrace.trace.recorder import Recorder
+from foretrace.trace.subgraphs import hold
+
+OF_FUNC: Final = "str(func) == {!r}"
+OURS: Final = str(Path(PACKAGE_DIR).parent) + "/"
+
+STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "module": ("recorded", ModuleCalls.open),
+    "asserted": ("recorded", with_assertions),
+    "again": ("saved", second),
+    "early": ("saved", second),
+    "copy": ("saved", partition),
+    "saved": ("saved", choose),
+    "history": ("history", with_history),
+    "layout": ("opened", decompose),
+    "inside": ("kept", flatten),
+    "derived": ("rule", Derivatives.rule),
+    "because": ("rule", Differentiation.walk),
+    "input": ("recorded", record),
+    "output": ("recorded", record),
+    "held": ("emitted", to_fx),
+    "user": ("emitted", to_fx),
+    "size": ("emitted", to_fx),
+    "part": ("emitted", to_fx),
+    "holds": ("recorded", hold),
+}
+"""The function of ours that decides a step of each kind"""
+
+OPENED: dict[str, tuple[str, Callable[..., Any]]] = {
+    "functional form": ("write", functionalize),
+    "autograd.Function": ("body", function_calls),
+    "program": ("body", hold),
+    "choice": ("choice", choose_attention),
+    TABLE: ("opened", decompose),
+    LAYOUT: ("opened", decompose),
+}
+"""The same, of a step that opens an op, by what opens it"""
+
+
+def with_places(links: Sequence[Link], table: RuleTable) -> list[Link]:
+    """The links, each with the places where a breakpoint stops at its step."""
+    found, above = [], ""
+    for link in links:
+        op = link.facts.get("op", "")
+        path = with_places(link.path, table)
+        served = next((each.facts.get("op", op) for each in links if each.kind == "because"), op)
+        places = tuple(_places(link, op, above, served, table))
+        found.append(replace(link, places=places, path=tuple(path)))
+        above = op or above
+    return found
+
+
+def _places(link: Link, op: str, above: str, served: str, table: RuleTable) -> Iterator[Place]:
+    """The places of one step.
+
+    Args:
+        link: the step.
+        op: the operator that it is about, if any.
+        above: the operator above it, which it is a piece of.
+        served: of a rule, the forward operator that it is the derivative of.
+        table: the registered rules.
+    """
+    if link.kind == "line":
+        yield _of_line(link)
+    elif link.kind == "written":
+        yield ours("recorded", Recorder.__torch_dispatch__, OF_FUNC.format(op))
+        yield from _types(op)
+    elif link.kind == "opened":
+        if "choice" in link.facts:
+            yield from _choosing(link.facts["choice"]["what"])
+        yield from _opening(link.facts.get("by"), above)
+        yield from _types(op)
+    elif link.kind in ("leaf", "whole"):
+        if "choice" in link.facts:
+            yield from _choosing(link.facts["choice"]["what"])
+        yield ours("opened", TargetSemantics.body_kernel)
+    elif link.kind == "rule":
+        yield from _rule(link.facts.get("by"), served, table)
+    elif link.kind in STEPS:
+        yield ours(*STEPS[link.kind])
+
+
+def _of_line(link: Link) -> Place:
+    """The user's line; of an op that no line of the user's asks for, where it is recorded."""
+    if "line" not in link.facts:
+        return ours("recorded", record)
+    file, line = link.facts["file"], link.facts["line"]
+    here = Path.cwd()
+    shown = Path(file).relative_to(here) if Path(file).is_relative_to(here) else file
+    return Place("line", str(shown), int(line), link.facts["function"], stop=str(file))
+
+
+def _opening(by: str | None, above: str) -> Iterator[Place]:
+    if by in OPENED:
+        yield ours(*OPENED[by])
+    yield ours("opened", TargetSemantics.body_kernel, OF_FUNC.format(above))
+    if by == COMPOSITE:
+        kernel = _kernels(above).get(COMPOSITE)
+        if kernel is not None:
+            yield of_kernel("body", kernel)
+
+
+def _choosing(what: str) -> Iterator[Place]:
+    if what.startswith("attention"):
+        yield ours("choice", choose_attention)
+
+
+def _types(op: str) -> Iterator[Place]:
+    """What says which type an op has: ours, then torch's meta function."""
+    yield ours("types", Inference.infer, OF_FUNC.format(op))
+    kernels = _kernels(op)
+    meta = kernels.get("Meta") or kernels.get("CompositeExplicitAutogradNonFunctional")
+    function = _python_kernel(op, "Meta")
+    if function is not None:
+        yield of_code("meta", function, "")
+    elif meta is not None:
+        yield of_kernel("meta", meta)
+
+
+def _rule(by: str | None, served: str, table: RuleTable) -> Iterator[Place]:
+    """The function that makes a derivative; of a derived one torch's own autograd kernel, too."""
+    if by == "engine":
+        yield ours("rule", Differentiation.walk)
+        return
+    yield ours("rule", Derivatives.rule, OF_FUNC.format(served))
+    op = _overload(served)
+    given = None if op is None else table.registered(op)
+    if by == "registered" and given is not None:
+        yield of_code("backward", given.backward, "")
+        return
+    kernel = _kernels(served).get("Autograd")
+    if kernel is not None:
+        yield of_kernel("autograd", kernel)
+
+
+# ---- places -------------------------------------------------------------------------------------
+
+
+def ours(what: str, function: Callable[..., Any], condition: str = "") -> Place:
+    """The first line of a function of ours."""
+    return of_code(what, function, condition)
+
+
+def of_code(what: str, function: Callable[..., Any], condition: str) -> Place:
+    """The first line that runs of a Python function."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code: CodeType | None = getattr(function, "__code__", None)
+    name = getattr(function, "__qualname__", type(function).__name__)
+    if code is None:
+        return Place(what, name, None)
+    lines = (line for *_, line in code.co_lines() if line and line != code.co_firstlineno)
+    file = code.co_filename
+    where = file.removeprefix(OURS).removeprefix(PACKAGES)
+    return Place(what, where, next(lines, code.co_firstlineno), name, file, condition)
+
+
+def of_kernel(what: str, kernel: Kernel) -> Place:
+    """Where a kernel is registered: in C++, or by torch's Python."""
+    there = Path(PACKAGES) / kernel.file
+    stop = str(there) if kernel.file.endswith(".py") and there.exists() else None
+    return Place(what, kernel.file, kernel.line, stop=stop)
+
+
+def _overload(name: str) -> Any:
+    """The operator that is called so; None for what is no operator of torch's."""
+    if not name or "." not in name or "<" in name:
+        return None
+    with Attempt(Refusal, AttributeError) as attempt:
+        return operator(name)
+    assert attempt.error is not None
+    return None
+
+
+def _kernels(name: str) -> dict[str, Kernel]:
+    op = _overload(name)
+    return {} if op is None else registered(op.name())
+
+
+def _python_kernel(name: str, key: str) -> Callable[..., Any] | None:
+    """The function of Python that C++ or the PythonDispatcher takes at a key."""
+    op = _overload(name)
+    return None if op is None else torch_api.python_kernels(op).get(key)

@@ -1,0 +1,130 @@
+"""Every step of every node has a place for a breakpoint, and `--break` stops there."""
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import foretrace
+from foretrace.cli.load import loaded
+from foretrace.compare.check import loss_of
+from foretrace.explain.explanation import Link, Place
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.stem != "demo"]
+CUTS = ("export", "aten", "joint", "forward", "backward")
+
+
+def every(links: list[Link]):
+    for link in links:
+        yield link
+        yield from every(list(link.path))
+
+
+def wrong(place: Place) -> str | None:
+    """Why pdb could not stop there; a place in C++ is a file of torch's repository."""
+    if place.stop is None:
+        cpp = place.file.endswith((".cpp", ".cu", ".h"))
+        return None if cpp or place.line is None else f"what is {place}?"
+    lines = Path(place.stop).read_text().splitlines()
+    return None if place.line and place.line <= len(lines) else f"no line {place}"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_node_of_every_example(path: Path) -> None:
+    """Complete, and with a place at each step: no 'unknown', no missing link."""
+    with loaded(str(path)) as user:
+        program = foretrace.capture(user.fn, user.args, user.kwargs)
+        loss = loss_of(program.recorded)
+        asked: set[tuple[str, Place]] = set()
+        for kind in CUTS:
+            cut = program.cut(kind, loss=loss)
+            for name in cut.nodes:
+                told = cut.explain(name)
+                assert not told.missing, (kind, name, told.missing)
+                assert "unknown" not in str(told)
+                bare = [link for link in every(told.links) if not link.places]
+                assert not bare, (kind, name, bare)
+                asked |= {(name, place) for place in told.places}
+        assert not [(name, why) for name, place in asked if (why := wrong(place))]
+
+
+def test_the_places_of_a_choice_and_a_rule() -> None:
+    with loaded(str(ROOT / "examples/attention.py")) as user:
+        program = foretrace.capture(user.fn, user.args, user.kwargs)
+        cut = program.cut("joint", loss=0)
+        backward = next(n for n in cut.nodes if cut.explain(n).side == "backward" and "mm" in n)
+        places = {place.what: place for place in cut.explain(backward).places}
+    assert places["line"].file == "examples/attention.py"
+    assert places["choice"].file == "foretrace/targets/attention.py"
+    assert places["rule"].file.startswith("foretrace/")
+    assert places["body"].file.startswith("build/aten/src/ATen/RegisterComposite")
+
+
+def in_terminal(words: list[str], typed: list[str], timeout: float = 60) -> tuple[int, str]:
+    """Run the command in a pseudo-terminal; type each line when pdb asks for one."""
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "foretrace", *words], stdin=child, stdout=child, stderr=child,
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "TERM": "dumb"}, close_fds=True,
+    )  # fmt: skip
+    os.close(child)
+    said, waiting, end = "", list(typed), time.monotonic() + timeout
+    asked = 0
+    while time.monotonic() < end:
+        if not select.select([parent], [], [], 0.2)[0]:
+            if process.poll() is not None:
+                break
+            continue
+        try:
+            said += os.read(parent, 4096).decode(errors="replace")
+        except OSError:
+            break
+        if said.count("(Pdb)") > asked and waiting:
+            asked += 1
+            os.write(parent, f"{waiting.pop(0)}\n".encode())
+    os.close(parent)
+    process.wait(timeout=10)
+    return process.returncode, said
+
+
+NODE = ["explain", "examples/rms_norm.py:total", "mean"]
+
+
+def test_break_stops_at_the_users_line() -> None:
+    code, said = in_terminal([*NODE, "--break"], ["p x.shape", "c"])
+    assert code == 0, said
+    assert "examples/rms_norm.py(25)forward()" in said
+    assert "-> return torch.sum(self.norm(x))" in said
+    assert "torch.Size([4, 8])" in said
+
+
+def test_break_stops_at_a_step_of_ours() -> None:
+    code, said = in_terminal([*NODE, "--break", "opened", "--cut", "aten"], ["p func", "q"])
+    assert code == 0, said
+    assert "targets/semantics.py" in said
+    assert "rms_norm" in said
+
+
+def test_break_stops_at_a_rule() -> None:
+    words = ["explain", "examples/rms_norm.py:total", "mul_3", "--break", "rule"]
+    code, said = in_terminal(words, ["p func", "c", "c", "c", "c", "q"])
+    assert code == 0, said
+    assert "rules/derive.py" in said
+    assert "aten.mul.Tensor" in said
+
+
+def test_a_step_that_is_not_there_or_is_cpp(capsys: pytest.CaptureFixture[str]) -> None:
+    for step, told in (("mind", "there is no step mind"), ("body", "is C++")):
+        done = subprocess.run(
+            [sys.executable, "-m", "foretrace", *NODE, "--break", step], cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert told in done.stderr
+        assert "name one of: line" in done.stderr
