@@ -225,8 +225,7 @@ class Comparison:
     ) -> None:
         """Ops that serve one op, on both sides in their order."""
         gap: tuple[list[Op], list[Op]] = ([], [])
-        one = self.causes.one_record and part == "backward"
-        steps = self._by_operands if one else _in_order
+        steps = self._by_operands if part == "backward" else _in_order
         for a, b in [*steps(left, right), (None, None)]:
             if (a is None) != (b is None):
                 gap[a is None].append(a or b)  # type: ignore[arg-type]
@@ -240,10 +239,11 @@ class Comparison:
     def _by_operands(
         self, left: Sequence[Op], right: Sequence[Op]
     ) -> Iterator[tuple[Op | None, Op | None]]:
-        """Of one record: the same ops, in whatever order; what is left over comes last."""
+        """The same ops on the same values, in whatever order; what is left over comes last."""
         waiting, over = list(right), list[Op]()
+        tree = self.marked[0].values if self.causes.one_record else ()
         for a in left:
-            same = [b for b in waiting if not self.causes.apart(a, b, self.marked[0].values)]
+            same = [b for b in waiting if not self.causes.apart(a, b, tree)]
             b = max(same, key=partial(fit, a), default=None)
             if b is None or not fit(a, b):
                 over.append(a)

@@ -124,6 +124,13 @@ def test_an_op_replaced(lines: list[str], data: st.DataObject) -> None:
     assert f":{place + 2} in fn" in found.reasons[0].place
 
 
+def test_the_sums_of_two_gradients_are_told_apart() -> None:
+    lines = ["h1 = torch.add(h0, w)", "h2 = torch.mul(h1, w)", "h3 = torch.add(h2, h0)"]
+    other = [*lines[:2], "h3 = torch.exp(h2)"]
+    cuts = [joint(captured([*each, "return h3.sum()"])) for each in (lines, other)]
+    one_reason(foretrace.diff(*cuts), "program")
+
+
 @DRAWN
 @given(programs(), st.data())
 def test_an_op_more(lines: list[str], data: st.DataObject) -> None:
