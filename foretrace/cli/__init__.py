@@ -1,4 +1,4 @@
-"""The command line: `foretrace show`, `explain`, `diff`, `check`, `dispatch`, `targets`, `doctor`."""
+"""The command line: `foretrace show`, `explain`, `diff`, `check`, `dispatch` and others."""
 
 import sys
 from collections.abc import Sequence

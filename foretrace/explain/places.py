@@ -14,6 +14,7 @@ from foretrace.errors import PACKAGE_DIR, Attempt, Refusal
 from foretrace.explain.explanation import Link, Place
 from foretrace.explain.levels import LAYOUT, TABLE
 from foretrace.history.history import with_history
+from foretrace.holding.hold import hold
 from foretrace.mutation.functionalize import functionalize
 from foretrace.ops.infer import Inference
 from foretrace.partition.policies import choose
@@ -30,7 +31,6 @@ from foretrace.targets.semantics import COMPOSITE, TargetSemantics
 from foretrace.trace.functions import function_calls
 from foretrace.trace.modules import ModuleCalls
 from foretrace.trace.recorder import Recorder
-from foretrace.trace.subgraphs import hold
 
 OF_FUNC: Final = "str(func) == {!r}"
 OURS: Final = str(Path(PACKAGE_DIR).parent) + "/"
@@ -182,7 +182,7 @@ def of_code(what: str, function: Callable[..., Any], condition: str) -> Place:
         return Place(what, name, None)
     lines = (line for *_, line in code.co_lines() if line and line != code.co_firstlineno)
     file = code.co_filename
-    where = file.removeprefix(OURS).removeprefix(PACKAGES)
+    where = file.removeprefix(PACKAGES).removeprefix(OURS)  # an environment may be in our folder
     return Place(what, where, next(lines, code.co_firstlineno), name, file, condition)
 
 
