@@ -69,20 +69,24 @@ def _of_program(options: Options, screen: Screen) -> None:
         if getattr(options, name):
             flag = f"--{name.replace('_', '-')}"
             raise _wrong(flag, "a program", "a program runs as it is, where its tensors are")
-    with screen.busy(f"loading {options.what}") as now, loaded(options.what) as user:
-        now(f"running {options.what}")
-        try:
-            trace = dispatch_trace(_step(user, backward=options.backward))
-        except ProgramRaised as refusal:
-            if not screen.json:
-                _lines(refusal.trace.lines(), screen)
-            raise
+    try:
+        trace = _trace(options, screen)
+    except ProgramRaised as refusal:
+        if not screen.json:
+            _lines(refusal.trace.lines(), screen)
+        raise
     if screen.json:
         screen.data({"program": options.what, **trace.to_dict()})
         return
     _lines(trace.lines(), screen)
     screen.line()
     screen.line(_summary(trace), "bold")
+
+
+def _trace(options: Options, screen: Screen) -> DispatchTrace:
+    with screen.busy(f"loading {options.what}") as now, loaded(options.what) as user:
+        now(f"running {options.what}")
+        return dispatch_trace(_step(user, backward=options.backward))
 
 
 def _step(user: Loaded, *, backward: bool) -> Callable[[], Any]:

@@ -9,7 +9,8 @@ from foretrace.dispatcher.table import Served
 from foretrace.errors import Frame, Refusal
 
 NEAR: Final = 6
-UNSEEN: Final = "   (BackendSelect names it: no key is asked)"
+UNSEEN: Final = "   (not asked)"
+"""BackendSelect names the backend itself"""
 
 
 @dataclass(slots=True, eq=False)

@@ -34,7 +34,7 @@ class Step:
     def differs(self) -> str:
         """Where C++ and Python part, in words."""
         if self.python.function is not None:
-            return f"Python's {self.python.function}, not C++'s {self.table.rule}"
+            return f"a kernel of Python: {self.python.function}"
         return f"{self.python.rule}, not {self.table.rule}: Python knows of more kernels"
 
     @property

@@ -170,8 +170,10 @@ def does(key: str, served: Served, untaped: str = "") -> str:
     if served.falls:
         return "passed over"
     if served.rule in (IMPLICIT, NESTED):
-        where = "above autograd, which sees the pieces" if is_autograd(key) else "below autograd"
-        return f"takes it apart {where}"
+        above = is_autograd(key)
+        return (
+            "takes it apart; autograd sees the pieces" if above else "takes it apart below autograd"
+        )
     if is_autograd(key):
         return _autograd_does(served, untaped)
     if key.startswith("Autocast"):
