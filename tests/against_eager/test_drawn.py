@@ -118,7 +118,7 @@ def test_attributes_of_tensors() -> None:
 
 def test_an_attribute_that_is_set() -> None:
     def program(x: Tensor) -> Tensor:
-        x.flag = 3  # type: ignore[attr-defined]
+        x.flag = object()  # type: ignore[attr-defined]
         return x * 2
 
     x = X.clone()

@@ -72,9 +72,9 @@ def test_parameters_are_asked_as_they_are_at_the_call() -> None:
         cut(x)
 
 
-def test_a_float_of_inputs_is_not_guarded() -> None:
+def test_a_complex_number_of_inputs_is_not_guarded() -> None:
     with pytest.raises(foretrace.Refusal) as refused:
-        foretrace.capture(lambda x: x * x.sum().item(), (torch.randn(3),))
+        foretrace.capture(lambda x: x * x.cfloat().sum().item(), (torch.randn(3),))
     assert refused.value.kind == "data-dependent"
 
 
@@ -277,10 +277,11 @@ GUARDED = 'let the answer be a guard: values="guard"'
         (lambda x: x if (x > 0).any() else -x, True),
         (lambda x: x[x > 0], True),
         (lambda x: x * (x > 0).sum().item(), True),
-        (lambda x: x * x.sum().item(), False),
+        (lambda x: x * x.sum().item(), True),
+        (lambda x: x * x.cfloat().sum().item(), False),
         (lambda x: torch.tensor(x.numpy()), False),
     ],
-    ids=["yes_or_no", "a_size", "an_integer", "a_float", "memory"],
+    ids=["yes_or_no", "a_size", "an_integer", "a_float", "a_complex_number", "memory"],
 )
 def test_a_guard_is_a_way_out_where_it_answers(fn: Any, *, told: bool) -> None:
     with pytest.raises(foretrace.Refusal) as refused:

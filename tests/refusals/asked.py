@@ -84,7 +84,7 @@ def call_one_row() -> object:
     return foretrace.capture(asks_for_one, (X,), dynamic_shapes=True).cut("export")(ONE)
 
 
-refuses("guard broken", "guards/small.py:check", call_one_row, asks_for_one,
+refuses("guard broken", "guards/small.py:there", call_one_row, asks_for_one,
         captured(asks_for_one, ONE))  # fmt: skip
 
 

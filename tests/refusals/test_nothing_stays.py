@@ -26,7 +26,7 @@ def two(x: Tensor, y: Tensor) -> Tensor:
 
 
 def branches(x: Tensor) -> Tensor:
-    return x if x.sum().item() > 0 else -x
+    return x * x.cfloat().sum().item()
 
 
 class Stopped(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor
 import foretrace
 from tests.support.bits import same_bits
 from tests.support.compare import same_as_eager
-from tests.support.refusing import check, refused
+from tests.support.refusing import check, guilty_line, refused
 
 X = torch.randn(6, 8)
 
@@ -114,9 +114,12 @@ def formats_a_number(x: Tensor) -> Tensor:
 
 
 def test_a_number_that_is_printed_is_asked_for() -> None:
-    refusal = refused(formats_a_number, (X,))
+    """The text is that of the example: a guard at the line, or a refusal there."""
+    refusal = refused(formats_a_number, (X,), values="refuse")
     check(refusal, at=formats_a_number)
     assert refusal.kind == "data-dependent"
+    (guard,) = foretrace.capture(formats_a_number, (X,)).guards
+    assert guilty_line(formats_a_number) in str(guard.frame)
 
 
 def test_what_another_thread_draws_is_left_to_it() -> None:

@@ -141,12 +141,17 @@ def scales_by_a_number(x: Tensor, factor: complex) -> Tensor:
 FACTOR = (X * 1j).sum().item()
 for ask, follow in (
     (captures(scales, X), captured), (captures(scales, X, values="refuse"), captured),
-    (compiles(scales, X), compiled), (exports(scales, X), exported),
+    (compiles(scales, X), compiled),
 ):  # fmt: skip
     refuses(
         "data-dependent", "trace/constants.py:depends_on_inputs", ask, scales,
         follow(scales_by_a_tensor, X), follow(scales_by_a_number, X, FACTOR),
     )  # fmt: skip
+refuses(
+    "data-dependent", "trace/constants.py:depends_on_inputs", exports(scales, X), scales,
+    exported(scales_by_a_tensor, X),
+    exported(lambda x, factor: x * factor, X, torch.tensor(FACTOR)),
+)  # fmt: skip
 
 
 def takes_its_exponential(x: Tensor) -> Tensor:
