@@ -17,6 +17,8 @@ from foretrace.explain.explanation import Link, Place
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.stem != "demo"]
+LARGE = {"llama", "gpt2", "bert", "resnet", "vit", "unet"}
+"""Thousands of nodes, more than ten seconds"""
 CUTS = ("export", "aten", "joint", "forward", "backward")
 
 
@@ -35,7 +37,13 @@ def wrong(place: Place) -> str | None:
     return None if place.line and place.line <= len(lines) else f"no line {place}"
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.stem in LARGE), id=path.stem)
+        for path in EXAMPLES
+    ],
+)
 def test_every_node_of_every_example(path: Path) -> None:
     """Complete, and with a place at each step: no 'unknown', no missing link."""
     with loaded(str(path)) as user:
