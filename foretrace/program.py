@@ -28,9 +28,10 @@ from foretrace.passes.decompose import decompose
 from foretrace.passes.live import needs
 from foretrace.passes.select import Selector, check_selectors
 from foretrace.passes.table_recorder import Table
-from foretrace.recording.capture import record
+from foretrace.python_state.counts import Counts
+from foretrace.recording.capture import Capture
 from foretrace.recording.path import Path
-from foretrace.recording.setup import RULES, Branches, Values, check_branches, prepare
+from foretrace.recording.setup import RULES, Branches, Values, check_branches, counting, prepare
 from foretrace.rules.table import BackwardCall, Registered, rule_name
 from foretrace.runtime.calls import run_forward, run_half, run_joint
 from foretrace.runtime.compiled import Compiled, not_copied
@@ -386,12 +387,15 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
     Raises:
         Refusal: the program has no exact graph; the message has the user's line and a way out.
     """
-    given = (fn, args, kwargs or {}, target, dynamic_shapes)
+    given, counts = (fn, args, kwargs or {}, target, dynamic_shapes), Counts()
 
     def once(path: Path | None) -> Captured:
-        run = prepare(*given, values=values, watch=True)
-        run.questions.follow(path, run.recorder)
-        return Captured(record(fn, tuple(args), kwargs or {}, run), run.semantics)
+        def make() -> Capture:
+            run = prepare(*given, values=values, watch=True)
+            run.questions.follow(path, run.recorder)
+            return run
+
+        return counting(counts, make, fn, tuple(args), kwargs or {})
 
     with Asked("capture", fn):
         check_branches(branches)

@@ -32,7 +32,7 @@ def building(backend: Backend) -> Building:
         return pair_with(lambda: ByBackend(backend))
     known = [*BACKENDS, *torch_api.torch_backends()]
     if backend in known:
-        return pair_with(lambda: ByBackend(torch_api.torch_backend(backend)))
+        return pair_with(lambda: ByBackend(torch_api.torch_backend(backend), traces=True))
     near = difflib.get_close_matches(str(backend), known, n=3)
     raise Refusal(
         f"there is no backend {backend!r}",

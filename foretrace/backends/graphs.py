@@ -9,6 +9,7 @@ from torch import fx
 
 from foretrace.backends.autograd_function import Flat, Partial, Trained
 from foretrace.backends.eager import add_surrounded
+from foretrace.backends.steps import with_opaque_steps
 from foretrace.emit.fx import interpretable, to_fx
 from foretrace.emit.python import Straight
 from foretrace.emit.python_source import Source
@@ -94,8 +95,10 @@ class ByBackend:
 
     relaid: ClassVar[bool] = True
 
-    def __init__(self, compile: Compile) -> None:
-        self.compile = compile
+    def __init__(self, compile: Compile, *, traces: bool = False) -> None:
+        self.compile, self.traces = compile, traces
+        """`traces`: it runs the graph over symbols, as torch's own do, and may not compute floats
+        of them: sympy simplifies these"""
 
     def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
         """What the backend makes of the forward, its ops as written."""
@@ -130,6 +133,7 @@ class ByBackend:
 
     def _compiled(self, graph: Graph, recorded: Recorded, semantics: TargetSemantics) -> Flat:
         module = interpretable(to_fx(graph, recorded.symbols, semantics.fakes, needs))
+        module = with_opaque_steps(module) if self.traces else module
         examples = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
         found = self.compile(module, examples)
         if not callable(found):

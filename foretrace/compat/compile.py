@@ -10,9 +10,10 @@ from foretrace.backends.by_name import Backend, building
 from foretrace.branches.explore import explored
 from foretrace.errors import Refusal
 from foretrace.frames.sources import Asked
-from foretrace.recording.capture import record
+from foretrace.python_state.counts import Counts
+from foretrace.recording.capture import Capture
 from foretrace.recording.path import Path
-from foretrace.recording.setup import Branches, check_branches, device_of, set_up
+from foretrace.recording.setup import Branches, check_branches, counting, device_of, set_up
 from foretrace.runtime.compiled import Compiled
 from foretrace.runtime.module import compiled_module
 from foretrace.runtime.varying import Sizes, Varying
@@ -79,12 +80,15 @@ def captured(
         sizes: which sizes of which arguments are symbols.
         branches: what becomes of a Python `if` on data.
     """
-    target = target_of(None, device_of(fn, args, kwargs))
+    target, counts = target_of(None, device_of(fn, args, kwargs)), Counts()
 
     def once(path: Path | None) -> Captured:
-        run = set_up(target, partial(Dynamic, sizes), values="guard", watch=True)
-        run.questions.follow(path, run.recorder)
-        return Captured(record(fn, args, kwargs, run), run.semantics)
+        def make() -> Capture:
+            run = set_up(target, partial(Dynamic, sizes), values="guard", watch=True)
+            run.questions.follow(path, run.recorder)
+            return run
+
+        return counting(counts, make, fn, args, kwargs)
 
     return explored(once, branches)
 

@@ -57,8 +57,9 @@ class Arguments(Checks):
         self.inputs.append(place)
         self.found.append(item)
         if not isinstance(item, torch.Tensor):
-            words = telling(f"{name} is a {{}}, the capture saw an int", f"type({place}).__name__")
-            self.add(f"type({place}) is int", words)
+            kind = type(item).__name__
+            words = telling(f"{name} is a {{}}, the capture saw {kind}", f"type({place}).__name__")
+            self.add(f"type({place}) is {kind}", words)
 
     def _typed(self, place: str, item: Any) -> None:
         kind = type(item).__name__

@@ -18,7 +18,7 @@ from foretrace.errors import Frame
 from foretrace.guards.guard import Check, Checks, check_lines, telling
 from foretrace.guards.python_state import Facts
 from foretrace.ir.program import Input, Recorded
-from foretrace.ir.requirements import Answered
+from foretrace.ir.requirements import Answered, tensor_of
 from foretrace.symbols.sizes import MANY, Numbers, Size, put_in, solved
 
 GONE = "except (KeyError, AttributeError, ValueError, IndexError, ZeroDivisionError)"
@@ -130,8 +130,13 @@ class Conditions(Checks):
             self.line(f"{local} = {self.inputs[self.recorded.inputs.index(item.gradient_of)]}.grad")
             self.add(f"{local} is not None", repr(f"{item.role.name} is None now"))
             return local
-        if item.argument is not None:
+        if item.argument is not None and item.number is None:
             return given[item.argument]
+        if item.argument is not None:
+            local, made = self.source.names.new(item.role.name), self.source.bind(tensor_of, "made")
+            kind = self.source.bind(item.number, "kind")
+            self.line(f"{local} = {made}({given[item.argument]}, {kind})")
+            return local
         if item.read is not None:
             local = self.source.names.new(item.role.name)
             self.line(f"{local} = {self.source.bind(item.read, 'read')}()")

@@ -2,13 +2,21 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
 from foretrace.errors import Frame
 from foretrace.ir.op import Checkpoint, ModuleCall, Op, Tree, Value, ViewStep
-from foretrace.ir.requirements import Again, Answered, AskedOfNumbers, Requirements, StateRead
+from foretrace.ir.requirements import (
+    Again,
+    Answered,
+    AskedOfNumbers,
+    NumberRead,
+    Requirements,
+    StateRead,
+    tensor_of,
+)
 from foretrace.ir.structure import Structure
 from foretrace.ir.types import TensorType
 from foretrace.ir.walk import Bare, bare_in, bound_inside, called_in
@@ -83,8 +91,10 @@ class Input:
     """the expression that the input is the value of"""
     gradient_of: "Input | None" = None
     """the input whose `.grad` it is, read at each call"""
-    read: StateRead | None = None
+    read: StateRead | NumberRead | None = None
     """reads it where calls of the program leave it"""
+    number: type | None = None
+    """of a number of Python's, which the tensor holds: its type"""
 
     def live(self, given: Sequence[torch.Tensor] = ()) -> torch.Tensor | None:
         """The tensor to run with; of an argument, that of those given, or None without them."""
@@ -94,12 +104,13 @@ class Input:
         if self.read is not None:
             return self.read()
         if self.argument is not None and given:
-            return given[self.argument]
+            found: Any = given[self.argument]
+            return found if self.number is None else tensor_of(found, self.number)
         if self.owner is None:
             return self.tensor
         module, name = self.owner
-        found: torch.Tensor = getattr(module, name)
-        return found
+        live: torch.Tensor = getattr(module, name)
+        return live
 
 
 def size_input(size: Size, role: Role, argument: int | None = None) -> Input:

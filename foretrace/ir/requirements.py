@@ -190,6 +190,39 @@ class StateRead:
         return found
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberRead:
+    """A number that the program counts with: a tensor of what is there at each call.
+
+    Raises:
+        KeyError: no such number is there now.
+    """
+
+    place: Place
+    kind: type
+
+    def __call__(self) -> torch.Tensor:
+        return tensor_of(self.place.now, self.kind)
+
+
+NUMBERS: Mapping[type, torch.dtype] = types.MappingProxyType({
+    int: torch.int64, float: torch.float64,
+})  # fmt: skip
+"""Numbers of Python's that a program may count with, and tensors that hold each as it is"""
+
+
+def tensor_of(number: Any, kind: type) -> torch.Tensor:
+    """A number as a tensor of one element.
+
+    Raises:
+        KeyError: it is of another type, or too large.
+    """
+    fits = type(number) is kind and (kind is float or -(1 << 63) <= number < 1 << 63)
+    if not fits:
+        raise KeyError(f"a {kind.__name__}, where there is {number!r:.60} now")
+    return torch.tensor(number, dtype=NUMBERS[kind], device="cpu")
+
+
 def _alike(now: Any, then: Any) -> bool:
     """Whether a leaf of a state can take the place of another; tensors are checked as inputs."""
     if isinstance(then, torch.Tensor) or isinstance(now, torch.Tensor):
@@ -375,6 +408,8 @@ class Requirements:
     """what the run did to Python state, if it was watched"""
     states: list[State] = field(default_factory=list)
     """where it left tensors"""
+    counted: list[Change | str] = field(default_factory=list)
+    """where it left another number than there was: places, names of leaves of the arguments"""
     tied: list[tuple[StateRead, int]] = field(default_factory=list)
     """further places of a state that is an input already, and its number"""
     stored: list[ref[torch.Tensor]] = field(default_factory=list)

@@ -22,6 +22,7 @@ from foretrace.ir.members import attributes_of, cell_content, cells_of, members,
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import FIRST_CALL
 from foretrace.ir.walk import every_op
+from foretrace.python_state.counts import is_open
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.trace.functions import Context, FunctionCall
 
@@ -120,6 +121,12 @@ def _needed(recorded: Recorded) -> Iterator[Abstract]:
 def abstract_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Abstract]:
     """The abstract tensors that objects, containers and closures hold."""
     return (item for item in reached(roots, _inside, depth) if isinstance(item, Abstract))
+
+
+def made_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Any]:
+    """The tensors and numbers of the run that objects, containers and closures hold."""
+    every = reached(roots, _inside, depth)
+    return (item for item in every if isinstance(item, Abstract) or is_open(item))
 
 
 def held_before(function: type[Function], args: Any) -> bool:

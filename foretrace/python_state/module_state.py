@@ -17,9 +17,10 @@ from foretrace.frames.lines import Lines
 from foretrace.ir.members import own_items
 from foretrace.ir.requirements import FIRST_CALL, Change, Entry, ModuleState, Place, Requirements
 from foretrace.python_state.before import Before
+from foretrace.python_state.counts import OPEN
 from foretrace.python_state.held import state_of
 from foretrace.python_state.kept import ATOMS, EMPTY, Kept, KeptModule
-from foretrace.python_state.leaks import abstract_in
+from foretrace.python_state.leaks import abstract_in, made_in
 from foretrace.python_state.outside import Outside
 from foretrace.python_state.restoring import changes_in, content_changes, put_all_back, put_back
 from foretrace.tensors.abstract import Abstract
@@ -92,8 +93,11 @@ class Borrowed:
 
     def changes(self) -> list[Change]:
         """What the run has changed in plain attributes; `check_attributes` looks at tensors."""
-        found = [change for loan in self._loans for change in loan.changes()]
-        return [change for change in found if not _holds_abstract(change.after, set())]
+        found = [
+            replace(change, path=loan.full_name(change.place.name))
+            for loan in self._loans for change in loan.changes()
+        ]  # fmt: skip
+        return [change for change in found if not _holds_abstract(change.after, set(), OPEN)]
 
     def bound(self) -> Iterator[Change]:
         """Plain attributes that the run has bound, and entries of dicts that are attributes."""
@@ -247,11 +251,14 @@ def _present(registered: dict[Any, Any] | set[Any]) -> set[Any]:
     return {name for name, item in registered.items() if item is not None}
 
 
-def _holds_abstract(item: Any, placeholders: set[int]) -> bool:
+def _holds_abstract(
+    item: Any, placeholders: set[int], kinds: tuple[type, ...] = ()
+) -> bool:  # fmt: skip
     inside = isinstance(item, (dict, list))
     members = [each for _, each in own_items(item)] if inside else [item]
     found = (m() if isinstance(m, weakref.ref) else m for m in members)
-    return any(isinstance(each, Abstract) and id(each) not in placeholders for each in found)
+    kinds = (Abstract, *kinds)
+    return any(issubclass(type(each), kinds) and id(each) not in placeholders for each in found)
 
 
 @contextmanager
@@ -277,8 +284,9 @@ def watched(
     finally:
         changes = outside.changes() if outside is not None else []
         # one that keeps an abstract tensor stays as it is, for `leaks.py` to find
-        keeps = [[*abstract_in([each.place.now])] for each in changes]
-        requires.stored = [weakref.ref(tensor) for found in keeps for tensor in found]
+        keeps = [[*made_in([each.place.now])] for each in changes]
+        tensors = [tensor for found in keeps for tensor in abstract_in(found)]
+        requires.stored = [weakref.ref(tensor) for tensor in tensors]
         changes = [each for each, found in zip(changes, keeps, strict=True) if not found]
         every = [*changes, *loan.changes()]
         requires.changed = [located(change, lines) for change in every]

@@ -70,6 +70,8 @@ class Outside:
         """the functions that were called so"""
         self._tell: Callable[[Any], None] | None = None
         """lets the interpreter tell a function of events; None before and after the run"""
+        self.lent = dict[int, tuple[Any, Any]]()
+        """what the run finds in the place of something else, and that, by the id of the one"""
         self.resting = 0
         """how deep work of ours is going on"""
 
@@ -146,7 +148,8 @@ class Outside:
         for name in reads.globals:
             known = name == ANNOTATED or (id(space), name) in self.places
             if (name in space or name in reads.binds) and not known:
-                self.places[id(space), name] = Place(name, space, space.get(name, MISSING))
+                held = self._as_it_was(space.get(name, MISSING))
+                self.places[id(space), name] = Place(name, space, held)
         free = set(code.co_freevars) - {"__class__"}
         return self._meet_as(code, (self._note_cells,) if free else ())
 
@@ -174,8 +177,11 @@ class Outside:
             return
         for name, cell in cells_of(function).items():
             if name != "__class__" and (id(cell), "") not in self.places:
-                held = before.get(name, cell_content(cell))
+                held = self._as_it_was(before.get(name, cell_content(cell)))
                 self.places[id(cell), ""] = Place(name, cell, held)
+
+    def _as_it_was(self, item: Any) -> Any:
+        return self.lent[id(item)][1] if id(item) in self.lent else item
 
     def _closures(self) -> None:
         """The cells of functions that ran.

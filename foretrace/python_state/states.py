@@ -30,8 +30,9 @@ from foretrace.ir.requirements import (
 )
 from foretrace.ir.structure import Structure, take_apart
 from foretrace.python_state.before import Before
+from foretrace.python_state.counts import counted, is_open
 from foretrace.python_state.held import bound_before
-from foretrace.python_state.leaks import abstract_in
+from foretrace.python_state.leaks import made_in
 from foretrace.python_state.module_state import Borrowed, located
 from foretrace.python_state.outside import Outside
 from foretrace.tensors.abstract import Abstract
@@ -78,7 +79,9 @@ def _set_on(real: Iterable[Any], placeholders: Iterable[Any]) -> Iterator[Change
                 yield Change(place, now[name], rebound=True)
 
 
-def arguments_changed(given: list[Any], form: Structure, call: Any) -> list[Change]:
+def arguments_changed(
+    given: list[Any], form: Structure, call: Any, requires: Requirements
+) -> list[Change]:
     """What the run has changed of containers and objects among its arguments; one change at most.
 
     It is `rebound` where a call can do it again.
@@ -87,11 +90,15 @@ def arguments_changed(given: list[Any], form: Structure, call: Any) -> list[Chan
         given: the leaves of the call, as it began.
         form: how they were nested.
         call: the arguments, as the run has left them.
+        requires: takes the names of numbers that are others now.
     """
     now, now_form = take_apart(call)
     pairs = zip((leaf for _, leaf in now), given, strict=False)
     if now_form == form and all(new is old for new, old in pairs):
         return []
+    if now_form == form:
+        leaves = zip(requires.names, now, given, strict=True)
+        requires.counted += [name for name, (_, new), old in leaves if counted(old, new)]
     names = [name for (name, leaf), old in zip(now, given, strict=False) if leaf is not old]
     names += [name for name, _ in now[len(given) :]]
     name = names[0].rpartition(".")[2] if names else "one of its arguments"
@@ -103,12 +110,14 @@ def arguments_changed(given: list[Any], form: Structure, call: Any) -> list[Chan
 def _all_given(change: Change, given: Iterable[Any] = ()) -> bool:
     """Whether all that is in a place is tensors of the run, plain data, and what was `given`."""
     leaves, known = [leaf for _, leaf in take_apart(change.after)[0]], set(map(id, given))
-    return all(isinstance(x, Abstract) or id(x) in known or plain(x) for x in leaves)
+    return all(
+        isinstance(x, Abstract) or is_open(x) or id(x) in known or plain(x) for x in leaves
+    )
 
 
 def _can_be_left(change: Change) -> bool:
-    """Whether a place holds tensors of the run, and plain data beside them, and nothing else."""
-    held = isinstance(change.place, OnInput) or next(abstract_in([change.after]), None) is not None
+    """Whether a place holds what the run has made, and plain data beside it, and nothing else."""
+    held = isinstance(change.place, OnInput) or next(made_in([change.after]), None) is not None
     return change.rebound and held and _all_given(change)
 
 
@@ -185,10 +194,15 @@ def _containers(item: Any) -> Iterator[Any]:
             yield from _containers(each)
 
 
-def bound_to_data(kept: Iterable[Change]) -> Iterator[Held]:
+def bound_to_data(kept: Iterable[Change], inputs: Iterable[Input]) -> Iterator[Held]:
     """That there is plain data, or nothing, where there was and the run has bound a tensor."""
-    places = (change for change in kept if not isinstance(change.place, ON_THE_CALL))
-    return (bound_before(change) for change in places if _without_tensors(change.place.before))
+    read = {id(item.read.place) for item in inputs if item.read is not None}
+    places = (
+        change for change in kept
+        if not isinstance(change.place, ON_THE_CALL) and id(change.place) not in read
+    )  # fmt: skip
+    kept = (change for change in places if _without_tensors(change.place.before))
+    return (bound_before(change) for change in kept)
 
 
 def _without_tensors(item: Any) -> bool:

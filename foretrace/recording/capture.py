@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import sympy
 import torch
 
 from foretrace import torch_api
@@ -13,12 +14,20 @@ from foretrace.frames.lines import Lines
 from foretrace.frames.sources import Sources, function_of, names_of, place_of
 from foretrace.ir.op import Value
 from foretrace.ir.program import Input, Mutation, Output, Recorded, Role, size_input
-from foretrace.ir.requirements import Change, Requirements
+from foretrace.ir.requirements import (
+    NUMBERS,
+    Change,
+    NumberRead,
+    Place,
+    Requirements,
+    tensor_of,
+)
 from foretrace.ir.structure import Structure, named_arguments, take_apart
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import alias_of
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
 from foretrace.python_state.before import Before
+from foretrace.python_state.counts import Counts, counted_in
 from foretrace.python_state.held import bound_before, read_outside
 from foretrace.python_state.leaks import check_none_escaped, stranding
 from foretrace.python_state.module_state import (
@@ -88,6 +97,10 @@ class Capture:
         self._known: dict[int, Abstract] = {}
         self._taken: set[str] = set()
         self.names: dict[int, str] = {}
+        self.counts = Counts()
+        """numbers of which earlier runs have shown that the program counts with them"""
+        self._counted: list[tuple[Place | str, sympy.Symbol]] = []
+        """such numbers, and the symbols in their places"""
         self.outside = Outside() if watch else None
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,
@@ -175,10 +188,48 @@ class Capture:
                 placeholders.append(self.placeholder(leaf, "input", name))
                 if not known:
                     self.inputs[-1] = replace(self.inputs[-1], argument=place)
+            elif name in self.counts.names and type(leaf) in NUMBERS:
+                placeholders.append(self._count(leaf, "input", name, argument=next(places)))
             else:
                 requires.constants[name] = leaf
                 placeholders.append(leaf)
         return placeholders
+
+    def opened(self, given: list[Any]) -> list[Any]:
+        """The arguments with symbols in the place of the numbers that the program counts with."""
+        names = {id(p): i.role.name for i, p in zip(self.inputs, self.placeholders, strict=True)
+                 if i.number is not None}  # fmt: skip
+        return [self._symbol(x, names[id(x)]) if id(x) in names else x for x in given]
+
+    def count(self, place: Place) -> Any:
+        """A symbol for the number at a place, read there at each call."""
+        read = NumberRead(place, type(place.before))
+        return self._symbol(self._count(place.before, "state", place.name, read=read), place)
+
+    def _symbol(self, tensor: Abstract, of: Place | str) -> Any:
+        self.recorder.sources.last = Capture._symbol.__code__  # the program has not begun
+        number = tensor.item()
+        self._counted.append((of, torch_api.expression(number)))
+        return number
+
+    def close_fixed(self) -> bool:
+        """Let the numbers be closed of which the program needs the value; whether there are any."""
+        symbols, fixed = self.types.symbols, self.steps.fixed
+        found = [
+            of for of, s in self._counted if s in fixed or not symbols.simplify(s).free_symbols
+        ]  # fmt: skip
+        for of in found:
+            self.counts.close(of)
+        return bool(found)
+
+    def _count(self, number: Any, kind: Any, name: str, **where: Any) -> Abstract:
+        """The tensor in the place of a number."""
+        with torch_api.plain_torch():
+            tensor = tensor_of(number, type(number))
+        abstract = self.placeholder(tensor, kind, name, like=self.types.of(tensor))
+        made = replace(self.inputs[-1], tensor=None, number=type(number), **where)
+        self.inputs[-1] = made
+        return abstract
 
     def _number(self, leaf: Any, name: str) -> torch.SymInt | None:
         """A number whose value is open; None for any other leaf."""
@@ -274,15 +325,19 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         lines = partial(lines, [state.module for state in requires.modules])
         loan.replace(capture.placeholder)
         given = capture.arguments(leaves, requires)
-        call = call_args, call_kwargs = in_structure.build(iter(given))
         absent = target.device.type not in torch_api.device_types_here()
         with running(recorder, loan.paths(), absent), capture.steps:
+            given = capture.opened(given)
+            call = call_args, call_kwargs = in_structure.build(iter(given))
             watching = watched(loan, capture.outside, fn, requires, lines)
-            with watching, capture.gradients.reading():
+            found = capture.outside.lent if capture.outside is not None else {}
+            lent = capture.counts.lent(capture.count, found)
+            with watching, capture.gradients.reading(), lent as counting:
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)
             kept = left_in(before, loan, capture.outside, capture)
-            changed = arguments_changed(given, in_structure, call)
+            kept += counting
+            changed = arguments_changed(given, in_structure, call, requires)
             requires.changed += [located(each, lines) for each in changed if not each.rebound]
             kept += [each for each in changed if each.rebound]
             read_again(kept, capture, requires)
@@ -294,9 +349,10 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         check_attributes_kept(loan, capture.real, capture.placeholders, lines())
     left = [located(change, lines) for change in before.undo()]
     requires.changed += left
+    requires.counted += counted_in((*requires.changed, *kept))
     if capture.outside is not None:
         read_outside(capture.outside, fn, leaves, requires, capture.real)
-        requires.held = [*unread(requires.held, capture.inputs, requires), *bound_to_data(kept)]
+        requires.held = [*unread(requires.held, capture.inputs, requires), *bound_to_data(kept, capture.inputs)]
         requires.held += [bound_before(change) for change in left if change.rebound]
     return Recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,

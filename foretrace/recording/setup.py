@@ -8,11 +8,12 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
+from foretrace.errors import Attempt, Refusal
 from foretrace.frames.sources import Sources
 from foretrace.ir.program import Target
 from foretrace.ir.structure import take_apart
-from foretrace.recording.capture import Capture
+from foretrace.python_state.counts import Counts
+from foretrace.recording.capture import Capture, record
 from foretrace.rules.norms import NORM_RULES
 from foretrace.rules.packed import PACKED_RULES
 from foretrace.rules.reductions import REDUCTION_RULES
@@ -20,7 +21,7 @@ from foretrace.rules.table import RuleTable
 from foretrace.symbols.dynamic import Dynamic, dynamic_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.profile import target_of
-from foretrace.targets.semantics import TargetSemantics
+from foretrace.targets.semantics import Captured, TargetSemantics
 from foretrace.tensors.abstract import Types
 
 Values: TypeAlias = Literal["guard", "refuse"]
@@ -59,6 +60,38 @@ def set_up(
     return Capture(
         types, semantics, sources, sizes(symbols), label, guarded=values == "guard", watch=watch
     )
+
+
+def counting(
+    counts: Counts, make: Callable[[], Capture], fn: Any, args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Captured:  # fmt: skip
+    """Record a program; once more, where it has left other numbers, with these open.
+
+    Args:
+        counts: those that are known, and takes those that are found.
+        make: what a run needs.
+        fn: the program.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Raises:
+        Refusal: as for a run.
+    """
+    done: Captured | None = None
+    attempt = Attempt(Refusal)
+    while True:
+        run = make()
+        run.counts = counts
+        with attempt:
+            done = Captured(record(fn, args, kwargs, run), run.semantics)
+        if done is None:
+            raise attempt.error or AssertionError("a run gives a record, or is refused")
+        if attempt.error is not None:  # with the numbers open it has no graph
+            counts.close_all()
+            return done
+        if not (counts.note(done.recorded.requires.counted) or run.close_fixed()):
+            return done
 
 
 def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:

@@ -41,6 +41,8 @@ class Steps:
     def __init__(self, recorder: Recorder, questions: Questions) -> None:
         self.recorder, self.questions = recorder, questions
         self.symbols = recorder.types.symbols
+        self.fixed = set[Any]()
+        """numbers that the program needs as they are"""
         self._open: ExitStack | None = None
         self._followed: torch_api.FollowedFloats | None = None
 
@@ -127,6 +129,7 @@ class Steps:
 
     def number(self, symbol: Any) -> float:
         """The number itself; that it is the same is a guard."""
+        self.fixed.add(symbol)
         with self.recorder.unwatched:
             found = self.symbols.floats.known[symbol]
             tensor, said = self._tensor(symbol), f"== {found!r}"

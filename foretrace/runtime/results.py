@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import sympy
+import torch
+from sympy.logic.boolalg import Boolean
 
 from foretrace.emit.python import Straight
 from foretrace.emit.python_sizes import size_text
 from foretrace.emit.python_source import Source
 from foretrace.errors import Refusal
 from foretrace.guards.calls import check_repeatable
-from foretrace.ir.op import Value
-from foretrace.ir.program import Mutation, Output, Recorded, Role
+from foretrace.ir.op import Op, Origin, Value
+from foretrace.ir.program import NUMBER, Mutation, Output, Recorded, Role
 from foretrace.runtime.calls import in_memory, loose, write_back
 
 
@@ -36,7 +39,27 @@ def core_of(recorded: Recorded) -> Recorded:
     own += [m.value for m in recorded.mutations if m.rebound]
     values = dict.fromkeys(value for value in own if isinstance(value, Value))
     outputs = [Output(v, Role("output", f"result_{i}")) for i, v in enumerate(values)]
-    return replace(recorded, outputs=outputs, mutations=written)
+    numbers = [_as_tensor(number, recorded) for number in numbers_of(recorded)]
+    outputs += [Output(op.outs[0], Role("output", f"number_{i}")) for i, op in enumerate(numbers)]
+    ops = [*recorded.ops, *numbers]
+    return replace(recorded, ops=ops, outputs=outputs, mutations=written)
+
+
+def numbers_of(recorded: Recorded) -> list[Any]:
+    """The numbers that a program gives and that data decides, each once."""
+    data = recorded.symbols.data
+    given = (o.value for o in recorded.outputs if isinstance(o.value, sympy.Basic))
+    return list(dict.fromkeys(n for n in given if not data.isdisjoint(n.free_symbols)))
+
+
+def _as_tensor(number: Any, recorded: Recorded) -> Op:
+    """A number of the graph as a tensor, as graphs of other tools give no others."""
+    condition = isinstance(number, Boolean) and not isinstance(number, sympy.Symbol)
+    whole = torch.int64 if number.is_integer else torch.float64
+    type = NUMBER.but(dtype=torch.bool if condition else whole)
+    out, origin = Value(type), Origin(recorded.requires.defined, None)
+    kwargs = {"dtype": type.dtype, "device": type.device}
+    return Op(torch.ops.aten.scalar_tensor.default, (number,), kwargs, out, (out,), origin=origin)
 
 
 def call_core(source: Source, recorded: Recorded, inputs: Sequence[str], call: str) -> list[str]:
@@ -46,6 +69,8 @@ def call_core(source: Source, recorded: Recorded, inputs: Sequence[str], call: s
     made = [source.names.new("result") for _ in values]
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
     names.update(zip(values, made, strict=True))
+    count = len(core.outputs) - len(numbers_of(recorded))
+    numbers = dict(zip(numbers_of(recorded), made[count:], strict=False))
     assigned = f"({', '.join(made)}{',' * (len(made) == 1)}) = " if made else ""
     source.add(f"{assigned}{call}({', '.join(inputs)})")
     for value, name in zip(values, made, strict=True):
@@ -54,7 +79,12 @@ def call_core(source: Source, recorded: Recorded, inputs: Sequence[str], call: s
     for mutation in recorded.mutations:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
     straight = Straight(source, recorded.symbols, names)
-    return leaf_texts(source, straight, recorded, inputs)
+    texts = leaf_texts(source, straight, recorded, inputs)
+    pairs = zip(recorded.outputs, texts, strict=True)
+    return [
+        f"{numbers[o.value]}.item()" if isinstance(o.value, sympy.Basic) and o.value in numbers
+        else text for o, text in pairs
+    ]  # fmt: skip
 
 
 def write_line(source: Source, recorded: Recorded, mutation: Mutation, live: str, new: str) -> None:

@@ -111,6 +111,7 @@ from foretrace.torch_api.floats import (
     MATH as MATH,
     FloatNode as FloatNode,
     FollowedFloats as FollowedFloats,
+    as_integer as as_integer,
     batches_counted as batches_counted,
     count_floats_from as count_floats_from,
     new_float as new_float,

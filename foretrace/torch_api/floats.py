@@ -11,6 +11,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from functools import cache, partial, wraps
 from types import MappingProxyType
 from typing import Any
@@ -106,6 +107,21 @@ def _made(self: torch.SymFloat, node: Any) -> None:
     self.node = node
     if type(node) is FloatNode and type(self) is torch.SymFloat:
         object.__setattr__(self, "__class__", node.kind)
+
+
+def _made_int(self: torch.SymInt, node: Any) -> None:
+    """As SymInt's own `__init__`: of a node that `as_integer` has marked the class is another."""
+    self.node = node
+    kind = getattr(node, "kind", None)
+    if kind is not None and type(self) is torch.SymInt:
+        object.__setattr__(self, "__class__", kind)
+
+
+def as_integer(number: Any, kind: type[torch.SymInt]) -> Any:
+    """A SymInt as one of another class, however C++ makes it again, while floats are followed."""
+    node: Any = copy(number.node)
+    node.kind = kind
+    return kind(node)
 
 
 for _name, _computes in {**UNARY, **BINARY}.items():
@@ -238,6 +254,7 @@ def _places(
 ) -> Iterator[tuple[Any, str, Any]]:
     """What stands in the place of what, and where."""
     yield torch.SymFloat, "__init__", _made
+    yield torch.SymInt, "__init__", _made_int
     for name, method in _stand_ins(compute, follows).items():
         yield torch.SymInt, name, method
     for name, operator_of in _of_doubles().items():

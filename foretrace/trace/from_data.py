@@ -18,6 +18,7 @@ from foretrace.mutation.call import Call
 from foretrace.ops.kernel import depends_on_data, types_in
 from foretrace.ops.outcome import Outcome
 from foretrace.ops.schemas import schema_of
+from foretrace.symbols.integers import as_int
 
 NUMBER = Choice("number", "whole", "data decides it: the graph computes it when it runs")
 ITEM = torch.ops.aten.item.default
@@ -61,7 +62,7 @@ def open_number(call: Call) -> torch.SymInt | torch.SymFloat:
     body = _reading(call, symbol) if func is ITEM else None
     outcome = Outcome(symbol, body, None if body else NUMBER, lasting=False)
     recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
-    made: Any = recorder.types.symbols.symbolic(symbol)
+    made: Any = as_int(recorder.types.symbols.symbolic(symbol))
     return made
 
 
