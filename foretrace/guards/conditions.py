@@ -78,6 +78,7 @@ class Conditions(Checks):
             self.inputs.append(self._input(item, given))
         self._tied()
         self._states()
+        self._forms()
         self._gradients()
         self._set_on()
 
@@ -155,6 +156,12 @@ class Conditions(Checks):
             there = f"{self.source.bind(read, 'read')}()"
             words = f"{read.place.name} and {self.recorded.inputs[index].role.name} are two tensors"
             self.add(f"{there} is {self.inputs[index]}", repr(f"{words} now"))
+
+    def _forms(self) -> None:
+        """Containers that the program fills."""
+        for read in self.recorded.requires.forms:
+            words = repr(f"{read.place.name} holds more or less than it did")
+            self.add(f"{self.source.bind(read, 'form')}.holds", words)
 
     def _gradients(self) -> None:
         """Whether there is a `.grad`, where the program has read it."""

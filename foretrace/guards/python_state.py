@@ -90,6 +90,9 @@ class Facts(Checks):
         elif isinstance(held, HeldLength):
             condition = f"{self.source.bind(own_length, 'length')}({holder}) == {held.before}"
             self.add(condition, repr(f"{held.name} has more or fewer items than it had"))
+        elif held.itself:
+            condition = f"{self._place(held, holder)} is {self.source.bind(held.before, 'itself')}"
+            self.add(condition, repr(f"{held.name} is another object now"))
         elif held.before is MISSING:
             key, inside = self.source.literal(held.key, "key"), f"not in {holder}"
             there = f"{key} {inside}" if held.how == "item" else f"not hasattr({holder}, {key})"

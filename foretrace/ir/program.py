@@ -12,7 +12,6 @@ from foretrace.ir.requirements import (
     Again,
     Answered,
     AskedOfNumbers,
-    NumberRead,
     Requirements,
     StateRead,
     tensor_of,
@@ -91,7 +90,7 @@ class Input:
     """the expression that the input is the value of"""
     gradient_of: "Input | None" = None
     """the input whose `.grad` it is, read at each call"""
-    read: StateRead | NumberRead | None = None
+    read: StateRead | None = None
     """reads it where calls of the program leave it"""
     number: type | None = None
     """of a number of Python's, which the tensor holds: its type"""

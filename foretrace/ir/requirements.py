@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from foretrace.errors import Frame
-from foretrace.ir.members import CONTENT, MISSING, held_by
+from foretrace.ir.members import CONTENT, MISSING, held_by, own_items, own_kind
 from foretrace.ir.plain_data import plain, refill, same, snapshot
 from foretrace.ir.structure import Structure, pour, take_apart
 from foretrace.symbols.sizes import Numbers
@@ -86,6 +86,52 @@ class Entry(Place):
             kind.__delitem__(self.holder, self.key)
 
 
+class Contents(Place):
+    """What a list, a deque, a dict or a set holds; the object itself stays.
+
+    `before` and `now` are copies: a list of a deque, else of the same kind.
+    """
+
+    def __init__(self, name: str, holder: Any, before: Any) -> None:
+        super().__init__(name, holder, before)
+        self.key = CONTENTS
+
+    @property
+    def now(self) -> Any:
+        """What it holds."""
+        return content_of(self.holder)
+
+    def bind(self, item: Any) -> None:
+        """Let it hold other items."""
+        kind = own_kind(self.holder)
+        if kind is list:  # at once: another thread may read it
+            list.__setitem__(self.holder, slice(None), item)
+            return
+        kind = OrderedDict if isinstance(self.holder, OrderedDict) else kind
+        kind.clear(self.holder)
+        (kind.extend if kind is deque else kind.update)(self.holder, item)
+
+
+CONTENTS = "its content"
+"""In the place of the key of an item"""
+
+
+def content_of(holder: Any) -> Any:
+    """A copy of what a container holds."""
+    kind = own_kind(holder)
+    if kind is dict:
+        return dict(own_items(holder))
+    items = (item for _, item in own_items(holder))
+    return set(items) if kind is set else [*items]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An item that a container had before, by its place there: the very object."""
+
+    key: Any
+
+
 class OnInput(Place):
     """An attribute that Python has set on an input; each call sets it on the input that it has."""
 
@@ -118,9 +164,9 @@ class Change:
     def repeatable(self) -> bool:
         """Whether a call can do it again: a name bound to plain data, an entry that was made.
 
-        A container in an entry is none: the next call may fill it further.
+        Of a container the content depends on what it held before.
         """
-        if isinstance(self.place, Entry) and isinstance(self.after, (dict, list, set, deque)):
+        if isinstance(self.place, Contents):
             return False
         made = isinstance(self.place, Entry) and self.place.before is MISSING
         return self.rebound and (made or plain(self.after))
@@ -132,7 +178,7 @@ class Change:
 
     def redo(self) -> None:
         """As the run left it."""
-        self.place.bind(self.after)
+        self.place.bind(snapshot(self.after) if plain(self.after) else self.after)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,17 +193,23 @@ class State:
     first: int
     count: int
     at: Frame | None
+    kept: Mapping[int, Kept]
+    """the others of its leaves, by their places among all"""
+    like: int | None = None
+    """the number of an earlier state that is the same object"""
 
-    def put(self, outputs: Sequence[Any], inputs: Sequence[Any], call: Any) -> None:
+    def put(
+        self, outputs: Sequence[Any], inputs: Sequence[Any], call: Any, made: list[Any]
+    ) -> None:
         """Bind it to what a call has computed.
 
         Args:
             outputs: all that the call has computed.
             inputs: those of the graph.
             call: the arguments, positional ones and others.
+            made: what the states before it hold; takes what it does.
         """
-        leaves = outputs[self.first : self.first + self.count]
-        item = self.structure.build(iter(leaves))
+        made.append(item := self._made(outputs) if self.like is None else made[self.like])
         if isinstance(self.place, OnInput):
             vars(inputs[self.place.index])[self.place.name] = item
         elif isinstance(self.place, OnArguments):
@@ -165,13 +217,29 @@ class State:
         else:
             self.place.bind(item)
 
+    def _made(self, outputs: Sequence[Any]) -> Any:
+        leaves = iter(outputs[self.first : self.first + self.count])
+        if not self.kept:
+            return self.structure.build(leaves)
+        before = self.place.now
+        count = range(self.count + len(self.kept))
+        every = (before[self.kept[i].key] if i in self.kept else next(leaves) for i in count)
+        return self.structure.build(every)
+
+
+def put_all(states: Sequence[State], outputs: Any, inputs: Any, call: Any) -> None:
+    """Bind all places to what a call has computed."""
+    made = list[Any]()
+    for state in states:
+        state.put(outputs, inputs, call, made)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateRead:
-    """A tensor that the program finds where its calls leave one: read at each call.
+    """A tensor, or a number, that the program finds where its calls leave one: read at each call.
 
     `leaves` are those of the container that it is in, as the capture found it, and `number` its
-    own. Calling it gives the tensor.
+    own. `kind` is the type of a number, which is given as a tensor. Calling it gives the tensor.
 
     Raises:
         KeyError: what is there now is nested otherwise, or other plain data.
@@ -181,28 +249,23 @@ class StateRead:
     structure: Structure
     leaves: tuple[Any, ...]
     number: int
+    kind: type | None = None
 
     def __call__(self) -> torch.Tensor:
-        now, structure = take_apart(self.place.now)
-        if structure != self.structure or not all(map(_alike, (x for _, x in now), self.leaves)):
+        found: Any = self._now()[self.number]
+        return found if self.kind is None else tensor_of(found, self.kind)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is nested as it was, and all plain data is the same."""
+        return bool(self._now() or True)
+
+    def _now(self) -> list[Any]:
+        pairs, structure = take_apart(self.place.now)
+        now = [leaf for _, leaf in pairs]
+        if structure != self.structure or not all(map(_alike, now, self.leaves)):
             raise KeyError(self.place.name)
-        found: torch.Tensor = now[self.number][1]
-        return found
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NumberRead:
-    """A number that the program counts with: a tensor of what is there at each call.
-
-    Raises:
-        KeyError: no such number is there now.
-    """
-
-    place: Place
-    kind: type
-
-    def __call__(self) -> torch.Tensor:
-        return tensor_of(self.place.now, self.kind)
+        return now
 
 
 NUMBERS: Mapping[type, torch.dtype] = types.MappingProxyType({
@@ -223,11 +286,20 @@ def tensor_of(number: Any, kind: type) -> torch.Tensor:
     return torch.tensor(number, dtype=NUMBERS[kind], device="cpu")
 
 
+class _Open:
+    """In the place of a number that is read at each call."""
+
+
+OPEN = _Open()
+
+
 def _alike(now: Any, then: Any) -> bool:
     """Whether a leaf of a state can take the place of another; tensors are checked as inputs."""
+    if then is OPEN:
+        return True
     if isinstance(then, torch.Tensor) or isinstance(now, torch.Tensor):
         return isinstance(then, torch.Tensor) and isinstance(now, torch.Tensor)
-    return plain(then) and plain(now) and same(now, then)
+    return now is then or (plain(then) and plain(now) and same(now, then))
 
 
 How: TypeAlias = Literal["item", "attribute", "cell"]
@@ -247,6 +319,8 @@ class Held:
     """of an item or attribute"""
     before: object
     """plain data as a copy, all else as the object that it was; MISSING if there was nothing"""
+    itself: bool = False
+    """whether it is the object that counts, as the program leaves things in it"""
 
 
 @dataclass(slots=True, eq=False)
@@ -408,8 +482,10 @@ class Requirements:
     """what the run did to Python state, if it was watched"""
     states: list[State] = field(default_factory=list)
     """where it left tensors"""
-    counted: list[Change | str] = field(default_factory=list)
+    counted: list[tuple[Change, int] | str] = field(default_factory=list)
     """where it left another number than there was: places, names of leaves of the arguments"""
+    forms: list[StateRead] = field(default_factory=list)
+    """containers that it fills or empties, which hold as much as they did"""
     tied: list[tuple[StateRead, int]] = field(default_factory=list)
     """further places of a state that is an input already, and its number"""
     stored: list[ref[torch.Tensor]] = field(default_factory=list)

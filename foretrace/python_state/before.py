@@ -17,7 +17,7 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.ir.members import CONTENT, attributes_of, own_length, reached
-from foretrace.ir.requirements import Change
+from foretrace.ir.requirements import Change, Entry, Place
 from foretrace.python_state.kept import (
     ATOMS,
     STATES,
@@ -92,6 +92,12 @@ class Before:
         failed = put_all_back(self._all())
         held = [type(each).__name__ for each in self._opaque if _holds_abstract([each])]
         return [*failed, *(f"a {name}, which holds a tensor of the run" for name in held)]
+
+    def keeps(self, place: Place) -> bool:
+        """Whether what is in a place is a container of which the content is kept."""
+        if isinstance(place, Entry):
+            return id(place.holder) in self._seen
+        return not place.bound and id(place.before) in self._seen
 
     def bound(self) -> Iterator[Change]:
         """What the run has left changed."""

@@ -6,19 +6,30 @@ again with a symbol in the place of the number, so that the graph takes the one 
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from operator import is_not
 from typing import Any, Final
 
 import torch
 
-from foretrace.ir.requirements import NUMBERS, Change, Entry, Place
+from foretrace.ir.requirements import (
+    NUMBERS,
+    OPEN,
+    Change,
+    Contents,
+    Entry,
+    Place,
+    StateRead,
+)
+from foretrace.ir.structure import take_apart
 
-OPEN: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
+SYMBOLIC: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """Numbers of the run"""
 
 
 def is_open(item: Any) -> bool:
     """Whether it is a number of the run: an example's, or what follows from it."""
-    return issubclass(type(item), OPEN)
+    return issubclass(type(item), SYMBOLIC)
 
 
 def counted(before: Any, after: Any) -> bool:
@@ -28,12 +39,15 @@ def counted(before: Any, after: Any) -> bool:
     return type(after) in NUMBERS or (is_open(after) and not issubclass(type(after), torch.SymBool))
 
 
-def counted_in(changes: Iterable[Change]) -> Iterator[Change]:
-    """The places that a run has bound to another number."""
+def counted_in(changes: Iterable[Change]) -> Iterator[tuple[Change, int]]:
+    """The places that a run has bound to other numbers; which of their leaves these are."""
     for change in changes:
-        named = type(change.place) in (Place, Entry)
-        if named and change.rebound and counted(change.place.before, change.after):
-            yield change
+        if change.rebound and type(change.place) in (Place, Entry, Contents):
+            (then, form), (now, other) = map(take_apart, (change.place.before, change.after))
+            if form == other:
+                for number, ((_, old), (_, new)) in enumerate(zip(then, now, strict=True)):
+                    if counted(old, new):
+                        yield replace(change, after=None), number
 
 
 class Counts:
@@ -42,23 +56,27 @@ class Counts:
     def __init__(self) -> None:
         self.names: set[str] = set()
         """of leaves of the arguments"""
-        self._places: dict[Any, Change] = {}
+        self._places: dict[Any, tuple[Change, set[int]]] = {}
+        """by holder and key: changes, and which leaves of them are numbers"""
         self._closed: set[Any] = set()
         """what a graph needs the number of"""
         self.never = False
         """whether all are closed: with one open the program has no graph"""
 
-    def note(self, found: Iterable[Change | str]) -> bool:
+    def note(self, found: Iterable[tuple[Change, int] | str]) -> bool:
         """Take what a run has found; whether it is more than was known."""
         more = False
         for each in found:
-            key = _key(each)
-            if not self.never and key not in self._closed | self._places.keys() | self.names:
-                more = True
-                if isinstance(each, str):
-                    self.names.add(each)
-                else:
-                    self._places[key] = each
+            if self.never or _key(each) in self._closed:
+                continue
+            if isinstance(each, str):
+                more |= each not in self.names
+                self.names.add(each)
+            else:
+                change, number = each
+                _, known = self._places.setdefault(_key(each)[:2], (change, set()))
+                more |= number not in known
+                known.add(number)
         return more
 
     def close_all(self) -> None:
@@ -67,15 +85,17 @@ class Counts:
         self._places.clear()
         self.names.clear()
 
-    def close(self, each: Place | str) -> None:
+    def close(self, each: tuple[Place, int] | str) -> None:
         """Leave one as the number that it is."""
         self._closed.add(key := _key(each))
-        self._places.pop(key, None)
-        self.names.discard(key)
+        if isinstance(each, str):
+            self.names.discard(each)
+        else:
+            self._places[key[:2]][1].discard(each[1])
 
     @contextmanager
     def lent(
-        self, symbol: Callable[[Place], Any], given: dict[int, tuple[Any, Any]]
+        self, symbol: Callable[[StateRead, str], Any], given: dict[int, tuple[Any, Any]]
     ) -> Iterator[list[Change]]:
         """Inside, the program finds symbols; what it has left there is in the list at the end.
 
@@ -83,31 +103,43 @@ class Counts:
             symbol: makes one for the number at a place.
             given: takes each, and the number, by the id of the one.
         """
-        left, lent = list[Change](), list[tuple[Place, Any, str]]()
+        left, lent = list[Change](), list[tuple[Place, Any, list[Any], str]]()
         try:
-            for change in self._places.values():
+            for change, numbers in self._places.values():
                 place = _anew(change.place)
-                if type(place.before) in NUMBERS:
-                    number = symbol(place)
-                    lent.append((place, number, change.name))
-                    given[id(number)] = number, place.before
-                    place.bind(number)
+                leaves, structure = take_apart(place.before)
+                every = [leaf for _, leaf in leaves]
+                opened = [OPEN if i in numbers else leaf for i, leaf in enumerate(every)]
+                for i in sorted(numbers):
+                    read = StateRead(place, structure, tuple(opened), i, type(every[i]))
+                    name = ".".join(filter(None, (change.name, leaves[i][0])))
+                    every[i] = symbol(read, name)
+                put = structure.build(iter(every)) if numbers else place.before
+                lent.append((place, put, every, change.name))
+                given[id(put)] = put, place.before
+                place.bind(put)
             yield left
         finally:
-            for place, number, name in lent:
-                if place.now is not number:
-                    left.append(Change(place, place.now, rebound=True, path=name))
+            for place, put, every, name in lent:
+                now = place.now
+                if not (now is put or isinstance(place, Contents)) or _others(now, every):
+                    left.append(Change(place, now, rebound=True, path=name))
                 place.bind(place.before)
 
 
-def _key(each: Change | Place | str) -> Any:
+def _others(now: Any, then: list[Any]) -> bool:
+    leaves = [leaf for _, leaf in take_apart(now)[0]]
+    return len(leaves) != len(then) or any(map(is_not, leaves, then))
+
+
+def _key(each: tuple[Change | Place, int] | str) -> Any:
     if isinstance(each, str):
         return each
-    place = each.place if isinstance(each, Change) else each
-    return id(place.holder), place.key
+    place = each[0].place if isinstance(each[0], Change) else each[0]
+    return id(place.holder), place.key, each[1]
 
 
 def _anew(place: Place) -> Place:
     if isinstance(place, Entry):
         return Entry(place.name, place.holder, place.key, place.now)
-    return Place(place.name, place.holder, place.now)
+    return type(place)(place.name, place.holder, place.now)

@@ -9,14 +9,14 @@ import functools
 import itertools
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.ir.members import MISSING, attributes_of, own_items, own_length
+from foretrace.ir.members import MISSING, attributes_of, own_items, own_kind, own_length, reached
 from foretrace.ir.plain_data import LARGEST, plain, snapshot
 from foretrace.ir.requirements import (
     Change,
@@ -51,9 +51,13 @@ def read_outside(
     leaves: Iterable[tuple[str, Any]],
     requires: Requirements,
     inputs: Iterable[Any],
+    open: set[int],
 ) -> None:
-    """Note what the run of `fn` that was watched may have read, now that all is as before it."""
-    reading = Reading(outside.attributes)
+    """Note what the run of `fn` that was watched may have read, now that all is as before it.
+
+    `open`: containers, by id, whose content a call reads, or leaves otherwise.
+    """
+    reading = Reading(outside.attributes, open)
     reading.modules(requires.modules)
     reading.places(outside.places.values())
     reading.follow("the program", fn)
@@ -80,7 +84,8 @@ def bound_before(change: Change) -> Held:
 class Reading:
     """Follows what the code may read; each object is looked at once."""
 
-    def __init__(self, mentioned: Iterable[str]) -> None:
+    def __init__(self, mentioned: Iterable[str], open: Collection[int] = ()) -> None:
+        self._open = open
         self.mentioned = frozenset(mentioned) | {"forward"}
         self.found = list[Held | HeldNames | HeldLength]()
         self.met: list[ModuleState] = []
@@ -119,7 +124,7 @@ class Reading:
         kind = type(item)  # its class as it says itself is Python of the user's
         if id(item) in self._seen or issubclass(kind, NO_INSIDE):
             return
-        if plain(item) and not _users_function(item):
+        if self._data(item) and not _users_function(item):
             return
         self._seen[id(item)] = item
         if issubclass(kind, nn.Module):
@@ -131,12 +136,20 @@ class Reading:
 
     def _take(self, name: str, how: How, holder: Any, key: Any, item: Any, depth: int) -> None:
         """One place, and what it leads to."""
-        data = id(item) not in self._seen and plain(item)
-        self.found.append(Held(name, how, holder, key, snapshot(item) if data else item))
+        itself = id(item) in self._open
+        data = id(item) not in self._seen and self._data(item)
+        before = snapshot(item) if data else item
+        self.found.append(Held(name, how, holder, key, before, itself=itself))
         if issubclass(type(item), type):
             self._classes(item, 0)
         elif depth and (not data or _users_function(item)):
             self.follow(name, item, depth - 1)
+
+    def _data(self, item: Any) -> bool:
+        """Whether it is plain data, none of which a call reads anew."""
+        if not plain(item):
+            return False
+        return not self._open or not any(id(x) in self._open for x in reached([item], _items, 9))
 
     # ---- objects -----------------------------------------------------------------------------
 
@@ -204,6 +217,10 @@ class Reading:
             for table in torch_api.tensor_tables(state.module):
                 for key, tensor in table.items():
                     self.found.append(Held(f"{state.path}.{key}", "item", table, key, tensor))
+
+
+def _items(item: Any) -> Iterable[Any]:
+    return (each for _, each in own_items(item)) if own_kind(item) else ()
 
 
 def state_of(path: str, module: nn.Module) -> ModuleState:

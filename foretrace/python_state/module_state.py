@@ -14,15 +14,28 @@ from torch import fx, nn
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
-from foretrace.ir.members import own_items
-from foretrace.ir.requirements import FIRST_CALL, Change, Entry, ModuleState, Place, Requirements
+from foretrace.ir.members import own_items, own_kind
+from foretrace.ir.requirements import (
+    FIRST_CALL,
+    Change,
+    Contents,
+    Entry,
+    ModuleState,
+    Requirements,
+)
 from foretrace.python_state.before import Before
-from foretrace.python_state.counts import OPEN
+from foretrace.python_state.counts import SYMBOLIC
 from foretrace.python_state.held import state_of
 from foretrace.python_state.kept import ATOMS, EMPTY, Kept, KeptModule
 from foretrace.python_state.leaks import abstract_in, made_in
 from foretrace.python_state.outside import Outside
-from foretrace.python_state.restoring import changes_in, content_changes, put_all_back, put_back
+from foretrace.python_state.restoring import (
+    changes_in,
+    content_changes,
+    filled,
+    put_all_back,
+    put_back,
+)
 from foretrace.tensors.abstract import Abstract
 
 Stand: TypeAlias = Callable[[torch.Tensor, str, str, tuple[nn.Module, str]], Abstract]
@@ -96,8 +109,9 @@ class Borrowed:
         found = [
             replace(change, path=loan.full_name(change.place.name))
             for loan in self._loans for change in loan.changes()
+            if not isinstance(change.place, Contents)
         ]  # fmt: skip
-        return [change for change in found if not _holds_abstract(change.after, set(), OPEN)]
+        return [change for change in found if not _holds_abstract(change.after, set(), SYMBOLIC)]
 
     def bound(self) -> Iterator[Change]:
         """Plain attributes that the run has bound, and entries of dicts that are attributes."""
@@ -199,7 +213,7 @@ class _Loan:
             if isinstance(held, dict):
                 yield from content_changes(name, held, {}, held)
             else:
-                yield Change(Place(name, {}, None), None, rebound=False)
+                yield filled(name, held, own_kind(held)())
 
     def touched(self) -> Iterator[tuple[str, Any]]:
         """Plain attributes that are or contain something else now, as far as a glance says."""
@@ -276,6 +290,7 @@ def watched(
     fn: Any,
     requires: Requirements,
     lines: Callable[[], Lines],
+    before: Before,
 ) -> Iterator[None]:
     """What the run inside does to the modules, and where it is watched, is noted and undone."""
     try:
@@ -283,6 +298,7 @@ def watched(
             yield
     finally:
         changes = outside.changes() if outside is not None else []
+        changes = [each for each in changes if not before.keeps(each.place)]
         # one that keeps an abstract tensor stays as it is, for `leaks.py` to find
         keeps = [[*made_in([each.place.now])] for each in changes]
         tensors = [tensor for found in keeps for tensor in abstract_in(found)]

@@ -9,8 +9,16 @@ from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.members import MISSING
 from foretrace.ir.plain_data import plain, same
-from foretrace.ir.requirements import Change, Entry, Place
-from foretrace.python_state.kept import Kept, KeptAttributes, KeptDict, KeptItems, KeptNames
+from foretrace.ir.requirements import Change, Contents, Entry, Place
+from foretrace.python_state.kept import (
+    Kept,
+    KeptAttributes,
+    KeptContent,
+    KeptDict,
+    KeptItems,
+    KeptNames,
+    KeptState,
+)
 from foretrace.tensors.abstract import Abstract
 
 
@@ -80,7 +88,14 @@ def changes_in(kept: Kept, name: Callable[[Any], str]) -> Iterable[Change]:
         return ()
     if isinstance(kept, KeptDict):
         return content_changes(name(kept.item), kept.item, kept.before, kept.now)
+    if isinstance(kept, KeptContent) and not isinstance(kept, KeptState):
+        return (filled(name(kept.item), kept.item, kept.before),)
     return (Change(Place(name(kept.item), {}, None), None, rebound=False),)
+
+
+def filled(name: str, item: Any, before: Any) -> Change:
+    """What a container holds now that held something else before."""
+    return Change(place := Contents(name, item, before), place.now, rebound=True)
 
 
 def _made_again(kept: KeptItems | KeptDict) -> bool:
@@ -109,6 +124,6 @@ def content_changes(
     eager has `torch.Tensor` in it.
     """
     if not all(map(is_, now, before)) or len(now) < len(before):
-        return [Change(Place(name, {}, None), None, rebound=False)]
+        return [filled(name, item, before)]
     keys = [key for key in now if not (isinstance(key, type) and issubclass(key, Abstract))]
     return changes_of(Entry(name, item, key, before.get(key, MISSING)) for key in keys)

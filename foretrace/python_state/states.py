@@ -13,14 +13,21 @@ import torch
 
 from foretrace import torch_api
 from foretrace.frames.lines import Lines
-from foretrace.ir.members import MISSING
+from foretrace.ir.members import MISSING, own_items
 from foretrace.ir.plain_data import plain, same
 from foretrace.ir.program import Input, Output, Role
+from foretrace.errors import Refusal
 from foretrace.ir.requirements import (
+    FIRST_CALL,
+    NUMBERS,
+    OPEN,
     Change,
+    Contents,
+    Entry,
     Held,
     HeldLength,
     HeldNames,
+    Kept,
     OnArguments,
     OnInput,
     Place,
@@ -32,7 +39,7 @@ from foretrace.ir.structure import Structure, take_apart
 from foretrace.python_state.before import Before
 from foretrace.python_state.counts import counted, is_open
 from foretrace.python_state.held import bound_before
-from foretrace.python_state.leaks import made_in
+from foretrace.python_state.leaks import abstract_in, made_in
 from foretrace.python_state.module_state import Borrowed, located
 from foretrace.python_state.outside import Outside
 from foretrace.tensors.abstract import Abstract
@@ -53,8 +60,13 @@ class Run(Protocol):
         """The placeholder of a tensor from outside."""
 
 
-def left_in(before: Before, loan: Borrowed, outside: Outside | None, run: Run) -> list[Change]:
-    """The places that the run has bound to tensors of its own; each holds again what it held."""
+def left_in(
+    before: Before, loan: Borrowed, outside: Outside | None, run: Run, requires: Requirements
+) -> list[Change]:
+    """The places that the run has bound to tensors of its own; each holds again what it held.
+
+    `requires` takes the contents that no call can leave so.
+    """
     found = dict[tuple[int, Any], Change]()
     real = {id(each): tensor for each, tensor in zip(run.placeholders, run.real, strict=True)}
     everywhere = (
@@ -66,6 +78,8 @@ def left_in(before: Before, loan: Borrowed, outside: Outside | None, run: Run) -
             if _can_be_left(change) and not _as_before(change, real):
                 found.setdefault((id(change.place.holder), change.place.key), change)
                 change.undo()
+            elif isinstance(change.place, Contents) and not [*abstract_in([change.after])]:
+                requires.changed.append(change)
     return [*found.values()]
 
 
@@ -111,14 +125,33 @@ def _all_given(change: Change, given: Iterable[Any] = ()) -> bool:
     """Whether all that is in a place is tensors of the run, plain data, and what was `given`."""
     leaves, known = [leaf for _, leaf in take_apart(change.after)[0]], set(map(id, given))
     return all(
-        isinstance(x, Abstract) or is_open(x) or id(x) in known or plain(x) for x in leaves
+        isinstance(x, (Abstract, Kept)) or is_open(x) or id(x) in known or plain(x) for x in leaves
     )
 
 
 def _can_be_left(change: Change) -> bool:
     """Whether a place holds what the run has made, and plain data beside it, and nothing else."""
-    held = isinstance(change.place, OnInput) or next(made_in([change.after]), None) is not None
+    if isinstance(change.place, Contents):
+        change, held = replace(change, after=_by_place(change)), True
+    else:
+        held = isinstance(change.place, OnInput) or next(made_in([change.after]), None) is not None
     return change.rebound and held and _all_given(change)
+
+
+def _by_place(change: Change) -> Any:
+    """The content that the run has left; the items that were there before by their places."""
+    if not isinstance(change.place, Contents):
+        return change.after
+    before, after = change.place.before, change.after
+    if isinstance(after, set):
+        return after
+    old = {id(item): Kept(key) for key, item in own_items(before) if not _number(item)}
+    new = ((key, old.get(id(item), item)) for key, item in own_items(after))
+    return dict(new) if isinstance(after, dict) else [item for _, item in new]
+
+
+def _number(item: Any) -> bool:
+    return type(item) in NUMBERS
 
 
 def _as_before(change: Change, real: dict[int, Any]) -> bool:
@@ -133,12 +166,16 @@ def _as_before(change: Change, real: dict[int, Any]) -> bool:
 
 def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None:
     """Let the tensors that are in such places be inputs that are read there at each call."""
+    counted = {id(i.read.place): i.read.leaves for i in run.inputs if i.read is not None}
     for change in kept:
         if isinstance(change.place, ON_THE_CALL):
             continue  # what was there before is an argument, or a guard on inputs
         leaves, structure = take_apart(change.place.before)
-        every = tuple([leaf for _, leaf in leaves])
-        for number, tensor in enumerate(every):
+        found = [leaf for _, leaf in leaves]
+        every = counted.get(id(change.place), tuple(found))
+        if isinstance(change.place, Contents):
+            requires.forms.append(StateRead(change.place, structure, every, -1))
+        for number, tensor in enumerate(found):
             if not isinstance(tensor, torch.Tensor):
                 continue
             placeholder = run.lift(tensor)
@@ -152,20 +189,30 @@ def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None
 
 
 def states_of(
-    kept: Iterable[Change],
+    left: Iterable[Change],
     made: Callable[[Role, Any], Output],
     first: int,
     lines: Callable[[], Lines],
 ) -> tuple[list[State], list[Output]]:
     """The states, and their outputs, which `made` makes; `first`: the number of the first."""
-    states, outputs = list[State](), list[Output]()
-    for change in kept:
-        leaves, structure = take_apart(change.after)
+    states, outputs, places = list[State](), list[Output](), dict[int, int]()
+    for change in left:
+        at, like = located(change, lines).at, places.get(id(change.after))
+        if like is not None and not isinstance(change.place, Contents):
+            states.append(State(change.place, states[like].structure, 0, 0, at, {}, like))
+            continue
+        leaves, structure = take_apart(_by_place(change))
         begin = first + len(outputs)
+        kept = {i: leaf for i, (_, leaf) in enumerate(leaves) if isinstance(leaf, Kept)}
         for path, leaf in leaves:
-            outputs.append(made(Role("state", ".".join(filter(None, (change.name, path)))), leaf))
-        at = located(change, lines).at
-        states.append(State(change.place, structure, begin, len(leaves), at))
+            if not isinstance(leaf, Kept):
+                role = Role("state", ".".join(filter(None, (change.name, path))))
+                outputs.append(made(role, leaf))
+        if isinstance(change.after, CONTAINERS):
+            places[id(change.after)] = len(states)
+        states.append(
+            State(change.place, structure, begin, len(leaves) - len(kept), at, kept)
+        )  # fmt: skip
     return states, outputs
 
 
@@ -177,10 +224,36 @@ def unread(
     reads += [read for read, _ in requires.tied]
     places = {(id(read.place.holder), _key(read.place)) for read in reads}
     inside = {id(each) for read in reads for each in _containers(read.place.before)}
+    inside |= {id(read.place.holder) for read in requires.forms}
     for each in held:
         place = (id(each.holder), each.key) if isinstance(each, Held) else None
-        if place not in places and id(each.holder) not in inside:
+        itself = isinstance(each, Held) and each.itself
+        if itself or (place not in places and id(each.holder) not in inside):
             yield each
+
+
+def open_holders(inputs: Iterable[Input], requires: Requirements) -> set[int]:
+    """The containers of which a part is read at each call, by id."""
+    reads = [item.read for item in inputs if item.read is not None]
+    reads += [*requires.forms, *(read for read, _ in requires.tied)]
+    return {id(r.place.holder) for r in reads if isinstance(r.place, (Entry, Contents))}
+
+
+def check_found(requires: Requirements, lines: Callable[[], Lines]) -> None:
+    """Refuse what is left in a container of which no guard says where it is.
+
+    Raises:
+        Refusal: with the line that filled it.
+    """
+    found = {id(held.before) for held in requires.held if isinstance(held, Held) and held.itself}
+    for read in requires.forms:
+        if id(read.place.holder) not in found:
+            change = Change(read.place, None, rebound=True)
+            raise Refusal(
+                f"the program changes the content of {read.place.name}, which lives on after the"
+                " call where no guard finds it", kind="side effect", at=located(change, lines).at,
+                do=("return the value instead, or change it outside of the program", FIRST_CALL),
+            )  # fmt: skip
 
 
 def _key(place: Place) -> Any:
@@ -199,7 +272,7 @@ def bound_to_data(kept: Iterable[Change], inputs: Iterable[Input]) -> Iterator[H
     read = {id(item.read.place) for item in inputs if item.read is not None}
     places = (
         change for change in kept
-        if not isinstance(change.place, ON_THE_CALL) and id(change.place) not in read
+        if not isinstance(change.place, (*ON_THE_CALL, Contents)) and id(change.place) not in read
     )  # fmt: skip
     kept = (change for change in places if _without_tensors(change.place.before))
     return (bound_before(change) for change in kept)

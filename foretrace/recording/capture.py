@@ -17,9 +17,9 @@ from foretrace.ir.program import Input, Mutation, Output, Recorded, Role, size_i
 from foretrace.ir.requirements import (
     NUMBERS,
     Change,
-    NumberRead,
     Place,
     Requirements,
+    StateRead,
     tensor_of,
 )
 from foretrace.ir.structure import Structure, named_arguments, take_apart
@@ -43,7 +43,9 @@ from foretrace.python_state.restoring import put_back
 from foretrace.python_state.states import (
     arguments_changed,
     bound_to_data,
+    check_found,
     left_in,
+    open_holders,
     read_again,
     states_of,
     unread,
@@ -99,7 +101,7 @@ class Capture:
         self.names: dict[int, str] = {}
         self.counts = Counts()
         """numbers of which earlier runs have shown that the program counts with them"""
-        self._counted: list[tuple[Place | str, sympy.Symbol]] = []
+        self._counted: list[tuple[tuple[Place, int] | str, sympy.Symbol]] = []
         """such numbers, and the symbols in their places"""
         self.outside = Outside() if watch else None
         self.gradients = Gradients(
@@ -201,12 +203,13 @@ class Capture:
                  if i.number is not None}  # fmt: skip
         return [self._symbol(x, names[id(x)]) if id(x) in names else x for x in given]
 
-    def count(self, place: Place) -> Any:
-        """A symbol for the number at a place, read there at each call."""
-        read = NumberRead(place, type(place.before))
-        return self._symbol(self._count(place.before, "state", place.name, read=read), place)
+    def count(self, read: StateRead, name: str) -> Any:
+        """A symbol for a number that is read at each call."""
+        number = take_apart(read.place.before)[0][read.number][1]
+        tensor = self._count(number, "state", name, read=read)
+        return self._symbol(tensor, (read.place, read.number))
 
-    def _symbol(self, tensor: Abstract, of: Place | str) -> Any:
+    def _symbol(self, tensor: Abstract, of: tuple[Place, int] | str) -> Any:
         self.recorder.sources.last = Capture._symbol.__code__  # the program has not begun
         number = tensor.item()
         self._counted.append((of, torch_api.expression(number)))
@@ -329,13 +332,13 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         with running(recorder, loan.paths(), absent), capture.steps:
             given = capture.opened(given)
             call = call_args, call_kwargs = in_structure.build(iter(given))
-            watching = watched(loan, capture.outside, fn, requires, lines)
+            watching = watched(loan, capture.outside, fn, requires, lines, before)
             found = capture.outside.lent if capture.outside is not None else {}
             lent = capture.counts.lent(capture.count, found)
             with watching, capture.gradients.reading(), lent as counting:
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)
-            kept = left_in(before, loan, capture.outside, capture)
+            kept = left_in(before, loan, capture.outside, capture, requires)
             kept += counting
             changed = arguments_changed(given, in_structure, call, requires)
             requires.changed += [located(each, lines) for each in changed if not each.rebound]
@@ -351,9 +354,11 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
     requires.changed += left
     requires.counted += counted_in((*requires.changed, *kept))
     if capture.outside is not None:
-        read_outside(capture.outside, fn, leaves, requires, capture.real)
+        open = open_holders(capture.inputs, requires)
+        read_outside(capture.outside, fn, leaves, requires, capture.real, open)
         requires.held = [*unread(requires.held, capture.inputs, requires), *bound_to_data(kept, capture.inputs)]
         requires.held += [bound_before(change) for change in left if change.rebound]
+        check_found(requires, lines)
     return Recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,

@@ -16,6 +16,7 @@ from foretrace.guards.calls import CallGuards, number
 from foretrace.guards.small import SmallSizes
 from foretrace.ir.op import Value, ViewStep
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
+from foretrace.ir.requirements import put_all
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import Arrived, Size
 from foretrace.runtime.untrained import Untrained, mark, mark_spent
@@ -207,8 +208,7 @@ def finish(
     _place(recorded, flat, sizes, outputs)
     for change in recorded.requires.changed:
         change.redo()
-    for state in recorded.requires.states:
-        state.put(outputs, flat, call)
+    put_all(recorded.requires.states, outputs, flat, call)
     for index in recorded.requires.cleared:
         flat[index].grad = None
     built = recorded.out_structure.build(iter(outputs))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import sympy
@@ -13,6 +14,7 @@ from foretrace.emit.python_sizes import size_text
 from foretrace.emit.python_source import Source
 from foretrace.errors import Refusal
 from foretrace.guards.calls import check_repeatable
+from foretrace.ir.requirements import put_all
 from foretrace.ir.op import Op, Origin, Value
 from foretrace.ir.program import NUMBER, Mutation, Output, Recorded, Role
 from foretrace.runtime.calls import in_memory, loose, write_back
@@ -162,9 +164,6 @@ def repeat_changes(
     redone = [source.bind(each.redo, f"set_{each.place.name}") for each in requires.changed]
     cleared = (f"{inputs[index]}.grad = None" for index in requires.cleared)
     every, given = ("".join(f"{each}, " for each in names) for names in (leaves, inputs))
-    put = [source.bind(each.put, f"put_{each.place.name}") for each in requires.states]
-    return [
-        *(f"{redo}()" for redo in redone),
-        *cleared,
-        *(f"{each}(({every}), ({given}), (args, kwargs))" for each in put),
-    ]
+    put = source.bind(partial(put_all, requires.states), "put")
+    last = [f"{put}(({every}), ({given}), (args, kwargs))"] if requires.states else []
+    return [*(f"{redo}()" for redo in redone), *cleared, *last]
