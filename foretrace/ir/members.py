@@ -1,7 +1,7 @@
 """What Python objects hold, found without a call of the user's classes."""
 
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -73,7 +73,10 @@ def own_items(item: Any) -> Iterator[tuple[Any, Any]]:
     They are taken at once: another thread may write to it meanwhile.
     """
     kind = own_kind(item)
-    return iter([*(dict.items(item) if kind is dict else enumerate(kind.__iter__(item)))])
+    if kind is dict:  # of an OrderedDict, `dict.items` has another order
+        kind = OrderedDict if isinstance(item, OrderedDict) else dict
+        return iter([*kind.items(item)])
+    return iter([*enumerate(kind.__iter__(item))])
 
 
 def members(item: Any) -> Iterator[tuple[Any, Any]]:

@@ -89,11 +89,11 @@ class Entry(Place):
 class Contents(Place):
     """What a list, a deque, a dict or a set holds; the object itself stays.
 
-    `before` and `now` are copies: a list of a deque, else of the same kind.
+    `before` and `now` are copies: a set of a set, pairs of a dict, else a list.
     """
 
     def __init__(self, name: str, holder: Any, before: Any) -> None:
-        super().__init__(name, holder, before)
+        super().__init__(name, holder, [*before.items()] if isinstance(before, dict) else before)
         self.key = CONTENTS
 
     @property
@@ -120,16 +120,24 @@ def content_of(holder: Any) -> Any:
     """A copy of what a container holds."""
     kind = own_kind(holder)
     if kind is dict:
-        return dict(own_items(holder))
+        return [*own_items(holder)]
     items = (item for _, item in own_items(holder))
     return set(items) if kind is set else [*items]
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """An item that a container had before, by its place there: the very object."""
+class Kept:  # no dataclass, which would be a container
+    """An item that a container had before: the very object, by its path in the content."""
 
-    key: Any
+    __slots__ = ("path",)
+
+    def __init__(self, *path: int) -> None:
+        self.path = path
+
+    def of(self, content: Any) -> Any:
+        """The item."""
+        for place in self.path:
+            content = content[place]
+        return content
 
 
 class OnInput(Place):
@@ -154,6 +162,8 @@ class Change:
     at: Frame | None = None
     path: str = ""
     """how the place is told, where its name is not all"""
+    itself: bool = False
+    """whether it is an object that was there before"""
 
     @property
     def name(self) -> str:
@@ -169,7 +179,7 @@ class Change:
         if isinstance(self.place, Contents):
             return False
         made = isinstance(self.place, Entry) and self.place.before is MISSING
-        return self.rebound and (made or plain(self.after))
+        return self.rebound and (made or self.itself or plain(self.after))
 
     def undo(self) -> None:
         """As it was before the run."""
@@ -178,7 +188,8 @@ class Change:
 
     def redo(self) -> None:
         """As the run left it."""
-        self.place.bind(snapshot(self.after) if plain(self.after) else self.after)
+        copied = plain(self.after) and not self.itself
+        self.place.bind(snapshot(self.after) if copied else self.after)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,7 +234,7 @@ class State:
             return self.structure.build(leaves)
         before = self.place.now
         count = range(self.count + len(self.kept))
-        every = (before[self.kept[i].key] if i in self.kept else next(leaves) for i in count)
+        every = (self.kept[i].of(before) if i in self.kept else next(leaves) for i in count)
         return self.structure.build(every)
 
 

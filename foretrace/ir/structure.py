@@ -102,6 +102,11 @@ def pour(fresh: Any, live: Any) -> Any:
     if isinstance(live, list):
         live[:] = [*map(pour, fresh, live), *fresh[len(live) :]]
         return live
+    if isinstance(live, deque):
+        items = [*map(pour, fresh, live), *list(fresh)[len(live) :]]
+        deque.clear(live)
+        deque.extend(live, items)
+        return live
     if isinstance(live, tuple):
         parts = [*map(pour, fresh, live), *fresh[len(live) :]]
         same = len(parts) == len(live) and all(map(operator.is_, parts, live))

@@ -10,6 +10,7 @@ import gc
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -67,6 +68,8 @@ class Before:
         self._opaque: list[Any] = []
         """generators, iterators: what changes in them is not to be put back"""
         self._seen: dict[int, Any] = {}
+        self._containers: dict[int, Any] = {}
+        """those of modules"""
         self._names: dict[int, KeptNames] = {}
         self._bare: list[dict[str, Any]] = []
         """of functions and objects without attributes: the dicts for them"""
@@ -96,8 +99,19 @@ class Before:
     def keeps(self, place: Place) -> bool:
         """Whether what is in a place is a container of which the content is kept."""
         if isinstance(place, Entry):
-            return id(place.holder) in self._seen
-        return not place.bound and id(place.before) in self._seen
+            return self._knew(place.holder)
+        return not place.bound and self._knew(place.before)
+
+    def _knew(self, item: Any) -> bool:
+        return id(item) in self._seen or id(item) in self._containers
+
+    def itself(self, change: Change) -> Change:
+        """The change, which tells whether it has bound a name to an object that was there."""
+        after = change.after
+        named = change.rebound and type(change.place) in (Place, Entry)
+        plain_one = type(after) in ATOMS or isinstance(after, (tuple, frozenset, torch.Tensor))
+        known = named and not plain_one and self._knew(after)
+        return replace(change, itself=True) if known else change
 
     def bound(self) -> Iterator[Change]:
         """What the run has left changed."""
@@ -182,6 +196,8 @@ class Before:
     def _module(self, module: nn.Module) -> None:
         kept = self._modules[id(module)] = KeptModule(module)
         self._of_class(kept.kind)
+        for held in (*kept.empty, *(content.item for content in kept.contents.values())):
+            self._containers[id(held)] = held
         self._queue.extend(kept.others)
         lent = id(module) in self._lent
         for name, content in kept.contents.items():

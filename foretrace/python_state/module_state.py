@@ -304,7 +304,7 @@ def watched(
         tensors = [tensor for found in keeps for tensor in abstract_in(found)]
         requires.stored = [weakref.ref(tensor) for tensor in tensors]
         changes = [each for each, found in zip(changes, keeps, strict=True) if not found]
-        every = [*changes, *loan.changes()]
+        every = map(before.itself, (*changes, *loan.changes()))
         requires.changed = [located(change, lines) for change in every]
         for change in changes:  # the modules' own are undone with the loan
             change.undo()

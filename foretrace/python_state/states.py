@@ -4,6 +4,7 @@ The place is bound at once to what was there before, so that the program is as i
 an earlier call has left there is an input, read at each call.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import CellType
@@ -13,7 +14,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.frames.lines import Lines
-from foretrace.ir.members import MISSING, own_items
+from foretrace.ir.members import MISSING, own_kind
 from foretrace.ir.plain_data import plain, same
 from foretrace.ir.program import Input, Output, Role
 from foretrace.errors import Refusal
@@ -34,6 +35,7 @@ from foretrace.ir.requirements import (
     Requirements,
     State,
     StateRead,
+    content_of,
 )
 from foretrace.ir.structure import Structure, take_apart
 from foretrace.python_state.before import Before
@@ -45,6 +47,7 @@ from foretrace.python_state.outside import Outside
 from foretrace.tensors.abstract import Abstract
 
 CONTAINERS = (dict, list, tuple)
+FILLED = (dict, list, set, deque)
 ON_THE_CALL = (OnArguments, OnInput)
 """Places that each call has of its own"""
 
@@ -74,12 +77,23 @@ def left_in(
         _set_on(run.real, run.placeholders),
     )  # fmt: skip
     for changes in everywhere:
-        for change in [*changes]:
-            if _can_be_left(change) and not _as_before(change, real):
+        every = [before.itself(change) for change in changes]
+        filled = {id(each.place.holder) for each in every if _can_be_left(each)}
+        for change in every:
+            new = change.place.before is MISSING and id(change.place.holder) in filled
+            if change.itself:
+                requires.changed.append(change)
+                change.undo()
+            elif (_can_be_left(change) or (new and plain(change.after))) and not _as_before(
+                change, real
+            ):
                 found.setdefault((id(change.place.holder), change.place.key), change)
                 change.undo()
             elif isinstance(change.place, Contents) and not [*abstract_in([change.after])]:
                 requires.changed.append(change)
+    requires.changed = [
+        each for each in requires.changed if (id(each.place.holder), each.place.key) not in found
+    ]  # fmt: skip
     return [*found.values()]
 
 
@@ -145,13 +159,15 @@ def _by_place(change: Change) -> Any:
     before, after = change.place.before, change.after
     if isinstance(after, set):
         return after
-    old = {id(item): Kept(key) for key, item in own_items(before) if not _number(item)}
-    new = ((key, old.get(id(item), item)) for key, item in own_items(after))
-    return dict(new) if isinstance(after, dict) else [item for _, item in new]
-
-
-def _number(item: Any) -> bool:
-    return type(item) in NUMBERS
+    pairs = isinstance(change.place.holder, dict)
+    old = dict[int, Kept]()
+    for place, item in enumerate(before):
+        for part, each in enumerate(item if pairs else (item,)):
+            if type(each) not in NUMBERS:
+                old.setdefault(id(each), Kept(place, part) if pairs else Kept(place))
+    if pairs:
+        return [tuple([old.get(id(each), each) for each in pair]) for pair in after]
+    return [old.get(id(item), item) for item in after]
 
 
 def _as_before(change: Change, real: dict[int, Any]) -> bool:
@@ -166,6 +182,11 @@ def _as_before(change: Change, real: dict[int, Any]) -> bool:
 
 def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None:
     """Let the tensors that are in such places be inputs that are read there at each call."""
+    for change in requires.changed:
+        if change.itself and own_kind(change.after) in FILLED:
+            place = Contents(change.name, change.after, content_of(change.after))
+            leaves, form = take_apart(place.before)
+            requires.forms.append(StateRead(place, form, tuple([leaf for _, leaf in leaves]), -1))
     counted = {id(i.read.place): i.read.leaves for i in run.inputs if i.read is not None}
     for change in kept:
         if isinstance(change.place, ON_THE_CALL):
