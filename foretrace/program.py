@@ -387,7 +387,7 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
     Raises:
         Refusal: the program has no exact graph; the message has the user's line and a way out.
     """
-    given, counts = (fn, args, kwargs or {}, target, dynamic_shapes), Counts()
+    given, counts = (fn, args, kwargs or {}, target, dynamic_shapes), Counts(values == "guard")
 
     def once(path: Path | None) -> Captured:
         def make() -> Capture:

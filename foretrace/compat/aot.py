@@ -23,7 +23,9 @@ from foretrace.passes.cut import inference_graph
 from foretrace.passes.decompose import decompose
 from foretrace.passes.table_recorder import Table
 from foretrace.passes.writeback import check_begins
-from foretrace.program import Cut, Program, capture
+from foretrace.program import Cut, Program
+from foretrace.recording.capture import record
+from foretrace.recording.setup import prepare
 
 
 def aot_export_module(  # noqa: PLR0913 - torch's own signature
@@ -106,7 +108,8 @@ def _run(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | Non
     leaves = [*torch_api.tree_leaves((args, kwargs)), *mod.parameters(), *mod.buffers()]
     if any(isinstance(leaf, torch_api.FakeTensor) for leaf in leaves):
         return capture_described(mod, args, kwargs, leaves)
-    return capture(mod, args, kwargs, dynamic_shapes=dynamic or None)
+    run = prepare(mod, args, kwargs, None, dynamic or None, values="guard", watch=True)
+    return Program(record(mod, args, kwargs, run), run.semantics)
 
 
 # ---- the loss -----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
+import sympy
 import torch
 
 from foretrace.errors import Refusal
@@ -68,18 +69,22 @@ def _fixed(item: Input) -> Input:
 
 def _left(state: State, recorded: Recorded) -> Change:
     """A state as a change that can be done before the program runs again."""
-    leaves = [output.value for output in recorded.outputs[state.first :][: state.count]]
-    hint = recorded.symbols.hint
+    symbols = recorded.symbols
+    if state.like is not None:
+        return replace(_left(recorded.requires.states[state.like], recorded), place=state.place)
 
     def zeros(leaf: Tree) -> Any:
+        if isinstance(leaf, sympy.Basic):
+            return symbols.concrete(leaf) + 1
         if not isinstance(leaf, Value):
             return leaf
-        type = leaf.type
+        type, hint = leaf.type, symbols.hint
         shape, stride = tuple(map(hint, type.shape)), tuple(map(hint, type.stride))
         made = torch.empty_strided(shape, stride, dtype=type.dtype, device=type.device)
         return made.zero_().requires_grad_(type.requires_grad)
 
-    after = state.structure.build(iter(map(zeros, leaves)))
+    leaves = (output.value for output in recorded.outputs[state.first :][: state.count])
+    after = state.built(map(zeros, leaves))
     return Change(state.place, after, rebound=True, at=state.at)
 
 

@@ -2,7 +2,7 @@
 
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 from weakref import ref
@@ -229,7 +229,10 @@ class State:
             self.place.bind(item)
 
     def _made(self, outputs: Sequence[Any]) -> Any:
-        leaves = iter(outputs[self.first : self.first + self.count])
+        return self.built(iter(outputs[self.first : self.first + self.count]))
+
+    def built(self, leaves: Iterator[Any]) -> Any:
+        """What the place is to hold, of its leaves that a call computes."""
         if not self.kept:
             return self.structure.build(leaves)
         before = self.place.now

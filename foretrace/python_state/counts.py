@@ -51,16 +51,19 @@ def counted_in(changes: Iterable[Change]) -> Iterator[tuple[Change, int]]:
 
 
 class Counts:
-    """The numbers of one program, as far as its runs have shown."""
+    """The numbers of one program, as far as its runs have shown.
 
-    def __init__(self) -> None:
+    `opens`: whether a number may be open at all, as what is asked of it is a guard then.
+    """
+
+    def __init__(self, opens: bool = True) -> None:
         self.names: set[str] = set()
         """of leaves of the arguments"""
         self._places: dict[Any, tuple[Change, set[int]]] = {}
         """by holder and key: changes, and which leaves of them are numbers"""
         self._closed: set[Any] = set()
         """what a graph needs the number of"""
-        self.never = False
+        self.never = not opens
         """whether all are closed: with one open the program has no graph"""
 
     def note(self, found: Iterable[tuple[Change, int] | str]) -> bool:
