@@ -83,6 +83,11 @@ class Refusal(RuntimeError):
         ways = (way if isinstance(way, Way) else Way(way, (self.entry,)) for way in self.ways)
         return tuple(way.text for way in ways if self.entry in way.entries)
 
+    @property
+    def of_first_call(self) -> bool:
+        """Whether it helps to call the program once, as its first call makes something."""
+        return any(isinstance(way, FirstCall) for way in self.ways)
+
     def to_dict(self) -> dict[str, object]:
         """The same, for programs."""
         at = self.at and {
@@ -108,6 +113,12 @@ class Refusal(RuntimeError):
 
     def _module_path(self) -> list[str]:
         return [" / ".join(self.module)] if self.module else []
+
+
+class FirstCall(str):
+    """A way out of what only the first call of a program does: call it once as Python."""
+
+    __slots__ = ()
 
 
 class Refusing:

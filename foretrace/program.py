@@ -31,7 +31,7 @@ from foretrace.passes.table_recorder import Table
 from foretrace.python_state.counts import Counts
 from foretrace.recording.capture import Capture
 from foretrace.recording.path import Path
-from foretrace.recording.setup import RULES, Branches, Values, check_branches, counting, prepare
+from foretrace.recording.setup import RULES, Branches, Values, check_branches, counting, prepare, warmed
 from foretrace.rules.table import BackwardCall, Registered, rule_name
 from foretrace.runtime.calls import run_forward, run_half, run_joint
 from foretrace.runtime.compiled import Compiled, not_copied
@@ -367,6 +367,7 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
     dynamic_shapes: Any = None,
     values: Values = "guard",
     branches: Branches = "guard",
+    warm: bool = False,
     verify: bool = False,
 ) -> Program:
     """Run a program once over abstract tensors and keep what it did.
@@ -382,6 +383,8 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
             graphs assert, too. "refuse": it is refused, as every other question is.
         branches: what becomes of a Python `if` on data. "guard": as `values` says. "both": the
             program runs once for each answer, and the sides are a cond, up to where they meet.
+        warm: call the program once before, as Python, for what only its first call makes: lazy
+            modules, caches, hooks, state. The call does all that the program does.
         verify: hold the record, and each graph that is made of it, against docs/stages.md.
 
     Raises:
@@ -399,7 +402,7 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
 
     with Asked("capture", fn):
         check_branches(branches)
-        ran = explored(once, branches)
+        ran = warmed(partial(explored, once, branches), fn, args, kwargs, warm=warm)
     return Program(ran.recorded, ran.semantics, verify=verify)
 
 

@@ -33,7 +33,7 @@ from foretrace.passes.writeback import Written, with_writes
 from foretrace.program import Program
 from foretrace.recording.capture import record
 from foretrace.recording.path import Path
-from foretrace.recording.setup import Branches, Values, check_branches, check_values, prepare
+from foretrace.recording.setup import Branches, Values, check_branches, check_values, prepare, warmed
 from foretrace.symbols.shapes import by_name, shapes_tree
 from foretrace.targets.semantics import Captured, TargetSemantics
 from foretrace.trace.calls import CallSite, submodule_calls
@@ -51,6 +51,7 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
     prefer_deferred_runtime_asserts_over_guards: bool = False,
     values: Values = "guard",
     branches: Branches = "guard",
+    warm: bool = False,
 ) -> ExportedProgram:
     """What `torch.export.export` gives, with the graph of `cut("export")`.
 
@@ -65,6 +66,7 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
             asked of open sizes is always checked by the guards of `.module()`.
         values: "guard": where there is no graph else, the example's answers are asserted by it.
         branches: "both": a Python `if` on data is a `torch.cond`; the module runs for each answer.
+        warm: call the module once before, as Python, for what only its first call makes.
 
     Raises:
         Refusal: the program has no exact graph, or none that can be written to a file.
@@ -75,7 +77,8 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
         args, named = tuple(args), dict(kwargs or {})
         shapes = shapes_tree(dynamic_shapes, mod, args, named)
         run = partial(_run, branches, mod, *separated(mod, args, named), shapes)
-        program, sites = _captured(partial(run, preserve_module_call_signature), values)
+        once = partial(_captured, partial(run, preserve_module_call_signature), values)
+        program, sites = warmed(once, mod, args, named, warm=warm)
         exported = _exported_program(program, sites, mod, args, named, around)
     if isinstance(dynamic_shapes, AdditionalInputs):
         dynamic_shapes.verify(exported)

@@ -56,11 +56,13 @@ class Checks:
         """A line that binds a name which later checks use."""
         self.checks.append(Check(lines=(line,)))
 
-    def value(self, place: str, name: str, item: Any) -> None:
+    def value(
+        self, place: str, name: str, item: Any, at: Frame | None = None, do: str = ""
+    ) -> None:  # fmt: skip
         """That what the expression `place` gives is still `item`."""
         differ = self.source.bind(differs, "differs")
         words = f"{differ}({name!r}, {self.source.bind(_Shown(item), 'seen')}, {place})"
-        self.add(_condition(self.source, place, item), words)
+        self.add(_condition(self.source, place, item), words, at, do)
 
 
 def check_lines(checks: Iterable[Check], otherwise: Callable[[int, Check], str]) -> Iterator[str]:

@@ -13,7 +13,14 @@ from foretrace import torch_api
 from foretrace.emit.python_source import Source
 from foretrace.guards.guard import Checks
 from foretrace.ir.members import MISSING, own_length
-from foretrace.ir.requirements import Held, HeldLength, HeldNames, ModuleState, Requirements
+from foretrace.ir.requirements import (
+    AFTER_ONE,
+    Held,
+    HeldLength,
+    HeldNames,
+    ModuleState,
+    Requirements,
+)
 from foretrace.python_state.held import HOOKS
 
 BY_KEY = (dict, list, tuple, types.MappingProxyType)
@@ -96,9 +103,10 @@ class Facts(Checks):
         elif held.before is MISSING:
             key, inside = self.source.literal(held.key, "key"), f"not in {holder}"
             there = f"{key} {inside}" if held.how == "item" else f"not hasattr({holder}, {key})"
-            self.add(there, repr(f"{held.name} is bound now"))
+            self.add(there, repr(f"{held.name} is bound now"), held.at, AFTER_ONE * held.left)
         else:
-            self.value(self._place(held, holder), held.name, held.before)
+            place = self._place(held, holder)
+            self.value(place, held.name, held.before, held.at, AFTER_ONE * held.left)
 
     def _place(self, held: Held, holder: str) -> str:
         """The expression that gives what is there now."""

@@ -10,7 +10,7 @@ from weakref import ref
 import sympy
 import torch
 
-from foretrace.errors import Frame
+from foretrace.errors import FirstCall, Frame
 from foretrace.ir.members import CONTENT, MISSING, held_by, own_items, own_kind
 from foretrace.ir.plain_data import plain, refill, same, snapshot
 from foretrace.ir.structure import Structure, pour, take_apart
@@ -18,8 +18,13 @@ from foretrace.symbols.sizes import Numbers
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
 """What Inductor puts into C++ as it stands"""
-FIRST_CALL = "or, if only its first call does it: call it once eagerly before"
+FIRST_CALL = FirstCall("or, if only its first call does it: call it once eagerly before")
 """A way out of a change of Python state"""
+AFTER_ONE = (
+    "the program left it there itself: capture after a call of it (warm=True does one), or use"
+    " foretrace.compile"
+)
+"""A way out of a guard that the second call breaks"""
 
 
 class Place:
@@ -335,6 +340,10 @@ class Held:
     """plain data as a copy, all else as the object that it was; MISSING if there was nothing"""
     itself: bool = False
     """whether it is the object that counts, as the program leaves things in it"""
+    left: bool = False
+    """whether the program itself leaves something else there"""
+    at: Frame | None = None
+    """the line that does"""
 
 
 @dataclass(slots=True, eq=False)

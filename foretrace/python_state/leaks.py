@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from torch.autograd.function import Function
 
-from foretrace.errors import Refusal
+from foretrace.errors import FirstCall, Refusal
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import function_of
 from foretrace.ir.members import attributes_of, cell_content, cells_of, members, own_kind, reached
@@ -104,7 +104,7 @@ def _memoized(name: str, lines: Lines) -> Refusal:
         at=lines.binding(name),
         do=(
             f"call {name}.__wrapped__ in the program, which keeps nothing",
-            "or, if no argument is a tensor of the program: call it once before",
+            FirstCall("or, if no argument is a tensor of the program: call it once before"),
         ),
     )
 

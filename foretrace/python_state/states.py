@@ -288,7 +288,9 @@ def _containers(item: Any) -> Iterator[Any]:
             yield from _containers(each)
 
 
-def bound_to_data(kept: Iterable[Change], inputs: Iterable[Input]) -> Iterator[Held]:
+def bound_to_data(
+    kept: Iterable[Change], inputs: Iterable[Input], lines: Callable[[], Lines]
+) -> Iterator[Held]:  # fmt: skip
     """That there is plain data, or nothing, where there was and the run has bound a tensor."""
     read = {id(item.read.place) for item in inputs if item.read is not None}
     places = (
@@ -296,7 +298,9 @@ def bound_to_data(kept: Iterable[Change], inputs: Iterable[Input]) -> Iterator[H
         if not isinstance(change.place, (*ON_THE_CALL, Contents)) and id(change.place) not in read
     )  # fmt: skip
     kept = (change for change in places if _without_tensors(change.place.before))
-    return (bound_before(change) for change in kept)
+    return (
+        replace(bound_before(change), left=True, at=located(change, lines).at) for change in kept
+    )  # fmt: skip
 
 
 def _without_tensors(item: Any) -> bool:

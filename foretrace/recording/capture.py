@@ -356,7 +356,8 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
     if capture.outside is not None:
         open = open_holders(capture.inputs, requires)
         read_outside(capture.outside, fn, leaves, requires, capture.real, open)
-        requires.held = [*unread(requires.held, capture.inputs, requires), *bound_to_data(kept, capture.inputs)]
+        data = bound_to_data(kept, capture.inputs, lines)
+        requires.held = [*data, *unread(requires.held, capture.inputs, requires)]
         requires.held += [bound_before(change) for change in left if change.rebound]
         check_found(requires, lines)
     return Recorded(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import torch
 
@@ -60,6 +60,23 @@ def set_up(
     return Capture(
         types, semantics, sources, sizes(symbols), label, guarded=values == "guard", watch=watch
     )
+
+
+T = TypeVar("T")
+
+
+def warmed(
+    capture: Callable[[], T], fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, *,
+    warm: bool,
+) -> T:  # fmt: skip
+    """Capture; if `warm`, call `fn` before, so that what only its first call makes is there.
+
+    Raises:
+        Refusal: as for the capture.
+    """
+    if warm:
+        fn(*args, **(kwargs or {}))
+    return capture()
 
 
 def counting(

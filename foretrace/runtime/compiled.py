@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrace import torch_api
-from foretrace.errors import Frame, Refusal
+from foretrace.errors import Attempt, Frame, Refusal
 from foretrace.frames.sources import Asked
 from foretrace.guards.calls import refusal_of
 from foretrace.guards.conditions import Broken
@@ -72,6 +72,8 @@ class Compiled:
         self.recaptures: list[Recapture] = []
         """every capture after the first, with the guard that failed"""
         self._entries: tuple[Entry, ...] = ()
+        self._first_calls = set[Any]()
+        """what was refused once, as a first call may do it"""
         self._answers = 0
         """captures again because of an answer"""
         self._first: Callable[[Any, Any], Any] = lambda args, kwargs: MISS
@@ -117,14 +119,29 @@ class Compiled:
                 if result is not MISS:
                     self._use(known)
                     return result
-            with self._lock, self._asked:
+            attempt = Attempt(Refusal)
+            with attempt, self._lock, self._asked:
                 if tried.keys() >= set(self._entries):
                     entry = self._captured(args, kwargs, tried)
+            if isinstance(attempt.error, Refusal):
+                self._check_first(attempt.error)
+                return self.fn(*args, **kwargs)
         result = entry.run(args, kwargs)
         if result is not MISS:
             return result
         with self._asked:
             return self._unstable(entry, args, kwargs)
+
+    def _check_first(self, refusal: Refusal) -> None:
+        """Let a call run as Python that makes what later calls find there: once for each such line.
+
+        Raises:
+            Refusal: it is of another kind, or was there before.
+        """
+        seen = refusal.what, refusal.at
+        if self._again is None or not refusal.of_first_call or seen in self._first_calls:
+            raise refusal
+        self._first_calls.add(seen)
 
     def _use(self, entry: Entry) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
+from foretrace.errors import FirstCall, Refusal
 from foretrace.ir.op import Tree
 
 QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
@@ -43,7 +43,7 @@ def _unlike(tensor: torch.Tensor, *, fake: bool) -> tuple[str, str] | None:
     """What it is instead of a plain tensor, and the way out; None for a plain one."""
     kind = type(tensor)
     if is_lazy(tensor):
-        return "not initialized yet", "call the module once before the capture"
+        return "not initialized yet", FirstCall("call the module once before the capture")
     if isinstance(tensor, torch_api.FakeTensor):
         return None if fake else ("a FakeTensor, without data", "pass a tensor with data")
     if tensor.is_nested:
