@@ -18,7 +18,7 @@ from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import FIRST_CALL, Change, Entry
 from foretrace.ir.structure import take_apart
 from foretrace.ir.walk import called_in
-from foretrace.recording.shared_inputs import check_shared_memory
+from foretrace.recording.shared_inputs import apart, check_shared_memory
 from foretrace.symbols.sizes import Numbers, Size
 
 AGAIN = "capture again with inputs like these"
@@ -66,7 +66,8 @@ class CallGuards:
             raise refusal_of(found)
         tensors, sizes = found
         writes = {mutation.index: mutation.value for mutation in self.recorded.mutations}
-        check_shared_memory(tensors, set(writes), lambda i: self.recorded.made_at(writes[i]))
+        shared = apart(tensors, self.recorded.requires.together)
+        check_shared_memory(shared, set(writes), lambda i: self.recorded.made_at(writes[i]))
         return tensors, sizes
 
     def _check(self, *, small: bool) -> Callable[[list[Any]], Any]:

@@ -18,7 +18,7 @@ from foretrace.errors import Frame
 from foretrace.guards.guard import Check, Checks, check_lines, telling
 from foretrace.guards.python_state import Facts
 from foretrace.ir.program import Input, Recorded
-from foretrace.ir.requirements import Answered, tensor_of
+from foretrace.ir.requirements import Answered, memory_of, one_memory, tensor_of
 from foretrace.symbols.sizes import MANY, Numbers, Size, put_in, solved
 
 GONE = "except (KeyError, AttributeError, ValueError, IndexError, ZeroDivisionError)"
@@ -77,6 +77,7 @@ class Conditions(Checks):
         for item in self.recorded.inputs:
             self.inputs.append(self._input(item, given))
         self._tied()
+        self._together()
         self._states()
         self._forms()
         self._gradients()
@@ -131,13 +132,8 @@ class Conditions(Checks):
             self.line(f"{local} = {self.inputs[self.recorded.inputs.index(item.gradient_of)]}.grad")
             self.add(f"{local} is not None", repr(f"{item.role.name} is None now"))
             return local
-        if item.argument is not None and item.number is None:
-            return given[item.argument]
         if item.argument is not None:
-            local, made = self.source.names.new(item.role.name), self.source.bind(tensor_of, "made")
-            kind = self.source.bind(item.number, "kind")
-            self.line(f"{local} = {made}({given[item.argument]}, {kind})")
-            return local
+            return self._given(item, given[item.argument])
         if item.read is not None:
             local = self.source.names.new(item.role.name)
             self.line(f"{local} = {self.source.bind(item.read, 'read')}()")
@@ -149,6 +145,23 @@ class Conditions(Checks):
         table = tables[item.role.kind == "buffer"]
         self.line(f"{local} = {self.source.bind(table, 'table')}[{name!r}]")
         return local
+
+    def _given(self, item: Input, argument: str) -> str:
+        """The name of an argument, or of what is made of it."""
+        if item.number is None and not item.memory:
+            return argument
+        local, make = self.source.names.new(item.role.name), memory_of if item.memory else tensor_of
+        kind = f", {self.source.bind(item.number, 'kind')}" * (item.number is not None)
+        self.line(f"{local} = {self.source.bind(make, make.__name__)}({argument}{kind})")
+        return local
+
+    def _together(self) -> None:
+        """Arguments that are views of one memory."""
+        for memory, views in self.recorded.requires.together.items():
+            names = ", ".join(self.inputs[index] for index in (memory, *views))
+            told = ", ".join(self.recorded.inputs[index].role.name for index in views)
+            one = self.source.bind(one_memory, "one_memory")
+            self.add(f"{one}(({names}))", repr(f"{told} share no memory now, as they did"))
 
     def _states(self) -> None:
         """Further places of a tensor that the program leaves in several."""

@@ -200,7 +200,7 @@ class Guards(Conditions):
         given = {
             i for i, item in enumerate(self.recorded.inputs)
             if item.argument is not None and item.size is None
-        }  # fmt: skip
+        } - {i for views in self.recorded.requires.together.values() for i in views}
         names = [", ".join(self.inputs[i] for i in sorted(group)) for group in (written, given)]
         if written and len(written | given) > 1 and given:
             check = self.source.bind(apart, "apart")

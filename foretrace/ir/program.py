@@ -14,6 +14,7 @@ from foretrace.ir.requirements import (
     AskedOfNumbers,
     Requirements,
     StateRead,
+    memory_of,
     tensor_of,
 )
 from foretrace.ir.structure import Structure
@@ -92,6 +93,8 @@ class Input:
     """the input whose `.grad` it is, read at each call"""
     read: StateRead | None = None
     """reads it where calls of the program leave it"""
+    memory: bool = False
+    """whether it is all of the memory in which the argument lies"""
     number: type | None = None
     """of a number of Python's, which the tensor holds: its type"""
 
@@ -104,6 +107,8 @@ class Input:
             return self.read()
         if self.argument is not None and given:
             found: Any = given[self.argument]
+            if self.memory:
+                return memory_of(found)
             return found if self.number is None else tensor_of(found, self.number)
         if self.owner is None:
             return self.tensor

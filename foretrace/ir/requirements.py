@@ -305,6 +305,18 @@ def tensor_of(number: Any, kind: type) -> torch.Tensor:
     return torch.tensor(number, dtype=NUMBERS[kind], device="cpu")
 
 
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements of the memory that a tensor lies in, in a row."""
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    with torch.no_grad():
+        return tensor.as_strided((count,), (1,), 0)
+
+
+def one_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors share memory."""
+    return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+
+
 class _Open:
     """In the place of a number that is read at each call."""
 
@@ -497,6 +509,8 @@ class Requirements:
     """inputs of which it matters where in memory they begin, and the line that asked"""
     viewed: dict[int, Frame | None] = field(default_factory=dict)
     """the same of inputs whose written memory was viewed; a forward cut that trains does not ask"""
+    together: dict[int, list[int]] = field(default_factory=dict)
+    """inputs that are the memory of others, which are views of it while the program runs"""
     whole: dict[int, Frame | None] = field(default_factory=dict)
     """inputs that may be no views, and the line that asks it"""
     cleared: list[int] = field(default_factory=list)

@@ -20,6 +20,7 @@ from foretrace.ir.requirements import (
     Place,
     Requirements,
     StateRead,
+    memory_of,
     tensor_of,
 )
 from foretrace.ir.structure import Structure, named_arguments, take_apart
@@ -63,7 +64,7 @@ from foretrace.recording.new_contents import (
 )
 from foretrace.recording.outputs import Outputs
 from foretrace.recording.questions import Questions
-from foretrace.recording.shared_inputs import check_shared_memory
+from foretrace.recording.shared_inputs import apart, check_shared_memory, sharing
 from foretrace.recording.steps import Steps
 from foretrace.recording.torch_state import running, unchanged_state, uncollected
 from foretrace.recording.watched import WatchedRecorder
@@ -101,6 +102,12 @@ class Capture:
         self.names: dict[int, str] = {}
         self.counts = Counts()
         """numbers of which earlier runs have shown that the program counts with them"""
+        self.together = False
+        """whether arguments that share memory are views of one input"""
+        self.as_given: list[Any] = []
+        """placeholders; of such arguments, the views"""
+        self._views: dict[int, tuple[Abstract, torch.Tensor]] = {}
+        """by their placeholders: that of their memory, and the real one"""
         self._counted: list[tuple[tuple[Place, int] | str, sympy.Symbol]] = []
         """such numbers, and the symbols in their places"""
         self.outside = Outside() if watch else None
@@ -195,12 +202,42 @@ class Capture:
             else:
                 requires.constants[name] = leaf
                 placeholders.append(leaf)
+        if self.together and not self.dynamic.opens:
+            for group in sharing(leaves):
+                self._share(group, requires)
         return placeholders
+
+    def _share(self, group: list[tuple[str, torch.Tensor]], requires: Requirements) -> None:
+        """One input for the memory of arguments, of which they are views."""
+        ids = {id(tensor) for _, tensor in group}
+        indices = [i for i, real in enumerate(self.real) if id(real) in ids]
+        first = self.inputs[indices[0]]
+        memory = self.placeholder(memory_of(group[0][1]), "input", f"memory_of_{group[0][0]}")
+        self.inputs[-1] = replace(self.inputs[-1], argument=first.argument, memory=True)
+        requires.together[len(self.inputs) - 1] = indices
+        for index in indices:
+            self._views[id(self.placeholders[index])] = memory, self.real[index]
+
+    def _view(self, given: Any) -> Any:
+        """An argument as the program has it."""
+        if id(given) not in self._views:
+            return given
+        memory, real = self._views[id(given)]
+        self.recorder.sources.last = Capture._view.__code__
+        view: Any = memory.as_strided(real.shape, real.stride(), real.storage_offset())
+        lend_attributes(view, real)
+        view.ft_leaf = given.ft_leaf
+        index = next(i for i, each in enumerate(self.placeholders) if each is given)
+        self.as_given[index] = view
+        return view
 
     def opened(self, given: list[Any]) -> list[Any]:
         """The arguments with symbols in the place of the numbers that the program counts with."""
         names = {id(p): i.role.name for i, p in zip(self.inputs, self.placeholders, strict=True)
                  if i.number is not None}  # fmt: skip
+        self.as_given = [*self.placeholders]
+        seen = {id(x): self._view(x) for x in given}
+        given = [seen[id(x)] for x in given]
         return [self._symbol(x, names[id(x)]) if id(x) in names else x for x in given]
 
     def count(self, read: StateRead, name: str) -> Any:
@@ -280,6 +317,8 @@ class Capture:
     def release(self, fn: Any) -> None:
         """Let go of the abstract tensors, at the end of a run of `fn`."""
         self.placeholders.clear()
+        self.as_given.clear()
+        self._views.clear()
         self._known.clear()
         self.recorder.casts.forget()
         interpreter = getattr(fn, "__self__", fn)
@@ -371,8 +410,10 @@ def _mutations(capture: Capture, loan: Borrowed, requires: Requirements) -> list
     recorder, placeholders = capture.recorder, capture.placeholders
     mutations = mutations_of(recorder, capture.inputs, placeholders, loan)
     requires.begins = begins_read(recorder, placeholders, mutations)
+    for views in requires.together.values():
+        requires.begins |= dict.fromkeys(views, requires.defined)
     written = {mutation.index: mutation.value for mutation in mutations}
-    check_shared_memory(capture.real, set(written), lambda i: line_of(recorder, written[i]))
+    check_shared_memory(apart(capture.real, requires.together), set(written), lambda i: line_of(recorder, written[i]))
     return mutations
 
 
@@ -382,7 +423,8 @@ def _outputs(
 ) -> list[Output]:  # fmt: skip
     """What the program returns, and then what it leaves in Python state."""
     written = {mutation.index for mutation in mutations}
-    made = Outputs(capture.recorder, capture.placeholders, capture.lift, written)
+    given = [*capture.as_given, *capture.placeholders[len(capture.as_given) :]]
+    made = Outputs(capture.recorder, given, capture.lift, written)
     outputs = [made.of(Role("output", name), leaf) for name, leaf in outs]
     requires.states, states = states_of(kept, made.of, len(outputs), lines)
     given = [leaf for _, leaf in outs]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import torch
 
@@ -63,6 +63,8 @@ def set_up(
 
 
 T = TypeVar("T")
+ALIASED: Final = "aliased inputs"
+"""Refused, until the arguments are views of one input"""
 
 
 def warmed(
@@ -96,12 +98,16 @@ def counting(
         Refusal: as for a run.
     """
     done: Captured | None = None
-    attempt = Attempt(Refusal)
+    attempt, together = Attempt(Refusal), False
     while True:
         run = make()
-        run.counts = counts
+        run.counts, run.together = counts, together
         with attempt:
             done = Captured(record(fn, args, kwargs, run), run.semantics)
+        shares = isinstance(attempt.error, Refusal) and attempt.error.kind == ALIASED
+        if shares and not together:
+            together = True
+            continue
         if done is None:
             raise attempt.error or AssertionError("a run gives a record, or is refused")
         if attempt.error is not None:  # with the numbers open it has no graph

@@ -1,6 +1,6 @@
 """Inputs that share memory: one that is written to must not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,32 @@ def check_shared_memory(
                 at=at(other if other in written else index),
                 do="pass a clone, or only one of the two and take the view inside",
             )
+
+
+def apart(inputs: Sequence[Any], together: Mapping[int, Sequence[int]]) -> list[Any]:
+    """Inputs without those that are views of another in the graph."""
+    views = {index for found in together.values() for index in found}
+    return [None if index in views else each for index, each in enumerate(inputs)]
+
+
+def sharing(leaves: Iterable[tuple[str, Any]]) -> list[list[tuple[str, torch.Tensor]]]:
+    """Tensors that share memory, and that one tensor in a row may stand for.
+
+    No gradient goes through any, and all are of one dtype.
+    """
+    groups = dict[int, dict[int, tuple[str, torch.Tensor]]]()
+    for name, leaf in leaves:
+        if _has_memory(leaf) and leaf.untyped_storage().data_ptr():
+            group = groups.setdefault(leaf.untyped_storage().data_ptr(), {})
+            group.setdefault(id(leaf), (name, leaf))
+    found = [[*group.values()] for group in groups.values() if len(group) > 1]
+    return [group for group in found if _alike([tensor for _, tensor in group])]
+
+
+def _alike(tensors: Sequence[torch.Tensor]) -> bool:
+    whole = tensors[0].untyped_storage().nbytes() % tensors[0].element_size() == 0
+    lazy = any(each.requires_grad or each.is_conj() or each.is_neg() for each in tensors)
+    return whole and not lazy and len({(each.dtype, each.device) for each in tensors}) == 1
 
 
 def _has_memory(given: Any) -> bool:

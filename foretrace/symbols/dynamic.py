@@ -37,6 +37,12 @@ class Dynamic:
         self.open: list[tuple[str, sympy.Expr]] = []
         """(name, size) of those that the program must not fix"""
 
+    @property
+    def opens(self) -> bool:
+        """Whether any size may be open."""
+        wants = (want for each in self.asked.values() for want in each.sizes)
+        return self.every or any(want is not None for want in wants)
+
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether the sizes of a FakeTensor are known here; it is taken as an input then."""
         return False
