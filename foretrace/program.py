@@ -31,7 +31,15 @@ from foretrace.passes.table_recorder import Table
 from foretrace.python_state.counts import Counts
 from foretrace.recording.capture import Capture
 from foretrace.recording.path import Path
-from foretrace.recording.setup import RULES, Branches, Values, check_branches, counting, prepare, warmed
+from foretrace.recording.setup import (
+    RULES,
+    Branches,
+    Values,
+    check_branches,
+    counting,
+    prepare,
+    warmed,
+)
 from foretrace.rules.table import BackwardCall, Registered, rule_name
 from foretrace.runtime.calls import run_forward, run_half, run_joint
 from foretrace.runtime.compiled import Compiled, not_copied
@@ -392,18 +400,24 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
     """
     given, counts = (fn, args, kwargs or {}, target, dynamic_shapes), Counts(values == "guard")
 
-    def once(path: Path | None) -> Captured:
-        def make() -> Capture:
-            run = prepare(*given, values=values, watch=True)
-            run.questions.follow(path, run.recorder)
-            return run
-
-        return counting(counts, make, fn, tuple(args), kwargs or {})
-
     with Asked("capture", fn):
         check_branches(branches)
+        once = partial(_once, given, values, counts)
         ran = warmed(partial(explored, once, branches), fn, args, kwargs, warm=warm)
     return Program(ran.recorded, ran.semantics, verify=verify)
+
+
+def _once(
+    given: tuple[Any, ...], values: Values, counts: Counts, path: Path | None
+) -> Captured:  # fmt: skip
+    """One way through a program; `given`: what `capture` was, but how it is to answer."""
+
+    def make() -> Capture:
+        run = prepare(*given, values=values, watch=True)
+        run.questions.follow(path, run.recorder)
+        return run
+
+    return counting(counts, make, given[0], tuple(given[1]), given[2])
 
 
 def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:

@@ -33,7 +33,13 @@ from foretrace.passes.writeback import Written, with_writes
 from foretrace.program import Program
 from foretrace.recording.capture import record
 from foretrace.recording.path import Path
-from foretrace.recording.setup import Branches, Values, check_branches, check_values, prepare, warmed
+from foretrace.recording.setup import (
+    Branches,
+    Values,
+    check_branches,
+    check_values,
+    prepare,
+)
 from foretrace.symbols.shapes import by_name, shapes_tree
 from foretrace.targets.semantics import Captured, TargetSemantics
 from foretrace.trace.calls import CallSite, submodule_calls
@@ -57,13 +63,12 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
 
     Args:
         mod: the module; it runs unmodified, once, and no kernel runs.
-        args: example positional arguments.
-        kwargs: example keyword arguments.
+        args: example arguments.
+        kwargs: those by keyword.
         dynamic_shapes: which sizes vary, in any form that torch.export takes.
-        strict: accepted, and the same: the one run is what is exported.
+        strict: accepted, and the same.
         preserve_module_call_signature: submodules that unflatten is to call in their own way.
-        prefer_deferred_runtime_asserts_over_guards: accepted, and the same: what the program
-            asked of open sizes is always checked by the guards of `.module()`.
+        prefer_deferred_runtime_asserts_over_guards: accepted; `.module()` checks what was asked.
         values: "guard": where there is no graph else, the example's answers are asserted by it.
         branches: "both": a Python `if` on data is a `torch.cond`; the module runs for each answer.
         warm: call the module once before, as Python, for what only its first call makes.
@@ -75,10 +80,11 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
     with Asked("export", mod), torch.inference_mode(mode=False), torch.set_grad_enabled(around):
         _check_call(mod, args, kwargs, values, branches)
         args, named = tuple(args), dict(kwargs or {})
+        if warm:
+            mod(*args, **named)
         shapes = shapes_tree(dynamic_shapes, mod, args, named)
         run = partial(_run, branches, mod, *separated(mod, args, named), shapes)
-        once = partial(_captured, partial(run, preserve_module_call_signature), values)
-        program, sites = warmed(once, mod, args, named, warm=warm)
+        program, sites = _captured(partial(run, preserve_module_call_signature), values)
         exported = _exported_program(program, sites, mod, args, named, around)
     if isinstance(dynamic_shapes, AdditionalInputs):
         dynamic_shapes.verify(exported)

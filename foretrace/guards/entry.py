@@ -198,7 +198,8 @@ class Guards(Conditions):
         """
         written = {m.index for m in self.recorded.mutations if not m.rebound}
         given = {
-            i for i, item in enumerate(self.recorded.inputs)
+            i
+            for i, item in enumerate(self.recorded.inputs)
             if item.argument is not None and item.size is None
         } - {i for views in self.recorded.requires.together.values() for i in views}
         names = [", ".join(self.inputs[i] for i in sorted(group)) for group in (written, given)]

@@ -299,8 +299,8 @@ def tensor_of(number: Any, kind: type) -> torch.Tensor:
     Raises:
         KeyError: it is of another type, or too large.
     """
-    fits = type(number) is kind and (kind is float or -(1 << 63) <= number < 1 << 63)
-    if not fits:
+    whole: Any = number
+    if type(number) is not kind or (kind is int and not -(1 << 63) <= whole < 1 << 63):
         raise KeyError(f"a {kind.__name__}, where there is {number!r:.60} now")
     return torch.tensor(number, dtype=NUMBERS[kind], device="cpu")
 

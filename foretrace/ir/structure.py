@@ -103,9 +103,9 @@ def pour(fresh: Any, live: Any) -> Any:
         live[:] = [*map(pour, fresh, live), *fresh[len(live) :]]
         return live
     if isinstance(live, deque):
-        items = [*map(pour, fresh, live), *list(fresh)[len(live) :]]
+        held = [*map(pour, fresh, live), *list(fresh)[len(live) :]]
         deque.clear(live)
-        deque.extend(live, items)
+        deque.extend(live, held)
         return live
     if isinstance(live, tuple):
         parts = [*map(pour, fresh, live), *fresh[len(live) :]]

@@ -13,15 +13,14 @@ from typing import Any, Protocol
 import torch
 
 from foretrace import torch_api
+from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.ir.members import MISSING, own_kind
 from foretrace.ir.plain_data import plain, same
 from foretrace.ir.program import Input, Output, Role
-from foretrace.errors import Refusal
 from foretrace.ir.requirements import (
     FIRST_CALL,
     NUMBERS,
-    OPEN,
     Change,
     Contents,
     Entry,

@@ -1,6 +1,7 @@
 """Run the user's program once over abstract tensors, and keep what it did."""
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -218,12 +219,16 @@ class Capture:
         for index in indices:
             self._views[id(self.placeholders[index])] = memory, self.real[index]
 
+    def _begins(self) -> None:
+        """The program has not begun: no line of anybody's does what follows."""
+        self.recorder.sources.last = sys._getframe(1).f_code
+
     def _view(self, given: Any) -> Any:
         """An argument as the program has it."""
         if id(given) not in self._views:
             return given
         memory, real = self._views[id(given)]
-        self.recorder.sources.last = Capture._view.__code__
+        self._begins()
         view: Any = memory.as_strided(real.shape, real.stride(), real.storage_offset())
         lend_attributes(view, real)
         view.ft_leaf = given.ft_leaf
@@ -247,7 +252,7 @@ class Capture:
         return self._symbol(tensor, (read.place, read.number))
 
     def _symbol(self, tensor: Abstract, of: tuple[Place, int] | str) -> Any:
-        self.recorder.sources.last = Capture._symbol.__code__  # the program has not begun
+        self._begins()
         number = tensor.item()
         self._counted.append((of, torch_api.expression(number)))
         return number
@@ -377,11 +382,8 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             with watching, capture.gradients.reading(), lent as counting:
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)
-            kept = left_in(before, loan, capture.outside, capture, requires)
-            kept += counting
-            changed = arguments_changed(given, in_structure, call, requires)
-            requires.changed += [located(each, lines) for each in changed if not each.rebound]
-            kept += [each for each in changed if each.rebound]
+            kept = left_in(before, loan, capture.outside, capture, requires) + counting
+            kept += _filled(arguments_changed(given, in_structure, call, requires), requires, lines)
             read_again(kept, capture, requires)
             mutations = _mutations(capture, loan, requires)
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
@@ -389,21 +391,49 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             overwritten, asked = overwritten_in(recorder), capture.types.symbols.by_program()
         capture.dynamic.check()
         check_attributes_kept(loan, capture.real, capture.placeholders, lines())
-    left = [located(change, lines) for change in before.undo()]
-    requires.changed += left
-    requires.counted += counted_in((*requires.changed, *kept))
-    if capture.outside is not None:
-        open = open_holders(capture.inputs, requires)
-        read_outside(capture.outside, fn, leaves, requires, capture.real, open)
-        data = bound_to_data(kept, capture.inputs, lines)
-        requires.held = [*data, *unread(requires.held, capture.inputs, requires)]
-        requires.held += [bound_before(change) for change in left if change.rebound]
-        check_found(requires, lines)
+    _note_held(fn, leaves, capture, requires, kept, [*before.undo()], lines)
     return Recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
         capture.questions.again, overwritten, asked,
     )  # fmt: skip
+
+
+def _filled(
+    changed: list[Change], requires: Requirements, lines: Callable[[], Lines]
+) -> list[Change]:  # fmt: skip
+    """The changes of arguments that a call can make again; the others are required not to be."""
+    requires.changed += [each for each in changed if not each.rebound]
+    requires.changed = [each if each.at else located(each, lines) for each in requires.changed]
+    return [each for each in changed if each.rebound]
+
+
+def _note_held(
+    fn: Any, leaves: list[tuple[str, Any]], capture: Capture, requires: Requirements,
+    kept: list[Change], left: list[Change], lines: Callable[[], Lines],
+) -> None:  # fmt: skip
+    """What the program may have read of Python state, and what it has changed of plain data there.
+
+    Args:
+        fn: the program.
+        leaves: its arguments.
+        capture: its run.
+        requires: takes it.
+        kept: what is left as state.
+        left: what else was changed, and is undone.
+        lines: the lines of its functions.
+    """
+    left = [located(change, lines) for change in left]
+    requires.changed += left
+    requires.counted += counted_in((*requires.changed, *kept))
+    if capture.outside is None:
+        return
+    open = open_holders(capture.inputs, requires)
+    read_outside(capture.outside, fn, leaves, requires, capture.real, open)
+    data = bound_to_data(kept, capture.inputs, lines)
+    requires.held = [*data, *unread(requires.held, capture.inputs, requires)]
+    requires.held += [bound_before(change) for change in left if change.rebound]
+    check_found(requires, lines)
 
 
 def _mutations(capture: Capture, loan: Borrowed, requires: Requirements) -> list[Mutation]:
@@ -413,7 +443,11 @@ def _mutations(capture: Capture, loan: Borrowed, requires: Requirements) -> list
     for views in requires.together.values():
         requires.begins |= dict.fromkeys(views, requires.defined)
     written = {mutation.index: mutation.value for mutation in mutations}
-    check_shared_memory(apart(capture.real, requires.together), set(written), lambda i: line_of(recorder, written[i]))
+    check_shared_memory(
+        apart(capture.real, requires.together),
+        set(written),
+        lambda i: line_of(recorder, written[i]),
+    )
     return mutations
 
 

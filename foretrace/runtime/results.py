@@ -14,9 +14,9 @@ from foretrace.emit.python_sizes import size_text
 from foretrace.emit.python_source import Source
 from foretrace.errors import Refusal
 from foretrace.guards.calls import check_repeatable
-from foretrace.ir.requirements import put_all
 from foretrace.ir.op import Op, Origin, Value
 from foretrace.ir.program import NUMBER, Mutation, Output, Recorded, Role
+from foretrace.ir.requirements import put_all
 from foretrace.runtime.calls import in_memory, loose, write_back
 
 

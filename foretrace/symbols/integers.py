@@ -1,4 +1,4 @@
-"""Integers that data decides, as a program has them: an `int`, of which nothing is known in advance.
+"""Integers that data decides, as a program has them: an `int`, of which nothing is known before.
 
 torch's SymInt is no `int`, and its text is the name of a symbol. Here text, a key of a dict and
 what C computes of an integer ask for the number, which is a guard then.
@@ -140,4 +140,5 @@ for _name in BY_NUMBER:
 for _short in BITS:
     for _name in (f"__{_short}__", f"__r{_short}__"):
         setattr(Int, _name, _both_by_number(_name))
-Int.__divmod__, Int.__rdivmod__, Int.__pos__ = _divmod, _rdivmod, _pos  # type: ignore[attr-defined]
+for _name, _method in (("divmod", _divmod), ("rdivmod", _rdivmod), ("pos", _pos)):
+    setattr(Int, f"__{_name}__", _method)

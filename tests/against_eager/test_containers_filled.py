@@ -170,8 +170,8 @@ class Cleared(Filling):
 
 
 KINDS = [
-    History, Unread, Window, Shift, Slots, Numbers, Deleted, Ordered, Defaults, Words, Nested, Names,
-    Cleared,
+    History, Unread, Window, Shift, Slots, Numbers, Deleted, Ordered, Defaults, Words, Nested,
+    Names, Cleared,
 ]  # fmt: skip
 MOST = {Window: 4, Shift: 1, Slots: 2, Numbers: 1, Deleted: 2, Ordered: 2, Words: 2, Cleared: 6}
 """Captures; of those that grow, one for each length"""
@@ -214,7 +214,8 @@ def test_compiled(kind: type[Filling], backend: str) -> None:
         for one, other in zip(eager.parameters(), ours.parameters(), strict=True):
             same(other.grad, one.grad, f"gradient {step}")
         if isinstance(ours, Names):
-            assert ours.one is ours.two and ours.three is ours.kept
+            assert ours.one is ours.two
+            assert ours.three is ours.kept
     assert items is not None
     assert len(compiled.recaptures) < MOST.get(kind, 7)
 
@@ -249,7 +250,8 @@ def test_a_global() -> None:
     for count in range(3):
         x = torch.randn(3)
         same(compiled(x), x + 1, "result")
-        assert len(LOG) == count + 1 and torch.equal(LOG[-1], x * 2)
+        assert len(LOG) == count + 1
+        assert torch.equal(LOG[-1], x * 2)
 
 
 def fills(x: Tensor, out: Any, more: Any) -> Tensor:
@@ -269,7 +271,8 @@ def test_arguments() -> None:
         x = torch.randn(3)
         same(compiled(x, *ours), fills(x, *eager), "result")
         same([*ours], [*eager], "arguments")
-        assert ours[1]["seen"] is seen and seen.maxlen == 2
+        assert ours[1]["seen"] is seen
+        assert seen.maxlen == 2
 
 
 def test_another_object_is_captured_again() -> None:

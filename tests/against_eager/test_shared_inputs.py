@@ -78,7 +78,8 @@ def test_as_eager(program: Callable[..., Any], make: Callable[[], tuple[Tensor, 
     assert not [*differences(before, [*example], "after the capture")]
     compiled = foretrace.compile(program)
     ways: list[Callable[..., Any]] = [
-        captured.cut("export"), captured.cut("aten"), captured.compile(), compiled, compiled, foretrace.compile(program, backend="aot_eager"),
+        captured.cut("export"), captured.cut("aten"), captured.compile(), compiled, compiled,
+        foretrace.compile(program, backend="aot_eager"),
     ]  # fmt: skip
     for way in ways:
         theirs = make()
@@ -98,7 +99,9 @@ def test_as_eager(program: Callable[..., Any], make: Callable[[], tuple[Tensor, 
         pairs = zip(_leaves(expected), _leaves(found), strict=True)
         for one, other in pairs:
             assert [one is each for each in theirs] == [other is each for each in mine]
-            shared = [one.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in theirs]
+            shared = [
+                one.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in theirs
+            ]
             assert shared == [
                 other.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for x in mine
             ]
@@ -126,8 +129,10 @@ def test_gradients(backend: str) -> None:
         program = foretrace.capture(trains, (given[2], given[2][1], w), verify=True)
         _, gradients = program.cut("joint", loss=0)(given[2], given[2][1], w)
         for gradient in (found, gradients["w"]):
-            assert gradient is not None and torch.equal(gradient, expected)
-        assert torch.equal(given[0], given[1]) and torch.equal(given[0], given[2])
+            assert gradient is not None
+            assert torch.equal(gradient, expected)
+        assert torch.equal(given[0], given[1])
+        assert torch.equal(given[0], given[2])
     assert not compiled.recaptures
 
 

@@ -110,12 +110,12 @@ refuses(
     captured(Returns(), X), once_before(Hooks(), X),
 )  # fmt: skip
 
-KEPT: list[Tensor] = []
+KEPT: list[Any] = []
 
 
 def keeps(x: Tensor) -> Tensor:
     y = x * 2
-    KEPT.append(y)  # here
+    KEPT.append((y, object()))  # here
     return x
 
 
@@ -210,12 +210,32 @@ refuses(
     "its argument is a tensor of the program",
 )  # fmt: skip
 
-COUNT: list[int] = []
+COUNT: list[object] = []
 
 
 def counts(x: Tensor) -> Tensor:
-    COUNT.append(1)  # here
+    COUNT.append(object())  # here
     return x * 2
+
+
+def calls_what_counts() -> None:
+    """A callable runs the first call as Python, for what only that one does; a cut does not."""
+    foretrace.capture(counts, (X,)).cut("aten")(X)
+
+
+class Hidden:
+    """Its list goes by a name that no code mentions."""
+
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+
+
+HIDDEN = Hidden()
+
+
+def fills_what_is_hidden(x: Tensor) -> Tensor:
+    vars(HIDDEN)["ke" + "pt"[:2]].append(x * 2)  # here
+    return x
 
 
 def follow_first_call() -> None:
@@ -225,8 +245,10 @@ def follow_first_call() -> None:
     compiled(looks_up, X)()
 
 
-refuses("side effect", "guards/calls.py:check_repeatable", compiles(counts, X), counts,
+refuses("side effect", "guards/calls.py:check_repeatable", calls_what_counts, counts,
         compiled(returns, X), follow_first_call)  # fmt: skip
+refuses("side effect", "python_state/states.py:check_found", captures(fills_what_is_hidden, X),
+        fills_what_is_hidden, compiled(returns, X), follow_first_call)  # fmt: skip
 
 
 def leaves_grad_mode(x: Tensor) -> Tensor:
@@ -425,7 +447,7 @@ def follow_clone() -> None:
 
 refuses(
     "aliased inputs", "recording/shared_inputs.py:check_shared_memory",
-    captures(writes_one, X, X[0]),
+    captures(writes_one, X, X[0].view(torch.int32)),
     writes_one, follow_clone,
 )  # fmt: skip
 
