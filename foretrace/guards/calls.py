@@ -15,7 +15,7 @@ from foretrace.guards.tensors import TensorFacts, one_tensor
 from foretrace.ir.op import Op
 from foretrace.ir.plain_data import same
 from foretrace.ir.program import Recorded
-from foretrace.ir.requirements import FIRST_CALL, Change, Entry
+from foretrace.ir.requirements import FIRST_CALL, Change, Contents, Entry
 from foretrace.ir.structure import take_apart
 from foretrace.ir.walk import called_in
 from foretrace.recording.shared_inputs import apart, check_shared_memory
@@ -173,7 +173,7 @@ def check_repeatable(change: Change) -> None:
         Refusal: with the line that made it.
     """
     if not change.repeatable:
-        bound = change.rebound and not isinstance(change.place, Entry)
+        bound = change.rebound and not isinstance(change.place, (Entry, Contents))
         what = "binds" if bound else "changes the content of"
         raise Refusal(
             f"the program {what} {change.place.name}, which lives on after the call",

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
+from foretrace.errors import Attempt, Refusal
 from foretrace.ir.members import attributes_of, members
 
 
@@ -39,9 +40,21 @@ class Structure:
         return torch_api.tree_unflatten(items, self.spec)
 
 
-def take_apart(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Structure]:
-    """Leaves with their dotted names, and the structure without them."""
-    pairs, spec = torch_api.tree_flatten_with_path(tree)
+def take_apart(
+    tree: Any, name: str = "", above: tuple[int, ...] = ()
+) -> tuple[list[tuple[str, Any]], Structure]:
+    """Leaves with their dotted names, and the structure without them.
+
+    `above`: the objects that it is in, by id.
+
+    Raises:
+        Refusal: it holds itself.
+    """
+    attempt = Attempt(RecursionError)
+    with attempt:
+        pairs, spec = torch_api.tree_flatten_with_path(tree)
+    if attempt.error is not None:
+        raise _holds_itself(tree, name)
     leaves: list[tuple[str, Any]] = []
     objects: list[tuple[int, type, Structure]] = []
     for position, (path, leaf) in enumerate(pairs):
@@ -49,11 +62,21 @@ def take_apart(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Struct
         attributes = _attributes(leaf)
         if attributes is None:
             leaves.append((full, leaf))
+        elif id(leaf) in above:
+            raise _holds_itself(leaf, full)
         else:
-            below, structure = take_apart(attributes, full)
+            below, structure = take_apart(attributes, full, (*above, id(leaf)))
             leaves += below
             objects.append((position, type(leaf), structure))
     return leaves, Structure(spec, tuple(objects))
+
+
+def _holds_itself(item: Any, name: str) -> Refusal:
+    told = f"{name}, a {type(item).__name__}," if name else f"a {type(item).__name__}"
+    return Refusal(
+        f"{told} holds itself, so that it cannot be taken apart", kind="holds itself",
+        do="give its tensors themselves, or keep it outside of the captured program's arguments",
+    )  # fmt: skip
 
 
 def _attributes(leaf: Any) -> dict[str, Any] | None:

@@ -123,6 +123,10 @@ class Outside:
             self.__enter__()
             self.resting = resting
 
+    def names(self) -> dict[int, str]:
+        """What the globals and closure cells held, by id, with their names."""
+        return {id(place.before): place.name for place in self.places.values()}
+
     def changes(self) -> list[Change]:
         """What the run changed of globals and closure cells."""
         return changes_of(self.places.values())

@@ -40,7 +40,7 @@ from foretrace.ir.structure import Structure, take_apart
 from foretrace.python_state.before import Before
 from foretrace.python_state.counts import counted, is_open
 from foretrace.python_state.held import bound_before
-from foretrace.python_state.leaks import abstract_in, made_in
+from foretrace.python_state.kept import ATOMS
 from foretrace.python_state.module_state import Borrowed, located
 from foretrace.python_state.outside import Outside
 from foretrace.tensors.abstract import Abstract
@@ -75,8 +75,9 @@ def left_in(
         outside.changes() if outside is not None else (), loan.bound(), before.bound(),
         _set_on(run.real, run.placeholders),
     )  # fmt: skip
+    names = outside.names() if outside is not None else {}
     for changes in everywhere:
-        every = [before.itself(change) for change in changes]
+        every = [before.itself(_told(change, names)) for change in changes]
         filled = {id(each.place.holder) for each in every if _can_be_left(each)}
         for change in every:
             new = change.place.before is MISSING and id(change.place.holder) in filled
@@ -88,12 +89,20 @@ def left_in(
             ):
                 found.setdefault((id(change.place.holder), change.place.key), change)
                 change.undo()
-            elif isinstance(change.place, Contents) and not [*abstract_in([change.after])]:
-                requires.changed.append(change)
+            elif isinstance(change.place, Contents):
+                requires.changed.append(replace(change, after=None))
     requires.changed = [
         each for each in requires.changed if (id(each.place.holder), each.place.key) not in found
     ]  # fmt: skip
     return [*found.values()]
+
+
+def _told(change: Change, names: dict[int, str]) -> Change:
+    """The change, of the content of a global by its name."""
+    place = change.place
+    if not isinstance(place, Contents) or id(place.holder) not in names:
+        return change
+    return replace(change, place=Contents(names[id(place.holder)], place.holder, place.before))
 
 
 def _set_on(real: Iterable[Any], placeholders: Iterable[Any]) -> Iterator[Change]:
@@ -147,8 +156,16 @@ def _can_be_left(change: Change) -> bool:
     if isinstance(change.place, Contents):
         change, held = replace(change, after=_by_place(change)), True
     else:
-        held = isinstance(change.place, OnInput) or next(made_in([change.after]), None) is not None
+        held = isinstance(change.place, OnInput) or _made_in(change.after)
     return change.rebound and held and _all_given(change)
+
+
+def _made_in(item: Any) -> bool:
+    """Whether containers, or the attributes of objects, hold what the run has made."""
+    if type(item) in ATOMS:
+        return False
+    leaves = (leaf for _, leaf in take_apart(item)[0])
+    return any(isinstance(leaf, Abstract) or is_open(leaf) for leaf in leaves)
 
 
 def _by_place(change: Change) -> Any:

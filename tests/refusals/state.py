@@ -29,10 +29,10 @@ ROW = torch.randn(1, 4, requires_grad=True)
 class Remembers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[Tensor] = []
+        self.seen: list[Any] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(x * 2)  # here
+        self.seen.extend([x * 2, object()])  # here
         return x + 1
 
 
@@ -233,8 +233,8 @@ class Hidden:
 HIDDEN = Hidden()
 
 
-def fills_what_is_hidden(x: Tensor) -> Tensor:
-    vars(HIDDEN)["ke" + "pt"[:2]].append(x * 2)  # here
+def fills_what_is_hidden(x: Tensor) -> Tensor:  # here
+    vars(HIDDEN)["".join(["ke", "pt"])].append(x * 2)
     return x
 
 
