@@ -20,14 +20,19 @@ CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
 LARGEST = 1000
 """Items of a container up to which it is compared by value"""
 
+DEEPEST = 50
+"""How deep data is nested; deeper it may hold itself"""
+
 
 def plain(item: Any, budget: int = LARGEST) -> bool:
     """Whether it is data through and through: numbers, text, enums, and containers of them."""
     return _count(item, budget) >= 0
 
 
-def _count(item: Any, budget: int) -> int:
+def _count(item: Any, budget: int, depth: int = 0) -> int:
     """What is left of the budget after the item; negative if it is too large or no data."""
+    if depth > DEEPEST:
+        return -1
     kind = type(item)  # its class as it says itself is Python of the user's
     if kind in BY_VALUE or kind in (float, complex) or issubclass(kind, SINGLE):
         return budget - 1
@@ -35,7 +40,7 @@ def _count(item: Any, budget: int) -> int:
     if parts is None:
         return -1
     for part in parts:
-        budget = _count(part, budget)
+        budget = _count(part, budget, depth + 1)
         if budget < 0:
             return -1
     return budget - 1
