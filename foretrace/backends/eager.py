@@ -8,7 +8,7 @@ from foretrace import torch_api
 from foretrace.backends.questions import asked_inside, give_up
 from foretrace.emit.python import Instead, Straight
 from foretrace.emit.python_source import INDENT, Source
-from foretrace.guards.arguments import result_text
+from foretrace.guards.arguments import returned_text
 from foretrace.guards.calls import follows
 from foretrace.guards.entry import Entry, Guards, Unmet
 from foretrace.guards.small import SmallSizes
@@ -42,7 +42,7 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     instead = give_up(body, graph, inside, unmet) if inside else None
     leaves = write_body(body, recorded, graph, guards.inputs, spelled=trains, instead=instead)
     changes = repeat_changes(body, recorded, guards.inputs, leaves)
-    body.add(*changes, f"return {result_text(body, recorded.out_structure, leaves)}")
+    body.add(*changes, f"return {returned_text(body, recorded, leaves)}")
     add_surrounded(source, body.lines, grad_on=followed and not recorded.requires.grad_mode)
     run = source.function("foretraced", "args, kwargs")
     return Entry(run, guards.checks, source.space, recorded.asked, unmet)

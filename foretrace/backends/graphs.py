@@ -14,7 +14,7 @@ from foretrace.emit.fx import interpretable, to_fx
 from foretrace.emit.python import Straight
 from foretrace.emit.python_source import Source
 from foretrace.errors import Refusal
-from foretrace.guards.arguments import result_text
+from foretrace.guards.arguments import returned_text
 from foretrace.guards.entry import Entry, Guards
 from foretrace.history.history_ops import unmark
 from foretrace.ir.program import Graph, Input, Recorded
@@ -45,7 +45,7 @@ def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
         guards.write()
         inside = source.inner()
         leaves = call_core(inside, recorded, guards.inputs, source.bind(call, "graphs"))
-        result = result_text(source, recorded.out_structure, leaves)
+        result = returned_text(source, recorded, leaves)
         changes = repeat_changes(inside, recorded, guards.inputs, leaves)
         inside.add(*changes, f"return {result}")
         follows = isinstance(call, Trained) or recorded.gives_followed

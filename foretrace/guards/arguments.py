@@ -5,13 +5,15 @@ Python source has no pattern for are taken apart at the call, by torch's pytree.
 """
 
 from collections.abc import Container
+from functools import partial
 from typing import Any
 
 import torch
 
 from foretrace.emit.python_source import Source
 from foretrace.guards.guard import Checks, telling
-from foretrace.ir.structure import Structure, take_apart
+from foretrace.ir.program import Recorded
+from foretrace.ir.structure import Structure, hand_back, take_apart
 
 
 class Arguments(Checks):
@@ -104,6 +106,15 @@ class Arguments(Checks):
 def _is_leaf(item: Any) -> bool:
     leaves, _ = take_apart(item)
     return len(leaves) == 1 and leaves[0][1] is item
+
+
+def returned_text(source: Source, recorded: Recorded, leaves: list[str]) -> str:
+    """An expression of what a call returns, with the caller's own objects in it."""
+    built = result_text(source, recorded.out_structure, leaves)
+    if not recorded.requires.handed:
+        return built
+    back = source.bind(partial(hand_back, recorded.requires.handed), "hand_back")
+    return f"{back}({built}, (args, kwargs))"
 
 
 def result_text(source: Source, structure: Structure, leaves: list[str]) -> str:

@@ -13,7 +13,7 @@ import torch
 from foretrace.errors import FirstCall, Frame
 from foretrace.ir.members import CONTENT, MISSING, held_by, own_items, own_kind
 from foretrace.ir.plain_data import plain, refill, same, snapshot
-from foretrace.ir.structure import Structure, pour, take_apart
+from foretrace.ir.structure import Handed, Structure, pour, take_apart
 from foretrace.symbols.sizes import Numbers
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
@@ -525,5 +525,7 @@ class Requirements:
     """containers that it fills or empties, which hold as much as they did"""
     tied: list[tuple[StateRead, int]] = field(default_factory=list)
     """further places of a state that is an input already, and its number"""
+    handed: list[Handed] = field(default_factory=list)
+    """what of its result is an object of the caller's"""
     stored: list[ref[torch.Tensor]] = field(default_factory=list)
     """tensors of the run that it has put there, until that is refused"""

@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import operator
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.members import attributes_of, members
+from foretrace.ir.members import attributes_of, members, own_items, own_kind
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,6 +142,81 @@ def pour(fresh: Any, live: Any) -> Any:
     for name in (attributes_of(live) or {}).keys() - (attributes_of(fresh) or {}).keys():
         object.__delattr__(live, name)
     return live
+
+
+Path = tuple[tuple[bool, Any], ...]
+"""Steps into a nested object: whether it is an attribute, and its key or name"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Handed:
+    """A container or object in the result that is one of the caller's, and no copy of it."""
+
+    place: Path
+    """where it is in the result"""
+    given: Path
+    """where in the arguments; nothing if it is `itself`"""
+    itself: Any = None
+
+
+def handed_back(result: Any, call: Any, filled: Sequence[Any]) -> list[Handed]:
+    """What is in the result of the arguments' own containers and objects, and of those `filled`."""
+    given = {id(item): path for path, item in _reached(call) if path[1:]}
+    known = {id(item): item for item in filled}
+    found = list[Handed]()
+    for path, item in _reached(result, given.keys() | known.keys()):
+        if id(item) in given:
+            found.append(Handed(path, given[id(item)]))
+        elif id(item) in known:
+            found.append(Handed(path, (), item))
+    return found
+
+
+def hand_back(handed: Sequence[Handed], result: Any, call: Any) -> Any:
+    """The result with the caller's own objects in it."""
+    for each in handed:
+        item = each.itself if each.itself is not None else _at(call, each.given)
+        result = _with(result, each.place, item)
+    return result
+
+
+def _reached(tree: Any, ends: Collection[int] = ()) -> Iterator[tuple[Path, Any]]:
+    """Containers that may be written to, and objects with tensors, with their paths."""
+    pending, seen = [((), tree)], set[int]()
+    while pending:
+        path, item = pending.pop()
+        objects = None if own_kind(item) else _attributes(item)
+        if id(item) in seen or not (own_kind(item) or objects):
+            continue
+        seen.add(id(item))
+        if not isinstance(item, (tuple, set, frozenset)):
+            yield path, item
+        if id(item) not in ends:
+            inside = own_items(item) if objects is None else iter(objects.items())
+            pending += [((*path, (objects is not None, key)), each) for key, each in inside]
+
+
+def _at(tree: Any, path: Path) -> Any:
+    for attribute, key in path:
+        tree = getattr(tree, key) if attribute else tree[key]
+    return tree
+
+
+def _with(tree: Any, path: Path, item: Any) -> Any:
+    """The tree with an item at a place; a tuple on the way is another."""
+    if not path:
+        return item
+    (attribute, key), *rest = path
+    below = _with(_at(tree, path[:1]), tuple(rest), item)
+    if isinstance(tree, tuple):
+        parts = [*tree]
+        parts[key] = below
+        return tree._make(parts) if hasattr(tree, "_make") else tuple(parts)
+    if attribute:
+        object.__setattr__(tree, key, below)
+    else:
+        tree[key] = below
+    return tree
 
 
 def named_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -18,13 +18,14 @@ from foretrace.ir.program import Input, Mutation, Output, Recorded, Role, size_i
 from foretrace.ir.requirements import (
     NUMBERS,
     Change,
+    Contents,
     Place,
     Requirements,
     StateRead,
     memory_of,
     tensor_of,
 )
-from foretrace.ir.structure import Structure, named_arguments, take_apart
+from foretrace.ir.structure import Structure, handed_back, named_arguments, take_apart
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import alias_of
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
@@ -382,7 +383,10 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             with watching, capture.gradients.reading(), lent as counting:
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)
+            requires.handed = handed_back(result, call, ())
             kept = left_in(before, loan, capture.outside, capture, requires) + counting
+            filled = [each.place.holder for each in kept if isinstance(each.place, Contents)]
+            requires.handed += handed_back(result, (), filled)
             kept += _filled(arguments_changed(given, in_structure, call, requires), requires, lines)
             read_again(kept, capture, requires)
             mutations = _mutations(capture, loan, requires)

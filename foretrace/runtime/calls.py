@@ -17,6 +17,7 @@ from foretrace.guards.small import SmallSizes
 from foretrace.ir.op import Value, ViewStep
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
 from foretrace.ir.requirements import put_all
+from foretrace.ir.structure import hand_back
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import Arrived, Size
 from foretrace.runtime.untrained import Untrained, mark, mark_spent
@@ -212,6 +213,7 @@ def finish(
     for index in recorded.requires.cleared:
         flat[index].grad = None
     built = recorded.out_structure.build(iter(outputs))
+    built = hand_back(recorded.requires.handed, built, call)
     return built, rest[len(recorded.mutations) :]
 
 
