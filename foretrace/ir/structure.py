@@ -182,7 +182,8 @@ def hand_back(handed: Sequence[Handed], result: Any, call: Any) -> Any:
 
 def _reached(tree: Any, ends: Collection[int] = ()) -> Iterator[tuple[Path, Any]]:
     """Containers that may be written to, and objects with tensors, with their paths."""
-    pending, seen = [((), tree)], set[int]()
+    pending: list[tuple[Path, Any]] = [((), tree)]
+    seen = set[int]()
     while pending:
         path, item = pending.pop()
         objects = None if own_kind(item) else _attributes(item)
