@@ -64,10 +64,11 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
     Args:
         mod: the module; it runs unmodified, once, and no kernel runs.
         args: example arguments.
-        kwargs: those by keyword.
+        kwargs: by keyword.
         dynamic_shapes: which sizes vary, in any form that torch.export takes.
-        strict: accepted, and the same; so is prefer_deferred_runtime_asserts_over_guards.
+        strict: accepted, and the same.
         preserve_module_call_signature: submodules that unflatten is to call in their own way.
+        prefer_deferred_runtime_asserts_over_guards: accepted; `.module()` checks what was asked.
         values: "guard": where there is no graph else, the example's answers are asserted by it.
         branches: "both": a Python `if` on data is a `torch.cond`; the module runs for each answer.
         warm: call the module once before, as Python, for what only its first call makes.
@@ -78,7 +79,7 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
     around = torch.is_grad_enabled()
     with Asked("export", mod), torch.inference_mode(mode=False), torch.set_grad_enabled(around):
         _check_call(mod, args, kwargs, values, branches)
-        args, named = _called(mod, tuple(args), dict(kwargs or {}), warm=warm)
+        args, named = _called(mod, args, kwargs, warm=warm)
         shapes = shapes_tree(dynamic_shapes, mod, args, named)
         run = partial(_run, branches, mod, *separated(mod, args, named), shapes)
         program, sites = _captured(partial(run, preserve_module_call_signature), values)
@@ -88,10 +89,9 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
     return exported
 
 
-def _called(
-    mod: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, warm: bool
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _called(mod: Any, args: Any, kwargs: Any, *, warm: bool) -> tuple[tuple[Any, ...], Any]:
     """The arguments; if `warm`, the module has been called with them."""
+    args, kwargs = tuple(args), dict(kwargs or {})
     if warm:
         mod(*args, **kwargs)
     return args, kwargs

@@ -11,7 +11,6 @@ from tests.refusals.registry import (
     captured,
     captures,
     compiled,
-    compiles,
     cuts,
     exported,
     exports,
@@ -234,7 +233,7 @@ HIDDEN = Hidden()
 
 
 def fills_what_is_hidden(x: Tensor) -> Tensor:  # here
-    vars(HIDDEN)["".join(["ke", "pt"])].append(x * 2)
+    vars(HIDDEN)["tpek"[::-1]].append(x * 2)
     return x
 
 
