@@ -84,6 +84,10 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
         run = partial(_run, branches, mod, *separated(mod, args, named), shapes)
         program, sites = _captured(partial(run, preserve_module_call_signature), values)
         exported = _exported_program(program, sites, mod, args, named, around)
+    return _verified(exported, dynamic_shapes)
+
+
+def _verified(exported: ExportedProgram, dynamic_shapes: Any) -> ExportedProgram:
     if isinstance(dynamic_shapes, AdditionalInputs):
         dynamic_shapes.verify(exported)
     return exported
