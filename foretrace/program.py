@@ -398,7 +398,8 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
     Raises:
         Refusal: the program has no exact graph; the message has the user's line and a way out.
     """
-    given, counts = (fn, args, kwargs or {}, target, dynamic_shapes), Counts(values == "guard")
+    given = (fn, args, kwargs or {}, target, dynamic_shapes)
+    counts = Counts(opens=values == branches == "guard")  # two sides leave no state
 
     with Asked("capture", fn):
         check_branches(branches)

@@ -80,7 +80,8 @@ def captured(
         sizes: which sizes of which arguments are symbols.
         branches: what becomes of a Python `if` on data.
     """
-    target, counts = target_of(None, device_of(fn, args, kwargs)), Counts()
+    target = target_of(None, device_of(fn, args, kwargs))
+    counts = Counts(opens=branches == "guard")  # two sides leave no state
 
     def once(path: Path | None) -> Captured:
         def make() -> Capture:

@@ -56,7 +56,7 @@ class Counts:
     `opens`: whether a number may be open at all, as what is asked of it is a guard then.
     """
 
-    def __init__(self, opens: bool = True) -> None:
+    def __init__(self, *, opens: bool = True) -> None:
         self.names: set[str] = set()
         """of leaves of the arguments"""
         self._places: dict[Any, tuple[Change, set[int]]] = {}
