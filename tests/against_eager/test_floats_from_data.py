@@ -227,6 +227,19 @@ def bits_of(program: Callable[..., Any], *inputs: Tensor) -> list[Any] | None:
     return [each if isinstance(each, Tensor) else (type(each), repr(each)) for each in found]
 
 
+@pytest.mark.parametrize("by", [0.1, -2.5, 7.0])
+def test_a_count_that_became_a_number_divides_as_python_does(by: float) -> None:
+    def program(x: Tensor, n: Tensor) -> Any:
+        count = n.item()
+        known = count if count == 2 else -1  # a guard: the symbol is the number from here on
+        return known % by, by % known, known // by, known * by, known / by
+
+    x, n = torch.randn(3, dtype=torch.float64), torch.tensor(2)
+    recorded = foretrace.capture(program, (x, n))
+    for call in (recorded.cut("aten"), recorded.compile()):
+        assert bits_of(call, x, n) == bits_of(program, x, n)
+
+
 @drawing(STEPS, st.integers(0, 1000))
 @settings(max_examples=40, deadline=None, phases=PHASES)
 def test_any_arithmetic_is_pythons(steps: list[Any], seed: int) -> None:
