@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
+from types import CodeType
 from typing import Any
 
 import torch
@@ -22,6 +23,27 @@ from foretrace.tensors.autocast import Casts
 DETACH = torch.ops.aten.detach.default
 LEAF = Choice("leaf", "whole", "the program makes it a leaf of autograd")
 REQUIRES_GRAD = torch.ops.aten.requires_grad_.default
+
+
+def nobody_watches() -> None:
+    """Where nobody watches."""
+
+
+class Unwatched:
+    """Work of ours, which nobody who watches the program has to see; here nobody watches."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def rests_at(self, code: CodeType) -> None:
+        """Work of ours begins where this code does, which says `__enter__` first."""
+
+    def ended(self) -> Callable[[], Any]:
+        """Work of ours has ended; its caller calls last what this gives, which watches again."""
+        return nobody_watches
 
 
 class Builder(torch_api.TorchDispatchMode):
@@ -61,9 +83,10 @@ class Builder(torch_api.TorchDispatchMode):
         self.rebased: list[Alias] = []
         """views through which the program has just written"""
         self.first_refusal: Refusal | None = None
-        self.unwatched: AbstractContextManager[None] = nullcontext()
+        self.unwatched = Unwatched()
         """inside is work of ours, which nobody who watches the program has to see"""
-        self._origins: dict[tuple[Any, ...], Origin] = {}
+        self._origin = Origin(None, None)
+        """that of the op before, which the next one often shares"""
         self._depth, self.bodies = 0, list[list[Op] | None]()  # None: one that calls will share
         self._failure: tuple[BaseException | None, list[str]] = (None, [])
         self._frame_inside: Frame | None = None
@@ -179,15 +202,17 @@ class Builder(torch_api.TorchDispatchMode):
         if self._depth == 0:
             self.log.append(op)
 
-    def origin(self) -> Origin:
-        """The user's line, module and grad mode that are current."""
-        grad = self.grad_mode()
-        frame = self._frame_inside if self._depth else self.sources.here()
-        modes = (self.module, grad, self.checkpoint, self.inference)
-        known = self._origins.get((id(frame), *modes))
-        if known is None:
-            known = self._origins[id(frame), *modes] = Origin(frame, *modes)
-        return known
+    def origin(self, above: int = 2) -> Origin:
+        """The user's line, module and grad mode that are current; `above` as `here` has it."""
+        grad, last = self.grad_mode(), self._origin
+        frame = self._frame_inside if self._depth else self.sources.here(above)
+        if (
+            last.frame is frame and last.module is self.module and last.grad_mode is grad
+            and last.checkpoint is self.checkpoint and last.inference is self.inference
+        ):  # fmt: skip
+            return last
+        self._origin = Origin(frame, self.module, grad, self.checkpoint, self.inference)
+        return self._origin
 
     def leaf(self, value: Value, before: Value | None = None) -> Value:
         """Record that what a value has is a leaf of autograd; `before`: it was one with that value.

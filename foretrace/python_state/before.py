@@ -259,15 +259,20 @@ class Before:
 
     def _function(self, function: types.FunctionType) -> None:
         """What it closes over, its defaults and attributes, and what its code mentions."""
-        self._queue.extend(function.__closure__ or ())
-        self._queue.extend(function.__defaults__ or ())
-        self._queue.extend((function.__kwdefaults__ or {}).values())
+        queue = self._queue
+        if function.__closure__:
+            queue.extend(function.__closure__)
+        if function.__defaults__:
+            queue.extend(function.__defaults__)
+        if function.__kwdefaults__:
+            queue.extend(function.__kwdefaults__.values())
         self._of_function(function)
         found = mentioned_by(function)
         self._mentioned |= found.names
         self._memos += found.memos
-        self._queue.extend(found.called)
-        self._queue.extend(table.get(name) for table, name in found.values)
+        queue += found.called
+        if found.values:
+            queue.extend([table.get(name) for table, name in found.values])
         for space, name in found.bound:
             kept = self._names.setdefault(id(space), KeptNames(space))
             self._queue.append(kept.note(name))

@@ -162,21 +162,23 @@ class _Loan:
 
     def __init__(self, path: str, module: nn.Module, kept: KeptModule) -> None:
         self.path, self.module, self.kept = path, module, kept
+        self._still: bool | None = None
 
     def registered(self, name: str) -> Any:
         """What one of the module's own tables held."""
         content = self.kept.contents.get(name)
         return {} if content is None else content.before
 
-    @functools.cached_property
+    @property
     def still(self) -> bool:
         """Whether the run has bound no attribute, and filled nothing that was empty."""
-        return self.kept.intact and self.kept.attributes.intact
+        if self._still is None:
+            self._still = self.kept.intact and self.kept.attributes.intact
+        return self._still
 
     def parts(self) -> Iterator[Kept]:
         """What is to be put back: where nothing was bound, as far as was looked, contents alone."""
-        looked = "still" in vars(self)
-        return iter(self.kept.contents.values()) if looked and self.still else self.kept.parts()
+        return iter(self.kept.contents.values()) if self._still else self.kept.parts()
 
     def changes(self) -> Iterator[Change]:
         """What the run has changed in plain attributes."""

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,6 +21,7 @@ from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR
 from foretrace.ir.members import MISSING, cell_content, cells_of
 from foretrace.ir.requirements import Change, Place
+from foretrace.mutation.builder import Unwatched, nobody_watches
 from foretrace.python_state.restoring import changes_of
 from foretrace.trace.recorder import Recorder
 
@@ -53,7 +54,7 @@ Notes = tuple[Callable[[types.FrameType], None], ...]
 """What is noted at each call of a function"""
 
 
-class Outside:
+class Outside(Unwatched):
     """Watches one run: what it reads from outside."""
 
     def __init__(self) -> None:
@@ -70,6 +71,9 @@ class Outside:
         """the functions that were called so"""
         self._tell: Callable[[Any], None] | None = None
         """lets the interpreter tell a function of events; None before and after the run"""
+        self._watch: Callable[[], Any] = nobody_watches
+        """lets it tell this of them"""
+        self._rests_at = list[types.CodeType]()
         self.resting = 0
         """how deep work of ours is going on"""
 
@@ -79,17 +83,19 @@ class Outside:
         fn = getattr(fn, "__func__", fn)
         self._cells(fn, {})
         self._meet_as(torch_api.asking_mode.__code__, (self._rest,))
+        for code in self._rests_at:
+            self._meet_as(code, (self._rest_now,))
         # A profiler written in C cannot be put back by its object, so that one is left alone.
         profiled: Any = sys.getprofile()
         traces = profiled is not None and not callable(profiled)
         before = sys.gettrace() if traces else profiled
         tell: Any = sys.settrace if traces else sys.setprofile
-        self._tell = tell
+        self._tell, self._watch = tell, partial(tell, self._event)
         tell(self._event)
         try:
             yield
         finally:
-            self._tell = None
+            self._tell, self._watch = None, nobody_watches
             tell(before)
             self._closures()
             self._met.clear()
@@ -102,19 +108,25 @@ class Outside:
             self._tell(None)
 
     def __exit__(self, *error: object) -> None:
-        self.go_on()
+        self.ended()()
 
-    def go_on(self) -> None:
-        """Watch again, where the outermost work of ours has ended."""
+    def ended(self) -> Callable[[], Any]:
+        """Work of ours has ended; what is given watches again, where it was the outermost.
+
+        Its caller calls it last: of each function that returns after it, the interpreter tells.
+        """
         self.resting -= 1
-        if not self.resting and self._tell is not None:
-            self._tell(self._event)
+        return nobody_watches if self.resting else self._watch
+
+    def rests_at(self, code: types.CodeType) -> None:
+        """Watch nothing more where a call of this code begins, which says `__enter__` then."""
+        self._rests_at.append(code)
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Watch inside: the program's own code, in the midst of work of ours."""
         resting, self.resting = self.resting, 1
-        self.go_on()
+        self.ended()()
         try:
             yield
         finally:
@@ -166,6 +178,10 @@ class Outside:
     def _rest(self, frame: types.FrameType) -> None:
         """Watch nothing more if the recorder is next, which watches again when it has answered."""
         if self._tell is not None and issubclass(frame.f_locals[torch_api.ASKED_MODE], Recorder):
+            self._tell(None)
+
+    def _rest_now(self, frame: types.FrameType) -> None:
+        if self._tell is not None:
             self._tell(None)
 
     def _cells(self, function: Any, before: dict[str, Any]) -> None:

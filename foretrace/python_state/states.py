@@ -166,6 +166,9 @@ def unread(
     """What of the Python state has to be as it was: not the state that is read at each call."""
     reads = [item.read for item in inputs if item.read is not None]
     reads += [read for read, _ in requires.tied]
+    if not reads:
+        yield from held
+        return
     places = {(id(read.place.holder), _key(read.place)) for read in reads}
     inside = {id(each) for read in reads for each in _containers(read.place.before)}
     for each in held:

@@ -20,7 +20,7 @@ class WatchedRecorder(Recorder):
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
-            self.outside.go_on()
+            self.outside.ended()()
 
     def user_code(self) -> AbstractContextManager[None]:
         """Inside, the program's own code runs again: it is watched."""

@@ -98,7 +98,7 @@ class Tape(Recorder):
         """The rule itself is not differentiated."""
         return False
 
-    def origin(self) -> Origin:
+    def origin(self, above: int = 2) -> Origin:
         """A rule has no place in the program until it is used."""
         return NOWHERE
 

@@ -260,6 +260,13 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
             super().__setitem__(index, new)
 
 
+class Prototype(torch.Tensor):
+    """What abstract tensors of a type are copied from, by torch's own kernel of `detach`."""
+
+    __torch_dispatch__ = torch_api.disabled_torch_dispatch
+    __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
+
+
 def follow(tensor: Abstract, requires_grad: bool) -> None:
     """Let autograd follow the tensor from now on, or not."""
     TENSOR.requires_grad_(tensor, requires_grad)
@@ -362,21 +369,31 @@ class Types:
             known = self._prototype(type), None if here else self._indexing
             self._prototypes[type] = known
         prototype, indexing = known
-        with torch_api.no_dispatch():
-            like = torch_api.attribute_of(prototype, "data") if counted else prototype
-            tensor: Any = torch_api.make_subclass(Abstract, like, type.requires_grad)
-            if type.lazy:
-                torch_api.put_off(tensor, type.lazy)
+        if counted or type.lazy or torch_api.dispatch_modes():
+            tensor = self._unseen(prototype, type, counted)
+        else:  # the guard would take a third of the time
+            tensor = torch_api.make_subclass(Abstract, prototype, type.requires_grad)
         tensor.ft_value, tensor.ft_alias, tensor.ft_gradient = value, None, None
         tensor.ft_leaf = tensor.ft_asked = False
         tensor.ft_told, tensor.ft_indexing = self.told, indexing
         self._made.append(ref(tensor))
         return tensor
 
+    def _unseen(self, prototype: torch.Tensor, type: TensorType, counted: bool) -> Any:
+        """A copy that no mode sees being made."""
+        with torch_api.no_dispatch():
+            like = torch_api.attribute_of(prototype, "data") if counted else prototype
+            tensor = torch_api.make_subclass(Abstract, like, type.requires_grad)
+            if type.lazy:
+                torch_api.put_off(tensor, type.lazy)
+        return tensor
+
     def _prototype(self, type: TensorType) -> torch.Tensor:
         number = self.symbols.number
-        return torch_api.unreadable(torch_api.make_wrapper(
+        wrapper = torch_api.unreadable(torch_api.make_wrapper(
             Abstract, tuple(map(number, type.shape)), strides=tuple(map(number, type.stride)),
             storage_offset=number(type.offset), dtype=type.dtype, device=type.device,
             storage_size=0,  # nothing lies in it; to find how much would, sympy takes 0.3 ms
         ))  # fmt: skip
+        with torch_api.no_dispatch():
+            return torch_api.make_subclass(Prototype, wrapper, False)

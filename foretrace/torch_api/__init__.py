@@ -40,6 +40,7 @@ from foretrace.torch_api.dispatch import (
     composite_kernel as composite_kernel,
     default_device as default_device,
     device_types_here as device_types_here,
+    disabled_torch_dispatch as disabled_torch_dispatch,
     disabled_torch_function as disabled_torch_function,
     dispatch_modes as dispatch_modes,
     function_modes as function_modes,
@@ -117,9 +118,11 @@ from foretrace.torch_api.floats import (
     plain_float as plain_float,
 )
 from foretrace.torch_api.functions import (
+    MODULE_CALL as MODULE_CALL,
     applied as applied,
     applied_as_written as applied_as_written,
     backward_node as backward_node,
+    calls_forward_alone as calls_forward_alone,
     flat_call as flat_call,
     held_by_files as held_by_files,
 )

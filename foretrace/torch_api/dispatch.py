@@ -37,6 +37,7 @@ no_torch_function: Callable[[], AbstractContextManager[None]] = _C.DisableTorchF
 # A subclass with this attribute is not asked about functions, only about operators; asking costs
 # microseconds a call.
 disabled_torch_function = _C._disabled_torch_function_impl
+disabled_torch_dispatch = _C._disabled_torch_dispatch_impl
 
 
 # A mode under this key is asked about factories even for a device that this build lacks; without

@@ -23,7 +23,7 @@ def append_node(
     node = fx.Node(graph, name, op, target, args, kwargs)
     names = graph._graph_namespace
     names._used_names.add(name)
-    names.associate_name_with_obj(name, node)
+    names._obj_to_name[node] = name
     graph._insert(node)
     graph._find_nodes_lookup_table.insert(node)
     graph._len += 1
