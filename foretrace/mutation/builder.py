@@ -85,8 +85,7 @@ class Builder(torch_api.TorchDispatchMode):
         self.first_refusal: Refusal | None = None
         self.unwatched = Unwatched()
         """inside is work of ours, which nobody who watches the program has to see"""
-        self._origin = Origin(None, None)
-        """that of the op before, which the next one often shares"""
+        self._origin = Origin(None, None)  # that of the op before, which the next one often shares
         self._depth, self.bodies = 0, list[list[Op] | None]()  # None: one that calls will share
         self._failure: tuple[BaseException | None, list[str]] = (None, [])
         self._frame_inside: Frame | None = None

@@ -37,6 +37,8 @@ no_torch_function: Callable[[], AbstractContextManager[None]] = _C.DisableTorchF
 # A subclass with this attribute is not asked about functions, only about operators; asking costs
 # microseconds a call.
 disabled_torch_function = _C._disabled_torch_function_impl
+
+# The same for operators: they see a tensor of torch's.
 disabled_torch_dispatch = _C._disabled_torch_dispatch_impl
 
 

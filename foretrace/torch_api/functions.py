@@ -181,9 +181,9 @@ def backward_node(
     return plain_apply(type(function.__name__, (Function,), methods))
 
 
-BELOW_CALL: Any = torch.nn.Module._call_impl
+# What `Module.__call__` is; it ends in `_call_impl`, which runs the hooks.
 MODULE_CALL: Any = torch.nn.Module._wrapped_call_impl
-"""What `Module.__call__` is; it ends in `_call_impl`, which runs the hooks"""
+BELOW_CALL: Any = torch.nn.Module._call_impl
 
 
 def calls_forward_alone(module: torch.nn.Module) -> bool:
