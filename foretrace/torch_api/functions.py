@@ -181,8 +181,10 @@ def backward_node(
     return plain_apply(type(function.__name__, (Function,), methods))
 
 
-# What `Module.__call__` is; it ends in `_call_impl`, which runs the hooks.
+# What `Module.__call__` is.
 MODULE_CALL: Any = torch.nn.Module._wrapped_call_impl
+
+# What that ends in, and where the hooks are run.
 BELOW_CALL: Any = torch.nn.Module._call_impl
 
 
