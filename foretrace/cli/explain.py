@@ -20,7 +20,7 @@ def run(options: Options, screen: Screen) -> int:
             screen.data({**found.to_dict(), **explanation.to_dict()})
         else:
             _print(explanation, screen)
-    return again(options, explanation) if options.stop is not None else 0
+    return again(options, explanation, screen) if options.stop is not None else 0
 
 
 def _print(explanation: Explanation, screen: Screen) -> None:
