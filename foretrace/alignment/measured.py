@@ -133,7 +133,8 @@ def measure(comparison: Comparison, given: Given, *, seed: int = 0) -> Measured:
     """Run both cuts on the same input, op by op.
 
     An input that a side has in another dtype is cast to that; tangents are random. A backward cut
-    gets what its forward saves for the input. Nothing is written back: the program's parameters and buffers stay as they are.
+    gets what its forward saves for the input. Nothing is written back: the program's parameters and
+    buffers stay as they are.
 
     Args:
         comparison: the two cuts.

@@ -28,8 +28,6 @@ def again(options: Options, explanation: Explanation, screen: Screen) -> int:
 
     The first runs through, and tells which of the stops at that place is the node's own.
     """
-    if options.json:
-        raise Refusal(f"{FLAG} is for people, --json for programs", kind="wrong use", do="take one")
     place = _place(options.stop, explanation)
     words = list(options.words)
     at = words.index(FLAG) if FLAG in words else words.index(f"{FLAG}={options.stop}")
