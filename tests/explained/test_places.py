@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ import foretrace
 from foretrace.cli.debugging import Rehearsal
 from foretrace.cli.load import loaded
 from foretrace.compare.check import loss_of
-from foretrace.explain.explanation import Link, Place
+from foretrace.explain.explanation import Explanation, Link, Place
 from foretrace.explain.rehearsal import Own, own_stop
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +78,7 @@ def test_the_places_of_a_choice_and_a_rule() -> None:
     assert places["body"].file.startswith("build/aten/src/ATen/RegisterComposite")
 
 
-def in_terminal(words: list[str], typed: list[str], timeout: float = 120) -> tuple[int, str]:
+def in_terminal(words: list[str], typed: list[str], timeout: float = 240) -> tuple[int, str]:
     """Run the command in a pseudo-terminal; type each line when pdb asks for one."""
     parent, child = pty.openpty()
     process = subprocess.Popen(
@@ -130,6 +131,7 @@ def test_break_stops_at_a_rule() -> None:
     assert "aten.mul.Tensor" in said
 
 
+LAYERS = 3
 DEEP = """
 import torch
 from torch import nn
@@ -149,7 +151,7 @@ class Layer(nn.Module):
 class Deep(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(6))
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
 
     def forward(self, x):
         for n, layer in enumerate(self.layers):
@@ -160,7 +162,7 @@ class Deep(nn.Module):
 def program():
     return Deep(), (torch.randn(4, 8),)
 """
-"""Six equal layers: every operator is called six times"""
+"""Equal layers: every operator is called in each"""
 
 
 def rehearsed(path: Path, place: Place, asked: Callable[[str], bool]) -> dict[str, Own]:
@@ -184,26 +186,32 @@ def rehearsed(path: Path, place: Place, asked: Callable[[str], bool]) -> dict[st
     }
 
 
-@pytest.mark.parametrize("what", ["line", "recorded", "module"])
-def test_a_stop_is_that_of_the_very_node(what: str, tmp_path: Path) -> None:
-    """Of each of six equal layers, forward and backward: its own stop, and no other."""
-    path = tmp_path / "deep.py"
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Explanation]]:
+    """The program, and the explanations of what its line `h * n` made, and of their derivatives."""
+    path = tmp_path_factory.mktemp("deep") / "deep.py"
     path.write_text(DEEP)
     with loaded(str(path)) as user:
         cut = foretrace.capture(user.fn, user.args).cut("joint", loss=0)
-        told = {name: cut.explain(name) for name in cut.nodes}
-    numbers = {"mul", "mul_3", "mul_6", "mul_9", "mul_12", "mul_15"}
-    of = {}
-    for name, each in told.items():
-        if name in numbers or any("h * n" in note for link in each.links for note in notes(link)):
-            of[name] = module_of(each.links)
-    assert len(of) > 6, "the six, and their derivatives"
-    place = next(each for each in told["mul_9"].places if each.what == what)
+        told = {name: cut.explain(name) for name in cut.nodes if name.startswith("mul")}
+    return path, {
+        name: each for name, each in told.items()
+        if any("h * n" in note for link in each.links for note in notes(link))
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["line", "recorded", "module"])
+def test_a_stop_is_that_of_the_very_node(what: str, deep: Any) -> None:
+    """Of each of the equal layers, forward and backward: its own stop, and no other."""
+    path, told = deep
+    of = {name: module_of(each.links) for name, each in told.items()}
+    assert len(of) > LAYERS, "the op of each layer, and their derivatives"
+    place = next(each for each in told["mul_3"].places if each.what == what)
     found = rehearsed(path, place, of.__contains__)
     assert not any(own.shared for own in found.values())
     order = sorted({own.number for own in found.values()})
-    assert len(order) == 6
     assert {name: order.index(own.number) for name, own in found.items()} == of
+    assert len(order) == LAYERS
 
 
 def notes(link: Link) -> Iterator[str]:
@@ -220,11 +228,11 @@ def module_of(links: list[Link]) -> int:
 def test_break_stops_at_the_very_node(tmp_path: Path) -> None:
     path = tmp_path / "deep.py"
     path.write_text(DEEP)
-    code, said = in_terminal(["explain", str(path), "mul_12", "--break"], ["p n", "q"])
+    code, said = in_terminal(["explain", str(path), "mul_3", "--break"], ["p n", "q"])
     assert code == 0, said
-    assert "stop 5 of 6 at" in said
-    assert "that of mul_12" in said
-    assert said.partition("(Pdb) p n")[2].split()[0] == "4"
+    assert "stop 2 of 3 at" in said
+    assert "that of mul_3" in said
+    assert said.partition("(Pdb) p n")[2].split()[0] == "1"
 
 
 def test_a_step_that_is_not_there_or_is_cpp(capsys: pytest.CaptureFixture[str]) -> None:
