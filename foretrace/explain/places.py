@@ -36,7 +36,7 @@ OF_FUNC: Final = "str(func) == {!r}"
 OURS: Final = str(Path(PACKAGE_DIR).parent) + "/"
 
 STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "module": ("recorded", ModuleCalls.open),
+    "module": ("module", ModuleCalls.open),
     "asserted": ("recorded", with_assertions),
     "again": ("saved", second),
     "early": ("saved", second),
@@ -104,7 +104,7 @@ def _places(link: Link, op: str, above: str, served: str, table: RuleTable) -> I
     elif link.kind in ("leaf", "whole"):
         if "choice" in link.facts:
             yield from _choosing(link.facts["choice"]["what"])
-        yield ours("opened", TargetSemantics.body_kernel)
+        yield ours("opened", TargetSemantics.body_kernel, OF_FUNC.format(above) if above else "")
     elif link.kind == "rule":
         yield from _rule(link.facts.get("by"), served, table)
     elif link.kind in STEPS:

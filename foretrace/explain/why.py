@@ -122,7 +122,8 @@ class _Telling:
             side, links = "size", list(size_links(node))
         else:
             side, links = "forward", [Link("op", "its link to the tree", missing=True)]
-        return Explanation(name, call_text(node), type_text(node.meta.get("val")), side, links)
+        said = call_text(node), type_text(node.meta.get("val"))
+        return Explanation(name, *said, side, links, op if isinstance(op, Op) else None)
 
     # ---- ops ----------------------------------------------------------------------------------
 

@@ -87,6 +87,8 @@ from foretrace.torch_api.dispatcher import (
     table_text as table_text,
     tensor_keys as tensor_keys,
     thread_keys as thread_keys,
+    vmapping as vmapping,
+    with_key as with_key,
 )
 from foretrace.torch_api.fake import (
     ITEM as ITEM,
