@@ -34,6 +34,7 @@ RULE_KINDS: dict[str, str] = {
     "derived": f"derived: torch {torch.__version__}'s own autograd ran over this one op",
     "registered": "registered: a rule that was given, not asked of torch",
     "engine": "done by torch's autograd engine, whatever the op",
+    "hook": "a hook of the program's: its Python ran over this gradient",
 }
 ENGINE_RULES: dict[str, str] = {
     "accumulate": "adds two gradients of one value, in the order in which eager adds them",

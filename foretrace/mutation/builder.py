@@ -10,7 +10,17 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.frames.sources import Sources
-from foretrace.ir.op import Checkpoint, Choice, ModuleCall, Op, Origin, Target, Tree, Value
+from foretrace.ir.op import (
+    Checkpoint,
+    Choice,
+    ModuleCall,
+    Op,
+    Origin,
+    Target,
+    Tree,
+    Value,
+    Write,
+)
 from foretrace.ir.tree import map_tree
 from foretrace.mutation.alias import Alias, Held
 from foretrace.ops.cache import Cache
@@ -58,6 +68,12 @@ class Builder(torch_api.TorchDispatchMode):
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
         self.seeing: dict[Value, Op] = {}  # what composites gave as views of memory made inside
+        self.places: dict[Value, Value] = {}
+        """new content by a write that autograd does not see: the value that has its history"""
+        self.functions: dict[Value, Any] = {}
+        """what calls of autograd.Functions gave that autograd follows, and their targets"""
+        self.hooks: list[Op] = []
+        """registrations of hooks on gradients"""
         self.rebased: list[Alias] = []
         """views through which the program has just written"""
         self.first_refusal: Refusal | None = None
@@ -176,6 +192,8 @@ class Builder(torch_api.TorchDispatchMode):
     def append(self, op: Op) -> None:
         """Add an op to the current scope."""
         self.scope.append(op)
+        if op.writes and type(op.target) is Write and not op.target.followed:
+            self.places[op.outs[0]] = self.places.get(op.args[0], op.args[0])
         if self._depth == 0:
             self.log.append(op)
 

@@ -31,11 +31,13 @@ from foretrace.ops.holders import runs_wider
 from foretrace.ops.schemas import schema_of
 from foretrace.passes.asserted import with_assertions
 from foretrace.passes.differentiate import Differentiation
+from foretrace.passes.hooks import Hooks, standing, with_hooks
 from foretrace.passes.live import live, values_of, with_saved, without_unread
 from foretrace.passes.select import Selector, selects
 from foretrace.python_state.leaks import held_before
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.functions import FunctionCall
+from foretrace.trace.hooks import HookCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,8 @@ def flatten(
 ) -> Iterator[Op]:  # fmt: skip
     """The ops of the cut, in order; those that `stop` means are left to the caller."""
     for op in ops:
+        if type(op.target) is HookCall:
+            continue  # it makes nothing; `hooks.py` says what becomes of it
         if level.whole(op) or stop(op):
             yield op
         else:
@@ -126,7 +130,7 @@ def flatten(
 
 def forward_graph(
     recorded: Recorded, semantics: TargetSemantics, level: Level, kind: str, *, trains: bool = True,
-    around: bool = True, also: Collection[Value] = (),
+    around: bool = True, also: Collection[Value] = (), hooks: bool = True,
 ) -> Graph:  # fmt: skip
     """The forward cut.
 
@@ -138,6 +142,7 @@ def forward_graph(
         trains: whether it is ever trained; else no history is spelled out.
         around: the grad mode that the history is relative to.
         also: values that the cut is to have, beside those that the outputs need.
+        hooks: whether it registers the program's hooks, where it is trained.
     """
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     results = values_of(outputs)
@@ -148,6 +153,7 @@ def forward_graph(
     history = History(semantics, around, {})
     ops = cut_inside(live(flat, [*results, *also], semantics), level, semantics, history)
     ops = with_assertions(with_saved(ops, results), recorded)
+    ops = with_hooks(ops, recorded) if trains and hooks else ops
     return Graph(list(recorded.inputs), ops, outputs, kind)
 
 
@@ -232,16 +238,17 @@ def joint_graph(
 ) -> Graph:  # fmt: skip
     """Forward and backward in one graph: outputs, new contents, then gradients."""
     _check_hooks(recorded)
-    return differentiated(recorded, semantics, level, loss, given)
+    return differentiated(recorded, semantics, level, loss, given, at_inputs=True)
 
 
 def differentiated(
     recorded: Recorded, semantics: TargetSemantics, level: Level, loss: int | None,
-    given: Arrived | None = None,
+    given: Arrived | None = None, *, at_inputs: bool = False,
 ) -> Graph:  # fmt: skip
     """A joint graph for a caller that lets torch's autograd have the gradients (and run hooks).
 
     `given`: which of the tangents there are, and their strides; None: all, as their outputs lie.
+    `at_inputs`: hooks that the program registers on inputs are in it.
     """
     now = {m.index: m.value for m in recorded.mutations if not m.rebound}
     outside = {
@@ -250,12 +257,14 @@ def differentiated(
     }  # fmt: skip
     walk = Differentiation(
         semantics.derivatives, semantics.inference, semantics.table, level.whole, outside,
-        Stale(recorded.overwritten),
+        Stale(recorded.overwritten), Hooks(standing(recorded)),
     )  # fmt: skip
     level = replace(level, differentiated=True)
     tangents = _seed(recorded, walk, loss, given)
     walk.stale.meet(recorded.ops)
     walk.walk(recorded.ops)
+    if at_inputs and walk.hooks:
+        walk.hooks.of_inputs(recorded.inputs, walk)
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     outputs += [
         Output(walk.gradients.get(item.value), Role("gradient", item.role.name))

@@ -113,6 +113,7 @@ def _needed(recorded: Recorded) -> Iterator[Abstract]:
     calls = [op for op in every_op(recorded.ops) if isinstance(op.target, FunctionCall)]
     # what an autograd.Function is given, and keeps for its backward or around its methods
     yield from abstract_in([(op.target.context, op.target.function, op.args) for op in calls])
+    yield from abstract_in([op.target.hook for op in recorded.hooks if not op.target.removed])
     changed = [change.after for change in recorded.requires.changed]
     yield from abstract_in(changed)  # a module's attributes, which `module_state.py` looks at
 
@@ -142,6 +143,8 @@ def _inside(item: Any) -> Iterable[Any]:
         return (item.__func__,)
     if isinstance(item, types.FunctionType):
         return map(cell_content, item.__closure__ or ())
+    if isinstance(item, partial):
+        return (item.func, item.args, item.keywords)
     if isinstance(item, types.MethodType):
         return (item.__func__, *(attributes_of(item.__self__) or {}).values())
     return (each for _, each in members(item)) if own_kind(item) else ()

@@ -5,6 +5,7 @@ value, as in a program.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -68,6 +69,8 @@ class Tape(Recorder):
         """the types of what it returns, where they depend on data"""
         self.results: tuple[Value, ...] | None = None
         self.written: tuple[Value, ...] = ()
+        self.around: Origin | None = None
+        """that of a hook, whose ops have lines of their own"""
         self._alive: list[Abstract] = []
 
     def _outside(self, tensor: torch.Tensor) -> Abstract:
@@ -99,8 +102,11 @@ class Tape(Recorder):
         return False
 
     def origin(self) -> Origin:
-        """A rule has no place in the program until it is used."""
-        return NOWHERE
+        """A rule has no place in the program until it is used; what a hook does has its line."""
+        if self.around is None:
+            return NOWHERE
+        frame = self._frame_inside if self._depth else self.sources.here()
+        return replace(self.around, frame=frame or self.around.frame)
 
     def abstract(self, value: Value) -> Abstract:
         """A stand-in of the value's type that autograd can work with."""
@@ -211,18 +217,18 @@ def current_value(tensor: Any, tape: Tape) -> Value:
 def ops_for(gradients: tuple[Value | None, ...], tape: Tape) -> tuple[Op, ...]:
     """The ops of a rule: those of the tape on which its gradients depend, in order."""
     wanted, kept = set(values_in(gradients)), list[Op]()
-    for op in reversed(list(_flat(tape.scope))):
+    for op in reversed(list(flat_ops(tape.scope))):
         if not wanted.isdisjoint(op.outs):
             kept.append(op)
             wanted.update(op.operands)
     return tuple(reversed(kept))
 
 
-def _flat(ops: Iterable[Op]) -> Iterator[Op]:
+def flat_ops(ops: Iterable[Op]) -> Iterator[Op]:
     """The ops with the functional forms of writes in their place."""
     for op in ops:
         if op.writes:
-            yield from _flat(op.body or ())
+            yield from flat_ops(op.body or ())
         else:
             yield op
 

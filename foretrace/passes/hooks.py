@@ -1,0 +1,150 @@
+"""Hooks on gradients, in a walk back and in a forward graph."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from foretrace.errors import Refusal
+from foretrace.history.call_facts import locate
+from foretrace.history.stale import view_positions_of
+from foretrace.ir.op import Op, RuleName, Value
+from foretrace.ir.program import Input, Recorded
+from foretrace.ir.walk import every_op
+from foretrace.python_state.leaks import abstract_in
+from foretrace.rules.derive import Derivatives
+from foretrace.rules.hooked import name_of_hook, run_hook
+from foretrace.trace.hooks import GRADIENT, RETAIN
+
+
+class Walk(Protocol):
+    """The walk back."""
+
+    gradients: dict[Value, Value]
+    passed: set[Value]
+    reached: set[Value]
+    derivatives: Derivatives
+    outside: dict[int, Value]
+
+    @property
+    def ops(self) -> list[Op]:
+        """What was appended."""
+
+
+def standing(recorded: Recorded) -> list[Op]:
+    """The registrations that are left at the end of a run."""
+    return [op for op in recorded.hooks if not op.target.removed]
+
+
+def holds_tensors(op: Op) -> bool:
+    """Whether a hook holds a tensor of the run, of which a graph has another."""
+    return any(True for _ in abstract_in([op.target.hook]))
+
+
+class Hooks:
+    """Those of a program, by what they are of; each runs once, when all of its gradient is there."""
+
+    def __init__(self, standing: Iterable[Op]) -> None:
+        self._waiting: dict[Value, list[Op]] = {}
+        for op in standing:
+            if op.target.way == GRADIENT:
+                self._waiting.setdefault(op.operands[0], []).append(op)
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def of(self, op: Op, walk: Walk) -> None:
+        """Run those of what an op gives, where torch's engine comes to it."""
+        if not any(out in walk.gradients or out in walk.reached for out in op.outs):
+            return
+        for out in op.outs:
+            self._run(out, walk, op)
+
+    def of_inputs(self, inputs: Iterable[Input], walk: Walk) -> None:
+        """Run those of inputs.
+
+        Raises:
+            Refusal: one is of a tensor that is there at the next call, which then has two.
+        """
+        for item in inputs:
+            if item.value in walk.gradients or item.value in walk.reached:
+                for op in self._waiting.get(item.value, ()):
+                    _check_argument(op, item)
+                self._run(item.value, walk, None)
+
+    def _run(self, value: Value, walk: Walk, maker: Op | None) -> None:
+        for op in self._waiting.pop(value, ()):
+            gradient = walk.gradients.get(value)
+            try:
+                ops, new, written = run_hook(op, gradient, walk.outside, walk.derivatives.tape)
+            except Refusal as refusal:
+                raise locate(refusal, op) from None
+            if written and gradient is not None:
+                _check_alone(op, gradient, value, walk)
+            of = f"on the result of {maker.target}" if maker is not None else "on an input"
+            walk.ops.extend(as_is(ops, maker or op, name_of_hook(op, of)))
+            if new is not None:
+                walk.gradients[value] = new
+
+
+def as_is(ops: Iterable[Op], because: Op, rule: RuleName) -> Iterator[Op]:
+    """What a hook did, as ops of a backward."""
+    for op in ops:
+        yield op.but(because=because, rule=rule, alike=None)
+
+
+def _check_argument(op: Op, item: Input) -> None:
+    if item.role.kind != "input":
+        raise locate(Refusal(
+            f"the program registers a hook on the {item.role} at each call, and eager's later calls"
+            " run those of the earlier ones, too",
+            kind="hook",
+            do=("remove it before the program returns, by its handle",
+                "or register it on what is computed of it: w = self.weight.view_as(self.weight)"),
+        ), op)  # fmt: skip
+
+
+def _check_alone(op: Op, gradient: Value, value: Value, walk: Walk) -> None:
+    """Refuse a write to a gradient that others have, as memory that they see."""
+    bases = {
+        each.outs[out]: base
+        for each in every_op(walk.ops) for out, base, _ in view_positions_of(each)
+    }  # fmt: skip
+
+    def memory(of: Value) -> Value:
+        while of in bases:
+            of = bases[of]
+        return of
+
+    own, made = memory(gradient), {out for each in every_op(walk.ops) for out in each.outs}
+    others = (g for v, g in walk.gradients.items() if v is not value and v not in walk.passed)
+    if own not in made or any(memory(other) is own for other in others):
+        raise locate(Refusal(
+            f"the hook {op.target.name} writes to its gradient, which others see, too",
+            kind="shared gradient", do="write to a clone of it: g = g.clone()",
+        ), op)  # fmt: skip
+
+
+# ---- forward graphs ------------------------------------------------------------------------------
+
+
+def with_hooks(ops: Sequence[Op], recorded: Recorded) -> list[Op]:
+    """The ops of a forward graph that is trained, and the registrations, each where its value is.
+
+    Those that hold a tensor of the run are left out: `untrained` says of what.
+    """
+    due: dict[Value, list[Op]] = {}
+    for op in standing(recorded):
+        if not holds_tensors(op):
+            due.setdefault(op.operands[0], []).append(op)
+    if not due:
+        return list(ops)
+    found = [hook for item in recorded.inputs for hook in due.get(item.value, ())]
+    for op in ops:
+        found.append(op)
+        found += [hook for out in op.outs for hook in due.get(out, ())]
+    return found
+
+
+def left_out(recorded: Recorded, placed: Collection[Op]) -> dict[Value, Op]:
+    """What has a hook that a forward graph has not."""
+    missing = [op for op in standing(recorded) if op not in placed] if recorded.hooks else ()
+    return {op.operands[0]: op for op in missing if op.target.way != RETAIN}
