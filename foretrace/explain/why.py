@@ -13,6 +13,7 @@ from foretrace.explain.between import Between, amount, saved_link
 from foretrace.explain.explanation import Explanation, Link
 from foretrace.explain.levels import (
     Levels,
+    line_link,
     makers_of,
     name_of,
     pieces_to,
@@ -139,6 +140,8 @@ class _Telling:
             yield self._backward_itself(whole, pieces)
             yield from table_links(whole, pieces)
             yield from self._inside()
+            if op.rule is not None and op.rule.kind == "hook" and op.origin.frame is not None:
+                yield line_link(op.origin.frame)
             yield _rule_link(op)
             yield self._because(op, op.because)
 

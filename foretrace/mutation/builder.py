@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
@@ -32,6 +33,22 @@ from foretrace.tensors.autocast import Casts
 DETACH = torch.ops.aten.detach.default
 LEAF = Choice("leaf", "whole", "the program makes it a leaf of autograd")
 REQUIRES_GRAD = torch.ops.aten.requires_grad_.default
+
+
+@dataclass(slots=True, eq=False)
+class Histories:
+    """Where autograd has the values of a run, and the hooks that the program registers there."""
+
+    places: dict[Value, Value] = field(default_factory=dict)
+    """new content by a write that autograd does not see, and the value whose history it has"""
+    functions: dict[Value, Any] = field(default_factory=dict)
+    """what calls of autograd.Functions gave that it follows, and their targets"""
+    hooks: list[Op] = field(default_factory=list)
+    """registrations of hooks on gradients, in order"""
+
+    def place(self, value: Value) -> Value:
+        """The value whose history this one has."""
+        return self.places.get(value, value)
 
 
 class Builder(torch_api.TorchDispatchMode):
@@ -68,12 +85,7 @@ class Builder(torch_api.TorchDispatchMode):
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
         self.seeing: dict[Value, Op] = {}  # what composites gave as views of memory made inside
-        self.places: dict[Value, Value] = {}
-        """new content by a write that autograd does not see: the value that has its history"""
-        self.functions: dict[Value, Any] = {}
-        """what calls of autograd.Functions gave that autograd follows, and their targets"""
-        self.hooks: list[Op] = []
-        """registrations of hooks on gradients"""
+        self.histories = Histories()
         self.rebased: list[Alias] = []
         """views through which the program has just written"""
         self.first_refusal: Refusal | None = None
@@ -179,6 +191,9 @@ class Builder(torch_api.TorchDispatchMode):
         """Inside, the program's own code runs again, in the midst of a call."""
         return nullcontext()
 
+    def will_run(self, function: Any) -> None:
+        """Python of the program's that runs in the backward: what it reads is noted."""
+
     @contextmanager
     def before_bodies(self) -> Iterator[None]:
         """Ops recorded inside go before the outermost op whose body is being recorded."""
@@ -193,7 +208,8 @@ class Builder(torch_api.TorchDispatchMode):
         """Add an op to the current scope."""
         self.scope.append(op)
         if op.writes and type(op.target) is Write and not op.target.followed:
-            self.places[op.outs[0]] = self.places.get(op.args[0], op.args[0])
+            base: Value = op.args[0]
+            self.histories.places[op.outs[0]] = self.histories.place(base)
         if self._depth == 0:
             self.log.append(op)
 

@@ -31,7 +31,7 @@ from foretrace.ops.holders import runs_wider
 from foretrace.ops.schemas import schema_of
 from foretrace.passes.asserted import with_assertions
 from foretrace.passes.differentiate import Differentiation
-from foretrace.passes.hooks import Hooks, standing, with_hooks
+from foretrace.passes.hooks import Hooks, hooked, standing, state_kept, with_hooks
 from foretrace.passes.live import live, values_of, with_saved, without_unread
 from foretrace.passes.select import Selector, selects
 from foretrace.python_state.leaks import held_before
@@ -130,7 +130,7 @@ def flatten(
 
 def forward_graph(
     recorded: Recorded, semantics: TargetSemantics, level: Level, kind: str, *, trains: bool = True,
-    around: bool = True, also: Collection[Value] = (), hooks: bool = True,
+    around: bool = True, also: Collection[Value] = (),
 ) -> Graph:  # fmt: skip
     """The forward cut.
 
@@ -142,7 +142,6 @@ def forward_graph(
         trains: whether it is ever trained; else no history is spelled out.
         around: the grad mode that the history is relative to.
         also: values that the cut is to have, beside those that the outputs need.
-        hooks: whether it registers the program's hooks, where it is trained.
     """
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     results = values_of(outputs)
@@ -153,7 +152,7 @@ def forward_graph(
     history = History(semantics, around, {})
     ops = cut_inside(live(flat, [*results, *also], semantics), level, semantics, history)
     ops = with_assertions(with_saved(ops, results), recorded)
-    ops = with_hooks(ops, recorded) if trains and hooks else ops
+    ops = with_hooks(ops, recorded) if trains and recorded.hooks else ops
     return Graph(list(recorded.inputs), ops, outputs, kind)
 
 
@@ -262,9 +261,10 @@ def differentiated(
     level = replace(level, differentiated=True)
     tangents = _seed(recorded, walk, loss, given)
     walk.stale.meet(recorded.ops)
-    walk.walk(recorded.ops)
-    if at_inputs and walk.hooks:
-        walk.hooks.of_inputs(recorded.inputs, walk)
+    with state_kept(recorded):
+        walk.walk(recorded.ops)
+        if at_inputs and walk.hooks:
+            walk.hooks.of_inputs(recorded.inputs, walk)
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     outputs += [
         Output(walk.gradients.get(item.value), Role("gradient", item.role.name))
@@ -281,11 +281,7 @@ def differentiated(
 def _check_hooks(recorded: Recorded) -> None:
     for item in recorded.inputs:
         if item.hooked and item.value.type.requires_grad:
-            raise Refusal(
-                f"{item.role} has a hook on its gradient, which no graph contains",
-                kind="hook", at=recorded.requires.defined,
-                do="remove the hook, and change the gradient that the joint cut returns",
-            )  # fmt: skip
+            raise hooked(item, recorded.requires.defined)
 
 
 def _mutation_outputs(recorded: Recorded) -> list[Output]:

@@ -1,17 +1,22 @@
 """Hooks on gradients, in a walk back and in a forward graph."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
-from foretrace.errors import Refusal
+from torch.utils.hooks import BackwardHook
+
+from foretrace.errors import Frame, Refusal
 from foretrace.history.call_facts import locate
 from foretrace.history.stale import view_positions_of
 from foretrace.ir.op import Op, RuleName, Value
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.walk import every_op
+from foretrace.python_state.before import Before
 from foretrace.python_state.leaks import abstract_in
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.hooked import name_of_hook, run_hook
+from foretrace.trace.functions import Context
 from foretrace.trace.hooks import GRADIENT, RETAIN
 
 
@@ -39,8 +44,50 @@ def holds_tensors(op: Op) -> bool:
     return any(True for _ in abstract_in([op.target.hook]))
 
 
+@contextmanager
+def state_kept(recorded: Recorded) -> Iterator[None]:
+    """Hooks that run inside find what the program has left in Python, and leave it so.
+
+    Raises:
+        Refusal: one changes what is there after it; or the program leaves a tensor there, of which
+            a hook would find another.
+    """
+    hooks = [op for op in standing(recorded) if op.target.way != RETAIN]
+    if not hooks:
+        yield
+        return
+    requires, frame = recorded.requires, hooks[0].origin.frame
+    if requires.states:
+        raise Refusal(
+            f"the program leaves a tensor in {requires.states[0].place.name}, and registers a hook,"
+            " which may read it", kind="hook", at=frame,
+            do=("let the hook read a name of the function", "or train by foretrace.compile"),
+        )  # fmt: skip
+    for change in requires.changed:
+        change.redo()
+    before = Before([op.target.hook for op in hooks])
+    try:
+        yield
+        changed = [each for each in before.bound() if not isinstance(each.place.holder, OF_TORCH)]
+    finally:
+        before.put_back()
+        for change in requires.changed[::-1]:
+            change.undo()
+    if changed:
+        raise Refusal(
+            f"a hook changes {changed[0].name}, in the backward, where no graph does",
+            kind="hook", at=changed[0].at or frame,
+            do=("return from the program what the hook is to keep, or its gradient",
+                "or train by foretrace.compile, whose hooks run in each backward"),
+        )  # fmt: skip
+
+
+OF_TORCH = (BackwardHook, Context)
+"""What keeps gradients for itself: torch's hooks of modules, the context of a Function"""
+
+
 class Hooks:
-    """Those of a program, by what they are of; each runs once, when all of its gradient is there."""
+    """Those of a program, by what they are of; each runs once all of its gradient is there."""
 
     def __init__(self, standing: Iterable[Op]) -> None:
         self._waiting: dict[Value, list[Op]] = {}
@@ -89,6 +136,23 @@ def as_is(ops: Iterable[Op], because: Op, rule: RuleName) -> Iterator[Op]:
     """What a hook did, as ops of a backward."""
     for op in ops:
         yield op.but(because=because, rule=rule, alike=None)
+
+
+def hooked(item: Input, at: Frame | None) -> Refusal:
+    """An input on which a hook was registered before."""
+    return Refusal(
+        f"{item.role} has a hook on its gradient, which no graph contains",
+        kind="hook", at=at,
+        do="remove the hook, and change the gradient that the joint cut returns",
+    )  # fmt: skip
+
+
+def at_input(op: Op) -> Refusal:
+    """A hook on the caller's own tensor, which sees gradients that no graph has."""
+    return locate(Refusal(
+        f"the hook {op.target.name} is on an input, and holds a tensor of the program", kind="hook",
+        do=('use cut("joint")', "or register it on what is computed of the input: x.view_as(x)"),
+    ), op)  # fmt: skip
 
 
 def _check_argument(op: Op, item: Input) -> None:

@@ -60,8 +60,10 @@ def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
     """Refuse a program that stored a tensor where it outlives the run.
 
     Raises:
-        Refusal: it did; with the line that stored the tensor, or else the one that made it.
+        Refusal: it did; with the line that stored the tensor, or else the one that made it. Or it
+            keeps the handle of a hook.
     """
+    _check_handles(recorded)
     for generation in (0, 2):  # what only a cycle holds is not stored; the run's are young ones
         if not _stored(types, recorded):
             return
@@ -69,6 +71,20 @@ def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
     refusal = next((_refusal(t, recorded, lines) for t in _stored(types, recorded)), None)
     if refusal is not None:
         raise refusal
+
+
+def _check_handles(recorded: Recorded) -> None:
+    """Refuse a hook that whoever called the program could remove: each call has one of its own."""
+    if any(op.target.held for op in recorded.hooks):
+        gc.collect()
+    held = next((op for op in recorded.hooks if op.target.held), None)
+    if held is not None:
+        raise Refusal(
+            "the program keeps or returns the handle of a hook, and a graph has no other to give",
+            kind="side effect", at=held.origin.frame,
+            do=("do not keep what register_hook returns",
+                "or remove the hook before the program returns"),
+        )  # fmt: skip
 
 
 def _stored(types: Types, recorded: Recorded) -> list[Abstract]:

@@ -303,7 +303,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
     return Recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
-        capture.questions.again, overwritten, asked, recorder.hooks,
+        capture.questions.again, overwritten, asked, recorder.histories.hooks,
     )  # fmt: skip
 
 

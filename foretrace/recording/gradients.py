@@ -23,7 +23,6 @@ from foretrace.ir.types import TensorType
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import plain_class
 
-
 OF_CLASS = (*torch_api.CASTS, "register_hook", "register_post_accumulate_grad_hook")
 """Methods that an abstract tensor has of its own, also where they are called as torch.Tensor's"""
 

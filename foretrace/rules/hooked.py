@@ -5,6 +5,7 @@ the graph, as one hook may keep a tensor for another.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -59,17 +60,19 @@ def run_hook(
     return list(flat_ops(tape.scope)), new, written
 
 
-def run_after(call: HookCall, result: torch.Tensor, tape: Tape) -> None:
-    """Let a hook run after the backward of the Function that gave a result to autograd.
+def run_after(hooks: list[Op], result: torch.Tensor, tape: Tape) -> None:
+    """Let hooks run after the backward of the Function that gave a result to autograd.
 
-    The node has one result more than the Function, of whose gradient the hook is not told.
+    The node has one result more than the Function, of whose gradient they are not told.
     """
-    run = _reporting(call, tape)
+    for op in hooks:
+        if not op.target.removed:
+            told = partial(_but_last, _reporting(op.target, tape))
+            torch_api.node_of(result).register_hook(told)
 
-    def hook(inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> Any:
-        return run(inputs, outputs[:-1])
 
-    torch_api.node_of(result).register_hook(hook)
+def _but_last(run: Callable[..., Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> Any:
+    return run(inputs, outputs[:-1])
 
 
 def lines_of(tape: Tape, op: Op, caller: CodeType) -> None:
@@ -93,6 +96,7 @@ def _reporting(call: HookCall, tape: Tape) -> Callable[..., Any]:
         with reported(tape):
             return call.hook(*args)
 
+    called.__name__ = call.name  # the engine tells of it
     return called
 
 

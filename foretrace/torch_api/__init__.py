@@ -117,6 +117,7 @@ from foretrace.torch_api.floats import (
     plain_float as plain_float,
 )
 from foretrace.torch_api.functions import (
+    BackwardHookFunction as BackwardHookFunction,
     applied as applied,
     applied_as_written as applied_as_written,
     backward_node as backward_node,

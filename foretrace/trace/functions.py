@@ -166,7 +166,7 @@ class _Call:
         tree = tuple(result) if many else result[0]
         recorder.append(Op(call, operands, {}, tree, outs, origin=self.origin, below=body))
         if self.followed:
-            recorder.functions.update((v, call) for v in outs if v.type.requires_grad)
+            recorder.histories.functions.update((v, call) for v in outs if v.type.requires_grad)
         return tuple(given) if many else given[0]
 
     def _forward(self) -> Any:

@@ -8,13 +8,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
+from weakref import ref
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.ir.members import cell_content
 from foretrace.ir.op import Op, Value
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.made_leaves import value_of
@@ -31,10 +33,11 @@ class HookCall:
         way: the method by which it is registered.
         hook: the program's function; None for `retain_grad`.
         table: where its handle looks for it.
+        handle: by which the program can remove it.
     """
 
-    def __init__(self, way: str, hook: Any, table: dict[int, Any]) -> None:
-        self.way, self.hook, self._table = way, hook, table
+    def __init__(self, way: str, hook: Any, table: dict[int, Any], handle: RemovableHandle) -> None:
+        self.way, self.hook, self._table, self._handle = way, hook, table, ref(handle)
         self.__name__ = way.rpartition(".")[2]
 
     @property
@@ -43,9 +46,24 @@ class HookCall:
         return self.hook is not None and not self._table
 
     @property
+    def held(self) -> bool:
+        """Whether somebody can still remove it."""
+        return not self.removed and self._handle() is not None
+
+    def like(self, other: "HookCall") -> bool:
+        """Whether another run registers the same."""
+        codes = [getattr(each.hook, "__code__", each.hook) for each in (self, other)]
+        return self.way == other.way and codes[0] is codes[1]
+
+    @property
     def name(self) -> str:
         """What the hook is called."""
-        return str(getattr(self.hook, "__name__", type(self.hook).__name__))
+        cells = getattr(self.hook, "__closure__", None) or ()
+        contents = [cell_content(cell) for cell in cells]
+        own = next((each for each in contents if isinstance(each, BackwardHook)), None)
+        if own is None:
+            return _name(self.hook)
+        return ", ".join(map(_name, (*own.user_pre_hooks, *own.user_hooks)))
 
     def __str__(self) -> str:
         return self.__name__
@@ -64,6 +82,10 @@ class HookCall:
     def as_module(self) -> nn.Module:
         """The registration as a module, for a graph that trains eagerly."""
         return Hooked(self)
+
+
+def _name(hook: Any) -> str:
+    return str(getattr(hook, "__name__", type(hook).__name__))
 
 
 class Hooked(nn.Module):
@@ -91,7 +113,7 @@ class Hooking:
         self._check("register_hook")
         value = self._place(tensor)
         if not value.type.requires_grad:
-            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
+            raise _raised("cannot register a hook on a tensor that doesn't require gradient")
         tensor.ft_hooked = value
         return self._append(GRADIENT, hook, value)
 
@@ -100,7 +122,7 @@ class Hooking:
         self._check(RETAIN)
         value = self._place(tensor)
         if not value.type.requires_grad:
-            raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
+            raise _raised("can't retain_grad on Tensor that has requires_grad=False")
         if not tensor.ft_leaf:
             self._append(RETAIN, None, value)
 
@@ -110,24 +132,25 @@ class Hooking:
         if not torch_api.is_active(recorder):
             return None
         value = value_of(tensor, recorder)
-        call = recorder.functions.get(recorder.places.get(value, value))
+        call = recorder.histories.functions.get(recorder.histories.place(value))
         return None if call is None else FunctionNode(self, call, value)
 
     def on_node(self, call: Any, value: Value, hook: Callable[..., Any]) -> RemovableHandle:
         """Record `grad_fn.register_hook` of a Function's node."""
         self._check(NODE)
         handle = self._append(NODE, hook, value)
-        call.hooks.append(self._recorder.hooks[-1])
+        call.hooks.append(self._recorder.histories.hooks[-1])
         return handle
 
     def _append(self, way: str, hook: Any, value: Value) -> RemovableHandle:
+        self._recorder.will_run(hook)
         table: OrderedDict[int, Any] = OrderedDict()
         handle = RemovableHandle(table)
         table[handle.id] = hook
         origin = replace(self._recorder.origin(), grad_mode=True)  # no mode changes what it does
-        op = Op(HookCall(way, hook, table), (value,), {}, None, (), origin=origin)
+        op = Op(HookCall(way, hook, table, handle), (value,), {}, None, (), origin=origin)
         self._recorder.append(op)
-        self._recorder.hooks.append(op)
+        self._recorder.histories.hooks.append(op)
         return handle
 
     def _check(self, what: str) -> None:
@@ -152,7 +175,7 @@ class Hooking:
             return before
         now = value_of(tensor, recorder)
         tensor.ft_told.requires_grad.append(now.type.requires_grad)
-        alias, now = tensor.ft_alias, recorder.places.get(now, now)
+        alias, now = tensor.ft_alias, recorder.histories.place(now)
         if before is None or before is now:
             return now
         reshaped = alias is not None and alias.parent is not None and alias.parent.moved is alias
@@ -164,6 +187,14 @@ class Hooking:
                 do="use detach(), which gives another tensor",
             )  # fmt: skip
         return now
+
+
+def _raised(what: str) -> Refusal:
+    """What eager raises."""
+    return Refusal(
+        f"the program raises RuntimeError: {what}", kind="program raised",
+        do="capture it where autograd is on, or call it of what requires grad",
+    )  # fmt: skip
 
 
 class FunctionNode:
