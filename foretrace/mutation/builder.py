@@ -69,7 +69,7 @@ class Builder(torch_api.TorchDispatchMode):
         self.types, self.semantics, self.sources = types, semantics, sources
         self.lift, self.lift_constant = lift, lift_constant
         self.answer, self.example, self.outcomes = answer, answer, outcomes
-        self.casts = Casts()
+        self.casts, self.histories = Casts(), Histories()
         self.scope = self._around = list[Op]()
         self.log: list[Op] = []
         self.fresh, self.leaves = set[Value](), set[Value]()
@@ -85,7 +85,6 @@ class Builder(torch_api.TorchDispatchMode):
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
         self.seeing: dict[Value, Op] = {}  # what composites gave as views of memory made inside
-        self.histories = Histories()
         self.rebased: list[Alias] = []
         """views through which the program has just written"""
         self.first_refusal: Refusal | None = None

@@ -60,11 +60,14 @@ def run_hook(
     return list(flat_ops(tape.scope)), new, written
 
 
-def run_after(hooks: list[Op], result: torch.Tensor, tape: Tape) -> None:
+def run_after(hooks: list[Op], result: torch.Tensor, tape: Tape, caller: CodeType) -> None:
     """Let hooks run after the backward of the Function that gave a result to autograd.
 
-    The node has one result more than the Function, of whose gradient they are not told.
+    The node has one result more than the Function, of whose gradient they are not told. `caller`:
+    the code of ours that runs the backward.
     """
+    for op in hooks[:1]:
+        lines_of(tape, op, caller)
     for op in hooks:
         if not op.target.removed:
             told = partial(_but_last, _reporting(op.target, tape))

@@ -12,7 +12,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, RuleName, Tree, Value, values_in
-from foretrace.rules.hooked import lines_of, name_of_hook, run_after
+from foretrace.rules.hooked import name_of_hook, run_after
 from foretrace.rules.rule import Rule
 from foretrace.rules.tape import Tape, current_value, flat_ops, ops_for
 from foretrace.tensors.abstract import Abstract
@@ -42,12 +42,10 @@ def own_rule(
     tape = tape_on(operands[0].type.device)
     tape.results, tape.outside = (), outside
     formals = _formals(call, tangents)
-    if call.hooks:
-        lines_of(tape, op, own_rule.__code__)
     with torch_api.no_dispatch_modes(), torch_api.with_autograd(), tape:
         placeholders = {i: tape.abstract(v) for i, v in enumerate(op.args) if isinstance(v, Value)}
         *outs, token = _applied(op, call, [placeholders.get(i) for i in range(len(op.args))], tape)
-        run_after(call.hooks, token, tape)
+        run_after(call.hooks, token, tape, own_rule.__code__)
         seeds = {tangent: tape.abstract(formal) for tangent, formal in formals.items()}
         pairs = {out: seeds[t] for out, t in zip(outs, tangents, strict=True) if t is not None}
         pairs = pairs or {token: tape.abstract(Value(token.ft_value.type.with_grad(False)))}
