@@ -1,6 +1,6 @@
 """Hooks on gradients, in a walk back and in a forward graph."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from foretrace.history.call_facts import locate
 from foretrace.history.stale import view_positions_of
 from foretrace.ir.op import Op, RuleName, Value
 from foretrace.ir.program import Input, Recorded
-from foretrace.ir.walk import every_op
+from foretrace.ir.walk import every_op, made_in
 from foretrace.python_state.before import Before
 from foretrace.python_state.leaks import abstract_in
 from foretrace.rules.derive import Derivatives
@@ -191,24 +191,38 @@ def _check_alone(op: Op, gradient: Value, value: Value, walk: Walk) -> None:
 
 
 def with_hooks(ops: Sequence[Op], recorded: Recorded) -> list[Op]:
-    """The ops of a forward graph that is trained, and the registrations, each where its value is.
+    """The ops of a forward graph that is trained, and the registrations, where the run had them.
 
-    Those that hold a tensor of the run are left out: `untrained` says of what.
+    So a write that is spelled out has been made by then. Those that hold a tensor of the run are
+    left out, and those of what the graph has not: `left_out` tells.
     """
-    due: dict[Value, list[Op]] = {}
-    for op in standing(recorded):
-        if not holds_tensors(op):
-            due.setdefault(op.operands[0], []).append(op)
-    if not due:
+    made = {item.value for item in recorded.inputs}.union(*(op.outs for op in ops))
+    placed = {op for op in standing(recorded) if op.operands[0] in made and not holds_tensors(op)}
+    if not placed:
         return list(ops)
-    found = [hook for item in recorded.inputs for hook in due.get(item.value, ())]
+    order, waiting = dict[Value, int](), list[tuple[int, Op]]()
+    for place, op in enumerate(every_op(recorded.ops)):
+        if op in placed:
+            waiting.append((place, op))
+        for out in op.outs:
+            order.setdefault(out, place)
+    found = list[Op]()
     for op in ops:
+        now = max((order.get(out, -1) for out in op.outs), default=-1)
+        while waiting and waiting[0][0] < now:
+            found.append(waiting.pop(0)[1])
         found.append(op)
-        found += [hook for out in op.outs for hook in due.get(out, ())]
-    return found
+    return [*found, *(op for _, op in waiting)]
 
 
-def left_out(recorded: Recorded, placed: Collection[Op]) -> dict[Value, Op]:
-    """What has a hook that a forward graph has not."""
-    missing = [op for op in standing(recorded) if op not in placed] if recorded.hooks else ()
-    return {op.operands[0]: op for op in missing if op.target.way != RETAIN}
+def left_out(recorded: Recorded, graph: Iterable[Op]) -> dict[Value, Op]:
+    """What has a hook that a forward graph has not, though a gradient may get there."""
+    if not recorded.hooks:
+        return {}
+    ops = list(graph)
+    missing = [op for op in standing(recorded) if op.target.way != RETAIN and op not in ops]
+    inside = {out for op in ops for out in made_in(op.region or ())}
+    return {
+        op.operands[0]: op
+        for op in missing if holds_tensors(op) or op.operands[0] in inside
+    }  # fmt: skip

@@ -18,9 +18,9 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.members import cell_content
 from foretrace.ir.op import Op, Value
-from foretrace.mutation.builder import Builder
 from foretrace.mutation.made_leaves import value_of
 from foretrace.tensors.abstract import Abstract
+from foretrace.trace.recorder import Recorder
 
 OUTSIDE = ("return the tensor, and do it outside of the captured program",)
 GRADIENT, NODE, RETAIN = "register_hook", "grad_fn.register_hook", "retain_grad"
@@ -105,7 +105,7 @@ class Hooked(nn.Module):
 class Hooking:
     """Records what a program registers on its tensors."""
 
-    def __init__(self, recorder: Builder) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
     def on_gradient(self, tensor: Abstract, hook: Callable[..., Any]) -> RemovableHandle:
@@ -171,6 +171,8 @@ class Hooking:
         old one.
         """
         recorder, before = self._recorder, getattr(tensor, "ft_hooked", None)
+        if recorder.rebased:
+            recorder.view_rebased()
         if before is not None and tensor.ft_value is None:
             return before
         now = value_of(tensor, recorder)
