@@ -261,7 +261,7 @@ def differentiated(
     level = replace(level, differentiated=True)
     tangents = _seed(recorded, walk, loss, given)
     walk.stale.meet(recorded.ops)
-    with state_kept(recorded):
+    with state_kept(recorded, walk.hooks):
         walk.walk(recorded.ops)
         if at_inputs and walk.hooks:
             walk.hooks.of_inputs(recorded.inputs, walk)

@@ -1,8 +1,10 @@
 """Hooks on gradients, in a walk back and in a forward graph."""
 
+import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
+from weakref import ref
 
 from torch.utils.hooks import BackwardHook
 
@@ -13,9 +15,10 @@ from foretrace.ir.op import Op, RuleName, Value
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.walk import every_op, made_in
 from foretrace.python_state.before import Before
-from foretrace.python_state.leaks import abstract_in
+from foretrace.python_state.leaks import abstract_in, strand
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.hooked import name_of_hook, run_hook
+from foretrace.tensors.abstract import Abstract
 from foretrace.trace.functions import Context
 from foretrace.trace.hooks import GRADIENT, RETAIN
 
@@ -45,7 +48,7 @@ def holds_tensors(op: Op) -> bool:
 
 
 @contextmanager
-def state_kept(recorded: Recorded) -> Iterator[None]:
+def state_kept(recorded: Recorded, running: "Hooks") -> Iterator[None]:
     """Hooks that run inside find what the program has left in Python, and leave it so.
 
     Raises:
@@ -65,7 +68,8 @@ def state_kept(recorded: Recorded) -> Iterator[None]:
         )  # fmt: skip
     for change in requires.changed:
         change.redo()
-    before = Before([op.target.hook for op in hooks])
+    called = [op.target.hook for op in hooks]
+    before = Before([*called, *(getattr(each, "__self__", None) for each in called)])
     try:
         yield
         changed = [each for each in before.bound() if not isinstance(each.place.holder, OF_TORCH)]
@@ -73,13 +77,23 @@ def state_kept(recorded: Recorded) -> Iterator[None]:
         before.put_back()
         for change in requires.changed[::-1]:
             change.undo()
-    if changed:
+    names = [each.name for each in changed] or _kept(running)
+    if names:
         raise Refusal(
-            f"a hook changes {changed[0].name}, in the backward, where no graph does",
-            kind="hook", at=changed[0].at or frame,
+            f"a hook changes {names[0]}, in the backward, where no graph does",
+            kind="hook", at=frame,
             do=("return from the program what the hook is to keep, or its gradient",
                 "or train by foretrace.compile, whose hooks run in each backward"),
         )  # fmt: skip
+
+
+def _kept(hooks: "Hooks") -> list[str]:
+    """Whether a hook has kept a gradient where nobody looked: no graph puts it there."""
+    if any(seen() is not None for seen in hooks.seen):
+        gc.collect()
+    kept = [tensor for seen in hooks.seen if (tensor := seen()) is not None]
+    strand(kept)
+    return ["what outlives it, and keeps a gradient there"] if kept else []
 
 
 OF_TORCH = (BackwardHook, Context)
@@ -91,6 +105,8 @@ class Hooks:
 
     def __init__(self, standing: Iterable[Op]) -> None:
         self._waiting: dict[Value, list[Op]] = {}
+        self.seen: list[ref[Abstract]] = []
+        """the tensors that hooks computed with"""
         for op in standing:
             if op.target.way == GRADIENT:
                 self._waiting.setdefault(op.operands[0], []).append(op)
@@ -121,15 +137,16 @@ class Hooks:
         for op in self._waiting.pop(value, ()):
             gradient = walk.gradients.get(value)
             try:
-                ops, new, written = run_hook(op, gradient, walk.outside, walk.derivatives.tape)
+                done = run_hook(op, gradient, walk.outside, walk.derivatives.tape)
             except Refusal as refusal:
                 raise locate(refusal, op) from None
-            if written and gradient is not None:
+            self.seen += done.seen
+            if done.written and gradient is not None:
                 _check_alone(op, gradient, value, walk)
             of = f"on the result of {maker.target}" if maker is not None else "on an input"
-            walk.ops.extend(as_is(ops, maker or op, name_of_hook(op, of)))
-            if new is not None:
-                walk.gradients[value] = new
+            walk.ops.extend(as_is(done.ops, maker or op, name_of_hook(op, of)))
+            if done.gradient is not None:
+                walk.gradients[value] = done.gradient
 
 
 def as_is(ops: Iterable[Op], because: Op, rule: RuleName) -> Iterator[Op]:

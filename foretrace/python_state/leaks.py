@@ -47,11 +47,12 @@ def stranding(types: Types) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _strand(types.alive())
+        strand(types.alive())
         raise
 
 
-def _strand(tensors: Iterable[Abstract]) -> None:
+def strand(tensors: Iterable[Abstract]) -> None:
+    """Let tensors of a run be of no use any more."""
     for tensor in tensors:
         tensor.ft_value, tensor.ft_alias = None, Stranded()
 

@@ -5,10 +5,12 @@ the graph, as one hook may keep a tensor for another.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -21,12 +23,25 @@ from foretrace.trace.hooks import HookCall
 from foretrace.trace.reported import reported
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a hook did."""
+
+    ops: list[Op]
+    gradient: Value | None
+    """that from now on"""
+    written: bool
+    """whether it wrote to the one that it got"""
+    seen: list[ref[Abstract]]
+    """the tensors that it computed with"""
+
+
 def run_hook(
     op: Op,
     gradient: Value | None,
     outside: dict[int, Value],
     tape_on: Callable[[torch.device], Tape],
-) -> tuple[list[Op], Value | None, bool]:
+) -> Done:
     """What a hook does to a gradient.
 
     Args:
@@ -34,9 +49,6 @@ def run_hook(
         gradient: what arrived in all; None where torch's engine comes without one.
         outside: by id, real tensors that the hook may reach, and what they hold then.
         tape_on: makes a tape for a device.
-
-    Returns:
-        The ops of its Python; the gradient from now on; whether it wrote to the one that it got.
 
     Raises:
         Refusal: the hook does something that no graph can do, or gives what eager refuses.
@@ -50,14 +62,14 @@ def run_hook(
         if gradient is None:
             with torch.no_grad():
                 _check_none(call, run(None), op.origin.frame)
-            return list(flat_ops(tape.scope)), None, False
+            return Done(list(flat_ops(tape.scope)), None, False, tape.stand_ins())
         seed, leaf = _stand_in(gradient, tape), tape.abstract(Value(value.type.with_grad(True)))
         torch_api.attribute_of(leaf, "register_hook")(run)
         found = _through(call, leaf, seed, op.origin.frame)
         given = found if isinstance(found, Abstract) else tape.lift(found)
         new = current_value(given, tape)
         written = seed.ft_value is not gradient
-    return list(flat_ops(tape.scope)), new, written
+    return Done(list(flat_ops(tape.scope)), new, written, tape.stand_ins())
 
 
 def run_after(hooks: list[Op], result: torch.Tensor, tape: Tape, caller: CodeType) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -115,6 +116,10 @@ class Tape(Recorder):
         tensor.ft_value, tensor.ft_leaf = value, type.requires_grad
         self._alive.append(tensor)
         return tensor
+
+    def stand_ins(self) -> list[ref[Abstract]]:
+        """All that it has made."""
+        return list(map(ref, self._alive))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note one call and answer it."""

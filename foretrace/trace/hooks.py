@@ -181,14 +181,7 @@ class Hooking:
         if before is None or before is now:
             return now
         reshaped = alias is not None and alias.parent is not None and alias.parent.moved is alias
-        if reshaped and alias.initial is now:
-            return before
-        if tensor.ft_leaf:
-            raise Refusal(
-                "a hook on a tensor that had one, and was made a leaf since", kind="unsupported",
-                do="use detach(), which gives another tensor",
-            )  # fmt: skip
-        return now
+        return before if reshaped and alias.initial is now else now
 
 
 def _raised(what: str) -> Refusal:
