@@ -48,7 +48,7 @@ def view(x: Tensor) -> tuple[Tensor, Tensor]:
 def written(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x * 2
     y.sin_()
-    return y, y
+    return y, torch.full_like(x.detach(), 2.0)  # its product saves nothing of y
 
 
 def written_through_a_view(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +111,7 @@ def calls_as_eager(fn: Callable[..., Tensor], backend: Any, calls: int = 3) -> N
             torch.manual_seed(0)
             run(x).backward()
         assert list(differences(sides[0].grad, sides[1].grad, "gradient")) == []
-    assert len(compiled.entries) == 1 if hasattr(compiled, "entries") else True
+    assert not compiled.recaptures
 
 
 @pytest.mark.parametrize("backend", ROUTES)
@@ -182,7 +182,7 @@ def test_what_a_hook_reads_is_a_guard_of_graphs_that_have_it(
         monkeypatch.setitem(globals(), "SCALE", scale)
         found = [torch.autograd.grad(run(x), x)[0] for run in runs]
         assert all(torch.equal(found[0], each) for each in found)
-    with pytest.raises(foretrace.Refusal, match="SCALE is 5.0, the capture saw 2.0"):
+    with pytest.raises(foretrace.Refusal, match="the global SCALE is"):
         joint(x)
 
 
