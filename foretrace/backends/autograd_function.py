@@ -55,6 +55,8 @@ class Trained:
         self.wanted = [item.value.type.requires_grad for item in recorded.inputs]
         self.alone = not any(self.wanted)
         """whether only leaves that the program makes are behind what it gives"""
+        self.unreached = _unreached(pair, self.wanted)
+        """inputs that no gradient ever reaches: their hooks are not to be told of that"""
         self.relaid, self._make = relaid, partial
         self._backwards = {pair.strides: backward} if backward is not None else {}
         self._loose: list[int] | None = None
@@ -62,6 +64,9 @@ class Trained:
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run the first half; the second when autograd gets there."""
         anchor = torch.zeros((), requires_grad=True) if self.alone else None
+        if self.unreached:
+            hidden = self.unreached
+            inputs = tuple(x.detach() if i in hidden else x for i, x in enumerate(inputs))
         results: Sequence[Any] = _Run.apply(self, anchor, *inputs)  # type: ignore[no-untyped-call]
         return results
 
@@ -94,6 +99,14 @@ class Trained:
         for item, place in zip(self.tangents, self.wanting, strict=True):
             found = {**sizes_by_data(item, outputs[place]), **found}
         return found
+
+
+def _unreached(pair: Pair, wanted: list[bool]) -> frozenset[int]:
+    """Places of the inputs that require grad and get none, if others get one."""
+    given = [o.value for o in pair.backward.outputs if o.role.kind == "gradient"]
+    places = [place for place, want in enumerate(wanted) if want]
+    none = frozenset(p for p, v in zip(places, given, strict=True) if v is None)
+    return none if len(none) < len(places) else frozenset()
 
 
 def numbers_of(inputs: Sequence[Input], given: Sequence[Any]) -> Numbers:

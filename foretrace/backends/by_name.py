@@ -5,15 +5,32 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from torch import fx
+
 from foretrace import torch_api
 from foretrace.backends.eager import eager_entry
 from foretrace.backends.graphs import ByBackend, pair_with
 from foretrace.backends.inductor import inductor_compilers
 from foretrace.errors import Refusal
+from foretrace.guards.entry import Entry
+from foretrace.passes.hooks import holds_tensors, standing
 from foretrace.runtime.compiled import Building
+from foretrace.targets.semantics import Captured
+
+
+def _eager(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+    """Straight-line Python; the two halves where a hook holds a tensor of the run."""
+    if any(map(holds_tensors, standing(captured.recorded))):
+        return pair_with(lambda: ByBackend(_as_it_is))(captured, args, kwargs)
+    return eager_entry(captured, args, kwargs)
+
+
+def _as_it_is(module: fx.GraphModule, _: list[Any]) -> fx.GraphModule:
+    return module
+
 
 BACKENDS: Mapping[str, Building] = MappingProxyType(
-    {"eager": eager_entry, "inductor": pair_with(inductor_compilers)}
+    {"eager": _eager, "inductor": pair_with(inductor_compilers)}
 )
 """Backends of our own; all others are torch's, `fn(graph_module, example_inputs)`."""
 

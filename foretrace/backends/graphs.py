@@ -22,7 +22,13 @@ from foretrace.partition.partial import partial_backward
 from foretrace.partition.split import Pair, partition
 from foretrace.passes.cut import Level, differentiated, forward_graph
 from foretrace.passes.live import needs
-from foretrace.runtime.results import call_core, check_changes, core_of, repeat_changes
+from foretrace.runtime.results import (
+    call_core,
+    check_changes,
+    core_of,
+    register_hooks,
+    repeat_changes,
+)
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.semantics import Captured, TargetSemantics
 
@@ -39,13 +45,14 @@ def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
         guards = Guards(source, recorded)
         guards.call(args, kwargs)
         guards.kernels()
-        guards.outside()
+        guards.outside(hooks=True)
         check_changes(recorded)
         guards.write()
         inside = source.inner()
         leaves = call_core(inside, recorded, guards.inputs, source.bind(call, "graphs"))
         result = result_text(source, recorded.out_structure, leaves)
-        changes = repeat_changes(inside, recorded, guards.inputs, leaves)
+        changes = register_hooks(inside, recorded, guards.inputs, leaves)
+        changes += repeat_changes(inside, recorded, guards.inputs, leaves)
         inside.add(*changes, f"return {result}")
         follows = isinstance(call, Trained) or recorded.gives_followed
         grad_on = follows and not recorded.requires.grad_mode

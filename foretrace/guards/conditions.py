@@ -59,9 +59,9 @@ class Conditions(Checks):
         for symbol in recorded.symbols.ranges():
             source.names.new(str(symbol))  # a size goes by its own name
 
-    def outside(self) -> None:
-        """Modules and Python state."""
-        self.checks += Facts(self.source, self.recorded.requires).checks
+    def outside(self, *, hooks: bool = False) -> None:
+        """Modules and Python state; `hooks`: also what hooks have read, which a graph has."""
+        self.checks += Facts(self.source, self.recorded.requires, hooks=hooks).checks
 
     def take(self, given: list[str]) -> None:
         """A local name for every input; what were one tensor are one again.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import wraps
 from types import CodeType
 from typing import Any
@@ -11,7 +12,17 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.frames.sources import Sources
-from foretrace.ir.op import Checkpoint, Choice, ModuleCall, Op, Origin, Target, Tree, Value
+from foretrace.ir.op import (
+    Checkpoint,
+    Choice,
+    ModuleCall,
+    Op,
+    Origin,
+    Target,
+    Tree,
+    Value,
+    Write,
+)
 from foretrace.ir.tree import map_tree
 from foretrace.mutation.alias import Alias, Held
 from foretrace.ops.cache import Cache
@@ -46,6 +57,22 @@ class Unwatched:
         return nobody_watches
 
 
+@dataclass(slots=True, eq=False)
+class Histories:
+    """Where autograd has the values of a run, and the hooks that the program registers there."""
+
+    places: dict[Value, Value] = field(default_factory=dict)
+    """new content by a write that autograd does not see, and the value whose history it has"""
+    functions: dict[Value, Any] = field(default_factory=dict)
+    """what calls of autograd.Functions gave that it follows, and their targets"""
+    hooks: list[Op] = field(default_factory=list)
+    """registrations of hooks on gradients, in order"""
+
+    def place(self, value: Value) -> Value:
+        """The value whose history this one has."""
+        return self.places.get(value, value)
+
+
 class Builder(torch_api.TorchDispatchMode):
     """Holds the ops so far and adds others, as functional forms and views taken again need it."""
 
@@ -64,7 +91,7 @@ class Builder(torch_api.TorchDispatchMode):
         self.types, self.semantics, self.sources = types, semantics, sources
         self.lift, self.lift_constant = lift, lift_constant
         self.answer, self.example, self.outcomes = answer, answer, outcomes
-        self.casts = Casts()
+        self.casts, self.histories = Casts(), Histories()
         self.scope = self._around = list[Op]()
         self.log: list[Op] = []
         self.fresh, self.leaves = set[Value](), set[Value]()
@@ -185,6 +212,9 @@ class Builder(torch_api.TorchDispatchMode):
         """Inside, the program's own code runs again, in the midst of a call."""
         return nullcontext()
 
+    def will_run(self, function: Any) -> None:
+        """Python of the program's that runs in the backward: what it reads is noted."""
+
     @contextmanager
     def before_bodies(self) -> Iterator[None]:
         """Ops recorded inside go before the outermost op whose body is being recorded."""
@@ -198,6 +228,9 @@ class Builder(torch_api.TorchDispatchMode):
     def append(self, op: Op) -> None:
         """Add an op to the current scope."""
         self.scope.append(op)
+        if op.writes and type(op.target) is Write and not op.target.followed:
+            base: Value = op.args[0]
+            self.histories.places[op.outs[0]] = self.histories.place(base)
         if self._depth == 0:
             self.log.append(op)
 

@@ -31,11 +31,13 @@ from foretrace.ops.holders import runs_wider
 from foretrace.ops.schemas import schema_of
 from foretrace.passes.asserted import with_assertions
 from foretrace.passes.differentiate import Differentiation
+from foretrace.passes.hooks import Hooks, hooked, standing, state_kept, with_hooks
 from foretrace.passes.live import live, values_of, with_saved, without_unread
 from foretrace.passes.select import Selector, selects
 from foretrace.python_state.leaks import held_before
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.functions import FunctionCall
+from foretrace.trace.hooks import HookCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,8 @@ def flatten(
 ) -> Iterator[Op]:  # fmt: skip
     """The ops of the cut, in order; those that `stop` means are left to the caller."""
     for op in ops:
+        if type(op.target) is HookCall:
+            continue  # it makes nothing; `hooks.py` says what becomes of it
         if level.whole(op) or stop(op):
             yield op
         else:
@@ -148,6 +152,7 @@ def forward_graph(
     history = History(semantics, around, {})
     ops = cut_inside(live(flat, [*results, *also], semantics), level, semantics, history)
     ops = with_assertions(with_saved(ops, results), recorded)
+    ops = with_hooks(ops, recorded) if trains and recorded.hooks else ops
     return Graph(list(recorded.inputs), ops, outputs, kind)
 
 
@@ -232,16 +237,17 @@ def joint_graph(
 ) -> Graph:  # fmt: skip
     """Forward and backward in one graph: outputs, new contents, then gradients."""
     _check_hooks(recorded)
-    return differentiated(recorded, semantics, level, loss, given)
+    return differentiated(recorded, semantics, level, loss, given, at_inputs=True)
 
 
 def differentiated(
     recorded: Recorded, semantics: TargetSemantics, level: Level, loss: int | None,
-    given: Arrived | None = None,
+    given: Arrived | None = None, *, at_inputs: bool = False,
 ) -> Graph:  # fmt: skip
     """A joint graph for a caller that lets torch's autograd have the gradients (and run hooks).
 
     `given`: which of the tangents there are, and their strides; None: all, as their outputs lie.
+    `at_inputs`: hooks that the program registers on inputs are in it.
     """
     now = {m.index: m.value for m in recorded.mutations if not m.rebound}
     outside = {
@@ -250,12 +256,15 @@ def differentiated(
     }  # fmt: skip
     walk = Differentiation(
         semantics.derivatives, semantics.inference, semantics.table, level.whole, outside,
-        Stale(recorded.overwritten),
+        Stale(recorded.overwritten), Hooks(standing(recorded)),
     )  # fmt: skip
     level = replace(level, differentiated=True)
     tangents = _seed(recorded, walk, loss, given)
     walk.stale.meet(recorded.ops)
-    walk.walk(recorded.ops)
+    with state_kept(recorded, walk.hooks):
+        walk.walk(recorded.ops)
+        if at_inputs and walk.hooks:
+            walk.hooks.of_inputs(recorded.inputs, walk)
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     outputs += [
         Output(walk.gradients.get(item.value), Role("gradient", item.role.name))
@@ -272,11 +281,7 @@ def differentiated(
 def _check_hooks(recorded: Recorded) -> None:
     for item in recorded.inputs:
         if item.hooked and item.value.type.requires_grad:
-            raise Refusal(
-                f"{item.role} has a hook on its gradient, which no graph contains",
-                kind="hook", at=recorded.requires.defined,
-                do="remove the hook, and change the gradient that the joint cut returns",
-            )  # fmt: skip
+            raise hooked(item, recorded.requires.defined)
 
 
 def _mutation_outputs(recorded: Recorded) -> list[Output]:

@@ -53,17 +53,31 @@ def read_outside(
     inputs: Iterable[Any],
 ) -> None:
     """Note what the run of `fn` that was watched may have read, now that all is as before it."""
-    reading = Reading(outside.attributes)
-    reading.modules(requires.modules)
-    reading.places(outside.places.values())
-    reading.follow("the program", fn)
-    for name, leaf in leaves:
-        reading.follow(name, leaf)
+    leaves, later = list(leaves), outside.later
+    reading = _read(outside.attributes, outside.places.values(), fn, leaves, requires)
+    if later.codes:
+        places = {**later.places, **outside.places}.values()
+        more = _read(outside.attributes | later.attributes, places, fn, leaves, requires)
+        known = {(type(each), each.name) for each in reading.found}
+        requires.of_hooks = [e for e in more.found if (type(e), e.name) not in known]
     for index, tensor in enumerate(inputs):
         if isinstance(tensor, torch.Tensor) and vars(tensor):
             requires.set_on += reading.set_on(index, tensor)
     requires.held, requires.met = reading.found, reading.met
     requires.mentioned = reading.mentioned
+
+
+def _read(
+    mentioned: Iterable[str], places: Iterable[Place], fn: Any, leaves: Iterable[tuple[str, Any]],
+    requires: Requirements,
+) -> "Reading":  # fmt: skip
+    reading = Reading(mentioned)
+    reading.modules(requires.modules)
+    reading.places(places)
+    reading.follow("the program", fn)
+    for name, leaf in leaves:
+        reading.follow(name, leaf)
+    return reading
 
 
 def bound_before(change: Change) -> Held:

@@ -47,11 +47,12 @@ def stranding(types: Types) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _strand(types.alive())
+        strand(types.alive())
         raise
 
 
-def _strand(tensors: Iterable[Abstract]) -> None:
+def strand(tensors: Iterable[Abstract]) -> None:
+    """Let tensors of a run be of no use any more."""
     for tensor in tensors:
         tensor.ft_value, tensor.ft_alias = None, Stranded()
 
@@ -60,8 +61,10 @@ def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
     """Refuse a program that stored a tensor where it outlives the run.
 
     Raises:
-        Refusal: it did; with the line that stored the tensor, or else the one that made it.
+        Refusal: it did; with the line that stored the tensor, or else the one that made it. Or it
+            keeps the handle of a hook.
     """
+    _check_handles(recorded)
     for generation in (0, 2):  # what only a cycle holds is not stored; the run's are young ones
         if not _stored(types, recorded):
             return
@@ -69,6 +72,20 @@ def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
     refusal = next((_refusal(t, recorded, lines) for t in _stored(types, recorded)), None)
     if refusal is not None:
         raise refusal
+
+
+def _check_handles(recorded: Recorded) -> None:
+    """Refuse a hook that whoever called the program could remove: each call has one of its own."""
+    if any(op.target.held for op in recorded.hooks):
+        gc.collect()
+    held = next((op for op in recorded.hooks if op.target.held), None)
+    if held is not None:
+        raise Refusal(
+            "the program keeps or returns the handle of a hook, and a graph has no other to give",
+            kind="side effect", at=held.origin.frame,
+            do=("do not keep what register_hook returns",
+                "or remove the hook before the program returns"),
+        )  # fmt: skip
 
 
 def _stored(types: Types, recorded: Recorded) -> list[Abstract]:
@@ -113,6 +130,7 @@ def _needed(recorded: Recorded) -> Iterator[Abstract]:
     calls = [op for op in every_op(recorded.ops) if isinstance(op.target, FunctionCall)]
     # what an autograd.Function is given, and keeps for its backward or around its methods
     yield from abstract_in([(op.target.context, op.target.function, op.args) for op in calls])
+    yield from abstract_in([op.target.hook for op in recorded.hooks if not op.target.removed])
     changed = [change.after for change in recorded.requires.changed]
     yield from abstract_in(changed)  # a module's attributes, which `module_state.py` looks at
 
@@ -142,6 +160,8 @@ def _inside(item: Any) -> Iterable[Any]:
         return (item.__func__,)
     if isinstance(item, types.FunctionType):
         return map(cell_content, item.__closure__ or ())
+    if isinstance(item, partial):
+        return (item.func, item.args, item.keywords)
     if isinstance(item, types.MethodType):
         return (item.__func__, *(attributes_of(item.__self__) or {}).values())
     return (each for _, each in members(item)) if own_kind(item) else ()

@@ -54,6 +54,15 @@ Notes = tuple[Callable[[types.FrameType], None], ...]
 """What is noted at each call of a function"""
 
 
+class Later:
+    """What code reads that runs in the backward alone: hooks, which a graph with one holds."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[int, str], Place] = {}
+        self.attributes: set[str] = set()
+        self.codes: dict[int, types.CodeType] = {}
+
+
 class Outside(Unwatched):
     """Watches one run: what it reads from outside."""
 
@@ -69,6 +78,7 @@ class Outside(Unwatched):
         """their calls, with what was in the cells when each began"""
         self._functions: dict[int, tuple[types.FunctionType, dict[str, Any]]] = {}
         """the functions that were called so"""
+        self.later = Later()
         self._tell: Callable[[Any], None] | None = None
         """lets the interpreter tell a function of events; None before and after the run"""
         self._watch: Callable[[], Any] = nobody_watches
@@ -151,16 +161,35 @@ class Outside(Unwatched):
         kind, space = origin_of(code.co_filename), frame.f_globals
         if kind == "library" or code.co_name == "<module>":  # an import runs once, not each call
             return self._meet_as(code, ())
-        reads = reads_of(code)
-        self.attributes |= reads.attributes
         if kind == "layer":
+            self.attributes |= reads_of(code).attributes
             return self._meet_as(code, ())
-        for name in reads.globals:
-            known = name == ANNOTATED or (id(space), name) in self.places
-            if (name in space or name in reads.binds) and not known:
-                self.places[id(space), name] = Place(name, space, space.get(name, MISSING))
+        self._read(code, space, self)
         free = set(code.co_freevars) - {"__class__"}
         return self._meet_as(code, (self._note_cells,) if free else ())
+
+    def _read(self, code: types.CodeType, space: dict[str, Any], notes: "Later | Outside") -> None:
+        reads = reads_of(code)
+        notes.attributes |= reads.attributes
+        for name in reads.globals:
+            known = name == ANNOTATED or (id(space), name) in notes.places
+            if (name in space or name in reads.binds) and not known:
+                notes.places[id(space), name] = Place(name, space, space.get(name, MISSING))
+
+    def will_run(self, function: types.FunctionType) -> None:
+        """Note what a function reads that runs in the backward, and those that it names."""
+        code, space = function.__code__, function.__globals__
+        if id(code) in self.later.codes or origin_of(code.co_filename) != "user":
+            return
+        self.later.codes[id(code)] = code
+        waiting = [code]
+        while waiting:
+            code = waiting.pop()
+            self._read(code, space, self.later)
+            waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+            for name in reads_of(code).globals:
+                if isinstance(named := space.get(name), types.FunctionType):
+                    self.will_run(named)
 
     def _meet_as(self, code: types.CodeType, notes: Notes) -> Notes:
         self._codes.append(code)

@@ -63,6 +63,7 @@ from foretrace.tensors.admitted import check_admitted
 from foretrace.tensors.parameters import AbstractParameter
 from foretrace.trace.constants import Constants
 from foretrace.trace.generators import check_states
+from foretrace.trace.hooks import Hooking
 from foretrace.trace.inference import normal_mode
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.reported import reported
@@ -99,6 +100,7 @@ class Capture:
         )  # fmt: skip
         self.recorder = WatchedRecorder(self.outside, *made) if self.outside else Recorder(*made)
         self.recorder.example = self.example
+        types.told.hooking = Hooking(self.recorder)
         self.steps = Steps(self.recorder, self.questions)
 
     def placeholder(
@@ -301,7 +303,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
     return Recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
-        capture.questions.again, overwritten, asked,
+        capture.questions.again, overwritten, asked, recorder.histories.hooks,
     )  # fmt: skip
 
 

@@ -12,7 +12,9 @@ from foretrace.errors import Refusal
 from foretrace.guards.calls import check_repeatable
 from foretrace.ir.op import Value
 from foretrace.ir.program import Mutation, Output, Recorded, Role
+from foretrace.passes.hooks import at_input, holds_tensors, standing
 from foretrace.runtime.calls import in_memory, loose, write_back
+from foretrace.trace.hooks import RETAIN
 
 
 def core_of(recorded: Recorded) -> Recorded:
@@ -122,6 +124,27 @@ def check_changes(recorded: Recorded) -> None:
     """
     for change in recorded.requires.changed:
         check_repeatable(change)
+
+
+def register_hooks(
+    source: Source, recorded: Recorded, inputs: Sequence[str], leaves: Sequence[str]
+) -> list[str]:
+    """Lines that register on real tensors what no graph has: hooks of inputs, retained gradients.
+
+    Raises:
+        Refusal: a hook of an input holds a tensor of the run.
+    """
+    lines = list[str]()
+    names = {i.value: [n] for i, n in zip(recorded.inputs, inputs, strict=True) if i.size is None}
+    for op in standing(recorded):
+        on = names.get(op.operands[0], [])
+        if on and holds_tensors(op):
+            raise at_input(op)
+        if not on and op.target.way == RETAIN:
+            pairs = zip(recorded.outputs, leaves, strict=True)
+            on = [leaf for output, leaf in pairs if output.value is op.operands[0]][:1]
+        lines += [f"{source.bind(op.target, str(op.target))}({name})" for name in on]
+    return lines
 
 
 def repeat_changes(

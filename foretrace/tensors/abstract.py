@@ -26,8 +26,8 @@ OFFSET: Any = torch.Tensor.storage_offset
 """As torch has it, of an abstract tensor too: it is not the program that asks"""
 STRIDE: Any = torch.Tensor.stride
 IS_CONTIGUOUS: Any = torch.Tensor.is_contiguous
-OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_indexing", "ft_leaf", "ft_told",
-        "ft_value", "ft_viewed")  # fmt: skip
+OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_hooked", "ft_indexing", "ft_leaf",
+        "ft_told", "ft_value", "ft_viewed")  # fmt: skip
 """Attributes of an abstract tensor that no tensor of torch's has"""
 
 
@@ -40,6 +40,8 @@ class Told:
         """when it asked whether one requires grad"""
         self.strides = False
         """whether it asked how one lies in memory"""
+        self.hooking: Any = None
+        """what records hooks; None where no program is recorded"""
 
     def lies(self, asking: FrameType) -> None:
         """Note that it asks so, if it is no op that does and nothing of ours."""
@@ -69,6 +71,8 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     """the line that saw written memory of its, where it is followed; no attribute where none has"""
     ft_gradient: Any
     """what `.grad` of an input is asked of; None where it is not followed"""
+    ft_hooked: Value
+    """what its hooks are of; no attribute where it has none"""
     ft_indexing: Any
     ft_told: "Told"
     """what the program was told, of all tensors"""
@@ -109,9 +113,11 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
 
     @property
     def grad_fn(self) -> Any:  # type: ignore[override]
-        """None for a leaf; anything else does not exist while a program is captured."""
+        """None for a leaf; of what a Function gave, what hooks can be registered on."""
         self._tell()
-        node = torch_api.node_of(self)
+        node, hooking = torch_api.node_of(self), self.ft_told.hooking
+        if node is None and not self.is_leaf:
+            node = hooking and hooking.node(self)
         if node is None and not self.is_leaf:
             raise Refusal(
                 "the program reads tensor.grad_fn, which does not exist while it is captured",
@@ -189,6 +195,14 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     def is_sparse(self) -> bool:  # type: ignore[override]
         """As of what this stands for."""
         return self.layout is torch.sparse_coo
+
+    def register_hook(self, hook: Any) -> Any:
+        """As `Tensor.register_hook`: an op that notes it."""
+        return self.ft_told.hooking.on_gradient(self, hook)
+
+    def retain_grad(self) -> None:
+        """As `Tensor.retain_grad`."""
+        self.ft_told.hooking.retain(self)
 
     def _set_data(self, new: object) -> None:
         """Nothing for its own, as `module.to` sets where nothing moves; refused for another's."""
@@ -309,7 +323,7 @@ def _cast(name: str) -> Any:
 
 for _name in torch_api.CASTS:
     setattr(Abstract, _name, _cast(_name))
-for _name in ("backward", "register_hook", "register_post_accumulate_grad_hook"):
+for _name in ("backward", "register_post_accumulate_grad_hook"):
     setattr(Abstract, _name, _refused(
         _name, "asks autograd, which does not run while a program is captured", "autograd inside",
         "return the tensor, and do it outside of the captured program",

@@ -121,6 +121,7 @@ from foretrace.torch_api.floats import (
 )
 from foretrace.torch_api.functions import (
     MODULE_CALL as MODULE_CALL,
+    BackwardHookFunction as BackwardHookFunction,
     applied as applied,
     applied_as_written as applied_as_written,
     backward_node as backward_node,

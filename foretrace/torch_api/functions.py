@@ -16,6 +16,10 @@ from torch import _C
 # metaclass, which looks up all attributes of a Function.
 from torch.autograd.function import FunctionMeta, _SingleLevelFunction
 
+# By which torch gives a module's inputs and outputs a node of autograd's, for backward hooks of
+# modules: it gives its arguments on.
+from torch.nn.modules._functions import BackwardHookFunction as BackwardHookFunction
+
 # The hooks for the calls of all modules.
 from torch.nn.modules.module import (
     _global_backward_hooks,

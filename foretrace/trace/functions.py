@@ -92,6 +92,8 @@ class FunctionCall:
 
     def __init__(self, function: type[Function], context: Context, *, followed: bool) -> None:
         self.function, self.context, self.followed = function, context, followed
+        self.hooks: list[Any] = []
+        """the registrations of hooks on its node"""
         self.__name__ = function.__name__
 
     def __str__(self) -> str:
@@ -163,6 +165,8 @@ class _Call:
         outs = tuple(dict.fromkeys(v for v in values_in(result) if v in made))
         tree = tuple(result) if many else result[0]
         recorder.append(Op(call, operands, {}, tree, outs, origin=self.origin, below=body))
+        if self.followed:
+            recorder.histories.functions.update((v, call) for v in outs if v.type.requires_grad)
         return tuple(given) if many else given[0]
 
     def _forward(self) -> Any:

@@ -15,6 +15,7 @@ from tests.support.subject import Snapshot, Subject
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 
 NEEDS_GRAD = {"hook_on_a_tensor", "gradient_of_a_gradient"}  # eager raises without
+NEEDS_GRAD |= {name for name, case in CASES.items() if case.section == "hooks"}
 ONE_NODE = {
     *("reshapes_that_do_nothing", "returned_itself_after_writes_unseen"),
     "parameter_returned_after_a_write_unseen",

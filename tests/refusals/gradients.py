@@ -560,26 +560,6 @@ refuses(
 )  # fmt: skip
 
 
-def hooked(w: Tensor) -> Tensor:  # here
-    return (w * w).sum()
-
-
-HOOKED = torch.randn(6, 8, requires_grad=True)
-HOOKED.register_hook(lambda g: g * 2)
-
-
-def change_the_gradient() -> None:
-    plain = HOOKED.detach().requires_grad_()
-    _, found = foretrace.capture(hooked, (plain,)).cut("joint", loss=0)(plain)
-    gradient = found["w"]
-    assert gradient is not None
-    same(gradient * 2, torch.autograd.grad(hooked(HOOKED), HOOKED)[0])
-
-
-refuses("hook", "passes/cut.py:_check_hooks", cuts(hooked, HOOKED, loss=0), hooked,
-        change_the_gradient)  # fmt: skip
-
-
 def follows_nothing(x: Tensor) -> Tensor:  # here
     return (x * x).sum()
 
