@@ -33,6 +33,15 @@ MOST = 400
 """Functions that are looked at: a program may reach whole libraries by name"""
 
 
+def attribute(item: Any, name: str, default: Any = None) -> Any:
+    """What an attribute of any object is, without its class's `__getattr__`, which may raise."""
+    kind: Any = type if issubclass(type(item), type) else object
+    try:
+        return kind.__getattribute__(item, name)
+    except Exception:  # noqa: BLE001 - a property of the user's may raise whatever it likes
+        return default
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line of a function: its instructions."""
@@ -148,7 +157,7 @@ class Lines:
 
     def _called(self, code: CodeType, space: Names) -> Iterator[tuple[CodeType, Mapping[str, Any]]]:
         for item in _reached(code, space):
-            function = getattr(item, "__wrapped__", item)
+            function = attribute(item, "__wrapped__", item)
             if isinstance(function, MethodType):
                 function = function.__func__
             if isinstance(function, FunctionType):
