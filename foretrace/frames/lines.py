@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
-from foretrace.errors import Frame, is_library
+from foretrace.errors import Attempt, Frame, is_library
 from foretrace.frames.sources import LIBRARY_DIRS, names_of
 
 BINDS = frozenset(
@@ -36,10 +36,9 @@ MOST = 400
 def attribute(item: Any, name: str, default: Any = None) -> Any:
     """What an attribute of any object is, without its class's `__getattr__`, which may raise."""
     kind: Any = type if issubclass(type(item), type) else object
-    try:
+    with Attempt(Exception):  # a property of the user's may raise whatever it likes
         return kind.__getattribute__(item, name)
-    except Exception:  # noqa: BLE001 - a property of the user's may raise whatever it likes
-        return default
+    return default
 
 
 @dataclass(frozen=True, slots=True)
