@@ -10,6 +10,7 @@ import torch
 
 from foretrace.emit.python_source import Source
 from foretrace.errors import Frame
+from foretrace.frames.lines import attribute
 from foretrace.ir.plain_data import BY_VALUE, SINGLE, plain, same, snapshot
 from foretrace.ir.requirements import Answered
 
@@ -84,7 +85,7 @@ def _condition(source: Source, place: str, item: Any) -> str:
 
 
 def _wish(item: Any) -> str:
-    return str(getattr(item, "__name__", type(item).__name__))
+    return str(attribute(item, "__name__", type(item).__name__))
 
 
 class _Shown:

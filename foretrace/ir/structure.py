@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.ir.members import attributes_of, members
+from foretrace.frames.lines import attribute
+from foretrace.ir.members import MISSING, attributes_of, members
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,8 +61,9 @@ def _attributes(leaf: Any) -> dict[str, Any] | None:
     """The attributes of an object that is a container of tensors, or None for a leaf."""
     if isinstance(leaf, (torch.Tensor, nn.Module, type, str, int, float)) or callable(leaf):
         return None
-    if dataclasses.is_dataclass(leaf):
-        return {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+    if attribute(type(leaf), "__dataclass_fields__"):
+        held = {each.name: attribute(leaf, each.name, MISSING) for each in dataclasses.fields(leaf)}
+        return {name: item for name, item in held.items() if item is not MISSING}
     attributes = attributes_of(leaf)
     if attributes is None or not _holds_tensors(attributes, depth=4):
         return None

@@ -21,7 +21,6 @@ from foretrace.ir.op import (
     RuleName,
     Subgraph,
     Value,
-    Write,
     values_in,
 )
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
@@ -29,12 +28,12 @@ from foretrace.ir.types import Arrived, TensorType
 from foretrace.ir.walk import subgraphs_of, with_subgraphs
 from foretrace.ops.holders import runs_wider
 from foretrace.ops.schemas import schema_of
+from foretrace.passes.applied import apart, called, overwritten
 from foretrace.passes.asserted import with_assertions
 from foretrace.passes.differentiate import Differentiation
 from foretrace.passes.hooks import Hooks, hooked, standing, state_kept, with_hooks
 from foretrace.passes.live import live, values_of, with_saved, without_unread
 from foretrace.passes.select import Selector, selects
-from foretrace.python_state.leaks import held_before
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.functions import FunctionCall
 from foretrace.trace.hooks import HookCall
@@ -67,47 +66,12 @@ class Level:
             return False
         # what writes to what lives outside, itself or below, cannot be called
         writes = hasattr(target, "overloadpacket") and schema_of(target).writes
-        touches = bool(writes or _overwritten(op)[0])
-        if isinstance(target, FunctionCall):
-            touches |= bool(target.context.dirty_tensors and not target.followed)
-            touches |= held_before(target.function, op.args)
-            if touches or target.context.written_since():
-                _check_untrained(op)
-        return not touches
+        touches = bool(writes or overwritten(op)[0])
+        return called(op, touches) if isinstance(target, FunctionCall) else not touches
 
     def kept(self, op: Op) -> bool:
         """Whether the user asked to keep it."""
         return bool(self.keep) and any(selects(selector, op) for selector in self.keep)
-
-
-def _check_untrained(op: Op) -> None:
-    """An autograd.Function that is opened loses its backward: none may be wanted.
-
-    Raises:
-        Refusal: autograd follows a result of it.
-    """
-    if op.target.followed:
-        raise Refusal(
-            f"{op.target} writes to a tensor from outside, holds one that the program has made, or"
-            " keeps one in ctx that is written to later, so it cannot be called by a graph",
-            kind="autograd.Function", at=op.origin.frame,
-            do=('use cut("joint"), which has its backward',
-                "give tensors to it as arguments, return new content, and write to a clone"),
-        )  # fmt: skip
-
-
-def _overwritten(op: Op) -> tuple[set[Value], set[Value]]:
-    """The values from outside that an op writes over, and all that it makes."""
-    if op.writes:
-        through = isinstance(op.target, Write)
-        written = op.args[0] if through else schema_of(op.target).written_now(op.args, op.kwargs)
-        return set(values_in(written)), set(op.outs)
-    outside, made = set[Value](), set(op.outs)
-    for inner in op.own or ():
-        written, results = _overwritten(inner)
-        outside |= written - made
-        made |= results
-    return outside, made
 
 
 def _body(op: Op) -> Iterable[Op]:
@@ -123,7 +87,9 @@ def flatten(
         if type(op.target) is HookCall:
             continue  # it makes nothing; `hooks.py` says what becomes of it
         if level.whole(op) or stop(op):
-            yield op
+            call, beside = apart(op, body) if level.written else (op, [])
+            yield call
+            yield from flatten(beside, level, stop, body)
         else:
             yield from flatten(body(op), level, stop, body)
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from torch.autograd.function import Function
 
 from foretrace.errors import Refusal
-from foretrace.frames.lines import Lines
+from foretrace.frames.lines import Lines, attribute
 from foretrace.frames.sources import function_of
 from foretrace.ir.members import attributes_of, cell_content, cells_of, members, own_kind, reached
 from foretrace.ir.program import Recorded
@@ -98,7 +98,7 @@ def _stored(types: Types, recorded: Recorded) -> list[Abstract]:
 
 def _refusal(tensor: Abstract, recorded: Recorded, lines: Lines) -> Refusal:
     name, holder = lines.holding(partial(_leads_to, tensor)) or ("", None)
-    if hasattr(holder, "cache_info"):
+    if attribute(holder, "cache_info"):
         return _memoized(name, lines)
     maker = next((op for op in every_op(recorded.ops) if tensor.ft_value in op.outs), None)
     kind = tensor.ft_value.type if tensor.ft_value is not None else "stale"
@@ -173,7 +173,7 @@ def _leads_to(tensor: Abstract, root: Any) -> bool:
 
 
 def _known_by(item: Any) -> Iterable[Any]:
-    if hasattr(item, "cache_info"):  # a memoized function, which has no attribute for its memo
+    if attribute(item, "cache_info"):  # a memoized function, which has no attribute for its memo
         return gc.get_referents(item)
     if isinstance(item, (type, types.ModuleType, types.FunctionType)):
         return ()

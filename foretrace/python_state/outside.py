@@ -19,6 +19,7 @@ from typing import Any
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR
+from foretrace.frames.lines import attribute
 from foretrace.ir.members import MISSING, cell_content, cells_of
 from foretrace.ir.requirements import Change, Place
 from foretrace.mutation.builder import Unwatched, nobody_watches
@@ -241,7 +242,7 @@ class Outside(Unwatched):
         running = []
         for frame, before in self._frames:
             held = gc.get_referents(frame)
-            found = [each for each in held if getattr(each, "__code__", None) is frame.f_code]
+            found = [each for each in held if attribute(each, "__code__") is frame.f_code]
             for function in found:
                 self._functions.setdefault(id(function), (function, before))
             if not found:

@@ -62,8 +62,10 @@ def left_in(before: Before, loan: Borrowed, outside: Outside | None, run: Run) -
     )  # fmt: skip
     for changes in everywhere:
         for change in [*changes]:
-            if _can_be_left(change) and not _as_before(change, real):
-                found.setdefault((id(change.place.holder), change.place.key), change)
+            itself = _holds_ours(change) and _as_before(change, real)
+            if itself or _can_be_left(change):
+                if not itself:
+                    found.setdefault((id(change.place.holder), change.place.key), change)
                 change.undo()
     return [*found.values()]
 
@@ -108,8 +110,13 @@ def _all_given(change: Change, given: Iterable[Any] = ()) -> bool:
 
 def _can_be_left(change: Change) -> bool:
     """Whether a place holds tensors of the run, and plain data beside them, and nothing else."""
+    return _holds_ours(change) and _all_given(change)
+
+
+def _holds_ours(change: Change) -> bool:
+    """Whether a place is bound to what has a tensor of the run."""
     held = isinstance(change.place, OnInput) or next(abstract_in([change.after]), None) is not None
-    return change.rebound and held and _all_given(change)
+    return change.rebound and held
 
 
 def _as_before(change: Change, real: dict[int, Any]) -> bool:

@@ -16,7 +16,7 @@ from foretrace.ir.program import Input, Mutation, Output, Recorded, Role, size_i
 from foretrace.ir.requirements import Change, Requirements
 from foretrace.ir.structure import Structure, named_arguments, take_apart
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import alias_of
+from foretrace.mutation.alias import alias_of, written
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import bound_before, read_outside
@@ -58,7 +58,7 @@ from foretrace.recording.torch_state import running, unchanged_state, uncollecte
 from foretrace.recording.watched import WatchedRecorder
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.targets.semantics import TargetSemantics
-from foretrace.tensors.abstract import Abstract, Types
+from foretrace.tensors.abstract import Abstract, Types, of_a_call
 from foretrace.tensors.admitted import check_admitted
 from foretrace.tensors.parameters import AbstractParameter
 from foretrace.trace.constants import Constants
@@ -101,6 +101,7 @@ class Capture:
         self.recorder = WatchedRecorder(self.outside, *made) if self.outside else Recorder(*made)
         self.recorder.example = self.example
         types.told.hooking = Hooking(self.recorder)
+        types.told.written = self._written
         self.steps = Steps(self.recorder, self.questions)
 
     def placeholder(
@@ -142,6 +143,11 @@ class Capture:
         wanting = any(item.value.type.requires_grad for item in self.inputs)
         requires.asks_mode = wanting and requires.grad_mode in self.types.told.requires_grad
         requires.asks_strides = self.types.told.strides
+
+    def _written(self, tensor: Abstract) -> int:
+        if self.recorder.inferred:  # an inference tensor has no version counter
+            raise of_a_call()
+        return written(tensor, self.recorder.log, self.inputs)
 
     def _append(self, item: Input, real: Any, placeholder: Any) -> None:
         self.inputs.append(item)

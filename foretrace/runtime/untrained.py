@@ -23,11 +23,13 @@ Untrained = dict[int, Op]
 
 def untrained(graph: Graph, recorded: Recorded) -> Untrained:
     """The results of a graph that depend on Functions of which it has only the forward."""
-    whole = {op.target for op in every_op(graph.ops)}
-    due = left_out(recorded, graph.ops)
+    ops, due = every_op(graph.ops), left_out(recorded, graph.ops)
+    whole = {op.target.context for op in ops if isinstance(op.target, FunctionCall)}
     for op in _as_written(recorded.ops):
         calls = [each for each in _with_held(op) if isinstance(each.target, FunctionCall)]
-        opened = (each for each in calls if each.target.followed and each.target not in whole)
+        opened = (
+            each for each in calls if each.target.followed and each.target.context not in whole
+        )
         found = next(opened, None) or next((due[v] for v in op.operands if v in due), None)
         if found is not None:
             due |= {out: found for out in op.outs if out.type.requires_grad and out not in due}

@@ -1,6 +1,7 @@
 """Abstract tensors: what the user's program computes with while it is recorded."""
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 from weakref import ref
@@ -31,6 +32,16 @@ OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_hooked", "ft_ind
 """Attributes of an abstract tensor that no tensor of torch's has"""
 
 
+def of_a_call(*_: object) -> Refusal:
+    """The refusal of what is not known: a later call's may be another, or have been written to."""
+    return Refusal(
+        "the program asks whether a tensor is a view, or of what, or for its `_version`",
+        kind="autograd inside",
+        do=("ask it of memory that the program has made itself",
+            "or let it not depend on that, or ask outside of the captured program"),
+    )  # fmt: skip
+
+
 class Told:
     """What the program asks of all tensors of a run, and is told."""
 
@@ -42,6 +53,8 @@ class Told:
         """whether it asked how one lies in memory"""
         self.hooking: Any = None
         """what records hooks; None where no program is recorded"""
+        self.written: Callable[[Abstract], int]
+        """how often the memory of one that the program has made was written to"""
 
     def lies(self, asking: FrameType) -> None:
         """Note that it asks so, if it is no op that does and nothing of ours."""
@@ -146,15 +159,15 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         if owner is not None:
             owner.ft_begins = asking_line()
 
-    def _is_view(self) -> NoReturn:
-        """Not known: a later call may be made with another, or with one that was written to."""
-        raise Refusal(
-            "the program asks whether a tensor is a view, or of what, or for its `_version`",
-            kind="autograd inside",
-            do="let it not depend on that, or ask outside of the captured program",
-        )
+    def _is_view(self) -> bool:
+        """False for what owns memory that the program has made; of others a call may decide."""
+        self.ft_told.written(self)
+        if self.ft_alias is not None and self.ft_alias.parent is not None:
+            raise of_a_call()
+        return False
 
-    _base = _version = property(_is_view)
+    _version = property(lambda self: self.ft_told.written(self))
+    _base = property(lambda self: self._is_view() or None)
 
     def _gradient(self) -> Any:
         """None, but for an input, whose gradient depends on what ran before."""

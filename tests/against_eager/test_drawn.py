@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import foretrace
 
 X = torch.randn(3)
+PLACE = torch.randn(3)
 NUMPY, PYTHON, LEGACY = np.random.default_rng(0), random.Random(0), np.random.RandomState(0)
 ARRAY = np.zeros(3)
 
@@ -131,7 +132,8 @@ def test_an_attribute_that_is_set() -> None:
 
 @pytest.mark.parametrize("asks", [
     lambda x: x._base is None, lambda x: not x._is_view(), lambda x: x.mul_(1)._version == 1,
-    lambda x: (x * 2)._version == 0,
+    lambda x: x[0]._version == 0, lambda x: x.detach()._version == 0, lambda x: PLACE._version == 0,
+    lambda x: (x * 2)[0]._base is not None,
 ])  # fmt: skip
 def test_what_autograd_knows_of_a_tensor(asks: Callable[[Tensor], bool]) -> None:
     """Nobody knows of a later call."""

@@ -116,6 +116,10 @@ def test_sparse_gradients_are_as_in_eager() -> None:
     "fn",
     [
         lambda x: (x.to_sparse_csr() @ x).sum(),
+        lambda x: torch.sparse_csr_tensor(PLACES.new_tensor([0, 1]), PLACES[:1] * 0, x[0, :1]) @ x,
+        lambda x: torch.sparse_compressed_tensor(
+            PLACES.new_tensor([0, 1]), PLACES[:1] * 0, x[0, :1], layout=torch.sparse_csc
+        ),
         lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(),
     ],
 )

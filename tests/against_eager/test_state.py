@@ -311,3 +311,45 @@ def test_another_type_of_state_is_captured_again() -> None:
     x = torch.randn(3, 4)
     same(compiled(x), eager(x), "result")
     same(ours.hidden, eager.hidden, "state")
+
+
+class Schedule:
+    """Moves its table to where it is used, which is where it is."""
+
+    def __init__(self) -> None:
+        self.table, self.both = torch.rand(5), (torch.rand(5), [torch.rand(5)])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.table = self.table.to(device=x.device)
+        first, (second,) = self.both
+        self.both = (first.to(x.dtype), [second.contiguous()])
+        return x * self.table[:3].to(x.dtype) + first[:3] * second[:3]
+
+
+class Scheduled(nn.Module):
+    """Holds one that is no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.schedule = nn.Linear(3, 3), Schedule()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.schedule(self.inner(x)).sum()
+
+
+@pytest.mark.parametrize("make", [Schedule, Scheduled, lambda: Schedule().__call__])
+def test_what_is_bound_to_itself_is_no_state(make: Callable[[], Any]) -> None:
+    for way in (
+        lambda fn, x: foretrace.capture(fn, (x,)).cut("export"),
+        lambda fn, x: foretrace.capture(fn, (x,)).compile(),
+        lambda fn, _: foretrace.compile(fn),
+    ):
+        eager = make()
+        ours = copy.deepcopy(eager)
+        call = way(ours, torch.randn(3, requires_grad=True))
+        for _ in range(3):
+            x = torch.randn(3, requires_grad=True)
+            same(call(x), eager(x), "result")
+        held = getattr(ours, "schedule", getattr(ours, "__self__", ours))
+        assert type(held.table) is Tensor
+        assert type(held.both[1][0]) is Tensor

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import foretrace
+from tests.support.compare import same_as_eager
 from tests.support.exporting import as_module
 from tests.support.pairs import PairCut
 
@@ -630,3 +631,74 @@ def test_each_use_below_one_op_is_apart(cut: str) -> None:
         torch.autograd.backward(fn(x), gradients)
         found.append(x.grad)
     assert torch.equal(*found)
+
+
+def counts_of_writes(x: Tensor) -> list[Tensor]:
+    """Read at once, as what is written later is counted, too."""
+    y, t = x * 2, torch.tensor([1.0, 2.0])
+    found = [y._version, t._version]
+    y.add_(1)
+    z, data, detached = y[0], y.data, y.detach()
+    z.mul_(2)
+    data.zero_()
+    detached.zero_()
+    found += [y._version, z._version, data._version, detached._version, y.data._version]
+    t += 1
+    room = torch.empty(3).uniform_()
+    room[0] = 1.0
+    torch.exp(x[0], out=room)
+    put = x.index_put((torch.tensor([0]),), x[0])
+    composites = F.linear(x, x), F.layer_norm(x, (3,)), torch.einsum("ij,kj->ik", x, x), put
+    found += [t._version, room._version, *(each._version for each in composites)]
+    return [x * float(count) for count in found]
+
+
+class Counting(torch.nn.Linear):
+    """Asked inside of a module and of what it gave."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        y += 1
+        return y * float(y._version) if y._base is None and not y._is_view() else y
+
+
+def test_what_the_program_has_made_counts_its_writes() -> None:
+    x = torch.randn(3, 3)
+    same_as_eager(counts_of_writes, (x,), cuts=("export", "aten"))
+    same_as_eager(Counting(3, 3), (x,), loss=None)
+    assert torch.equal(foretrace.compile(Counting(3, 3), dynamic=True)(x).isnan(), x > torch.inf)
+
+
+class Writes(torch.autograd.Function):
+    """Its forward writes to what it gives."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return (x * 2).add_(1)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+ASKS: list[Callable[[Tensor], int]] = [
+    lambda x: x._version, lambda x: x[0]._version, lambda x: x.detach()._version,
+    lambda x: Writes.apply(x)._version,
+    lambda x: torch.cond(x.sum() > 0, lambda y: y + y._version, lambda y: y + 0, (x,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_what_a_call_brings_is_not_known(ask: Callable[[Tensor], int]) -> None:
+    with pytest.raises(foretrace.Refusal, match="`_version`"):
+        foretrace.capture(lambda x: x * ask(x), (torch.ones(3),))
+
+
+def test_an_inference_tensor_has_no_version() -> None:
+    @torch.inference_mode()
+    def program(x: Tensor) -> Tensor:
+        y = x * 2
+        return y * y._version
+
+    with pytest.raises(foretrace.Refusal, match="`_version`"):
+        foretrace.capture(program, (torch.ones(3),))

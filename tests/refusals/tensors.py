@@ -43,7 +43,7 @@ def makes_entries(x: Tensor) -> Tensor:
     return x.to_sparse() @ x.T
 
 
-refuses("unsupported tensor", "tensors/admitted.py:sparse_dims", captures(makes_rows, X),
+refuses("unsupported tensor", "tensors/admitted.py:_of_layout", captures(makes_rows, X),
         makes_rows, captured(makes_entries, X))  # fmt: skip
 
 

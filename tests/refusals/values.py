@@ -643,7 +643,7 @@ def quantizes_in_floats(x: Tensor) -> Tensor:
 
 
 refuses(
-    "unsupported tensor", "tensors/admitted.py:check_dtypes", captures(quantizes, X), quantizes,
+    "unsupported tensor", "tensors/admitted.py:check_asked_for", captures(quantizes, X), quantizes,
     captured(quantizes_in_floats, X),
 )  # fmt: skip
 
