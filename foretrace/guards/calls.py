@@ -16,7 +16,7 @@ from foretrace.ir.op import Op
 from foretrace.ir.plain_data import same
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import FIRST_CALL, Change, Entry
-from foretrace.ir.structure import take_apart
+from foretrace.ir.structure import COPY_ONE, SHARED, shared_in, take_apart
 from foretrace.ir.walk import called_in
 from foretrace.recording.shared_inputs import check_shared_memory
 from foretrace.symbols.sizes import Numbers, Size
@@ -61,6 +61,8 @@ class CallGuards:
         if now != then:
             raise broken(f"the default dtype is {now}, the capture had {then}", DEFAULT_DTYPE)
         given = self._form(args, kwargs)
+        if self.recorded.requires.fills_arguments and shared_in((args, kwargs)):
+            raise broken(SHARED, COPY_ONE)
         found = self._check(small=small)(given)
         if isinstance(found, Broken):
             raise refusal_of(found)
@@ -100,10 +102,18 @@ class CallGuards:
                 given.append(leaf)
             elif isinstance(leaf, torch.Tensor):
                 raise broken(f"{name} is a tensor, unlike in the capture")
-            elif not same(leaf, requires.constants[name]):
+            elif not _equal(leaf, requires.constants[name]):
                 before = requires.constants[name]
                 raise broken(f"{name} is {shown(leaf)}, the capture saw {shown(before)}")
         return given
+
+
+def _equal(leaf: Any, before: Any) -> bool:
+    """Whether an argument that is no tensor is what it was; its class may not be able to tell."""
+    try:
+        return same(leaf, before)
+    except Exception:  # noqa: BLE001 - Python of the user's
+        return False
 
 
 def follows(ops: Iterable[Op]) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.ir.members import CONTENT, attributes_of, own_length, reached
+from foretrace.ir.members import CONTENT, attributes_of, own_length, reached, slot_names
 from foretrace.ir.requirements import Change
 from foretrace.python_state.kept import (
     ATOMS,
@@ -205,13 +205,7 @@ class Before:
         """The attributes and slots of an object; its class."""
         kind = type(item)
         self._of_class(kind)
-        slots = [
-            slot.__name__
-            for base in kind.__mro__
-            if "__slots__" in vars(base)
-            for slot in vars(base).values()
-            if isinstance(slot, types.MemberDescriptorType)
-        ]
+        slots = slot_names(kind)
         if slots:
             kept = KeptNames(item, slots)
             self._kept.append(kept)

@@ -8,6 +8,7 @@ abstract tensor that is still alive when nothing of the capture needs it any mor
 import dis
 import gc
 import types
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -140,6 +141,8 @@ def _inside(item: Any) -> Iterable[Any]:
         return [each for each in vars(item).values() if isinstance(each, METHODS)]
     if isinstance(item, (staticmethod, classmethod)):
         return (item.__func__,)
+    if isinstance(item, weakref.ref):
+        return (item(),)
     if isinstance(item, types.FunctionType):
         return map(cell_content, item.__closure__ or ())
     if isinstance(item, types.MethodType):

@@ -14,7 +14,6 @@ from torch import fx, nn
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
-from foretrace.ir.members import own_items
 from foretrace.ir.requirements import FIRST_CALL, Change, Entry, ModuleState, Place, Requirements
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import state_of
@@ -93,7 +92,7 @@ class Borrowed:
     def changes(self) -> list[Change]:
         """What the run has changed in plain attributes; `check_attributes` looks at tensors."""
         found = [change for loan in self._loans for change in loan.changes()]
-        return [change for change in found if not _holds_abstract(change.after, set())]
+        return [change for change in found if next(abstract_in([change.after]), None) is None]
 
     def bound(self) -> Iterator[Change]:
         """Plain attributes that the run has bound, and entries of dicts that are attributes."""
@@ -118,7 +117,7 @@ class Borrowed:
         for loan in self._loans:
             loan.check_registered(lines)
             for name, now in loan.touched():
-                if _holds_abstract(now, placeholders):
+                if any(id(tensor) not in placeholders for tensor in abstract_in([now])):
                     raise Refusal(
                         f"the program stores a tensor in the attribute `{name}`"
                         f" of {loan.path or type(loan.module).__name__}",
@@ -245,13 +244,6 @@ def _present(registered: dict[Any, Any] | set[Any]) -> set[Any]:
     if isinstance(registered, set):
         return registered
     return {name for name, item in registered.items() if item is not None}
-
-
-def _holds_abstract(item: Any, placeholders: set[int]) -> bool:
-    inside = isinstance(item, (dict, list))
-    members = [each for _, each in own_items(item)] if inside else [item]
-    found = (m() if isinstance(m, weakref.ref) else m for m in members)
-    return any(isinstance(each, Abstract) and id(each) not in placeholders for each in found)
 
 
 @contextmanager

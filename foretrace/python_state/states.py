@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from foretrace import torch_api
+from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.ir.members import MISSING
 from foretrace.ir.plain_data import plain, same
@@ -28,7 +29,7 @@ from foretrace.ir.requirements import (
     State,
     StateRead,
 )
-from foretrace.ir.structure import Structure, take_apart
+from foretrace.ir.structure import COPY_ONE, SHARED, Structure, shared_in, take_apart
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import bound_before
 from foretrace.python_state.leaks import abstract_in
@@ -78,7 +79,9 @@ def _set_on(real: Iterable[Any], placeholders: Iterable[Any]) -> Iterator[Change
                 yield Change(place, now[name], rebound=True)
 
 
-def arguments_changed(given: list[Any], form: Structure, call: Any) -> list[Change]:
+def arguments_changed(
+    given: list[Any], form: Structure, call: Any, real: Any, lines: Callable[[], Lines]
+) -> list[Change]:
     """What the run has changed of containers and objects among its arguments; one change at most.
 
     It is `rebound` where a call can do it again.
@@ -87,6 +90,11 @@ def arguments_changed(given: list[Any], form: Structure, call: Any) -> list[Chan
         given: the leaves of the call, as it began.
         form: how they were nested.
         call: the arguments, as the run has left them.
+        real: those of the caller.
+        lines: of the program.
+
+    Raises:
+        Refusal: one is at two places, and the run has had a copy for each.
     """
     now, now_form = take_apart(call)
     pairs = zip((leaf for _, leaf in now), given, strict=False)
@@ -96,6 +104,9 @@ def arguments_changed(given: list[Any], form: Structure, call: Any) -> list[Chan
     names += [name for name, _ in now[len(given) :]]
     name = names[0].rpartition(".")[2] if names else "one of its arguments"
     change = Change(OnArguments(name, {}, None), call, rebound=True)
+    if shared_in(real):
+        at = located(change, lines).at
+        raise Refusal(SHARED, kind="aliased inputs", at=at, do=COPY_ONE)
     kept = _all_given(change, given)
     return [change if kept else replace(change, after=None, rebound=False)]
 
@@ -135,11 +146,11 @@ def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None
             placeholder = run.lift(tensor)
             index = next(i for i, each in enumerate(run.placeholders) if each is placeholder)
             item, read = run.inputs[index], StateRead(change.place, structure, every, number)
-            if item.read is not None:
-                requires.tied.append((read, index))
-            elif item.role.kind == "captured" and item.gradient_of is None:
+            if item.role.kind == "captured" and item.read is None and item.gradient_of is None:
                 role = Role("state", change.name)
                 run.inputs[index] = replace(item, role=role, tensor=None, read=read)
+            else:
+                requires.tied.append((read, index))
 
 
 def states_of(
@@ -183,6 +194,12 @@ def _containers(item: Any) -> Iterator[Any]:
         yield item
         for each in item.values() if isinstance(item, dict) else item:
             yield from _containers(each)
+
+
+def set_anew(kept: Iterable[Change]) -> list[tuple[int, str, object]]:
+    """The attributes of inputs that the run has set and that were not there."""
+    places = (change.place for change in kept if change.place.before is MISSING)
+    return [(each.index, each.name, MISSING) for each in places if isinstance(each, OnInput)]
 
 
 def bound_to_data(kept: Iterable[Change]) -> Iterator[Held]:

@@ -36,6 +36,7 @@ from foretrace.python_state.states import (
     bound_to_data,
     left_in,
     read_again,
+    set_anew,
     states_of,
     unread,
 )
@@ -282,7 +283,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)
             kept = left_in(before, loan, capture.outside, capture)
-            changed = arguments_changed(given, in_structure, call)
+            changed = arguments_changed(given, in_structure, call, (args, kwargs), lines)
             requires.changed += [located(each, lines) for each in changed if not each.rebound]
             kept += [each for each in changed if each.rebound]
             read_again(kept, capture, requires)
@@ -296,6 +297,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
     requires.changed += left
     if capture.outside is not None:
         read_outside(capture.outside, fn, leaves, requires, capture.real)
+        requires.set_on += set_anew(kept)
         requires.held = [*unread(requires.held, capture.inputs, requires), *bound_to_data(kept)]
         requires.held += [bound_before(change) for change in left if change.rebound]
     return Recorded(
