@@ -8,7 +8,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.emit.python_source import Source
-from foretrace.errors import Refusal
+from foretrace.errors import Attempt, Refusal
 from foretrace.guards.conditions import Broken, Conditions, tell_lines
 from foretrace.guards.guard import shown, telling
 from foretrace.guards.tensors import TensorFacts, one_tensor
@@ -110,10 +110,10 @@ class CallGuards:
 
 def _equal(leaf: Any, before: Any) -> bool:
     """Whether an argument that is no tensor is what it was; its class may not be able to tell."""
-    try:
+    attempt = Attempt(Exception)
+    with attempt:
         return same(leaf, before)
-    except Exception:  # noqa: BLE001 - Python of the user's
-        return False
+    return False
 
 
 def follows(ops: Iterable[Op]) -> bool:

@@ -136,7 +136,10 @@ def _as_before(change: Change, real: dict[int, Any]) -> bool:
 def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None:
     """Let the tensors that are in such places be inputs that are read there at each call."""
     for change in kept:
-        if isinstance(change.place, ON_THE_CALL):
+        place = change.place
+        if isinstance(place, OnInput) and place.before is MISSING:
+            requires.set_on.append((place.index, place.name, MISSING))
+        if isinstance(place, ON_THE_CALL):
             continue  # what was there before is an argument, or a guard on inputs
         leaves, structure = take_apart(change.place.before)
         every = tuple([leaf for _, leaf in leaves])
@@ -194,12 +197,6 @@ def _containers(item: Any) -> Iterator[Any]:
         yield item
         for each in item.values() if isinstance(item, dict) else item:
             yield from _containers(each)
-
-
-def set_anew(kept: Iterable[Change]) -> list[tuple[int, str, object]]:
-    """The attributes of inputs that the run has set and that were not there."""
-    places = (change.place for change in kept if change.place.before is MISSING)
-    return [(each.index, each.name, MISSING) for each in places if isinstance(each, OnInput)]
 
 
 def bound_to_data(kept: Iterable[Change]) -> Iterator[Held]:

@@ -36,7 +36,6 @@ from foretrace.python_state.states import (
     bound_to_data,
     left_in,
     read_again,
-    set_anew,
     states_of,
     unread,
 )
@@ -297,7 +296,6 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
     requires.changed += left
     if capture.outside is not None:
         read_outside(capture.outside, fn, leaves, requires, capture.real)
-        requires.set_on += set_anew(kept)
         requires.held = [*unread(requires.held, capture.inputs, requires), *bound_to_data(kept)]
         requires.held += [bound_before(change) for change in left if change.rebound]
     return Recorded(
