@@ -1,10 +1,11 @@
 """Tensors that share memory: each is a view of its parent, and may be stale after a write."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 from weakref import ref
 
+from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Origin, Value, ViewStep
 from foretrace.ops.outcome import Share
 from foretrace.tensors.abstract import Abstract, follow
@@ -157,6 +158,28 @@ class Held:
     def seen(self) -> bool:
         """Whether autograd finds at the backward that the memory was written to."""
         return self.detached or self.alias.version.count != self.since
+
+
+class Stranded:
+    """In the place of the alias of a tensor that has no value any more, where it is used.
+
+    Args:
+        what: why it is refused.
+        do: what to do.
+    """
+
+    def __init__(self, what: str, do: str) -> None:
+        self.what, self.do = what, do
+
+    @property
+    def value(self) -> NoReturn:
+        """Asked for when the tensor is used."""
+        raise Refusal(self.what, kind="escaped", do=self.do)
+
+    def strand(self, tensors: Iterable[Abstract]) -> None:
+        """Let tensors be of no use."""
+        for tensor in tensors:
+            tensor.ft_value, tensor.ft_alias = None, self
 
 
 def alias_of(tensor: Abstract) -> Alias:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from torch.autograd.function import Function
 
@@ -23,6 +23,7 @@ from foretrace.ir.members import attributes_of, cell_content, cells_of, members,
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import FIRST_CALL
 from foretrace.ir.walk import every_op
+from foretrace.mutation.alias import Stranded
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.trace.functions import Context, FunctionCall
 
@@ -30,16 +31,10 @@ METHODS = (staticmethod, classmethod, types.FunctionType)
 """What a Function made inside may close over a tensor with; one from outside keeps no tensor"""
 
 
-class Stranded:
-    """In the place of the alias of a tensor whose capture has ended."""
-
-    @property
-    def value(self) -> NoReturn:
-        """Asked for when the tensor is used."""
-        raise Refusal(
-            "the program uses an abstract tensor that an earlier capture left behind",
-            kind="escaped", do="clear what holds it: a list, an attribute, an object",
-        )  # fmt: skip
+LEFT_BEHIND = Stranded(
+    "the program uses an abstract tensor that an earlier capture left behind",
+    "clear what holds it: a list, an attribute, an object",
+)
 
 
 @contextmanager
@@ -48,13 +43,8 @@ def stranding(types: Types) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _strand(types.alive())
+        LEFT_BEHIND.strand(types.alive())
         raise
-
-
-def _strand(tensors: Iterable[Abstract]) -> None:
-    for tensor in tensors:
-        tensor.ft_value, tensor.ft_alias = None, Stranded()
 
 
 def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
