@@ -85,6 +85,11 @@ class Before:
         """What is kept of a module, for one who puts it back himself."""
         return self._modules.pop(id(module), None) or KeptModule(module)
 
+    @property
+    def met(self) -> set[int]:
+        """The ids of what was looked at, which lives as long as this."""
+        return set(self._seen)
+
     def put_back(self) -> list[str]:
         """Leave everything as it was; gives what could not be, in words."""
         for memo in self._memos:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch.autograd.function import Function
 
 from foretrace.errors import Refusal
@@ -111,6 +112,11 @@ def _needed(recorded: Recorded) -> Iterator[Abstract]:
 def abstract_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Abstract]:
     """The abstract tensors that objects, containers and closures hold."""
     return (item for item in reached(roots, _inside, depth) if isinstance(item, Abstract))
+
+
+def tensors_in(roots: Iterable[Any], depth: int = 7) -> Iterator[torch.Tensor]:
+    """The tensors that they hold, of the run or from outside."""
+    return (item for item in reached(roots, _inside, depth) if isinstance(item, torch.Tensor))
 
 
 def held_before(function: type[Function], args: Any) -> bool:

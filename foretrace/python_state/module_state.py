@@ -18,7 +18,7 @@ from foretrace.ir.requirements import FIRST_CALL, Change, Entry, ModuleState, Pl
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import state_of
 from foretrace.python_state.kept import ATOMS, EMPTY, Kept, KeptModule
-from foretrace.python_state.leaks import abstract_in
+from foretrace.python_state.leaks import abstract_in, tensors_in
 from foretrace.python_state.outside import Outside
 from foretrace.python_state.restoring import changes_in, content_changes, put_all_back, put_back
 from foretrace.tensors.abstract import Abstract
@@ -90,9 +90,9 @@ class Borrowed:
         return {id(loan.module): loan.path for loan in self._loans}
 
     def changes(self) -> list[Change]:
-        """What the run has changed in plain attributes; `check_attributes` looks at tensors."""
+        """What the run has changed in plain attributes; `states.py` looks at what holds tensors."""
         found = [change for loan in self._loans for change in loan.changes()]
-        return [change for change in found if next(abstract_in([change.after]), None) is None]
+        return [change for change in found if next(tensors_in([change.after]), None) is None]
 
     def bound(self) -> Iterator[Change]:
         """Plain attributes that the run has bound, and entries of dicts that are attributes."""
@@ -268,9 +268,10 @@ def watched(
             yield
     finally:
         changes = outside.changes() if outside is not None else []
-        # one that keeps an abstract tensor stays as it is, for `leaks.py` to find
-        keeps = [[*abstract_in([each.place.now])] for each in changes]
-        requires.stored = [weakref.ref(tensor) for found in keeps for tensor in found]
+        # one that keeps a tensor stays as it is, for `states.py` and `leaks.py` to find
+        keeps = [[*tensors_in([each.place.now])] for each in changes]
+        stored: Iterator[torch.Tensor] = abstract_in([each.place.now for each in changes])
+        requires.stored = [*map(weakref.ref, stored)]
         changes = [each for each, found in zip(changes, keeps, strict=True) if not found]
         every = [*changes, *loan.changes()]
         requires.changed = [located(change, lines) for change in every]

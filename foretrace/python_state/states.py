@@ -4,7 +4,7 @@ The place is bound at once to what was there before, so that the program is as i
 an earlier call has left there is an input, read at each call.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from dataclasses import replace
 from types import CellType
 from typing import Any, Protocol
@@ -32,7 +32,7 @@ from foretrace.ir.requirements import (
 from foretrace.ir.structure import COPY_ONE, SHARED, Structure, shared_in, take_apart
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import bound_before
-from foretrace.python_state.leaks import abstract_in
+from foretrace.python_state.leaks import abstract_in, tensors_in
 from foretrace.python_state.module_state import Borrowed, located
 from foretrace.python_state.outside import Outside
 from foretrace.tensors.abstract import Abstract
@@ -53,20 +53,31 @@ class Run(Protocol):
         """The placeholder of a tensor from outside."""
 
 
-def left_in(before: Before, loan: Borrowed, outside: Outside | None, run: Run) -> list[Change]:
-    """The places that the run has bound to tensors of its own; each holds again what it held."""
-    found = dict[tuple[int, Any], Change]()
+def left_in(
+    before: Before, loan: Borrowed, outside: Outside | None, run: Run, lines: Callable[[], Lines]
+) -> tuple[list[Change], list[Change]]:
+    """The places that the run has bound to tensors; each holds again what it held.
+
+    Returns:
+        Those that a call can bind anew; and those that hold what no call has, with their lines.
+    """
+    found, others = dict[tuple[int, Any], Change](), dict[tuple[int, Any], Change]()
     real = {id(each): tensor for each, tensor in zip(run.placeholders, run.real, strict=True)}
     everywhere = (
         outside.changes() if outside is not None else (), loan.bound(), before.bound(),
         _set_on(run.real, run.placeholders),
     )  # fmt: skip
-    for changes in everywhere:
-        for change in [*changes]:
-            if _can_be_left(change) and not _as_before(change, real):
-                found.setdefault((id(change.place.holder), change.place.key), change)
-                change.undo()
-    return [*found.values()]
+    known = before.met.union(map(id, run.real))
+    for change in [change for group in everywhere for change in group]:
+        abstract = next(abstract_in([change.after]), None) is not None
+        held = abstract or next(tensors_in([change.after]), None) is not None
+        left = _can_be_left(change, known, held=held)
+        if (abstract and not left) or not (held or left) or _as_before(change, real):
+            continue
+        kind, one = (found, change) if left else (others, located(change, lines))
+        kind.setdefault((id(change.place.holder), change.place.key), one)
+        change.undo()
+    return [*found.values()], [*others.values()]
 
 
 def _set_on(real: Iterable[Any], placeholders: Iterable[Any]) -> Iterator[Change]:
@@ -107,20 +118,23 @@ def arguments_changed(
     if shared_in(real):
         at = located(change, lines).at
         raise Refusal(SHARED, kind="aliased inputs", at=at, do=COPY_ONE)
-    kept = _all_given(change, given)
+    kept = _all_given(change, set(map(id, given)))
     return [change if kept else replace(change, after=None, rebound=False)]
 
 
-def _all_given(change: Change, given: Iterable[Any] = ()) -> bool:
-    """Whether all that is in a place is tensors of the run, plain data, and what was `given`."""
-    leaves, known = [leaf for _, leaf in take_apart(change.after)[0]], set(map(id, given))
+def _all_given(change: Change, known: AbstractSet[int]) -> bool:
+    """Whether all that is in a place is tensors of the run, plain data, and what is `known`."""
+    leaves = [leaf for _, leaf in take_apart(change.after)[0]]
     return all(isinstance(x, Abstract) or id(x) in known or plain(x) for x in leaves)
 
 
-def _can_be_left(change: Change) -> bool:
-    """Whether a place holds tensors of the run, and plain data beside them, and nothing else."""
-    held = isinstance(change.place, OnInput) or next(abstract_in([change.after]), None) is not None
-    return change.rebound and held and _all_given(change)
+def _can_be_left(change: Change, known: AbstractSet[int], *, held: bool) -> bool:
+    """Whether a place holds tensors (`held`), and plain data beside them, and nothing else.
+
+    `known`: what was there before the run, so that a tensor among it is no other thread's.
+    """
+    held = held or isinstance(change.place, OnInput)
+    return change.rebound and held and _all_given(change, known)
 
 
 def _as_before(change: Change, real: dict[int, Any]) -> bool:
