@@ -5,10 +5,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 OWN = (dict, list, tuple, set, frozenset, deque)
 """What containers of any class are made of, as far as they are looked into"""
 CONTENT = "cell_contents"
 """What a closure cell has its item in"""
+
+
+NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class _Missing:
@@ -68,7 +73,12 @@ def slot_names(kind: type) -> list[str]:
 
 
 def names_in(item: Any) -> dict[str, Any] | None:
-    """The attributes and the slots of an object as a new dict; None if it has room for neither."""
+    """The attributes and the slots of an object as a new dict; None if it has room for neither.
+
+    A symbolic number leads to all that torch knows of sizes, and is a number.
+    """
+    if issubclass(type(item), NUMBERS):
+        return None
     slots, space = slot_names(type(item)), attributes_of(item)
     if space is None and not slots:
         return None

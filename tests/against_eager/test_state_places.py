@@ -260,3 +260,14 @@ def test_an_argument_that_holds_itself() -> None:
     loop.append(loop)
     assert kind_of(lambda: foretrace.capture(lambda x: x[0], (loop,))) == "nested in itself"
     assert kind_of(lambda: foretrace.compile(lambda x: x[0])(loop)) == "nested in itself"
+
+
+def test_an_open_number_among_the_arguments_is_a_number() -> None:
+    """And not an object that leads to every size that torch knows of."""
+    fn = lambda x, n: x[:n] * n  # noqa: E731
+    auto = torch.export.Dim.AUTO
+    program = foretrace.capture(fn, (drawn(), 2), dynamic_shapes={"x": {0: auto}, "n": auto})
+    x = drawn(5)
+    same(program.cut("aten")(x, 4), fn(x, 4), "result")
+    behind = torch.compile(fn, backend="foretrace", dynamic=True)
+    same(behind(x, 3), fn(x, 3), "result behind Dynamo")
