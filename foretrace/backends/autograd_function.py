@@ -141,7 +141,8 @@ class _Run(torch.autograd.Function):
         outputs, saved = list(results[: trained.count]), results[trained.count :]
         trained.place(outputs, plain)
         followed = set(trained.followed)
-        ctx.mark_non_differentiable(*(each for i, each in enumerate(outputs) if i not in followed))
+        loose = [each for i, each in enumerate(outputs) if i not in followed]
+        ctx.mark_non_differentiable(*(each for each in loose if isinstance(each, torch.Tensor)))
         ctx.set_materialize_grads(False)
         both = list(zip(saved, trained.numbers, strict=True))
         ctx.save_for_backward(*(each for each, number in both if not number))
@@ -194,11 +195,13 @@ def _absent(item: Input, sizes: Numbers) -> torch.Tensor | None:
 
 def _loose(outputs: list[Any], inputs: Sequence[Any]) -> list[int]:
     """Places of outputs that are to be detached: sole views of their memory, and repetitions."""
-    memories = [_memory(each) for each in outputs]
+    memories = [_memory(each) if isinstance(each, torch.Tensor) else None for each in outputs]
     others = {_memory(each) for each in inputs if isinstance(each, torch.Tensor)}
     seen: set[int] = set()
     found = []
     for place, (output, memory) in enumerate(zip(outputs, memories, strict=True)):
+        if memory is None:  # a number
+            continue
         sole = not memory or (memories.count(memory) == 1 and memory not in others)
         if (sole and torch_api.is_view(output)) or id(output) in seen:
             found.append(place)

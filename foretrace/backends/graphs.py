@@ -71,7 +71,7 @@ def join(
         Refusal: an op on the way of a gradient has no derivative.
     """
     core = core_of(recorded)
-    if not any(core.followed(output.value) for output in core.outputs):
+    if not core.gives_followed:
         return Untrained(backend.whole(core, semantics), core)
     joint = differentiated(core, semantics, Level(False), None)
     return Trained(core, *backend.halves(joint, core, semantics), relaid=backend.relaid)

@@ -8,7 +8,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.emit.python_source import Source
-from foretrace.errors import Refusal
+from foretrace.errors import Attempt, Refusal
 from foretrace.guards.conditions import Broken, Conditions, tell_lines
 from foretrace.guards.guard import shown, telling
 from foretrace.guards.tensors import TensorFacts, one_tensor
@@ -16,7 +16,7 @@ from foretrace.ir.op import Op
 from foretrace.ir.plain_data import same
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import FIRST_CALL, Change, Entry
-from foretrace.ir.structure import take_apart
+from foretrace.ir.structure import COPY_ONE, SHARED, shared_in, take_apart
 from foretrace.ir.walk import called_in
 from foretrace.recording.shared_inputs import check_shared_memory
 from foretrace.symbols.sizes import Numbers, Size
@@ -67,6 +67,8 @@ class CallGuards:
         if now != then:
             raise broken(f"the default dtype is {now}, the capture had {then}", DEFAULT_DTYPE)
         given = self._form(args, kwargs)
+        if self.recorded.requires.fills_arguments and shared_in((args, kwargs)):
+            raise broken(SHARED, COPY_ONE)
         found = self._check(small=small, hooks=hooks)(given)
         if isinstance(found, Broken):
             raise refusal_of(found)
@@ -107,10 +109,18 @@ class CallGuards:
                 given.append(leaf)
             elif isinstance(leaf, torch.Tensor):
                 raise broken(f"{name} is a tensor, unlike in the capture")
-            elif not same(leaf, requires.constants[name]):
+            elif not _equal(leaf, requires.constants[name]):
                 before = requires.constants[name]
                 raise broken(f"{name} is {shown(leaf)}, the capture saw {shown(before)}")
         return given
+
+
+def _equal(leaf: Any, before: Any) -> bool:
+    """Whether an argument that is no tensor is what it was; its class may not be able to tell."""
+    attempt = Attempt(Exception)
+    with attempt:
+        return same(leaf, before)
+    return False
 
 
 def follows(ops: Iterable[Op]) -> bool:

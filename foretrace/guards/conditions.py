@@ -17,6 +17,7 @@ from foretrace.emit.python_source import INDENT, Source
 from foretrace.errors import Frame
 from foretrace.guards.guard import Check, Checks, check_lines, telling
 from foretrace.guards.python_state import Facts
+from foretrace.ir.members import MISSING
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.requirements import Answered
 from foretrace.symbols.sizes import MANY, Numbers, Size, put_in, solved
@@ -184,7 +185,8 @@ class Conditions(Checks):
         """Attributes of Python's on inputs."""
         for index, name, item in self.recorded.requires.set_on:
             words = f"{self.recorded.inputs[index].role.name}.{name}"
-            self.value(f"{self.inputs[index]}.__dict__[{name!r}]", words, item)
+            nothing = self.source.bind(MISSING, "MISSING")
+            self.value(f"{self.inputs[index]}.__dict__.get({name!r}, {nothing})", words, item)
 
     def _tied(self) -> None:
         """Further places of a parameter that is in several."""

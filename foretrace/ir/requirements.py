@@ -381,3 +381,8 @@ class Requirements:
     """further places of a state that is an input already, and its number"""
     stored: list[ref[torch.Tensor]] = field(default_factory=list)
     """tensors of the run that it has put there, until that is refused"""
+
+    @property
+    def fills_arguments(self) -> bool:
+        """Whether a call leaves tensors in containers or objects among its arguments."""
+        return any(isinstance(state.place, OnArguments) for state in self.states)

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 from weakref import ref
 
+from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Origin, Value, ViewStep
 from foretrace.ir.program import Input
 from foretrace.ir.walk import every_op
@@ -182,6 +183,28 @@ def written(tensor: Abstract, ops: Sequence[Op], inputs: Iterable[Input]) -> int
     if not (plain or any(value is made for value in constants)):
         raise of_a_call()
     return alias.version.count
+
+
+class Stranded:
+    """In the place of the alias of a tensor that has no value any more, where it is used.
+
+    Args:
+        what: why it is refused.
+        do: what to do.
+    """
+
+    def __init__(self, what: str, do: str) -> None:
+        self.what, self.do = what, do
+
+    @property
+    def value(self) -> NoReturn:
+        """Asked for when the tensor is used."""
+        raise Refusal(self.what, kind="escaped", do=self.do)
+
+    def strand(self, tensors: Iterable[Abstract]) -> None:
+        """Let tensors be of no use."""
+        for tensor in tensors:
+            tensor.ft_value, tensor.ft_alias = None, self
 
 
 def alias_of(tensor: Abstract) -> Alias:

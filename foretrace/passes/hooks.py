@@ -15,7 +15,7 @@ from foretrace.ir.op import Op, RuleName, Value
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.walk import every_op, made_in
 from foretrace.python_state.before import Before
-from foretrace.python_state.leaks import abstract_in, strand
+from foretrace.python_state.leaks import LEFT_BEHIND, abstract_in
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.hooked import name_of_hook, run_hook
 from foretrace.tensors.abstract import Abstract
@@ -92,7 +92,7 @@ def _kept(hooks: "Hooks") -> list[str]:
     if any(seen() is not None for seen in hooks.seen):
         gc.collect()
     kept = [tensor for seen in hooks.seen if (tensor := seen()) is not None]
-    strand(kept)
+    LEFT_BEHIND.strand(kept)
     return ["what outlives it, and keeps a gradient there"] if kept else []
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.ir.members import CONTENT, attributes_of, own_length, reached
+from foretrace.ir.members import CONTENT, attributes_of, own_length, reached, slot_names
 from foretrace.ir.requirements import Change
 from foretrace.python_state.kept import (
     ATOMS,
@@ -84,6 +84,11 @@ class Before:
     def lend(self, module: nn.Module) -> KeptModule:
         """What is kept of a module, for one who puts it back himself."""
         return self._modules.pop(id(module), None) or KeptModule(module)
+
+    @property
+    def met(self) -> set[int]:
+        """The ids of what was looked at, which lives as long as this."""
+        return set(self._seen)
 
     def put_back(self) -> list[str]:
         """Leave everything as it was; gives what could not be, in words."""
@@ -205,13 +210,7 @@ class Before:
         """The attributes and slots of an object; its class."""
         kind = type(item)
         self._of_class(kind)
-        slots = [
-            slot.__name__
-            for base in kind.__mro__
-            if "__slots__" in vars(base)
-            for slot in vars(base).values()
-            if isinstance(slot, types.MemberDescriptorType)
-        ]
+        slots = slot_names(kind)
         if slots:
             kept = KeptNames(item, slots)
             self._kept.append(kept)

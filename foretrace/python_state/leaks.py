@@ -8,11 +8,13 @@ abstract tensor that is still alive when nothing of the capture needs it any mor
 import dis
 import gc
 import types
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
+import torch
 from torch.autograd.function import Function
 
 from foretrace.errors import Refusal
@@ -22,6 +24,7 @@ from foretrace.ir.members import attributes_of, cell_content, cells_of, members,
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import FIRST_CALL
 from foretrace.ir.walk import every_op
+from foretrace.mutation.alias import Stranded
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.trace.functions import Context, FunctionCall
 
@@ -29,16 +32,10 @@ METHODS = (staticmethod, classmethod, types.FunctionType)
 """What a Function made inside may close over a tensor with; one from outside keeps no tensor"""
 
 
-class Stranded:
-    """In the place of the alias of a tensor whose capture has ended."""
-
-    @property
-    def value(self) -> NoReturn:
-        """Asked for when the tensor is used."""
-        raise Refusal(
-            "the program uses an abstract tensor that an earlier capture left behind",
-            kind="escaped", do="clear what holds it: a list, an attribute, an object",
-        )  # fmt: skip
+LEFT_BEHIND = Stranded(
+    "the program uses an abstract tensor that an earlier capture left behind",
+    "clear what holds it: a list, an attribute, an object",
+)
 
 
 @contextmanager
@@ -47,14 +44,8 @@ def stranding(types: Types) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        strand(types.alive())
+        LEFT_BEHIND.strand(types.alive())
         raise
-
-
-def strand(tensors: Iterable[Abstract]) -> None:
-    """Let tensors of a run be of no use any more."""
-    for tensor in tensors:
-        tensor.ft_value, tensor.ft_alias = None, Stranded()
 
 
 def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
@@ -140,6 +131,11 @@ def abstract_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Abstract]:
     return (item for item in reached(roots, _inside, depth) if isinstance(item, Abstract))
 
 
+def tensors_in(roots: Iterable[Any], depth: int = 7) -> Iterator[torch.Tensor]:
+    """The tensors that they hold, of the run or from outside."""
+    return (item for item in reached(roots, _inside, depth) if isinstance(item, torch.Tensor))
+
+
 def held_before(function: type[Function], args: Any) -> bool:
     """Whether a Function is given or holds a tensor of the run that its forward does not bind."""
     forward, anew = function_of(function.forward), set[int]()
@@ -158,6 +154,8 @@ def _inside(item: Any) -> Iterable[Any]:
         return [each for each in vars(item).values() if isinstance(each, METHODS)]
     if isinstance(item, (staticmethod, classmethod)):
         return (item.__func__,)
+    if isinstance(item, weakref.ref):
+        return (item(),)
     if isinstance(item, types.FunctionType):
         return map(cell_content, item.__closure__ or ())
     if isinstance(item, partial):

@@ -14,12 +14,11 @@ from torch import fx, nn
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
-from foretrace.ir.members import own_items
 from foretrace.ir.requirements import FIRST_CALL, Change, Entry, ModuleState, Place, Requirements
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import state_of
 from foretrace.python_state.kept import ATOMS, EMPTY, Kept, KeptModule
-from foretrace.python_state.leaks import abstract_in
+from foretrace.python_state.leaks import abstract_in, tensors_in
 from foretrace.python_state.outside import Outside
 from foretrace.python_state.restoring import changes_in, content_changes, put_all_back, put_back
 from foretrace.tensors.abstract import Abstract
@@ -91,9 +90,9 @@ class Borrowed:
         return {id(loan.module): loan.path for loan in self._loans}
 
     def changes(self) -> list[Change]:
-        """What the run has changed in plain attributes; `check_attributes` looks at tensors."""
+        """What the run has changed in plain attributes; `states.py` looks at what holds tensors."""
         found = [change for loan in self._loans for change in loan.changes()]
-        return [change for change in found if not _holds_abstract(change.after, set())]
+        return [change for change in found if next(tensors_in([change.after]), None) is None]
 
     def bound(self) -> Iterator[Change]:
         """Plain attributes that the run has bound, and entries of dicts that are attributes."""
@@ -118,7 +117,7 @@ class Borrowed:
         for loan in self._loans:
             loan.check_registered(lines)
             for name, now in loan.touched():
-                if _holds_abstract(now, placeholders):
+                if any(id(tensor) not in placeholders for tensor in abstract_in([now])):
                     raise Refusal(
                         f"the program stores a tensor in the attribute `{name}`"
                         f" of {loan.path or type(loan.module).__name__}",
@@ -249,13 +248,6 @@ def _present(registered: dict[Any, Any] | set[Any]) -> set[Any]:
     return {name for name, item in registered.items() if item is not None}
 
 
-def _holds_abstract(item: Any, placeholders: set[int]) -> bool:
-    inside = isinstance(item, (dict, list))
-    members = [each for _, each in own_items(item)] if inside else [item]
-    found = (m() if isinstance(m, weakref.ref) else m for m in members)
-    return any(isinstance(each, Abstract) and id(each) not in placeholders for each in found)
-
-
 @contextmanager
 def borrowed(owners: dict[str, nn.Module], before: Before | None = None) -> Iterator[Borrowed]:
     """The modules of a program, left as they were whatever happens inside."""
@@ -278,9 +270,10 @@ def watched(
             yield
     finally:
         changes = outside.changes() if outside is not None else []
-        # one that keeps an abstract tensor stays as it is, for `leaks.py` to find
-        keeps = [[*abstract_in([each.place.now])] for each in changes]
-        requires.stored = [weakref.ref(tensor) for found in keeps for tensor in found]
+        # one that keeps a tensor stays as it is, for `states.py` and `leaks.py` to find
+        keeps = [[*tensors_in([each.place.now])] for each in changes]
+        stored: Iterator[torch.Tensor] = abstract_in([each.place.now for each in changes])
+        requires.stored = [*map(weakref.ref, stored)]
         changes = [each for each, found in zip(changes, keeps, strict=True) if not found]
         every = [*changes, *loan.changes()]
         requires.changed = [located(change, lines) for change in every]

@@ -4,7 +4,7 @@ The place is bound at once to what was there before, so that the program is as i
 an earlier call has left there is an input, read at each call.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from dataclasses import replace
 from types import CellType
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from foretrace import torch_api
+from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.ir.members import MISSING
 from foretrace.ir.plain_data import plain, same
@@ -28,10 +29,10 @@ from foretrace.ir.requirements import (
     State,
     StateRead,
 )
-from foretrace.ir.structure import Structure, take_apart
+from foretrace.ir.structure import COPY_ONE, SHARED, Structure, shared_in, take_apart
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import bound_before
-from foretrace.python_state.leaks import abstract_in
+from foretrace.python_state.leaks import abstract_in, tensors_in
 from foretrace.python_state.module_state import Borrowed, located
 from foretrace.python_state.outside import Outside
 from foretrace.tensors.abstract import Abstract
@@ -52,22 +53,34 @@ class Run(Protocol):
         """The placeholder of a tensor from outside."""
 
 
-def left_in(before: Before, loan: Borrowed, outside: Outside | None, run: Run) -> list[Change]:
-    """The places that the run has bound to tensors of its own; each holds again what it held."""
-    found = dict[tuple[int, Any], Change]()
+def left_in(
+    before: Before, loan: Borrowed, outside: Outside | None, run: Run, lines: Callable[[], Lines]
+) -> tuple[list[Change], list[Change]]:
+    """The places that the run has bound to tensors; each holds again what it held.
+
+    Returns:
+        Those that a call can bind anew; and those that hold what no call has, with their lines.
+    """
+    found, others = dict[tuple[int, Any], Change](), dict[tuple[int, Any], Change]()
     real = {id(each): tensor for each, tensor in zip(run.placeholders, run.real, strict=True)}
     everywhere = (
         outside.changes() if outside is not None else (), loan.bound(), before.bound(),
         _set_on(run.real, run.placeholders),
     )  # fmt: skip
-    for changes in everywhere:
-        for change in [*changes]:
-            itself = _holds_ours(change) and _as_before(change, real)
-            if itself or _can_be_left(change):
-                if not itself:
-                    found.setdefault((id(change.place.holder), change.place.key), change)
-                change.undo()
-    return [*found.values()]
+    known = before.met.union(map(id, run.real))
+    for change in [change for group in everywhere for change in group]:
+        abstract = next(abstract_in([change.after]), None) is not None
+        held = abstract or next(tensors_in([change.after]), None) is not None
+        if abstract and change.rebound and _as_before(change, real):
+            change.undo()  # to what it was
+            continue
+        left = _can_be_left(change, known, held=held)
+        if (abstract and not left) or not (held or left) or _as_before(change, real):
+            continue
+        kind, one = (found, change) if left else (others, located(change, lines))
+        kind.setdefault((id(change.place.holder), change.place.key), one)
+        change.undo()
+    return [*found.values()], [*others.values()]
 
 
 def _set_on(real: Iterable[Any], placeholders: Iterable[Any]) -> Iterator[Change]:
@@ -80,7 +93,9 @@ def _set_on(real: Iterable[Any], placeholders: Iterable[Any]) -> Iterator[Change
                 yield Change(place, now[name], rebound=True)
 
 
-def arguments_changed(given: list[Any], form: Structure, call: Any) -> list[Change]:
+def arguments_changed(
+    given: list[Any], form: Structure, call: Any, real: Any, lines: Callable[[], Lines]
+) -> list[Change]:
     """What the run has changed of containers and objects among its arguments; one change at most.
 
     It is `rebound` where a call can do it again.
@@ -89,6 +104,11 @@ def arguments_changed(given: list[Any], form: Structure, call: Any) -> list[Chan
         given: the leaves of the call, as it began.
         form: how they were nested.
         call: the arguments, as the run has left them.
+        real: those of the caller.
+        lines: of the program.
+
+    Raises:
+        Refusal: one is at two places, and the run has had a copy for each.
     """
     now, now_form = take_apart(call)
     pairs = zip((leaf for _, leaf in now), given, strict=False)
@@ -98,25 +118,26 @@ def arguments_changed(given: list[Any], form: Structure, call: Any) -> list[Chan
     names += [name for name, _ in now[len(given) :]]
     name = names[0].rpartition(".")[2] if names else "one of its arguments"
     change = Change(OnArguments(name, {}, None), call, rebound=True)
-    kept = _all_given(change, given)
+    if shared_in(real):
+        at = located(change, lines).at
+        raise Refusal(SHARED, kind="aliased inputs", at=at, do=COPY_ONE)
+    kept = _all_given(change, set(map(id, given)))
     return [change if kept else replace(change, after=None, rebound=False)]
 
 
-def _all_given(change: Change, given: Iterable[Any] = ()) -> bool:
-    """Whether all that is in a place is tensors of the run, plain data, and what was `given`."""
-    leaves, known = [leaf for _, leaf in take_apart(change.after)[0]], set(map(id, given))
+def _all_given(change: Change, known: AbstractSet[int]) -> bool:
+    """Whether all that is in a place is tensors of the run, plain data, and what is `known`."""
+    leaves = [leaf for _, leaf in take_apart(change.after)[0]]
     return all(isinstance(x, Abstract) or id(x) in known or plain(x) for x in leaves)
 
 
-def _can_be_left(change: Change) -> bool:
-    """Whether a place holds tensors of the run, and plain data beside them, and nothing else."""
-    return _holds_ours(change) and _all_given(change)
+def _can_be_left(change: Change, known: AbstractSet[int], *, held: bool) -> bool:
+    """Whether a place holds tensors (`held`), and plain data beside them, and nothing else.
 
-
-def _holds_ours(change: Change) -> bool:
-    """Whether a place is bound to what has a tensor of the run."""
-    held = isinstance(change.place, OnInput) or next(abstract_in([change.after]), None) is not None
-    return change.rebound and held
+    `known`: what was there before the run, so that a tensor among it is no other thread's.
+    """
+    held = held or isinstance(change.place, OnInput)
+    return change.rebound and held and _all_given(change, known)
 
 
 def _as_before(change: Change, real: dict[int, Any]) -> bool:
@@ -132,7 +153,10 @@ def _as_before(change: Change, real: dict[int, Any]) -> bool:
 def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None:
     """Let the tensors that are in such places be inputs that are read there at each call."""
     for change in kept:
-        if isinstance(change.place, ON_THE_CALL):
+        place = change.place
+        if isinstance(place, OnInput) and place.before is MISSING:
+            requires.set_on.append((place.index, place.name, MISSING))
+        if isinstance(place, ON_THE_CALL):
             continue  # what was there before is an argument, or a guard on inputs
         leaves, structure = take_apart(change.place.before)
         every = tuple([leaf for _, leaf in leaves])
@@ -142,11 +166,11 @@ def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None
             placeholder = run.lift(tensor)
             index = next(i for i, each in enumerate(run.placeholders) if each is placeholder)
             item, read = run.inputs[index], StateRead(change.place, structure, every, number)
-            if item.read is not None:
-                requires.tied.append((read, index))
-            elif item.role.kind == "captured" and item.gradient_of is None:
+            if item.role.kind == "captured" and item.read is None and item.gradient_of is None:
                 role = Role("state", change.name)
                 run.inputs[index] = replace(item, role=role, tensor=None, read=read)
+            else:
+                requires.tied.append((read, index))
 
 
 def states_of(

@@ -289,9 +289,10 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             with watching, capture.gradients.reading():
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)
-            kept = left_in(before, loan, capture.outside, capture)
-            changed = arguments_changed(given, in_structure, call)
-            requires.changed += [located(each, lines) for each in changed if not each.rebound]
+            kept, others = left_in(before, loan, capture.outside, capture, lines)
+            changed = arguments_changed(given, in_structure, call, (args, kwargs), lines)
+            others += [located(each, lines) for each in changed if not each.rebound]
+            requires.changed += others
             kept += [each for each in changed if each.rebound]
             read_again(kept, capture, requires)
             mutations = _mutations(capture, loan, requires)

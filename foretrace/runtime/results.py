@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import sympy
 
@@ -10,10 +11,11 @@ from foretrace.emit.python_sizes import size_text
 from foretrace.emit.python_source import Source
 from foretrace.errors import Refusal
 from foretrace.guards.calls import check_repeatable
-from foretrace.ir.op import Value
+from foretrace.ir.op import Tree, Value
 from foretrace.ir.program import Mutation, Output, Recorded, Role
 from foretrace.passes.hooks import at_input, holds_tensors, standing
 from foretrace.runtime.calls import in_memory, loose, write_back
+from foretrace.symbols.questions import free_symbols
 from foretrace.trace.hooks import RETAIN
 
 
@@ -36,16 +38,28 @@ def core_of(recorded: Recorded) -> Recorded:
         o.value for o in recorded.outputs if o.same_as is None and (o.view_of is None or o.apart)
     ]
     own += [m.value for m in recorded.mutations if m.rebound]
-    values = dict.fromkeys(value for value in own if isinstance(value, Value))
+    values: dict[Tree, None] = dict.fromkeys(value for value in own if isinstance(value, Value))
+    values |= dict.fromkeys(_numbers_of(recorded))
     outputs = [Output(v, Role("output", f"result_{i}")) for i, v in enumerate(values)]
     return replace(recorded, outputs=outputs, mutations=written)
+
+
+def _numbers_of(recorded: Recorded) -> list[sympy.Symbol]:
+    """The numbers that data decides and that the program returns, or has as sizes of a view."""
+    given: list[Any] = [output.value for _, output in recorded.as_made]
+    for _, output in recorded.as_made:
+        seen, step = output.view_type, output.step
+        given += [] if seen is None else [*seen.shape, *seen.stride, seen.offset]
+        given += [] if step is None else list(step.args)
+    named = {symbol for item in given for symbol in free_symbols(item)}
+    return sorted(named & recorded.symbols.data, key=str)
 
 
 def call_core(source: Source, recorded: Recorded, inputs: Sequence[str], call: str) -> list[str]:
     """Lines that get the core from `call` and write back; expressions of the program's outputs."""
     core = core_of(recorded)
     values = [*(o.value for o in core.outputs), *(m.value for m in core.mutations)]
-    made = [source.names.new("result") for _ in values]
+    made = [source.names.new("result") if isinstance(v, Value) else str(v) for v in values]
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
     names.update(zip(values, made, strict=True))
     assigned = f"({', '.join(made)}{',' * (len(made) == 1)}) = " if made else ""

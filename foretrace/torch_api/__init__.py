@@ -162,6 +162,7 @@ from foretrace.torch_api.pytree import (
     MappingKey as MappingKey,
     TreeSpec as TreeSpec,
     flatten_as_dict as flatten_as_dict,
+    is_container as is_container,
     key_of as key_of,
     keystr as keystr,
     tree_flatten as tree_flatten,

@@ -182,7 +182,7 @@ class Uses(torch.nn.Module):
         return x * self.left  # here
 
 
-refuses("escaped", "python_state/leaks.py:value", captures(Uses(left_behind()), X),
+refuses("escaped", "mutation/alias.py:value", captures(Uses(left_behind()), X),
         Uses.forward, captured(Uses(X * 2), X))  # fmt: skip
 
 
