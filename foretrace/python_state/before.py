@@ -78,6 +78,7 @@ class Before:
         self._changed: list[Kept] | None = None
         """what was found changed after the run"""
         self._queue = deque(roots)
+        self._given = [leaf for root in self._queue if isinstance(root, tuple) for leaf in root]
         with torch_api.no_torch_function():
             self._walk()
 
@@ -130,6 +131,15 @@ class Before:
             for each in self._kept
             if isinstance(each, KeptState) and not each.intact
         ]
+
+    def iterators(self) -> list[tuple[Any, str]]:
+        """What the program is given to take from, or its code names, each with its name.
+
+        Files are among them, but for those that are only written to.
+        """
+        found = [(each, self._name(each)) for each in self._opaque if isinstance(each, Iterator)]
+        given = set(map(id, self._given))
+        return [(each, name) for each, name in found if name in self._mentioned or id(each) in given]
 
     def _name(self, item: Any) -> str:
         modules = [vars(each) for each in self._seen.values() if isinstance(each, nn.Module)]

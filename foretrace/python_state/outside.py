@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR
@@ -53,10 +53,28 @@ Notes = tuple[Callable[[types.FrameType], None], ...]
 """What is noted at each call of a function"""
 
 
-class Outside:
-    """Watches one run: what it reads from outside."""
+class Refusing(Protocol):
+    """Raises what the program is refused for."""
 
-    def __init__(self) -> None:
+    def called(self, frame: types.FrameType, function: Any) -> None:
+        """A function in C is about to be called from a frame."""
+
+    def marks(self, code: types.CodeType) -> bool:
+        """Whether it wants to be told of each call of a Python function."""
+
+    def entered(self, frame: types.FrameType) -> None:
+        """Such a function begins."""
+
+
+class Outside:
+    """Watches one run: what it reads from outside.
+
+    Args:
+        holes: refuses what the run is about to do outside of a graph; None: it may.
+    """
+
+    def __init__(self, holes: Refusing | None = None) -> None:
+        self.holes = holes
         self.places: dict[tuple[int, str], Place] = {}
         self.attributes: set[str] = set()
         """names of attributes that the program's code, or torch's layers, mention"""
@@ -128,6 +146,8 @@ class Outside:
     def _event(self, frame: types.FrameType, event: str, arg: object) -> None:
         """What the interpreter calls."""
         if event != "call":
+            if event == "c_call" and self.holes is not None:
+                self.holes.called(frame, arg)
             return
         notes = self._met.get(id(frame.f_code))
         if notes is None:
@@ -137,6 +157,8 @@ class Outside:
 
     def _meet(self, frame: types.FrameType, code: types.CodeType) -> Notes:
         kind, space = origin_of(code.co_filename), frame.f_globals
+        if self.holes is not None and self.holes.marks(code):
+            return self._meet_as(code, (self.holes.entered,))
         if kind == "library" or code.co_name == "<module>":  # an import runs once, not each call
             return self._meet_as(code, ())
         reads = reads_of(code)

@@ -77,6 +77,11 @@ class Compiled:
         self._first: Callable[[Any, Any], Any] = lambda args, kwargs: MISS
         self._lock = threading.RLock()
 
+    @property
+    def breaks(self) -> list[Any]:
+        """What runs as Python: nothing, where a program is captured whole or refused."""
+        return []
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the program; the captures are tried from the last used on."""
         result = self._first(args, kwargs)
@@ -117,14 +122,24 @@ class Compiled:
                 if result is not MISS:
                     self._use(known)
                     return result
-            with self._lock, self._asked:
-                if tried.keys() >= set(self._entries):
-                    entry = self._captured(args, kwargs, tried)
+            try:
+                with self._lock, self._asked:
+                    if tried.keys() >= set(self._entries):
+                        entry = self._captured(args, kwargs, tried)
+            except Refusal as refusal:
+                return self._refused(refusal, args, kwargs)
         result = entry.run(args, kwargs)
         if result is not MISS:
             return result
-        with self._asked:
-            return self._unstable(entry, args, kwargs)
+        try:
+            with self._asked:
+                return self._unstable(entry, args, kwargs)
+        except Refusal as refusal:
+            return self._refused(refusal, args, kwargs)
+
+    def _refused(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What becomes of a call that no capture can answer; nothing of it has run."""
+        raise refusal
 
     def _use(self, entry: Entry) -> None:
         with self._lock:

@@ -139,6 +139,7 @@ from foretrace.torch_api.patches import (
     PLACES as PLACES,
     STEPS as STEPS,
     called_as_written as called_as_written,
+    break_asked as break_asked,
     calls_attention as calls_attention,
     checkpoint_call as checkpoint_call,
     division as division,
@@ -198,6 +199,7 @@ from foretrace.torch_api.shape_env import (
 )
 from foretrace.torch_api.tensors import (
     CACHED_SIZES as CACHED_SIZES,
+    CALLED_BY as CALLED_BY,
     CASTS as CASTS,
     attribute_of as attribute_of,
     attributes_replaced as attributes_replaced,
@@ -214,8 +216,10 @@ from foretrace.torch_api.tensors import (
     node_name as node_name,
     node_of as node_of,
     non_persistent_buffers as non_persistent_buffers,
+    plain_call as plain_call,
     put_off as put_off,
     saved_tensors as saved_tensors,
+    saving_watched as saving_watched,
     set_attribute as set_attribute,
     set_hooks as set_hooks,
     submodule_table as submodule_table,

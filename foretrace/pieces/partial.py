@@ -1,0 +1,309 @@
+"""A program in pieces: what is refused runs as Python, and what it calls is captured on its own.
+
+It goes from the outside in: a program that is refused runs as Python, and each module that its code
+calls is tried in turn. So the module whose own code has the hole is found without being looked for.
+"""
+
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from foretrace import torch_api
+from foretrace.errors import Frame, Refusal
+from foretrace.guards.entry import MISS, Entry
+from foretrace.ir.requirements import FIRST_CALL
+from foretrace.ir.walk import leaf_ops
+from foretrace.pieces.breaks import Break, Part
+from foretrace.pieces.here import HERE, Put, caller, run, seeing_all
+from foretrace.python_state.module_state import owners_of
+from foretrace.runtime.compiled import Compiled, Tried
+from foretrace.runtime.module import CompiledModule
+from foretrace.targets.semantics import Captured
+
+TRIES = 4
+"""Refusals of one module after which it is not tried again"""
+RECAPTURES = 7
+"""Captures again of a piece, after which it runs as Python: torch.compile, too, keeps eight"""
+LEAST = 12
+"""Leaf ops of a piece that is worth its guards (bench/pieces.py)"""
+MOST = 2_000
+"""Pieces of a program; regions of more objects than that run as Python"""
+
+Key = tuple[Any, ...]
+Making = Callable[[Any], tuple[Any, ...]]
+"""The arguments of a `Compiled` for one piece"""
+
+
+class Pieces:
+    """The pieces of one program, by the module or function that each is."""
+
+    def __init__(self, make: Making, root: Any) -> None:
+        self.make, self.root_fn = make, root
+        self.table: dict[Any, tuple[Any, Partial | None]] = {}
+        """by identity: what is held, so that no other gets its id, and its piece; None: too small"""
+        self.version = 0
+        """of the table: who runs as Python looks for what it may call again when it changes"""
+        self.holes: list[Partial] = []
+        """what runs as Python, those inside first"""
+        self.told = False
+
+    def of(self, target: Any, key: Any, around: "Partial") -> "Partial | None":
+        """The piece of a module or function that `around` has called; None where it is too small."""
+        known = self.table.get(key)
+        if known is None:
+            if len(self.table) >= MOST:
+                return None
+            known = self.table[key] = target, Partial(self, around, *self.make(target))
+            self.version += 1
+        return known[1]
+
+    def judge(self, piece: "Partial", key: Any) -> None:
+        """Let a piece run as Python from now on, if its captures are no faster."""
+        if piece.small or (piece.refusals and not piece.leads_anywhere()):
+            self.table[key] = self.table[key][0], None
+            self.version += 1
+
+    def note(self, piece: "Partial", refusal: Refusal) -> None:
+        """A piece runs as Python; the first is told in a warning."""
+        if piece not in self.holes:
+            self.holes.append(piece)
+            self.version += 1
+        if self.told or piece.around is not None:
+            return
+        self.told = True
+        name = name_of(self.root_fn)
+        warnings.warn(
+            f"{name} is not captured whole: {refusal.what}"
+            f"{f' ({refusal.at})' if refusal.at else ''}. That part runs as Python, what it calls is"
+            " captured; .breaks tells all, fullgraph=True raises",
+            stacklevel=6 + isinstance(self.root_fn, nn.Module),
+        )
+
+    def breaks(self) -> list[Break]:
+        """What runs as Python, one for each reason, in the order in which it was found."""
+        groups: dict[tuple[str, Frame | None], list[tuple[Partial, Refusal]]] = {}
+        for hole in self.holes:
+            for refusal in hole.refusals.values():
+                groups.setdefault((refusal.kind, refusal.at), []).append((hole, refusal))
+        return [self._break(group) for group in groups.values()]
+
+    def _break(self, group: "list[tuple[Partial, Refusal]]") -> Break:
+        paths, holes = paths_of(self.root_fn), list(dict.fromkeys(hole for hole, _ in group))
+        first, *around = [path_of(hole.fn, paths) for hole in holes]
+        pieces = [piece for _, piece in self.table.values() if piece and piece.around in holes]
+        parts = [
+            Part(path_of(piece.fn, paths), piece.ops, len(piece.recaptures))
+            for piece in pieces
+            if piece.ops and not piece.refusals
+        ]
+        small = sum(hole.small_ones for hole in holes)
+        return Break(group[0][1], first, tuple(around), tuple(parts), small)
+
+
+class Partial(Compiled):
+    """A program, or a piece of one, that runs as Python where it has no graph."""
+
+    def __init__(self, pieces: Pieces, around: "Partial | None", *made: Any) -> None:
+        super().__init__(*made)
+        self.pieces, self.around = pieces, around
+        self.refusals: dict[Key | None, Refusal] = {}
+        """what was refused, by what the call was like"""
+        self.ops = 0
+        """leaf ops of the largest capture"""
+        self.small_ones = 0
+        """how many of the modules that it calls are too small"""
+        module = self.fn if isinstance(self.fn, nn.Module) else None
+        self.plain = self.fn if module is None else torch_api.plain_call(module)
+        self._module, self._tries, capture = module, 0, self._capture
+        self._capture = lambda *call: self._counted(capture(*call))
+        self._again_once: set[Key] = set()
+        self._seen: dict[int, nn.Module] = {}
+        """modules that its code calls and that are not below it"""
+        self._looked = False
+        self._put: tuple[int, Put] = (-1, [])
+
+    @property
+    def breaks(self) -> list[Break]:
+        """What runs as Python, each with its refusal and what is captured around it."""
+        return self.pieces.breaks()
+
+    @property
+    def small(self) -> bool:
+        """Whether a capture of it is no faster than Python."""
+        return not self.refusals and 0 < self.ops < LEAST
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the program."""
+        return self.call(args, kwargs)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same, with the arguments as they are kept."""
+        if self.refusals and (None in self.refusals or self._key(args, kwargs) in self.refusals):
+            return self._python(args, kwargs)
+        result = self._first(args, kwargs)
+        return self._other(args, kwargs) if result is MISS else result
+
+    # ---- as Python ---------------------------------------------------------------------------
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A module that its code has called."""
+        if id(module) not in self.pieces.table and not self._is_below(module):
+            self._seen[id(module)] = module
+        return self._piece(module, id(module), torch_api.plain_call(module), args, kwargs)
+
+    def region(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A region that its code has called; as a method it is one for each object."""
+        first = args[0] if args else None
+        name = getattr(function, "__name__", "")
+        method = inspected(type(first), name, function)
+        if not method:
+            return self._piece(function, id(function), function, args, kwargs)
+        bound = types.MethodType(function, first)
+        return self._piece(bound, (id(function), id(first)), bound, args[1:], kwargs)
+
+    def _piece(
+        self, target: Any, key: Any, plain: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        piece = self.pieces.of(target, key, self)
+        if piece is None:
+            return plain(*args, **kwargs)
+        before, HERE.hole = HERE.hole, None
+        fresh = not (piece.ops or piece.refusals)
+        try:
+            return piece.call(args, kwargs)
+        finally:
+            HERE.hole = before
+            if fresh or piece.refusals:
+                self.pieces.judge(piece, key)
+
+    def _python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        version, put = self._put
+        if version != self.pieces.version:
+            version, put = self._put = self.pieces.version, list(self._frontier())
+        if self._looked:
+            return run(self, put, self.plain, args, kwargs)
+        self._looked = True
+        with seeing_all(self):
+            return run(self, put, self.plain, args, kwargs)
+
+    def leads_anywhere(self) -> bool:
+        """Whether it calls something that is captured, or may be."""
+        return bool(self._entries or self._put[1]) or self._put[0] != self.pieces.version
+
+    def _frontier(self) -> Iterator[tuple[dict[str, Any], Callable[..., Any]]]:
+        """Where calls of modules are to come here: of its pieces, and of what it may yet call."""
+        found: dict[int, nn.Module] = {}
+        queue = [*self._children(self._module), *self._seen.values()]
+        self.small_ones = 0
+        while queue:
+            module = queue.pop()
+            if id(module) in found or isinstance(module, (CompiledModule, torch.jit.ScriptModule)):
+                continue
+            found[id(module)] = module
+            known = self.pieces.table.get(id(module))
+            if known is None:
+                queue += self._children(module)
+            elif known[1] is None:
+                self.small_ones += 1
+                continue
+            if has_forward(module):
+                yield vars(module), caller(module)
+
+    def _children(self, module: nn.Module | None) -> list[nn.Module]:
+        if module is None:
+            return [each for each in owners_of(self.fn).values() if each is not None]
+        return [each for each in torch_api.submodule_table(module).values() if each is not None]
+
+    def _is_below(self, module: nn.Module) -> bool:
+        return self._module is not None and any(module is each for each in self._module.modules())
+
+    # ---- captures ----------------------------------------------------------------------------
+
+    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tried) -> Entry:
+        if self.around is not None and len(self.recaptures) >= RECAPTURES:
+            raise Refusal(
+                f"a piece of the program was captured again {RECAPTURES} times,"
+                f" last because {self.recaptures[-1].reason}",
+                kind="captured again", at=self.recaptures[-1].at,
+                do="pass what changes as a tensor, or keep it out of the module",
+            )  # fmt: skip
+        return super()._captured(args, kwargs, tried)
+
+    def _counted(self, captured: Captured) -> Captured:
+        """A capture of it, noted."""
+        self.ops = max(self.ops, sum(1 for _ in leaf_ops(captured.recorded.ops)))
+        return captured
+
+    def _refused(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run as Python; a call in which that raises, too, tells nothing of the next."""
+        key = self._key(args, kwargs)
+        if FIRST_CALL in refusal.ways and key not in self._again_once and self._tries < TRIES:
+            result = self.plain(*args, **kwargs)
+            self._again_once.add(key)  # it may be done now: the next call is captured
+            return result
+        result = self._python(args, kwargs)
+        with self._lock:
+            self._tries += 1
+            self.refusals[key if self._tries < TRIES else None] = refusal
+            self.pieces.note(self, refusal)
+        return result
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
+        """What a call is like: others are tried again."""
+        mode = self._module.training if self._module is not None else None
+        given = (*args, *kwargs.values()) if kwargs else args
+        return mode, torch.is_grad_enabled(), *map(kind_of, given)
+
+
+def kind_of(item: Any) -> Any:
+    """What of an argument may decide whether there is a graph."""
+    if isinstance(item, torch.Tensor):
+        return type(item), item.dtype, item.dim(), item.requires_grad
+    return type(item)
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Whether it can be called; a ModuleList cannot."""
+    return type(module).forward is not nn.Module.forward
+
+
+def inspected(kind: type, name: str, function: Any) -> bool:
+    """Whether a class has a function under its name, marked as a region or not."""
+    for base in kind.__mro__ if name else ():
+        found = vars(base).get(name)
+        if found is not None:
+            return getattr(found, "__wrapped__", found) is function
+    return False
+
+
+def name_of(fn: Any) -> str:
+    """How the user calls a program."""
+    return getattr(fn, "__qualname__", type(fn).__qualname__)
+
+
+def paths_of(fn: Any) -> dict[int, str]:
+    """The path of each module of a program."""
+    found = dict[int, str]()
+    for prefix, owner in owners_of(fn).items():
+        for path, module in owner.named_modules(prefix=prefix):
+            found.setdefault(id(module), path)
+    return found
+
+
+def path_of(fn: Any, paths: dict[int, str]) -> str:
+    """The path of a piece; of the program itself its name."""
+    return paths.get(id(fn)) or name_of(fn)
+
+
+def in_pieces(fn: Any, make: Making) -> Partial:
+    """A callable in the place of a program, which runs as Python where it has no graph.
+
+    Args:
+        fn: the program.
+        make: gives the arguments of a `Compiled`, for the program or a piece of it.
+    """
+    return Partial(Pieces(make, fn), None, *make(fn))
