@@ -89,8 +89,14 @@ def seeing_all(hole: Hole) -> Iterator[None]:
 
 def run(hole: Hole, put: Put, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Run a hole's own code; what is `put` stands there meanwhile."""
-    before, HERE.hole = HERE.hole, hole
-    key, done = torch_api.CALLED_BY, []
+    here, key = HERE, torch_api.CALLED_BY
+    before, here.hole = here.hole, hole
+    if not put:
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            here.hole = before
+    done = []
     for space, call in put:
         if key not in space:  # nor what the user has compiled, or an outer run has put there
             space[key] = call
@@ -98,6 +104,6 @@ def run(hole: Hole, put: Put, plain: Callable[..., Any], args: Any, kwargs: Any)
     try:
         return plain(*args, **kwargs)
     finally:
-        HERE.hole = before
+        here.hole = before
         for space in done:
             space.pop(key, None)

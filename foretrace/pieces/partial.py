@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, is_grad_enabled as grad_enabled, nn
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
@@ -28,7 +28,7 @@ TRIES = 4
 """Refusals of one module after which it is not tried again"""
 RECAPTURES = 7
 """Captures again of a piece, after which it runs as Python: torch.compile, too, keeps eight"""
-LEAST = 12
+LEAST = 8
 """Leaf ops of a piece that is worth its guards (bench/pieces.py)"""
 MOST = 2_000
 """Pieces of a program; regions of more objects than that run as Python"""
@@ -98,7 +98,7 @@ class Pieces:
         parts = [
             Part(path_of(piece.fn, paths), piece.ops, len(piece.recaptures))
             for piece in pieces
-            if piece.ops and not piece.refusals
+            if piece.ops >= LEAST and not piece.refusals
         ]
         small = sum(hole.small_ones for hole in holes)
         return Break(group[0][1], first, tuple(around), tuple(parts), small)
@@ -134,7 +134,7 @@ class Partial(Compiled):
     @property
     def small(self) -> bool:
         """Whether a capture of it is no faster than Python."""
-        return not self.refusals and 0 < self.ops < LEAST
+        return bool(self._entries) and not self.refusals and self.ops < LEAST
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the program."""
@@ -143,9 +143,14 @@ class Partial(Compiled):
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same, with the arguments as they are kept."""
         if self.refusals and (None in self.refusals or self._key(args, kwargs) in self.refusals):
-            return self._python(args, kwargs)
+            return self.as_python(args, kwargs)
         result = self._first(args, kwargs)
         return self._other(args, kwargs) if result is MISS else result
+
+    @property
+    def tried(self) -> bool:
+        """Whether it was captured or refused."""
+        return bool(self._entries or self.refusals)
 
     # ---- as Python ---------------------------------------------------------------------------
 
@@ -157,13 +162,8 @@ class Partial(Compiled):
 
     def region(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A region that its code has called; as a method it is one for each object."""
-        first = args[0] if args else None
-        name = getattr(function, "__name__", "")
-        method = inspected(type(first), name, function)
-        if not method:
-            return self._piece(function, id(function), function, args, kwargs)
-        bound = types.MethodType(function, first)
-        return self._piece(bound, (id(function), id(first)), bound, args[1:], kwargs)
+        target, key, args = region_of(function, args)
+        return self._piece(target, key, target, args, kwargs)
 
     def _piece(
         self, target: Any, key: Any, plain: Callable[..., Any], args: Any, kwargs: Any
@@ -172,7 +172,7 @@ class Partial(Compiled):
         if piece is None:
             return plain(*args, **kwargs)
         before, HERE.hole = HERE.hole, None
-        fresh = not (piece.ops or piece.refusals)
+        fresh = not piece.tried
         try:
             return piece.call(args, kwargs)
         finally:
@@ -180,7 +180,8 @@ class Partial(Compiled):
             if fresh or piece.refusals:
                 self.pieces.judge(piece, key)
 
-    def _python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def as_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run its own code; what it calls is captured."""
         version, put = self._put
         if version != self.pieces.version:
             version, put = self._put = self.pieces.version, list(self._frontier())
@@ -245,7 +246,7 @@ class Partial(Compiled):
             result = self.plain(*args, **kwargs)
             self._again_once.add(key)  # it may be done now: the next call is captured
             return result
-        result = self._python(args, kwargs)
+        result = self.as_python(args, kwargs)
         with self._lock:
             self._tries += 1
             self.refusals[key if self._tries < TRIES else None] = refusal
@@ -254,16 +255,11 @@ class Partial(Compiled):
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
         """What a call is like: others are tried again."""
-        mode = self._module.training if self._module is not None else None
-        given = (*args, *kwargs.values()) if kwargs else args
-        return mode, torch.is_grad_enabled(), *map(kind_of, given)
-
-
-def kind_of(item: Any) -> Any:
-    """What of an argument may decide whether there is a graph."""
-    if isinstance(item, torch.Tensor):
-        return type(item), item.dtype, item.dim(), item.requires_grad
-    return type(item)
+        kinds = [
+            (item.dtype, item.requires_grad) if isinstance(item, Tensor) else type(item)
+            for item in ((*args, *kwargs.values()) if kwargs else args)
+        ]
+        return self._module is not None and self._module.training, grad_enabled(), *kinds
 
 
 def has_forward(module: nn.Module) -> bool:
@@ -271,13 +267,18 @@ def has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
-def inspected(kind: type, name: str, function: Any) -> bool:
-    """Whether a class has a function under its name, marked as a region or not."""
-    for base in kind.__mro__ if name else ():
+def region_of(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+    """The piece that a call of a region is: a callable, its key, and what it is called with.
+
+    A method is one for each object.
+    """
+    name = getattr(function, "__name__", "")
+    for base in type(args[0]).__mro__ if args else ():
         found = vars(base).get(name)
-        if found is not None:
-            return getattr(found, "__wrapped__", found) is function
-    return False
+        if found is not None and getattr(found, "__wrapped__", None) is function:
+            bound = types.MethodType(function, args[0])
+            return bound, (id(function), id(args[0])), args[1:]
+    return function, id(function), args
 
 
 def name_of(fn: Any) -> str:
