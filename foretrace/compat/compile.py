@@ -11,6 +11,7 @@ from foretrace.branches.explore import explored
 from foretrace.errors import Refusal
 from foretrace.frames.sources import Asked
 from foretrace.pieces.partial import in_pieces
+from foretrace.python_state.holes import Holes
 from foretrace.recording.capture import record
 from foretrace.recording.path import Path
 from foretrace.recording.setup import Branches, check_branches, device_of, set_up
@@ -45,9 +46,8 @@ def compile(
             `backend(graph_module, example_inputs)`.
         dynamic: None: a size that differs from one call to the next is open from then on. True:
             all sizes are open at once. False: none is.
-        fullgraph: False: what is refused runs as Python, and the modules that it calls, and
-            functions marked with `foretrace.region`, are captured; `.breaks` lists why. True: a
-            program is captured whole, or refused.
+        fullgraph: False: what is refused runs as Python; modules and `foretrace.region`s that it
+            calls are captured, and `.breaks` tells. True: captured whole, or refused.
         branches: as for `foretrace.capture`; with "both" an `if` on data needs no other capture.
         options: no others; torch.compile's `mode` and `options` may be None.
 
@@ -62,16 +62,18 @@ def compile(
     if fn is None:
         return again
     _check(fn, dynamic, fullgraph)
-    with Asked("compile", fn):
-        build = building(backend)
     capturing = partial(captured, branches=branches, holes=not fullgraph)
-
-    def made(target: Any) -> tuple[Any, ...]:
-        capture = Varying(dynamic, capturing)
-        return target, capture, build, Asked("compile", target), again
-
+    made = partial(_made, lambda: Varying(dynamic, capturing), backend, again)
     compiled = Compiled(*made(fn)) if fullgraph else in_pieces(fn, made)
     return compiled_module(fn, compiled, again) if isinstance(fn, nn.Module) else compiled
+
+
+def _made(
+    capturing: Callable[[], Varying], backend: Backend, again: Callable[[Any], Any], fn: Any
+) -> tuple[Any, ...]:
+    """The arguments of a `Compiled` for a program or a piece of one."""
+    with (asked := Asked("compile", fn)):
+        return fn, capturing(), building(backend), asked, again
 
 
 def captured(
@@ -91,7 +93,9 @@ def captured(
     target = target_of(None, device_of(fn, args, kwargs))
 
     def once(path: Path | None) -> Captured:
-        run = set_up(target, partial(Dynamic, sizes), values="guard", watch=True, holes=holes)
+        run = set_up(target, partial(Dynamic, sizes), values="guard", watch=True)
+        if holes and run.outside is not None:
+            run.outside.holes = Holes(run.recorder.refused)
         run.questions.follow(path, run.recorder)
         return Captured(record(fn, args, kwargs, run), run.semantics)
 

@@ -14,13 +14,13 @@ from torch import Tensor, is_grad_enabled as grad_enabled, nn
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.guards.entry import MISS, Entry
+from foretrace.guards.entry import MISS
 from foretrace.ir.requirements import FIRST_CALL
 from foretrace.ir.walk import leaf_ops
 from foretrace.pieces.breaks import Break, Part
 from foretrace.pieces.here import HERE, Put, caller, run, seeing_all
 from foretrace.python_state.module_state import owners_of
-from foretrace.runtime.compiled import Compiled, Tried
+from foretrace.runtime.compiled import Compiled
 from foretrace.runtime.module import CompiledModule
 from foretrace.targets.semantics import Captured
 
@@ -44,7 +44,7 @@ class Pieces:
     def __init__(self, make: Making, root: Any) -> None:
         self.make, self.root_fn = make, root
         self.table: dict[Any, tuple[Any, Partial | None]] = {}
-        """by identity: what is held, so that no other gets its id, and its piece; None: too small"""
+        """by identity: what it is, so that no other gets its id, and its piece; None: too small"""
         self.version = 0
         """of the table: who runs as Python looks for what it may call again when it changes"""
         self.holes: list[Partial] = []
@@ -52,7 +52,7 @@ class Pieces:
         self.told = False
 
     def of(self, target: Any, key: Any, around: "Partial") -> "Partial | None":
-        """The piece of a module or function that `around` has called; None where it is too small."""
+        """The piece of a module or function that `around` calls; None where it is too small."""
         known = self.table.get(key)
         if known is None:
             if len(self.table) >= MOST:
@@ -78,8 +78,8 @@ class Pieces:
         name = name_of(self.root_fn)
         warnings.warn(
             f"{name} is not captured whole: {refusal.what}"
-            f"{f' ({refusal.at})' if refusal.at else ''}. That part runs as Python, what it calls is"
-            " captured; .breaks tells all, fullgraph=True raises",
+            f"{f' ({refusal.at})' if refusal.at else ''}. That part runs as Python, and what it"
+            " calls is captured; .breaks tells all, fullgraph=True raises",
             stacklevel=6 + isinstance(self.root_fn, nn.Module),
         )
 
@@ -216,7 +216,7 @@ class Partial(Compiled):
 
     def _children(self, module: nn.Module | None) -> list[nn.Module]:
         if module is None:
-            return [each for each in owners_of(self.fn).values() if each is not None]
+            return [*owners_of(self.fn).values()]
         return [each for each in torch_api.submodule_table(module).values() if each is not None]
 
     def _is_below(self, module: nn.Module) -> bool:
@@ -224,7 +224,7 @@ class Partial(Compiled):
 
     # ---- captures ----------------------------------------------------------------------------
 
-    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tried) -> Entry:
+    def _check_count(self) -> None:
         if self.around is not None and len(self.recaptures) >= RECAPTURES:
             raise Refusal(
                 f"a piece of the program was captured again {RECAPTURES} times,"
@@ -232,7 +232,6 @@ class Partial(Compiled):
                 kind="captured again", at=self.recaptures[-1].at,
                 do="pass what changes as a tensor, or keep it out of the module",
             )  # fmt: skip
-        return super()._captured(args, kwargs, tried)
 
     def _counted(self, captured: Captured) -> Captured:
         """A capture of it, noted."""

@@ -1,5 +1,6 @@
 """`foretrace.region`: a function that may be captured on its own."""
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
@@ -22,10 +23,10 @@ def region(fn: F) -> F:
     Raises:
         Refusal: it is none.
     """
-    if not callable(fn) or isinstance(fn, type):
+    if not inspect.isfunction(fn):
         raise Refusal(
-            f"a {type(fn).__name__} is no region" if not callable(fn) else "a class is no region",
-            kind="wrong call", do="mark a function or a method; modules are pieces anyway",
+            f"a {type(fn).__name__} is no region", kind="wrong call",
+            do="mark a function or a method; modules are pieces anyway",
         )  # fmt: skip
 
     @wraps(fn)

@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import nn
 
-
 from foretrace import torch_api
 from foretrace.pieces.here import HERE
 from foretrace.pieces.partial import Partial, region_of
@@ -16,7 +15,7 @@ class _Counting(torch_api.TorchDispatchMode):
     """Counts what is dispatched, in pieces and in all."""
 
     def __init__(self, root: Partial) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.table = root.pieces.table
         self.inside = 0 if root.refusals else 1
         self.captured = self.total = 0

@@ -64,7 +64,7 @@ class Before:
         self._kept: list[Kept] = []
         self._modules: dict[int, KeptModule] = {}
         self._memos: list[Any] = []
-        self._opaque: list[Any] = []
+        self.opaque: list[Any] = []
         """generators, iterators: what changes in them is not to be put back"""
         self._seen: dict[int, Any] = {}
         self._names: dict[int, KeptNames] = {}
@@ -72,13 +72,13 @@ class Before:
         """of functions and objects without attributes: the dicts for them"""
         self._foreign: list[dict[str, Any]] = []
         """the attributes of objects of a library's classes (argparse.Namespace)"""
-        self._mentioned: set[str] = set(UNNAMED)
+        self.mentioned: set[str] = set(UNNAMED)
         self._met: dict[type, set[str]] = {}
         """classes of objects, and the members that were looked at"""
         self._changed: list[Kept] | None = None
         """what was found changed after the run"""
-        self._queue = deque(roots)
-        self._given = [leaf for root in self._queue if isinstance(root, tuple) for leaf in root]
+        self.roots = tuple(roots)
+        self._queue = deque(self.roots)
         with torch_api.no_torch_function():
             self._walk()
 
@@ -91,7 +91,7 @@ class Before:
         for memo in self._memos:
             _forget(memo)
         failed = put_all_back(self._all())
-        held = [type(each).__name__ for each in self._opaque if _holds_abstract([each])]
+        held = [type(each).__name__ for each in self.opaque if _holds_abstract([each])]
         return [*failed, *(f"a {name}, which holds a tensor of the run" for name in held)]
 
     def bound(self) -> Iterator[Change]:
@@ -99,7 +99,7 @@ class Before:
         self._changed = [each for each in self._all() if not each.intact]
         for kept in self._changed:
             if not isinstance(kept, KeptState):
-                yield from changes_in(kept, self._name)
+                yield from changes_in(kept, self.name)
 
     def undo(self) -> list[Change]:
         """Put back what the run has left changed, and give it.
@@ -110,7 +110,7 @@ class Before:
         found = list[Change]()
         for kept in self._all() if self._changed is None else self._changed:
             if not (kept.intact or isinstance(kept, KeptState) or _holds_new_tensor(kept)):
-                found += changes_in(kept, self._name)
+                found += changes_in(kept, self.name)
                 kept.put_back()
         return found
 
@@ -127,21 +127,13 @@ class Before:
     def changed(self) -> list[tuple[Any, str]]:
         """The generators and arrays in another state now; each with an attribute that holds it."""
         return [
-            (each.item, self._name(each.item))
+            (each.item, self.name(each.item))
             for each in self._kept
             if isinstance(each, KeptState) and not each.intact
         ]
 
-    def iterators(self) -> list[tuple[Any, str]]:
-        """What the program is given to take from, or its code names, each with its name.
-
-        Files are among them, but for those that are only written to.
-        """
-        found = [(each, self._name(each)) for each in self._opaque if isinstance(each, Iterator)]
-        given = set(map(id, self._given))
-        return [(each, name) for each, name in found if name in self._mentioned or id(each) in given]
-
-    def _name(self, item: Any) -> str:
+    def name(self, item: Any) -> str:
+        """The name of what holds an object; its type where none does."""
         modules = [vars(each) for each in self._seen.values() if isinstance(each, nn.Module)]
         kept = [each.before for each in self._all() if isinstance(each, (KeptNames, KeptDict))]
         spaces = [*modules, *kept]
@@ -244,7 +236,7 @@ class Before:
         if space is not None:
             self._foreign.append(space)
         elif gc.is_tracked(item):
-            self._opaque.append(item)
+            self.opaque.append(item)
 
     def _state(self, item: Any) -> None:
         self._kept += [
@@ -274,7 +266,7 @@ class Before:
         self._queue.extend((function.__kwdefaults__ or {}).values())
         self._of_function(function)
         found = mentioned_by(function)
-        self._mentioned |= found.names
+        self.mentioned |= found.names
         self._memos += found.memos
         self._queue.extend(found.called)
         self._queue.extend(table.get(name) for table, name in found.values)
@@ -307,13 +299,13 @@ class Before:
     def _members_mentioned(self) -> None:
         """Look at what of these classes has a name that code mentions."""
         for kind, done in self._met.items():
-            for name, member in members_of(kind, self._mentioned - done):
+            for name, member in members_of(kind, self.mentioned - done):
                 if name not in done:
                     done.add(name)
                     self._queue.append(member)
         for space in self._foreign:
             kept = self._names.setdefault(id(space), KeptNames(space))
-            for name in space.keys() & self._mentioned - kept.before.keys():
+            for name in space.keys() & self.mentioned - kept.before.keys():
                 self._queue.append(kept.note(name))
 
 

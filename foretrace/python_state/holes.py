@@ -5,10 +5,11 @@ interpreter tells of each such call before it is made; where the rest of the pro
 around it, it is refused then, so that nothing is printed, read or advanced twice.
 """
 
+import gc
 import io
 import logging
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Final
 
@@ -16,7 +17,8 @@ from foretrace import torch_api
 from foretrace.errors import PYTHON_DIR, Frame, Refusal
 from foretrace.frames.lines import Lines
 from foretrace.ir.requirements import FIRST_CALL
-from foretrace.python_state.outside import origin_of
+from foretrace.python_state.before import Before
+from foretrace.python_state.outside import Outside, origin_of
 
 TOLD: Final = frozenset({"print", "input", "breakpoint", "open", "open_code"})
 """Functions of `builtins` and `io`"""
@@ -34,7 +36,7 @@ SHOWING: Final = tuple(
 LOGGED: Final = vars(logging.Logger)["_log"].__code__
 """All that is logged goes through it"""
 LAYER_CALL: Final = torch_api.TORCH_DIR + "nn/modules/module.py"
-DO: Final = "do it outside of the captured program, or leave fullgraph away: it then runs as Python"
+DO: Final = "do it outside of the captured program; else what is around it runs as Python"
 
 
 class Holes:
@@ -92,23 +94,36 @@ def mark_of(code: types.CodeType) -> tuple[str, str] | None:
     return (f"the program {what}", "graph break") if what else None
 
 
-def check_iterators(found: Iterable[tuple[Any, str]], lines: Callable[[], Lines]) -> None:
+def check_iterators(before: Before, outside: Outside | None, lines: Callable[[], Lines]) -> None:
     """Refuse a program that may take the next of an iterator from outside: it would be lost.
 
     Args:
-        found: iterators that the program's code names, or is given, each with its name.
+        before: what the program can reach.
+        outside: watches it; where it refuses no holes, nobody runs the program again.
         lines: tells where.
 
     Raises:
         Refusal: there is one.
     """
-    for item, name in found:
+    holes = outside.holes if outside is not None else None
+    for item, name in _iterators(before) if holes is not None else ():
         raise Refusal(
             f"the program is given a {type(item).__name__} ({name}), and what is taken from it is"
             " taken once",
             kind="side effect", at=lines().calling(name) if name else None,
             do=("take from it outside of the captured program, and pass what it gave", DO),
         )  # fmt: skip
+
+
+def _iterators(before: Before) -> Iterator[tuple[Any, str]]:
+    """Those that the program is given, or that its code names; files among them."""
+    roots = [root for root in before.roots if type(root) in (tuple, dict)]
+    given = {id(leaf) for root in roots for leaf in gc.get_referents(root)}
+    for item in before.opaque:
+        if isinstance(item, Iterator):
+            name = before.name(item)
+            if name in before.mentioned or id(item) in given:
+                yield item, name
 
 
 def _touches(kind: type, owner: Any, function: Any) -> bool:

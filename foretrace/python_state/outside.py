@@ -67,14 +67,11 @@ class Refusing(Protocol):
 
 
 class Outside:
-    """Watches one run: what it reads from outside.
+    """Watches one run: what it reads from outside."""
 
-    Args:
-        holes: refuses what the run is about to do outside of a graph; None: it may.
-    """
-
-    def __init__(self, holes: Refusing | None = None) -> None:
-        self.holes = holes
+    def __init__(self) -> None:
+        self.holes: Refusing | None = None
+        """refuses what the run is about to do outside of a graph; None: it may"""
         self.places: dict[tuple[int, str], Place] = {}
         self.attributes: set[str] = set()
         """names of attributes that the program's code, or torch's layers, mention"""

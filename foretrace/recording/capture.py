@@ -20,7 +20,7 @@ from foretrace.mutation.alias import alias_of
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import bound_before, read_outside
-from foretrace.python_state.holes import Holes, check_iterators
+from foretrace.python_state.holes import check_iterators
 from foretrace.python_state.leaks import check_none_escaped, stranding
 from foretrace.python_state.module_state import (
     Borrowed,
@@ -75,7 +75,6 @@ class Capture:
     def __init__(
         self, types: Types, semantics: TargetSemantics, sources: Sources, dynamic: Dynamic,
         device: torch.device | None, *, guarded: bool = False, watch: bool = False,
-        holes: bool = False,
     ) -> None:  # fmt: skip
         self.types, self.device, self.dynamic = types, device, dynamic
         self.semantics = semantics
@@ -90,8 +89,7 @@ class Capture:
         self._known: dict[int, Abstract] = {}
         self._taken: set[str] = set()
         self.names: dict[int, str] = {}
-        self.holes = Holes(lambda refusal: self.recorder.refused(refusal)) if holes else None
-        self.outside = Outside(self.holes) if watch else None
+        self.outside = Outside() if watch else None
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,
             lambda: self.outside is None or self.outside.resting > 0,
@@ -258,7 +256,7 @@ def record(
 
 def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
     before = Before((fn, args, kwargs), owners_of(fn).values())
-    check_iterators(before.iterators() if capture.holes else (), partial(capture.lines, fn))
+    check_iterators(before, capture.outside, partial(capture.lines, fn))
     with put_back(before.put_back, always=False), normal_mode(capture.recorder):
         recorded = _recorded(fn, args, kwargs, capture, before)
         capture.release(fn)

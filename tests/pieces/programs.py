@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import networkx
+import networkx as nx
 import numpy as np
 import regex
 import torch
@@ -175,7 +175,7 @@ class TakesTheNext(Around):
 @hole(0.9)
 class DrawsByPython(Around):
     def middle(self, h: Tensor) -> Tensor:
-        return h if random.random() < 0.5 else h * 2  # noqa: S311  # here
+        return h if random.random() < 0.5 else h * 2  # here
 
 
 @hole(0.9)
@@ -386,13 +386,11 @@ class MatchesByScipy(Matched):
 @hole(0.6)
 class MatchesByNetworkx(Matched):
     def match(self, cost: np.ndarray) -> tuple[list[int], list[int]]:
-        graph = networkx.Graph()
+        graph = nx.Graph()
         for (row, column), value in np.ndenumerate(cost):
             graph.add_edge(("row", row), ("column", column), weight=float(-value))
-        pairs = networkx.max_weight_matching(graph, maxcardinality=True)
-        ways = sorted(
-            (a[1], b[1]) if a[0] == "row" else (b[1], a[1]) for a, b in pairs
-        )
+        pairs = nx.max_weight_matching(graph, maxcardinality=True)
+        ways = sorted((a[1], b[1]) if a[0] == "row" else (b[1], a[1]) for a, b in pairs)
         return [row for row, _ in ways], [column for _, column in ways]
 
 

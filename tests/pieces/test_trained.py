@@ -37,7 +37,11 @@ def train(module: nn.Module, call: Callable[..., Any]) -> list[Any]:
                      for n, p in module.named_parameters()}  # fmt: skip
         optimizer.step()
         state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-        drawn: list[Any] = [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()]
+        drawn: list[Any] = [
+            torch.get_rng_state(),
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+        ]
         seen.append([loss.detach(), gradients, state, *drawn])
     return seen
 
