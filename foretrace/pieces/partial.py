@@ -30,6 +30,8 @@ RECAPTURES = 7
 """Captures again of a piece, after which it runs as Python: torch.compile, too, keeps eight"""
 LEAST = 8
 """Leaf ops of a piece that is worth its guards (bench/pieces.py)"""
+NOT_OF_PROGRAMS = frozenset({"wrong backend"})
+"""What is refused because of something else than the program"""
 MOST = 2_000
 """Pieces of a program; regions of more objects than that run as Python"""
 
@@ -240,6 +242,8 @@ class Partial(Compiled):
 
     def _refused(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run as Python; a call in which that raises, too, tells nothing of the next."""
+        if refusal.kind in NOT_OF_PROGRAMS:
+            raise refusal
         key = self._key(args, kwargs)
         if FIRST_CALL in refusal.ways and key not in self._again_once and self._tries < TRIES:
             result = self.plain(*args, **kwargs)

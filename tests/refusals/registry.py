@@ -107,7 +107,7 @@ def captures(fn: Program, *args: Any, **options: Any) -> Callable[[], object]:
 
 def compiles(fn: Program, *args: Any, **options: Any) -> Callable[[], object]:
     """A call of `foretrace.compile`, later."""
-    return lambda: foretrace.compile(fn, **options)(*args)
+    return lambda: foretrace.compile(fn, **options, fullgraph=True)(*args)
 
 
 class Calls(nn.Module):
@@ -144,7 +144,7 @@ def captured(fn: Program, *args: Any, **options: Any) -> Callable[[], None]:
 
 def compiled(fn: Program, *args: Any, **options: Any) -> Callable[[], None]:
     """The program is compiled, and gives what eager gives."""
-    return lambda: same(foretrace.compile(fn, **options)(*args), fn(*args))
+    return lambda: same(foretrace.compile(fn, **options, fullgraph=True)(*args), fn(*args))
 
 
 def exported(fn: Program, *args: Any) -> Callable[[], None]:
