@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Protocol
 
-from torch import nn
+from torch import fx, nn
 
 from foretrace import torch_api
+from foretrace.guards.entry import MISS
 
 
 class Hole(Protocol):
@@ -40,9 +41,8 @@ HERE = Here()
 
 def watched() -> bool:
     """Whether somebody sees operators, or what autograd saves: then the program itself runs."""
-    return bool(
-        torch_api.dispatch_modes() or torch_api.functorch_active() or torch_api.saving_watched()
-    )
+    seen = torch_api.dispatch_modes() or torch_api.functorch_active()
+    return bool(seen) or torch_api.saving_hooks(True) is not None
 
 
 def hole_here() -> Hole | None:
@@ -64,6 +64,61 @@ def caller(module: nn.Module) -> Callable[..., Any]:
     return call
 
 
+def answered_by(
+    module: nn.Module, first: Callable[[], Callable[[Any, Any], Any]]
+) -> Callable[..., Any]:
+    """The same for a piece that has captures: the last used is asked at once.
+
+    Args:
+        module: the piece.
+        first: gives what runs that capture, or gives MISS.
+    """
+    slowly, space, here, key, miss = caller(module), vars(module), HERE, torch_api.CALLED_BY, MISS
+    modes, levels, hooks = (
+        torch_api.dispatch_modes, torch_api.functorch_active, torch_api.saving_hooks
+    )  # fmt: skip
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if here.hole is None or modes() or hooks(True) or levels():
+            return slowly(*args, **kwargs)
+        own = space.pop(key, None)  # the guards count attributes
+        try:
+            result = first()(args, kwargs)
+        finally:
+            if own is not None:
+                space[key] = own
+        return slowly(*args, **kwargs) if result is miss else result
+
+    return call
+
+
+class alone:  # noqa: N801 - used as a context manager; one made by contextlib takes 1 us more
+    """Inside, a piece finds itself as it is outside of a hole: its guards count attributes.
+
+    Args:
+        module: what the piece is; None: a region.
+        below: whether all modules below it are looked at, too, as a capture does. They stay as
+            they are outside: the piece itself is what is called from now on.
+    """
+
+    __slots__ = ("call", "hole", "space")
+
+    def __init__(self, module: nn.Module | None, *, below: bool) -> None:
+        self.hole = HERE.hole
+        self.space: dict[str, Any] = {} if module is None else vars(module)
+        self.call = self.space.pop(torch_api.CALLED_BY, None)
+        for each in module.modules() if below and module is not None else ():
+            vars(each).pop(torch_api.CALLED_BY, None)
+
+    def __enter__(self) -> None:
+        HERE.hole = None
+
+    def __exit__(self, *error: object) -> None:
+        HERE.hole = self.hole
+        if self.call is not None:
+            self.space[torch_api.CALLED_BY] = self.call
+
+
 Put = list[tuple[dict[str, Any], Callable[..., Any]]]
 """Attributes of modules, and what is to stand there"""
 
@@ -76,7 +131,7 @@ def seeing_all(hole: Hole) -> Iterator[None]:
     @wraps(original)
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         ours = HERE.hole is hole and torch_api.CALLED_BY not in vars(module)
-        if not ours or watched():
+        if not ours or watched() or isinstance(module, fx.GraphModule):  # a backend's
             return original(module, *args, **kwargs)
         return hole.called(module, args, kwargs)
 
@@ -97,13 +152,14 @@ def run(hole: Hole, put: Put, plain: Callable[..., Any], args: Any, kwargs: Any)
         finally:
             here.hole = before
     done = []
-    for space, call in put:
-        if key not in space:  # nor what the user has compiled, or an outer run has put there
-            space[key] = call
-            done.append(space)
+    for each in put:
+        if key not in each[0]:  # nor what the user has compiled, or an outer run has put there
+            each[0][key] = each[1]
+            done.append(each)
     try:
         return plain(*args, **kwargs)
     finally:
         here.hole = before
-        for space in done:
-            space.pop(key, None)
+        for space, call in put if before is None else done:  # a thread may have put it back
+            if space.get(key) is call:
+                space.pop(key, None)

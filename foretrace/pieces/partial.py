@@ -18,7 +18,7 @@ from foretrace.guards.entry import MISS
 from foretrace.ir.requirements import FIRST_CALL
 from foretrace.ir.walk import leaf_ops
 from foretrace.pieces.breaks import Break, Part
-from foretrace.pieces.here import HERE, Put, caller, run, seeing_all
+from foretrace.pieces.here import Put, alone, answered_by, caller, run, seeing_all
 from foretrace.python_state.module_state import owners_of
 from foretrace.runtime.compiled import Compiled
 from foretrace.runtime.module import CompiledModule
@@ -67,6 +67,8 @@ class Pieces:
         """Let a piece run as Python from now on, if its captures are no faster."""
         if piece.small or (piece.refusals and not piece.leads_anywhere()):
             self.table[key] = self.table[key][0], None
+            self.version += 1
+        elif not piece.refusals:  # it was captured for the first time
             self.version += 1
 
     def note(self, piece: "Partial", refusal: Refusal) -> None:
@@ -120,7 +122,7 @@ class Partial(Compiled):
         """how many of the modules that it calls are too small"""
         module = self.fn if isinstance(self.fn, nn.Module) else None
         self.plain = self.fn if module is None else torch_api.plain_call(module)
-        self._module, self._tries, capture = module, 0, self._capture
+        self.module, self._tries, capture = module, 0, self._capture
         self._capture = lambda *call: self._counted(capture(*call))
         self._again_once: set[Key] = set()
         self._seen: dict[int, nn.Module] = {}
@@ -146,7 +148,7 @@ class Partial(Compiled):
         """The same, with the arguments as they are kept."""
         if self.refusals and (None in self.refusals or self._key(args, kwargs) in self.refusals):
             return self.as_python(args, kwargs)
-        result = self._first(args, kwargs)
+        result = self.first(args, kwargs)
         return self._other(args, kwargs) if result is MISS else result
 
     @property
@@ -170,17 +172,17 @@ class Partial(Compiled):
     def _piece(
         self, target: Any, key: Any, plain: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
+        if torch_api.casts_kept():  # eager casts a parameter once for all who use it
+            return plain(*args, **kwargs)
         piece = self.pieces.of(target, key, self)
         if piece is None:
             return plain(*args, **kwargs)
-        before, HERE.hole = HERE.hole, None
         fresh = not piece.tried
-        try:
-            return piece.call(args, kwargs)
-        finally:
-            HERE.hole = before
-            if fresh or piece.refusals:
-                self.pieces.judge(piece, key)
+        with alone(piece.module, below=fresh):
+            result = piece.call(args, kwargs)
+        if fresh or piece.refusals:
+            self.pieces.judge(piece, key)
+        return result
 
     def as_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run its own code; what it calls is captured."""
@@ -200,7 +202,7 @@ class Partial(Compiled):
     def _frontier(self) -> Iterator[tuple[dict[str, Any], Callable[..., Any]]]:
         """Where calls of modules are to come here: of its pieces, and of what it may yet call."""
         found: dict[int, nn.Module] = {}
-        queue = [*self._children(self._module), *self._seen.values()]
+        queue = [*self._children(self.module), *self._seen.values()]
         self.small_ones = 0
         while queue:
             module = queue.pop()
@@ -214,7 +216,12 @@ class Partial(Compiled):
                 self.small_ones += 1
                 continue
             if has_forward(module):
-                yield vars(module), caller(module)
+                yield vars(module), self._caller(module, known[1] if known else None)
+
+    def _caller(self, module: nn.Module, piece: "Partial | None") -> Callable[..., Any]:
+        if piece is None or piece.refusals or not piece.tried:
+            return caller(module)
+        return answered_by(module, lambda: piece.first)
 
     def _children(self, module: nn.Module | None) -> list[nn.Module]:
         if module is None:
@@ -222,7 +229,7 @@ class Partial(Compiled):
         return [each for each in torch_api.submodule_table(module).values() if each is not None]
 
     def _is_below(self, module: nn.Module) -> bool:
-        return self._module is not None and any(module is each for each in self._module.modules())
+        return self.module is not None and any(module is each for each in self.module.modules())
 
     # ---- captures ----------------------------------------------------------------------------
 
@@ -262,7 +269,7 @@ class Partial(Compiled):
             (item.dtype, item.requires_grad) if isinstance(item, Tensor) else type(item)
             for item in ((*args, *kwargs.values()) if kwargs else args)
         ]
-        return self._module is not None and self._module.training, grad_enabled(), *kinds
+        return self.module is not None and self.module.training, grad_enabled(), *kinds
 
 
 def has_forward(module: nn.Module) -> bool:

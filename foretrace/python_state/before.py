@@ -77,8 +77,7 @@ class Before:
         """classes of objects, and the members that were looked at"""
         self._changed: list[Kept] | None = None
         """what was found changed after the run"""
-        self.roots = tuple(roots)
-        self._queue = deque(self.roots)
+        self._queue = deque(roots)
         with torch_api.no_torch_function():
             self._walk()
 
@@ -235,7 +234,7 @@ class Before:
         space = attributes_of(item)
         if space is not None:
             self._foreign.append(space)
-        elif gc.is_tracked(item):
+        if isinstance(item, Iterator) or (space is None and gc.is_tracked(item)):
             self.opaque.append(item)
 
     def _state(self, item: Any) -> None:

@@ -5,17 +5,18 @@ interpreter tells of each such call before it is made; where the rest of the pro
 around it, it is refused then, so that nothing is printed, read or advanced twice.
 """
 
-import gc
 import io
 import logging
 import types
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
+from operator import is_
 from typing import Any, Final
 
 from foretrace import torch_api
 from foretrace.errors import PYTHON_DIR, Frame, Refusal
 from foretrace.frames.lines import Lines
+from foretrace.ir.members import CONTENT
 from foretrace.ir.requirements import FIRST_CALL
 from foretrace.python_state.before import Before
 from foretrace.python_state.outside import Outside, origin_of
@@ -108,22 +109,27 @@ def check_iterators(before: Before, outside: Outside | None, lines: Callable[[],
     holes = outside.holes if outside is not None else None
     for item, name in _iterators(before) if holes is not None else ():
         raise Refusal(
-            f"the program is given a {type(item).__name__} ({name}), and what is taken from it is"
-            " taken once",
-            kind="side effect", at=lines().calling(name) if name else None,
+            f"the program can take from a {type(item).__name__}, and what is taken is taken once",
+            kind="side effect", at=lines().reaching(partial(is_, item)) or lines().calling(name),
             do=("take from it outside of the captured program, and pass what it gave", DO),
         )  # fmt: skip
 
 
 def _iterators(before: Before) -> Iterator[tuple[Any, str]]:
-    """Those that the program is given, or that its code names; files among them."""
-    roots = [root for root in before.roots if type(root) in (tuple, dict)]
-    given = {id(leaf) for root in roots for leaf in gc.get_referents(root)}
+    """Those that the program is given or can reach, and files; no attribute that no code names.
+
+    A private one may be a library's, whose code was not looked at: of a DataLoader's iterator.
+    """
     for item in before.opaque:
-        if isinstance(item, Iterator):
+        if isinstance(item, Iterator) and not _only_written(item):
             name = before.name(item)
-            if name in before.mentioned or id(item) in given:
+            attribute = name.isidentifier() and name != CONTENT
+            if not attribute or name.startswith("_") or name in before.mentioned:
                 yield item, name
+
+
+def _only_written(item: Any) -> bool:
+    return isinstance(item, io.IOBase) and (item.closed or not item.readable())
 
 
 def _touches(kind: type, owner: Any, function: Any) -> bool:

@@ -74,7 +74,7 @@ class Compiled:
         self._entries: tuple[Entry, ...] = ()
         self._answers = 0
         """captures again because of an answer"""
-        self._first: Callable[[Any, Any], Any] = lambda args, kwargs: MISS
+        self.first: Callable[[Any, Any], Any] = lambda args, kwargs: MISS
         self._lock = threading.RLock()
 
     @property
@@ -84,7 +84,7 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the program; the captures are tried from the last used on."""
-        result = self._first(args, kwargs)
+        result = self.first(args, kwargs)
         return self._other(args, kwargs) if result is MISS else result
 
     def __repr__(self) -> str:
@@ -145,7 +145,7 @@ class Compiled:
         with self._lock:
             others = tuple(each for each in self._entries if each is not entry)
             self._entries = (entry, *others)[:MOST]
-            self._first = entry.run
+            self.first = entry.run
 
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tried) -> Entry:
         known = [(entry, tried[entry]) for entry in self._entries]

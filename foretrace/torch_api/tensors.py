@@ -234,6 +234,6 @@ def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
     return found
 
 
-def saving_watched() -> bool:
-    """Whether hooks see what autograd saves, as inside a checkpoint (torch 2.11 to 2.13)."""
-    return _C._autograd._top_saved_tensors_default_hooks(True) is not None
+# The hooks that see what autograd saves, as inside a checkpoint; None where there are none. Its
+# argument is `ignore_is_tracing` (torch 2.11 to 2.13).
+saving_hooks: Callable[[bool], Any] = _C._autograd._top_saved_tensors_default_hooks
