@@ -142,7 +142,10 @@ class Partial(Compiled):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the program."""
-        return self.call(args, kwargs)
+        if self.refusals:
+            return self.call(args, kwargs)
+        result = self.first(args, kwargs)
+        return self._other(args, kwargs) if result is MISS else result
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same, with the arguments as they are kept."""
