@@ -14,7 +14,7 @@ from operator import is_
 from typing import Any, Final
 
 from foretrace import torch_api
-from foretrace.errors import PYTHON_DIR, Frame, Refusal
+from foretrace.errors import PACKAGE_DIR, PYTHON_DIR, Frame, Refusal
 from foretrace.frames.lines import Lines
 from foretrace.ir.members import CONTENT
 from foretrace.ir.requirements import FIRST_CALL
@@ -61,6 +61,8 @@ class Holes:
             return
         at = _user_frame(frame)
         if at is None or (at is not frame and not isinstance(owner, io.IOBase)):
+            return
+        if _for_a_log(at):  # of a message that is not the program's, or it was refused before
             return
         what = getattr(function, "__qualname__", str(function))
         self._refuse(at, f"the program calls {_named(owner, what)}", "side effect", DO)
@@ -163,6 +165,15 @@ def _user_frame(frame: types.FrameType | None) -> types.FrameType | None:
             return None
         frame = frame.f_back
     return None
+
+
+def _for_a_log(frame: types.FrameType | None) -> bool:
+    """Whether a handler of `logging` runs, a test's or a notebook's too."""
+    while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE_DIR):
+        if frame.f_code.co_filename == LOGGED.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _named(owner: Any, name: str) -> str:
