@@ -9,7 +9,7 @@ from foretrace.cli.render import Screen
 from foretrace.cli.show import counted
 from foretrace.compare.check import has_modes
 from foretrace.compare.pieces import PiecesReport, check_pieces
-from foretrace.compat.compile import compile
+from foretrace.compat.compile import compile as compiled_form
 
 
 def run(options: Options, screen: Screen) -> int:
@@ -26,7 +26,7 @@ def run(options: Options, screen: Screen) -> int:
                 now(f"checking {spec}{f' after {mode}()' if mode else ''}")
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", ".*is not captured whole")
-                    report = check_pieces(compile, user.fn, user.args, user.kwargs, mode=mode)
+                    report = check_pieces(compiled_form, user.fn, user.args, user.kwargs, mode=mode)
                 equal &= report.equal
                 found.append({"program": spec, **report.to_dict()})
                 if not screen.json:

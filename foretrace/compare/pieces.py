@@ -1,4 +1,4 @@
-"""A program in pieces beside eager: what is equal, what runs as Python, and how much is captured."""
+"""A program in pieces beside eager: what is equal, what runs as Python, how much is captured."""
 
 import random
 import sys
