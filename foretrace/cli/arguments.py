@@ -131,6 +131,10 @@ def _check(commands: Any) -> None:
             f"--{mode}", dest="modes", action="store_const", const=(mode,),
             default=("train", "eval"), help=f"after {mode}() only; default: both",
         )  # fmt: skip
+    check.add_argument(
+        "--partial", action="store_true",
+        help="in pieces: what runs as Python and why, and how much is captured around it",
+    )  # fmt: skip
     _json(check)
 
 

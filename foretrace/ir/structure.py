@@ -16,6 +16,7 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.frames.lines import attribute
 from foretrace.ir.members import members, names_in
 
 HEAP_TYPE = 1 << 9
@@ -109,7 +110,7 @@ def _attributes(leaf: Any) -> dict[str, Any] | None:
         return None
     attributes = names_in(leaf)
     held = attributes is not None and _holds_tensors(attributes, depth=4)
-    return attributes if held or dataclasses.is_dataclass(leaf) else None
+    return attributes if held or attribute(type(leaf), "__dataclass_fields__") else None
 
 
 def _made_of_names(kind: type) -> bool:

@@ -64,7 +64,7 @@ class Before:
         self._kept: list[Kept] = []
         self._modules: dict[int, KeptModule] = {}
         self._memos: list[Any] = []
-        self._opaque: list[Any] = []
+        self.opaque: list[Any] = []
         """generators, iterators: what changes in them is not to be put back"""
         self._seen: dict[int, Any] = {}
         self._names: dict[int, KeptNames] = {}
@@ -72,7 +72,7 @@ class Before:
         """of functions and objects without attributes: the dicts for them"""
         self._foreign: list[dict[str, Any]] = []
         """the attributes of objects of a library's classes (argparse.Namespace)"""
-        self._mentioned: set[str] = set(UNNAMED)
+        self.mentioned: set[str] = set(UNNAMED)
         self._met: dict[type, set[str]] = {}
         """classes of objects, and the members that were looked at"""
         self._changed: list[Kept] | None = None
@@ -95,7 +95,7 @@ class Before:
         for memo in self._memos:
             _forget(memo)
         failed = put_all_back(self._all())
-        held = [type(each).__name__ for each in self._opaque if _holds_abstract([each])]
+        held = [type(each).__name__ for each in self.opaque if _holds_abstract([each])]
         return [*failed, *(f"a {name}, which holds a tensor of the run" for name in held)]
 
     def bound(self) -> Iterator[Change]:
@@ -103,7 +103,7 @@ class Before:
         self._changed = [each for each in self._all() if not each.intact]
         for kept in self._changed:
             if not isinstance(kept, KeptState):
-                yield from changes_in(kept, self._name)
+                yield from changes_in(kept, self.name)
 
     def undo(self) -> list[Change]:
         """Put back what the run has left changed, and give it.
@@ -114,7 +114,7 @@ class Before:
         found = list[Change]()
         for kept in self._all() if self._changed is None else self._changed:
             if not (kept.intact or isinstance(kept, KeptState) or _holds_new_tensor(kept)):
-                found += changes_in(kept, self._name)
+                found += changes_in(kept, self.name)
                 kept.put_back()
         return found
 
@@ -131,12 +131,13 @@ class Before:
     def changed(self) -> list[tuple[Any, str]]:
         """The generators and arrays in another state now; each with an attribute that holds it."""
         return [
-            (each.item, self._name(each.item))
+            (each.item, self.name(each.item))
             for each in self._kept
             if isinstance(each, KeptState) and not each.intact
         ]
 
-    def _name(self, item: Any) -> str:
+    def name(self, item: Any) -> str:
+        """The name of what holds an object; its type where none does."""
         modules = [vars(each) for each in self._seen.values() if isinstance(each, nn.Module)]
         kept = [each.before for each in self._all() if isinstance(each, (KeptNames, KeptDict))]
         spaces = [*modules, *kept]
@@ -232,8 +233,8 @@ class Before:
         space = attributes_of(item)
         if space is not None:
             self._foreign.append(space)
-        elif gc.is_tracked(item):
-            self._opaque.append(item)
+        if isinstance(item, Iterator) or (space is None and gc.is_tracked(item)):
+            self.opaque.append(item)
 
     def _state(self, item: Any) -> None:
         self._kept += [
@@ -267,7 +268,7 @@ class Before:
             queue.extend(function.__kwdefaults__.values())
         self._of_function(function)
         found = mentioned_by(function)
-        self._mentioned |= found.names
+        self.mentioned |= found.names
         self._memos += found.memos
         queue += found.called
         if found.values:
@@ -301,13 +302,13 @@ class Before:
     def _members_mentioned(self) -> None:
         """Look at what of these classes has a name that code mentions."""
         for kind, done in self._met.items():
-            for name, member in members_of(kind, self._mentioned - done):
+            for name, member in members_of(kind, self.mentioned - done):
                 if name not in done:
                     done.add(name)
                     self._queue.append(member)
         for space in self._foreign:
             kept = self._names.setdefault(id(space), KeptNames(space))
-            for name in space.keys() & self._mentioned - kept.before.keys():
+            for name in space.keys() & self.mentioned - kept.before.keys():
                 self._queue.append(kept.note(name))
 
 

@@ -30,7 +30,8 @@ NO_VALUES = (
 """What names stand for that holds no state itself"""
 CODE = (*NO_VALUES[:-2], types.MethodType, functools.partial)
 HOLDING = (
-    dict, list, set, tuple, frozenset, types.MethodType, functools.partial, type(None), *STATES,
+    dict, list, set, tuple, frozenset, types.MethodType, functools.partial, type(None), Iterator,
+    *STATES,
 )  # fmt: skip
 """Of types that are no user's, what may hold state; None: it may be something else next time"""
 FOLLOWS = frozenset({"user", "followed"})

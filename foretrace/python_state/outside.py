@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR
@@ -55,6 +55,19 @@ Notes = tuple[Callable[[types.FrameType], None], ...]
 """What is noted at each call of a function"""
 
 
+class Refusing(Protocol):
+    """Raises what the program is refused for."""
+
+    def called(self, frame: types.FrameType, function: Any) -> None:
+        """A function in C is about to be called from a frame."""
+
+    def marks(self, code: types.CodeType) -> bool:
+        """Whether it wants to be told of each call of a Python function."""
+
+    def entered(self, frame: types.FrameType) -> None:
+        """Such a function begins."""
+
+
 class Later:
     """What code reads that runs in the backward alone: hooks, which a graph with one holds."""
 
@@ -68,6 +81,8 @@ class Outside(Unwatched):
     """Watches one run: what it reads from outside."""
 
     def __init__(self) -> None:
+        self.holes: Refusing | None = None
+        """refuses what the run is about to do outside of a graph; None: it may"""
         self.places: dict[tuple[int, str], Place] = {}
         self.attributes: set[str] = set()
         """names of attributes that the program's code, or torch's layers, mention"""
@@ -151,6 +166,8 @@ class Outside(Unwatched):
     def _event(self, frame: types.FrameType, event: str, arg: object) -> None:
         """What the interpreter calls."""
         if event != "call":
+            if event == "c_call" and self.holes is not None:
+                self.holes.called(frame, arg)
             return
         notes = self._met.get(id(frame.f_code))
         if notes is None:
@@ -160,6 +177,8 @@ class Outside(Unwatched):
 
     def _meet(self, frame: types.FrameType, code: types.CodeType) -> Notes:
         kind, space = origin_of(code.co_filename), frame.f_globals
+        if self.holes is not None and self.holes.marks(code):
+            return self._meet_as(code, (self.holes.entered,))
         if kind == "library" or code.co_name == "<module>":  # an import runs once, not each call
             return self._meet_as(code, ())
         if kind == "layer":

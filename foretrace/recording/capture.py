@@ -20,6 +20,7 @@ from foretrace.mutation.alias import alias_of, written
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import bound_before, read_outside
+from foretrace.python_state.holes import check_iterators
 from foretrace.python_state.leaks import check_none_escaped, stranding
 from foretrace.python_state.module_state import (
     Borrowed,
@@ -263,6 +264,7 @@ def record(
 
 def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
     before = Before((fn, args, kwargs), owners_of(fn).values())
+    check_iterators(before, capture.outside, partial(capture.lines, fn))
     with put_back(before.put_back, always=False), normal_mode(capture.recorder):
         recorded = _recorded(fn, args, kwargs, capture, before)
         capture.release(fn)

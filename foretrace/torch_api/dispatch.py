@@ -154,6 +154,18 @@ def autocast_devices() -> frozenset[str]:
     return frozenset(device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device))
 
 
+def casts_kept() -> bool:
+    """Whether autocast keeps the casts of parameters that autograd follows, for all that use them.
+
+    Whether it is on for any device is asked by one call of C++ (torch 2.11 to 2.13).
+    """
+    return (
+        _C._is_any_autocast_enabled()
+        and torch.is_autocast_cache_enabled()
+        and torch.is_grad_enabled()
+    )
+
+
 def autocast_knows(op: Any, device: str) -> bool:
     """Whether autocast itself casts the arguments of an operator."""
     return kernel_for(op, f"Autocast{device.upper()}")

@@ -189,6 +189,12 @@ class Recorder(Builder):
             else tensors[t.operand] if isinstance(t, Given) else t,
         )  # fmt: skip
 
+    def refused(self, refusal: Refusal) -> Refusal:
+        """Note a refusal that no op is about, in case the program catches it."""
+        refusal.located(None, self.module_path(), ())
+        self.first_refusal = self.first_refusal or refusal
+        return refusal
+
     def _located(self, refusal: Refusal, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Refusal:
         """Add the user's line, the module and the ops around; remember it in case it is caught."""
         if self._depth == 0:

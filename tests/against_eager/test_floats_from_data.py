@@ -318,7 +318,7 @@ def test_every_graph_raises_on_another_answer(name: str) -> None:
 @pytest.mark.parametrize("name", ASKED)
 def test_compile_captures_another_answer(name: str) -> None:
     fn, then, now, _ = ASKED[name]
-    compiled: Any = foretrace.compile(fn)
+    compiled: Any = foretrace.compile(fn, fullgraph=True)
     for answer in (then, now, then, now):
         assert repr(compiled(answer)) == repr(fn(answer))
     assert len(compiled.recaptures) == 1

@@ -28,7 +28,7 @@ def run_both(case: Case, backend: object, *, grad: bool) -> list[foretrace.Recap
     """Twice from the same state; the second call is answered by the capture of the first."""
     given = case.subject()
     live = given.fresh()
-    compiled = foretrace.compile(live.fn, backend=backend)
+    compiled = foretrace.compile(live.fn, backend=backend, fullgraph=True)
     for call in ("the first call", "the second call")[: 1 if "generator" in case.name else 2]:
         fresh = given.fresh()
         ran = Subject(live.fn, fresh.args, fresh.kwargs)

@@ -493,7 +493,7 @@ def doubles(x: Tensor) -> Tensor:  # here
 
 
 refuses("wrong backend", "backends/graphs.py:_compiled",
-        lambda: foretrace.compile(doubles, backend=lambda graph, inputs: 3)(X), doubles,
+        compiles(doubles, X, backend=lambda graph, inputs: 3), doubles,
         compiled(doubles, X, backend=lambda graph, inputs: graph))  # fmt: skip
 
 

@@ -427,7 +427,10 @@ def asks_torch_func(w: Tensor) -> Any:
 
 
 def grad_of_compiled() -> None:
-    same(torch.autograd.grad(foretrace.compile(squares)(W), W), torch.autograd.grad(squares(W), W))
+    same(
+        torch.autograd.grad(foretrace.compile(squares, fullgraph=True)(W), W),
+        torch.autograd.grad(squares(W), W),
+    )
 
 
 refuses(
@@ -627,8 +630,8 @@ def twice(ask: Any) -> Any:
 
 refuses(
     "double backward", "backends/autograd_function.py:_twice",
-    lambda: twice(foretrace.compile(cubes, backend=by_graphs)), twice,
-    lambda: same(twice(foretrace.compile(cubes)), twice(cubes)),
+    lambda: twice(foretrace.compile(cubes, backend=by_graphs, fullgraph=True)), twice,
+    lambda: same(twice(foretrace.compile(cubes, fullgraph=True)), twice(cubes)),
 )  # fmt: skip
 
 
@@ -652,12 +655,17 @@ refuses(
 
 def by_eager() -> None:
     first, second = torch.zeros(6, 8), torch.zeros(6, 8)
-    same(foretrace.compile(writes_what_is_followed)(first, W), writes_what_is_followed(second, W))
+    same(
+        foretrace.compile(writes_what_is_followed, fullgraph=True)(first, W),
+        writes_what_is_followed(second, W),
+    )
 
 
 refuses(
     "followed write", "runtime/results.py:core_of",
-    lambda: foretrace.compile(writes_what_is_followed, backend=by_graphs)(torch.zeros(6, 8), W),
+    lambda: foretrace.compile(writes_what_is_followed, backend=by_graphs, fullgraph=True)(
+        torch.zeros(6, 8), W
+    ),
     writes_what_is_followed, by_eager,
     compiled(lambda w: (w * 2).sum(), W, backend=by_graphs),
 )  # fmt: skip

@@ -112,7 +112,7 @@ def of_many_lengths(fn: Callable[[Tensor], Tensor]) -> Callable[[], None]:
     """Calls of which each loops once more than the one before."""
 
     def call() -> None:
-        called = foretrace.compile(fn)
+        called = foretrace.compile(fn, fullgraph=True)
         with warnings.catch_warnings(action="ignore"):
             for times in range(67):
                 same(called(torch.tensor([2.0**times])), fn(torch.tensor([2.0**times])))
