@@ -9,6 +9,7 @@ from importlib import import_module as _import_module
 __version__ = "0.1.0"
 
 _HOMES: dict[str, str] = {
+    "Break": "foretrace.pieces.breaks",
     "Cut": "foretrace.program",
     "Diff": "foretrace.alignment.diff",
     "Explanation": "foretrace.explain.explanation",
@@ -24,6 +25,7 @@ _HOMES: dict[str, str] = {
     "dispatch": "foretrace.dispatcher.resolve",
     "dispatch_trace": "foretrace.dispatcher.trace",
     "export": "foretrace.compat.export",
+    "region": "foretrace.pieces.region",
     "rule": "foretrace.program",
 }
 """The module that each public name stands in"""

@@ -8,12 +8,15 @@ from foretrace.dispatcher.trace import dispatch_trace
 from foretrace.errors import Refusal
 from foretrace.explain.explanation import Explanation
 from foretrace.ir.program import Target
+from foretrace.pieces.breaks import Break
+from foretrace.pieces.region import region
 from foretrace.program import Cut, Program, capture, rule
 from foretrace.runtime.compiled import Recapture
 
 __version__: str
 
 __all__ = [
+    "Break",
     "Cut",
     "Diff",
     "Explanation",
@@ -29,5 +32,6 @@ __all__ = [
     "dispatch",
     "dispatch_trace",
     "export",
+    "region",
     "rule",
 ]

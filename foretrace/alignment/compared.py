@@ -11,9 +11,9 @@ from foretrace.alignment.causes import Causes, Users
 from foretrace.alignment.difference import Found, Kind, Part, Reason
 from foretrace.alignment.given import Side, aspect_text, aspects
 from foretrace.alignment.marked import Marked, Node
-from foretrace.alignment.pairing import Gap, Pair, fit, key_of, paired
+from foretrace.alignment.pairing import Gap, Pair, constants, fit, key_of, paired
 from foretrace.alignment.reasons import Reasons, argument_text, arguments_that_differ, op_name
-from foretrace.alignment.sequences import align
+from foretrace.alignment.sequences import align, running_order
 from foretrace.alignment.settings import Settings
 from foretrace.explain.levels import choice_notes
 from foretrace.ir.op import Op, Value
@@ -33,12 +33,8 @@ class Comparison:
         self.marked = Marked(left.recorded, left.graph), Marked(right.recorded, right.graph)
         self.found: list[Found] = []
         self.matched: list[tuple[Op, Op]] = []
-        self._late: list[tuple[float, Callable[[], object]]] = []
-        """what is compared of the backward, and its place there: causes go from first to last"""
-        self._place = {
-            op: place / len(side.graph.ops)
-            for side in (right, left) for place, op in enumerate(side.graph.ops)
-        }  # fmt: skip
+        self._late: list[tuple[Sequence[Op], Callable[[], object]]] = []
+        """what is compared of the backward, and when it ran: causes go from first to last"""
         self._reason_of: dict[Node, Reason] = {}
         """by nodes of the tree, why the forward differs there"""
 
@@ -53,7 +49,8 @@ class Comparison:
         for event in reversed(events):
             self._backward(event)
         self._apart()
-        for _, compare in sorted(self._late, key=lambda item: item[0]):
+        places = running_order(self.left.graph.ops, self.right.graph.ops, self.matched)
+        for _, compare in sorted(self._late, key=lambda late: min(places[op] for op in late[0])):
             compare()
         self._settle()
 
@@ -251,8 +248,19 @@ class Comparison:
             waiting.remove(b)
             self.causes.match(a.outs, b.outs)
             yield a, b
+        for a in [*over]:  # the same call of another tensor, which differs for a reason of its own
+            b = next((b for b in waiting if self._same_call(a, b)), None)
+            if b is not None:
+                over.remove(a)
+                waiting.remove(b)
+                self.causes.match(a.outs, b.outs)
+                yield a, b
         yield from ((a, None) for a in over)
         yield from ((None, b) for b in waiting)
+
+    def _same_call(self, a: Op, b: Op) -> bool:
+        same = key_of(a) == key_of(b) and constants(a) == constants(b)
+        return same and not any(self.causes.rewired(a, b))
 
     def _matched(self, a: Op, b: Op, pair: Pair | None) -> None:
         self.matched.append((a, b))
@@ -266,7 +274,7 @@ class Comparison:
         if part == "forward":
             compare()
         else:
-            self._late.append((min(self._place.get(op, 1.0) for op in ops), compare))
+            self._late.append((ops, compare))
 
     def _sequence_gap(self, left: list[Op], right: list[Op], part: Part, pair: Pair | None) -> None:
         ops = (*left, *right)

@@ -13,13 +13,15 @@ from foretrace.alignment.compared import Comparison
 from foretrace.alignment.given import Side
 from foretrace.alignment.printed import Row, many
 from foretrace.compare.amount import Step, amount
+from foretrace.emit.fx import to_fx
 from foretrace.errors import Refusal
 from foretrace.guards.calls import CallGuards, number
 from foretrace.ir.names import calls_target
 from foretrace.ir.op import Op, Tree, Value
-from foretrace.ir.program import Input
+from foretrace.ir.program import Graph, Input
 from foretrace.ir.structure import take_apart
 from foretrace.ir.tree import leaves
+from foretrace.passes.live import needs
 from foretrace.runtime.calls import uncast
 from foretrace.symbols.sizes import Numbers
 
@@ -130,8 +132,9 @@ Given: TypeAlias = tuple[Sequence[Any], dict[str, Any]]
 def measure(comparison: Comparison, given: Given, *, seed: int = 0) -> Measured:
     """Run both cuts on the same input, op by op.
 
-    An input that a side has in another dtype is cast to that; tangents are random. Nothing is
-    written back: the program's parameters and buffers stay as they are.
+    An input that a side has in another dtype is cast to that; tangents are random. A backward cut
+    gets what its forward saves for the input. Nothing is written back: the program's parameters and
+    buffers stay as they are.
 
     Args:
         comparison: the two cuts.
@@ -139,8 +142,7 @@ def measure(comparison: Comparison, given: Given, *, seed: int = 0) -> Measured:
         seed: what both runs are seeded with.
 
     Raises:
-        Refusal: a device is not here, a cut takes other inputs than the program, or a call breaks
-            what a capture relied on.
+        Refusal: a device is not here, or a call breaks what a capture relied on.
     """
     sides = comparison.left, comparison.right
     check_runs_here([(side.label, side.target.device.type) for side in sides])
@@ -168,18 +170,26 @@ def _steps(comparison: Comparison, left: Values, right: Values) -> Iterator[Step
 
 def _run(side: Side, given: Given, seed: int) -> Values:
     cut: Any = side.cut
-    if side.kind == "backward":
-        raise Refusal(
-            "the backward cut takes what the forward saves, and not the program's inputs",
-            kind="cannot run", do="compare joint cuts, or compare without a run",
-        )  # fmt: skip
     flat, sizes = inputs(cut, given)
+    flat = [x.detach().clone() if isinstance(x, Tensor) else x for x in flat]
     tangents = [_tangent(item, sizes, n) for n, item in enumerate(_tangents_of(side))]
     values = Values(cut.graph_module)
     with torch.random.fork_rng(), torch.enable_grad(), uncast():
         torch.manual_seed(seed)
-        values.run(*[x.detach().clone() if isinstance(x, Tensor) else x for x in flat], *tangents)
+        if side.kind == "backward":
+            flat = _saved(cut, flat)
+        values.run(*flat, *tangents)
     return values
+
+
+def _saved(cut: Any, flat: Sequence[Any]) -> list[Any]:
+    """What the forward half of a backward cut hands to it."""
+    graph: Graph = cut.pair.forward
+    program = cut.program
+    module = to_fx(graph, program.recorded.symbols, program.semantics.fakes, needs)
+    results = module(*flat)
+    roles = [output.role.kind for output in graph.outputs]
+    return [x for kind, x in zip(roles, results, strict=True) if kind == "saved"]
 
 
 def inputs(cut: Any, given: Given) -> tuple[list[Any], Numbers]:

@@ -1,10 +1,10 @@
 """Two sequences beside each other: the alignment of the greatest score."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import TypeVar
 
-A = TypeVar("A")
+A = TypeVar("A", bound=Hashable)
 B = TypeVar("B")
 
 FULL = 15
@@ -38,6 +38,23 @@ def align(
     else:
         yield from _by_runs(*inner, score, key)
     yield from zip(left[len(left) - end :], right[len(right) - end :], strict=True)
+
+
+def running_order(
+    left: Sequence[A], right: Sequence[A], same: Iterable[tuple[A, A]]
+) -> dict[A, int]:
+    """When each item comes: by the left sequence; of the right one alone, with the last same one.
+
+    Args:
+        left: the one.
+        right: the other.
+        same: which of the left is which of the right.
+    """
+    found = {item: place for place, item in enumerate(left)}
+    counterpart, now = {b: a for a, b in same}, 0
+    for item in right:
+        now = found[item] = found.get(counterpart.get(item, item), now)
+    return found
 
 
 def _best(

@@ -55,6 +55,8 @@ class Trained:
         self.wanted = [item.value.type.requires_grad for item in recorded.inputs]
         self.alone = not any(self.wanted)
         """whether only leaves that the program makes are behind what it gives"""
+        self.unreached = _unreached(pair, self.wanted)
+        """inputs that no gradient ever reaches: their hooks are not to be told of that"""
         self.relaid, self._make = relaid, partial
         self._backwards = {pair.strides: backward} if backward is not None else {}
         self._loose: list[int] | None = None
@@ -62,6 +64,9 @@ class Trained:
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         """Run the first half; the second when autograd gets there."""
         anchor = torch.zeros((), requires_grad=True) if self.alone else None
+        if self.unreached:
+            hidden = self.unreached
+            inputs = tuple(x.detach() if i in hidden else x for i, x in enumerate(inputs))
         results: Sequence[Any] = _Run.apply(self, anchor, *inputs)  # type: ignore[no-untyped-call]
         return results
 
@@ -96,6 +101,14 @@ class Trained:
         return found
 
 
+def _unreached(pair: Pair, wanted: list[bool]) -> frozenset[int]:
+    """Places of the inputs that require grad and get none, if others get one."""
+    given = [o.value for o in pair.backward.outputs if o.role.kind == "gradient"]
+    places = [place for place, want in enumerate(wanted) if want]
+    none = frozenset(p for p, v in zip(places, given, strict=True) if v is None)
+    return none if len(none) < len(places) else frozenset()
+
+
 def numbers_of(inputs: Sequence[Input], given: Sequence[Any]) -> Numbers:
     """What the symbols are that the inputs have as sizes and strides; one may be missing (None)."""
     found: Numbers = {}
@@ -128,7 +141,8 @@ class _Run(torch.autograd.Function):
         outputs, saved = list(results[: trained.count]), results[trained.count :]
         trained.place(outputs, plain)
         followed = set(trained.followed)
-        ctx.mark_non_differentiable(*(each for i, each in enumerate(outputs) if i not in followed))
+        loose = [each for i, each in enumerate(outputs) if i not in followed]
+        ctx.mark_non_differentiable(*(each for each in loose if isinstance(each, torch.Tensor)))
         ctx.set_materialize_grads(False)
         both = list(zip(saved, trained.numbers, strict=True))
         ctx.save_for_backward(*(each for each, number in both if not number))
@@ -181,11 +195,13 @@ def _absent(item: Input, sizes: Numbers) -> torch.Tensor | None:
 
 def _loose(outputs: list[Any], inputs: Sequence[Any]) -> list[int]:
     """Places of outputs that are to be detached: sole views of their memory, and repetitions."""
-    memories = [_memory(each) for each in outputs]
+    memories = [_memory(each) if isinstance(each, torch.Tensor) else None for each in outputs]
     others = {_memory(each) for each in inputs if isinstance(each, torch.Tensor)}
     seen: set[int] = set()
     found = []
     for place, (output, memory) in enumerate(zip(outputs, memories, strict=True)):
+        if memory is None:  # a number
+            continue
         sole = not memory or (memories.count(memory) == 1 and memory not in others)
         if (sole and torch_api.is_view(output)) or id(output) in seen:
             found.append(place)

@@ -5,15 +5,33 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from torch import fx
+
 from foretrace import torch_api
 from foretrace.backends.eager import eager_entry
-from foretrace.backends.graphs import ByBackend, pair_with
+from foretrace.backends.graphs import ByBackend, Compile, pair_with
 from foretrace.backends.inductor import inductor_compilers
+from foretrace.backends.steps import numbers_refused, with_opaque_steps
 from foretrace.errors import Refusal
+from foretrace.guards.entry import Entry
+from foretrace.passes.hooks import holds_tensors, standing
 from foretrace.runtime.compiled import Building
+from foretrace.targets.semantics import Captured
+
+
+def _eager(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+    """Straight-line Python; the two halves where a hook holds a tensor of the run."""
+    if any(map(holds_tensors, standing(captured.recorded))):
+        return pair_with(lambda: ByBackend(_as_it_is))(captured, args, kwargs)
+    return eager_entry(captured, args, kwargs)
+
+
+def _as_it_is(module: fx.GraphModule, _: list[Any]) -> fx.GraphModule:
+    return module
+
 
 BACKENDS: Mapping[str, Building] = MappingProxyType(
-    {"eager": eager_entry, "inductor": pair_with(inductor_compilers)}
+    {"eager": _eager, "inductor": pair_with(inductor_compilers)}
 )
 """Backends of our own; all others are torch's, `fn(graph_module, example_inputs)`."""
 
@@ -32,7 +50,7 @@ def building(backend: Backend) -> Building:
         return pair_with(lambda: ByBackend(backend))
     known = [*BACKENDS, *torch_api.torch_backends()]
     if backend in known:
-        return pair_with(lambda: ByBackend(torch_api.torch_backend(backend), traces=True))
+        return pair_with(lambda: ByBackend(_retracing(torch_api.torch_backend(backend))))
     near = difflib.get_close_matches(str(backend), known, n=3)
     raise Refusal(
         f"there is no backend {backend!r}",
@@ -42,3 +60,13 @@ def building(backend: Backend) -> Building:
             "or give a function of a graph module and example inputs",
         ),
     )
+
+
+def _retracing(compile: Compile) -> Compile:
+    """A backend of torch's, which traces the graph again: over numbers of sympy's, not Python's."""
+
+    def compiled(module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        with numbers_refused():
+            return compile(with_opaque_steps(module), inputs)
+
+    return compiled

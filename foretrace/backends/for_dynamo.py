@@ -24,7 +24,7 @@ from foretrace.guards.guard import Check, check_lines
 from foretrace.ir.program import Recorded
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.recording.shared_inputs import check_shared_memory
-from foretrace.runtime.results import call_core
+from foretrace.runtime.results import call_core, register_hooks
 from foretrace.targets.semantics import TargetSemantics
 
 
@@ -126,6 +126,7 @@ def flat_compiled(
     written, call = FlatFunction(recorded), join(recorded, semantics, compilers)
     inside = written.source.inner()
     leaves = call_core(inside, recorded, written.inputs, inside.bind(call, "graphs"))
+    inside.add(*register_hooks(inside, recorded, written.inputs, leaves))
     result = result_text(inside, recorded.out_structure, leaves)
     grad_on = isinstance(call, Trained) or recorded.gives_followed
     return written.finish(result, inside, grad_on=grad_on)

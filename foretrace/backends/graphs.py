@@ -9,7 +9,6 @@ from torch import fx
 
 from foretrace.backends.autograd_function import Flat, Partial, Trained
 from foretrace.backends.eager import add_surrounded
-from foretrace.backends.steps import with_opaque_steps
 from foretrace.emit.fx import interpretable, to_fx
 from foretrace.emit.python import Straight
 from foretrace.emit.python_source import Source
@@ -23,7 +22,13 @@ from foretrace.partition.partial import partial_backward
 from foretrace.partition.split import Pair, partition
 from foretrace.passes.cut import Level, differentiated, forward_graph
 from foretrace.passes.live import needs
-from foretrace.runtime.results import call_core, check_changes, core_of, repeat_changes
+from foretrace.runtime.results import (
+    call_core,
+    check_changes,
+    core_of,
+    register_hooks,
+    repeat_changes,
+)
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.semantics import Captured, TargetSemantics
 
@@ -40,13 +45,14 @@ def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
         guards = Guards(source, recorded)
         guards.call(args, kwargs)
         guards.kernels()
-        guards.outside()
+        guards.outside(hooks=True)
         check_changes(recorded)
         guards.write()
         inside = source.inner()
         leaves = call_core(inside, recorded, guards.inputs, source.bind(call, "graphs"))
         result = returned_text(source, recorded, leaves)
-        changes = repeat_changes(inside, recorded, guards.inputs, leaves)
+        changes = register_hooks(inside, recorded, guards.inputs, leaves)
+        changes += repeat_changes(inside, recorded, guards.inputs, leaves)
         inside.add(*changes, f"return {result}")
         follows = isinstance(call, Trained) or recorded.gives_followed
         grad_on = follows and not recorded.requires.grad_mode
@@ -65,7 +71,7 @@ def join(
         Refusal: an op on the way of a gradient has no derivative.
     """
     core = core_of(recorded)
-    if not any(core.followed(output.value) for output in core.outputs):
+    if not core.gives_followed:
         return Untrained(backend.whole(core, semantics), core)
     joint = differentiated(core, semantics, Level(False), None)
     return Trained(core, *backend.halves(joint, core, semantics), relaid=backend.relaid)
@@ -95,10 +101,8 @@ class ByBackend:
 
     relaid: ClassVar[bool] = True
 
-    def __init__(self, compile: Compile, *, traces: bool = False) -> None:
-        self.compile, self.traces = compile, traces
-        """`traces`: it runs the graph over symbols, as torch's own do, and may not compute floats
-        of them: sympy simplifies these"""
+    def __init__(self, compile: Compile) -> None:
+        self.compile = compile
 
     def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
         """What the backend makes of the forward, its ops as written."""
@@ -133,7 +137,6 @@ class ByBackend:
 
     def _compiled(self, graph: Graph, recorded: Recorded, semantics: TargetSemantics) -> Flat:
         module = interpretable(to_fx(graph, recorded.symbols, semantics.fakes, needs))
-        module = with_opaque_steps(module) if self.traces else module
         examples = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
         found = self.compile(module, examples)
         if not callable(found):

@@ -10,6 +10,7 @@ from foretrace.ir.program import Input
 from foretrace.ir.types import TensorType
 from foretrace.recording.path import Mark
 from foretrace.trace.functions import FunctionCall
+from foretrace.trace.hooks import HookCall
 
 PLAIN = (bool, int, float, complex, str)
 
@@ -25,6 +26,8 @@ def same_target(one: Any, other: Any) -> bool:
         return one.func is other.func and one.followed == other.followed and steps[0] == steps[1]
     if isinstance(one, Mark):
         return one.number == other.number
+    if isinstance(one, HookCall):
+        return one.like(other)
     return isinstance(one, FunctionCall) and one.function is other.function
 
 

@@ -67,6 +67,8 @@ class _Merging:
     def _one(self, met: Met) -> Recorded:
         """The record of both, if they meet there."""
         one, other, joining = self.one.recorded, self.other.recorded, met.joining
+        if one.hooks or other.hooks:
+            raise Apart(None, "a hook on a gradient is of one run alone")
         inputs, places = self._all_inputs(joining.known)
         leavings = Leavings(one, other, joining, inputs, places)
         outputs, mutations = leavings.outputs(), leavings.mutations()

@@ -20,7 +20,7 @@ LOSS = (
     "which output the joint, forward and backward cuts differentiate; `none`: the gradients of all"
     " outputs are inputs; default: 0 if output 0 is a scalar that requires grad, else none"
 )
-MODES = "no_grad, inference, autocast, torch_dispatch, fake, functionalize, python_dispatcher"
+MODES = "no_grad, inference, autocast, torch_dispatch, fake, functionalize, vmap, python_dispatcher"
 FACTS: dict[str, str] = {
     "targets": "list the devices to capture for, and by what each is verified",
     "doctor": "print versions, build and switches: what an issue report needs",
@@ -95,7 +95,7 @@ def _explain(commands: Any) -> None:
     explain.add_argument(
         "--break", dest="stop", metavar="STEP", nargs="?", const="line", help=BREAK
     )
-    explain.add_argument("--stop-at", nargs=3, metavar=("FILE", "LINE", "IF"), help=STOP_AT)
+    explain.add_argument("--stop-at", nargs=4, metavar=("FILE", "LINE", "IF", "N"), help=STOP_AT)
     _cut_options(explain, "joint")
 
 
@@ -131,6 +131,10 @@ def _check(commands: Any) -> None:
             f"--{mode}", dest="modes", action="store_const", const=(mode,),
             default=("train", "eval"), help=f"after {mode}() only; default: both",
         )  # fmt: skip
+    check.add_argument(
+        "--partial", action="store_true",
+        help="in pieces: what runs as Python and why, and how much is captured around it",
+    )  # fmt: skip
     _json(check)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
+from foretrace.cli import pieces
 from foretrace.cli.arguments import Options
 from foretrace.cli.load import loaded
 from foretrace.cli.render import Screen
@@ -36,6 +37,8 @@ def run(options: Options, screen: Screen) -> int:
     Returns:
         0: all is equal; 1: a difference was found; 2: one of several programs was refused.
     """
+    if options.partial:
+        return pieces.run(options, screen)
     found: list[dict[str, Any]] = []
     code = 0
     for spec in options.programs:

@@ -5,8 +5,9 @@ from rich.text import Text
 
 from foretrace.cli.arguments import Options
 from foretrace.cli.cuts import made
-from foretrace.cli.debugging import again, stop_at
+from foretrace.cli.debugging import FLAG, again, stop_at
 from foretrace.cli.render import THEME, Screen
+from foretrace.errors import Refusal
 from foretrace.explain.explanation import INDENT, Explanation, Row
 
 
@@ -14,13 +15,15 @@ def run(options: Options, screen: Screen) -> int:
     """Print the node's path in the tree."""
     if options.stop_at is not None:
         return stop_at(options, *options.stop_at)
+    if options.stop is not None and screen.json:
+        raise Refusal(f"{FLAG} is for people, --json for programs", kind="wrong use", do="take one")
     with made(options, screen) as found:
         explanation = found.cut.explain(options.node)
         if screen.json:
             screen.data({**found.to_dict(), **explanation.to_dict()})
         else:
             _print(explanation, screen)
-    return again(options, explanation) if options.stop is not None else 0
+    return again(options, explanation, screen) if options.stop is not None else 0
 
 
 def _print(explanation: Explanation, screen: Screen) -> None:

@@ -127,7 +127,7 @@ class Stage:
         if self.loss is not None:
             wanted, tangents = [outputs[self.loss]], None
         else:
-            self.tangents = self.tangents or [*map(_tangent, wanted, range(len(wanted)))]
+            self.tangents = self.tangents or [*map(tangent, wanted, range(len(wanted)))]
             tangents = self.tangents
         if not run.edges or not wanted:
             return {}
@@ -135,7 +135,7 @@ class Stage:
         return dict(zip(run.edges, found, strict=True))
 
 
-def _tangent(output: Tensor, seed: int) -> Tensor:
+def tangent(output: Tensor, seed: int) -> Tensor:
     """Random numbers in the output's layout, the same each time."""
     generator = torch.Generator().manual_seed(seed)
     made = torch.randn(output.shape, dtype=output.dtype, generator=generator)

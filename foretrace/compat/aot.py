@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from foretrace import torch_api
 from foretrace.compat.front_end import capture_described
-from foretrace.compat.settled import check_settled, tell_answers, without_states
+from foretrace.compat.settled import check_settled, tell_answers, without_hooks, without_states
 from foretrace.emit.calling_convention import Slot, arranged, as_attributes
 from foretrace.errors import Refusal
 from foretrace.frames.sources import Asked
@@ -64,7 +64,7 @@ def aot_export_module(  # noqa: PLR0913 - torch's own signature
         _check_call(mod, pre_dispatch and trace_joint)
         args, kwargs = tuple(args), dict(kwargs or {})
         with nullcontext() if trace_joint or pre_dispatch else torch.no_grad():
-            program = _captured(mod, args, kwargs, dynamic_shapes)
+            program = _captured(mod, args, kwargs, dynamic_shapes, hooks=trace_joint)
         loss = _loss(program.recorded, output_loss_index) if trace_joint else None
         cut = _cut(program, loss, decompositions, pre_dispatch)
         return _flat_module(cut, _Call(mod, args, kwargs, program.recorded), loss)
@@ -96,12 +96,16 @@ def _check_call(mod: Any, both: bool) -> None:
         )
 
 
-def _captured(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | None) -> Program:
+def _captured(
+    mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | None, *, hooks: bool
+) -> Program:
     """A run of the module, which its next run would repeat."""
     program = _run(mod, args, kwargs, dynamic)
     check_settled(program.recorded, lambda: _run(mod, args, kwargs, dynamic).recorded)
     tell_answers(program.recorded, stacklevel=4)
-    return Program(without_states(program.recorded, stacklevel=4), program.semantics)
+    recorded = without_states(program.recorded, stacklevel=4)
+    recorded = recorded if hooks else without_hooks(recorded, stacklevel=4)
+    return Program(recorded, program.semantics)
 
 
 def _run(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | None) -> Program:

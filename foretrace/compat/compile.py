@@ -10,7 +10,9 @@ from foretrace.backends.by_name import Backend, building
 from foretrace.branches.explore import explored
 from foretrace.errors import Refusal
 from foretrace.frames.sources import Asked
+from foretrace.pieces.partial import in_pieces
 from foretrace.python_state.counts import Counts
+from foretrace.python_state.holes import Holes
 from foretrace.recording.capture import Capture
 from foretrace.recording.path import Path
 from foretrace.recording.setup import Branches, check_branches, counting, device_of, set_up
@@ -30,7 +32,7 @@ def compile(
     *,
     backend: Backend = "eager",
     dynamic: bool | None = None,
-    fullgraph: bool = True,
+    fullgraph: bool = False,
     branches: Branches = "guard",
     **options: Any,
 ) -> Any:
@@ -45,12 +47,13 @@ def compile(
             `backend(graph_module, example_inputs)`.
         dynamic: None: a size that differs from one call to the next is open from then on. True:
             all sizes are open at once. False: none is.
-        fullgraph: True; a program is captured whole, or refused.
+        fullgraph: False: what is refused runs as Python; modules and `foretrace.region`s that it
+            calls are captured, and `.breaks` tells. True: captured whole, or refused.
         branches: as for `foretrace.capture`; with "both" an `if` on data needs no other capture.
         options: no others; torch.compile's `mode` and `options` may be None.
 
     Raises:
-        Refusal: an argument is wrong; when called: the program has no exact graph.
+        Refusal: an argument is wrong; when called, with `fullgraph`: it has no exact graph.
     """
     _check_options(options)
     check_branches(branches)
@@ -60,16 +63,23 @@ def compile(
     if fn is None:
         return again
     _check(fn, dynamic, fullgraph)
-    asked = Asked("compile", fn)
-    with asked:
-        capture = Varying(dynamic, partial(captured, branches=branches))
-        compiled = Compiled(fn, capture, building(backend), asked, again)
+    capturing = partial(captured, branches=branches, holes=not fullgraph)
+    made = partial(_made, lambda: Varying(dynamic, capturing), backend, again)
+    compiled = Compiled(*made(fn)) if fullgraph else in_pieces(fn, made)
     return compiled_module(fn, compiled, again) if isinstance(fn, nn.Module) else compiled
+
+
+def _made(
+    capturing: Callable[[], Varying], backend: Backend, again: Callable[[Any], Any], fn: Any
+) -> tuple[Any, ...]:
+    """The arguments of a `Compiled` for a program or a piece of one."""
+    with (asked := Asked("compile", fn)):
+        return fn, capturing(), building(backend), asked, again
 
 
 def captured(
     fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes,
-    branches: Branches = "guard",
+    branches: Branches = "guard", *, holes: bool = False,
 ) -> Captured:  # fmt: skip
     """A capture for a compiled callable: what Python state the program reads is noted.
 
@@ -79,6 +89,7 @@ def captured(
         kwargs: its keyword arguments.
         sizes: which sizes of which arguments are symbols.
         branches: what becomes of a Python `if` on data.
+        holes: whether what no graph repeats, and nobody would miss later, is refused: a print.
     """
     target = target_of(None, device_of(fn, args, kwargs))
     counts = Counts(opens=branches == "guard")  # two sides leave no state
@@ -86,6 +97,8 @@ def captured(
     def once(path: Path | None) -> Captured:
         def make() -> Capture:
             run = set_up(target, partial(Dynamic, sizes), values="guard", watch=True)
+            if holes and run.outside is not None:
+                run.outside.holes = Holes(run.recorder.refused)
             run.questions.follow(path, run.recorder)
             return run
 
@@ -116,9 +129,9 @@ def _check(fn: Any, dynamic: object, fullgraph: object) -> None:
             "give True, False, or None: open the sizes that are seen to vary",
         ),
         (
-            fullgraph is True,
-            f"fullgraph={fullgraph!r}: a program is captured whole, or refused",
-            "leave fullgraph away, and compile the parts of the program that have a graph",
+            isinstance(fullgraph, bool),
+            f"fullgraph={fullgraph!r}",
+            "give True: captured whole, or refused; or False: what is refused runs as Python",
         ),
     ):
         if not good:

@@ -14,7 +14,7 @@ from foretrace import torch_api
 from foretrace.branches.explore import explored
 from foretrace.compat.export_calls import module_calls
 from foretrace.compat.export_sizes import Shown, places
-from foretrace.compat.settled import check_settled, tell_answers, without_states
+from foretrace.compat.settled import check_settled, tell_answers, without_hooks, without_states
 from foretrace.emit.export_graph import Exported, emitter_for, spelled, to_export
 from foretrace.emit.export_inputs import Interface, interface, separated
 from foretrace.emit.fx import SPELLED
@@ -133,7 +133,7 @@ def _run(
 
     found = once()
     check_settled(found[0].recorded, lambda: once()[0].recorded)
-    recorded = without_states(found[0].recorded, stacklevel=6)
+    recorded = without_hooks(without_states(found[0].recorded, stacklevel=6), stacklevel=6)
     return Program(recorded, found[0].semantics), found[1]
 
 
@@ -293,7 +293,12 @@ def _not_followed(op: Op) -> bool:
     return _is_function(op) and not op.target.followed
 
 
-LEVEL = Level(written=True, open=(_not_followed,))
+def _for_hooks(op: Op) -> bool:
+    """The Function by which torch has hooks of modules; else it gives its arguments on."""
+    return _is_function(op) and op.target.function is torch_api.BackwardHookFunction
+
+
+LEVEL = Level(written=True, open=(_not_followed, _for_hooks))
 
 
 def _check_plain(structure: Structure, what: str) -> None:

@@ -22,6 +22,7 @@ from foretrace.ir.tree import map_tree
 from foretrace.ir.walk import called_in
 
 DROPPED: Final = "the graph does not leave these tensors, which the program leaves at each call:"
+UNHOOKED: Final = "the graph has no hooks on gradients; the program registers some:"
 GUARDED: Final = "the graph is for inputs that answer as the example does, and asserts each answer:"
 
 
@@ -58,6 +59,14 @@ def without_states(recorded: Recorded, stacklevel: int) -> Recorded:
     warnings.warn(f"{DROPPED}{told}", stacklevel=stacklevel)
     requires = replace(recorded.requires, states=[])
     return replace(recorded, inputs=inputs, outputs=recorded.returned, requires=requires)
+
+
+def without_hooks(recorded: Recorded, stacklevel: int) -> Recorded:
+    """The record without hooks, which are Python of the program's, with a warning."""
+    if recorded.hooks:
+        told = "".join(f"\n  at {op.origin.frame}" for op in recorded.hooks)
+        warnings.warn(f"{UNHOOKED}{told}", stacklevel=stacklevel)
+    return replace(recorded, hooks=[])
 
 
 def _fixed(item: Input) -> Input:

@@ -109,6 +109,10 @@ class ProgramRaised(Refusal):
         )  # fmt: skip
         self.trace = trace
 
+    def to_dict(self) -> dict[str, object]:
+        """The same, for programs, with what ran."""
+        return {**super().to_dict(), "trace": self.trace.to_dict()}
+
 
 def _where(row: Ran) -> str:
     here = f"{Path.cwd()}/"

@@ -13,6 +13,7 @@ from foretrace.errors import Refusal
 NEAR: Final = 5
 PREFIX: Final = "torch.ops."
 DEFAULT: Final = "aten"
+BATCHED_KEY: Final = "FuncTorchBatched"
 CASTING: Final = {"cpu", "cuda"}
 """Devices with a key for autocast, be they there or not"""
 
@@ -23,9 +24,12 @@ MODES: dict[str, Callable[[str], AbstractContextManager[Any]]] = {
     "torch_dispatch": lambda _: torch_api.PlainMode(),
     "fake": lambda _: torch_api.FakeTensorMode(),
     "functionalize": lambda _: torch_api.functionalization(),
+    "vmap": lambda _: torch_api.vmapping(),
     "python_dispatcher": lambda _: torch_api.python_dispatcher(),
 }
 """What may be on around a call"""
+WRAPPED: dict[str, str] = {"vmap": BATCHED_KEY}
+"""The key that operands have more where such a mode is on, as it wraps them"""
 
 
 def operator(op: Any) -> Any:

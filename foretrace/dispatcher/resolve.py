@@ -28,6 +28,8 @@ from foretrace.targets.profile import target_of
 
 SELECT: Final = "BackendSelect"
 PYTHON_DISPATCHER: Final = "PythonDispatcher"
+TRANSFORMS: Final = "FuncTorchDynamicLayerFrontMode"
+"""It calls the same operator again, for the innermost transform"""
 HANDS_ON: Final = frozenset({
     PYTHON_DISPATCHER, "PreDispatch", "PythonTLSSnapshot", "Tracer", "ADInplaceOrView",
     SELECT, "Conjugate", "Negative", "ZeroTensor",
@@ -37,10 +39,9 @@ COMPOSITES: Final = frozenset(ALIASES) - {AUTOGRAD}
 DOES: dict[str, str] = {
     PYTHON_DISPATCHER: "asks Python for the kernel of the next key, at each key anew",
     "PreDispatch": "asks the modes of torch.export that run before autograd",
-    "FuncTorchDynamicLayerFrontMode": "hands the call to the innermost transform of torch.func",
+    TRANSFORMS: "hands the call to the innermost transform of torch.func",
     "FuncTorchDynamicLayerBackMode": "leaves that transform, and calls again",
     "PythonTLSSnapshot": "notes the thread's keys for the modes below, and hands on",
-    "FuncTorchBatched": "applies the batching rule of torch.vmap",
     "Functionalize": "calls the functional form, and copies what is written",
     "Python": "asks the innermost mode, else the subclass: __torch_dispatch__",
     SELECT: "takes the backend from the argument `device`, and hands on",
@@ -51,6 +52,11 @@ DOES: dict[str, str] = {
     "Tracer": "notes the call for torch.jit.trace, and hands on",
 }
 """What a kernel at such a key does"""
+BATCHES: dict[str, str] = {
+    DIRECT: "applies the batching rule of torch.vmap, and calls without this level",
+    FALLBACK: "has no batching rule: is called for each example, in a loop",
+}
+"""What a kernel does at the key of torch.vmap"""
 
 
 def dispatch(
@@ -82,6 +88,8 @@ def dispatch(
     overload, around, kind = named.operator(op), named.modes(mode), _device(device)
     plain = args is None and kwargs is None
     sets = sets_for(overload, kind) if plain else sets_of(overload, args or (), kwargs or {})
+    for wrapped in (named.WRAPPED[each] for each in around if plain and each in named.WRAPPED):
+        sets = {name: torch_api.with_key(keys, wrapped) for name, keys in sets.items()}
     trains = requires_grad or any(_requires_grad(args or (), kwargs or {}))
     keys, grad_mode = _keys_in(around, kind, sets)
     if key is not None:
@@ -141,7 +149,7 @@ def _steps(table: Table, keys: KeySet, device: str, untaped: str) -> list[Step]:
         taken = table.taken_by(python_says) if python and key != PYTHON_DISPATCHER else table_says
         told = does(key, taken, untaped)
         steps.append(Step(key, taken, reached, told, table_says, python_says))
-        reached = reached and (taken.falls or hands_on(key, taken))
+        reached = reached and (taken.falls or key == TRANSFORMS or hands_on(key, taken))
     return steps
 
 
@@ -169,6 +177,8 @@ def does(key: str, served: Served, untaped: str = "") -> str:
         return "raises: there is no kernel"
     if served.falls:
         return "passed over"
+    if key == named.BATCHED_KEY:
+        return BATCHES.get(served.rule, "takes it apart; vmap sees the pieces")
     if served.rule in (IMPLICIT, NESTED):
         above = is_autograd(key)
         return (

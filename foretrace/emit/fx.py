@@ -109,8 +109,9 @@ class Emitter:
     def _append(
         self, kind: str, target: Any, args: tuple[Tree, ...], kwargs: dict[str, Tree], name: str
     ) -> fx.Node:
-        args = tuple([self._arguments(arg) for arg in args])
-        kwargs = {key: self._arguments(arg) for key, arg in kwargs.items()}
+        nodes, other = self.nodes, self._arguments
+        args = tuple([nodes[arg] if type(arg) is Value else other(arg) for arg in args])
+        kwargs = {key: other(arg) for key, arg in kwargs.items()} if kwargs else {}
         return torch_api.append_node(self.graph, kind, target, args, kwargs, name)
 
     def _submodule(self, op: Op, name: str) -> None:

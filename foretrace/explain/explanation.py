@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from foretrace.ir.op import Op
+
 INDENT, LABEL = 2, 9
 
 
@@ -112,6 +114,8 @@ class Explanation:
     side: str
     """"forward", "backward", "input", "output" or "size" """
     links: list[Link]
+    op: Op | None = field(default=None, repr=False, compare=False)
+    """what the node calls, if it calls something that was recorded or derived"""
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from foretrace.ir.walk import every_op, subgraphs_of
 from foretrace.passes.asserted import ASSERT_NUMBER
 from foretrace.targets.semantics import COMPOSITE
 from foretrace.trace.functions import FunctionCall
+from foretrace.trace.hooks import HookCall
 
 TABLE, LAYOUT = "decomposition", "layout"
 """Choices that a decomposition table makes."""
@@ -162,6 +163,8 @@ class Levels:
         facts = choice_facts(op.choice)
         if isinstance(op.target, ModuleCall):
             return Link("whole", f"{op.target} is one node", ("keep= names it",), facts)
+        if isinstance(op.target, HookCall):
+            return Link("leaf", f"{op.target.name} runs in the backward, as in eager", facts=facts)
         if held := subgraphs_of(op):
             names = [program.name for program in held]
             notes, facts = ("programs of their own",), {"programs": names, **facts}

@@ -25,6 +25,7 @@ from foretrace.passes.decompose import decompose
 from foretrace.passes.differentiate import Differentiation
 from foretrace.recording.capture import record
 from foretrace.rules.derive import Derivatives
+from foretrace.rules.hooked import run_hook
 from foretrace.rules.table import RuleTable
 from foretrace.targets.attention import choose_attention
 from foretrace.targets.semantics import COMPOSITE, TargetSemantics
@@ -36,7 +37,7 @@ OF_FUNC: Final = "str(func) == {!r}"
 OURS: Final = str(Path(PACKAGE_DIR).parent) + "/"
 
 STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "module": ("recorded", ModuleCalls.open),
+    "module": ("module", ModuleCalls.open),
     "asserted": ("recorded", with_assertions),
     "again": ("saved", second),
     "early": ("saved", second),
@@ -66,6 +67,12 @@ OPENED: dict[str, tuple[str, Callable[..., Any]]] = {
     LAYOUT: ("opened", decompose),
 }
 """The same, of a step that opens an op, by what opens it"""
+
+
+BY_WALK: dict[str | None, Callable[..., Any]] = {
+    "engine": Differentiation.walk, "hook": run_hook,
+}  # fmt: skip
+"""What makes backward ops that no operator's derivative has"""
 
 
 def with_places(links: Sequence[Link], table: RuleTable) -> list[Link]:
@@ -104,7 +111,7 @@ def _places(link: Link, op: str, above: str, served: str, table: RuleTable) -> I
     elif link.kind in ("leaf", "whole"):
         if "choice" in link.facts:
             yield from _choosing(link.facts["choice"]["what"])
-        yield ours("opened", TargetSemantics.body_kernel)
+        yield ours("opened", TargetSemantics.body_kernel, OF_FUNC.format(above) if above else "")
     elif link.kind == "rule":
         yield from _rule(link.facts.get("by"), served, table)
     elif link.kind in STEPS:
@@ -150,8 +157,8 @@ def _types(op: str) -> Iterator[Place]:
 
 def _rule(by: str | None, served: str, table: RuleTable) -> Iterator[Place]:
     """The function that makes a derivative; of a derived one torch's own autograd kernel, too."""
-    if by == "engine":
-        yield ours("rule", Differentiation.walk)
+    if by in BY_WALK:
+        yield ours("rule", BY_WALK[by])
         return
     yield ours("rule", Derivatives.rule, OF_FUNC.format(served))
     op = _overload(served)

@@ -13,6 +13,7 @@ from foretrace.explain.between import Between, amount, saved_link
 from foretrace.explain.explanation import Explanation, Link
 from foretrace.explain.levels import (
     Levels,
+    line_link,
     makers_of,
     name_of,
     pieces_to,
@@ -34,6 +35,7 @@ RULE_KINDS: dict[str, str] = {
     "derived": f"derived: torch {torch.__version__}'s own autograd ran over this one op",
     "registered": "registered: a rule that was given, not asked of torch",
     "engine": "done by torch's autograd engine, whatever the op",
+    "hook": "a hook of the program's: its Python ran over this gradient",
 }
 ENGINE_RULES: dict[str, str] = {
     "accumulate": "adds two gradients of one value, in the order in which eager adds them",
@@ -122,7 +124,8 @@ class _Telling:
             side, links = "size", list(size_links(node))
         else:
             side, links = "forward", [Link("op", "its link to the tree", missing=True)]
-        return Explanation(name, call_text(node), type_text(node.meta.get("val")), side, links)
+        said = call_text(node), type_text(node.meta.get("val"))
+        return Explanation(name, *said, side, links, op if isinstance(op, Op) else None)
 
     # ---- ops ----------------------------------------------------------------------------------
 
@@ -138,6 +141,8 @@ class _Telling:
             yield self._backward_itself(whole, pieces)
             yield from table_links(whole, pieces)
             yield from self._inside()
+            if op.rule is not None and op.rule.kind == "hook" and op.origin.frame is not None:
+                yield line_link(op.origin.frame)
             yield _rule_link(op)
             yield self._because(op, op.because)
 

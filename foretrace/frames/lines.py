@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
-from foretrace.errors import Frame, is_library
+from foretrace.errors import Attempt, Frame, is_library
 from foretrace.frames.sources import LIBRARY_DIRS, names_of
 
 BINDS = frozenset(
@@ -31,6 +31,14 @@ Names: TypeAlias = ChainMap[str, Any]
 """What the names of a function are; first of all the modules that it imports itself"""
 MOST = 400
 """Functions that are looked at: a program may reach whole libraries by name"""
+
+
+def attribute(item: Any, name: str, default: Any = None) -> Any:
+    """What an attribute of any object is, without its class's `__getattr__`, which may raise."""
+    kind: Any = type if issubclass(type(item), type) else object
+    with Attempt(Exception):  # a property of the user's may raise whatever it likes
+        return kind.__getattribute__(item, name)
+    return default
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +156,7 @@ class Lines:
 
     def _called(self, code: CodeType, space: Names) -> Iterator[tuple[CodeType, Mapping[str, Any]]]:
         for item in _reached(code, space):
-            function = getattr(item, "__wrapped__", item)
+            function = attribute(item, "__wrapped__", item)
             if isinstance(function, MethodType):
                 function = function.__func__
             if isinstance(function, FunctionType):

@@ -37,10 +37,10 @@ class Sources:
         self._codes: list[CodeType] = []
         """those whose ids are keys, kept alive so that no other gets the same"""
 
-    def here(self) -> Frame | None:
-        """The user's line that is running now."""
+    def here(self, above: int = 1) -> Frame | None:
+        """The user's line that is running now; so many frames up, the first that may be his."""
         library = self._library
-        at: FrameType | None = sys._getframe(1)
+        at: FrameType | None = sys._getframe(above)
         while at is not None:
             code = at.f_code
             inside = library.get(id(code))

@@ -8,7 +8,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.emit.python_source import Source
-from foretrace.errors import Refusal
+from foretrace.errors import Attempt, Refusal
 from foretrace.guards.conditions import Broken, Conditions, tell_lines
 from foretrace.guards.guard import shown, telling
 from foretrace.guards.tensors import TensorFacts, one_tensor
@@ -16,7 +16,7 @@ from foretrace.ir.op import Op
 from foretrace.ir.plain_data import same
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import FIRST_CALL, Change, Contents, Entry
-from foretrace.ir.structure import take_apart
+from foretrace.ir.structure import COPY_ONE, SHARED, shared_in, take_apart
 from foretrace.ir.walk import called_in
 from foretrace.recording.shared_inputs import apart, check_shared_memory
 from foretrace.symbols.sizes import Numbers, Size
@@ -38,10 +38,15 @@ class CallGuards:
 
     def __init__(self, recorded: Recorded) -> None:
         self.recorded = recorded
-        self._checks = dict[bool, tuple[int, Callable[[list[Any]], Any]]]()
+        self._checks = dict[tuple[bool, bool], tuple[int, Callable[[list[Any]], Any]]]()
 
     def inputs(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, small: bool = False
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        small: bool = False,
+        hooks: bool = False,
     ) -> tuple[list[Any], Numbers]:
         """The graph's inputs from a call's arguments and the live parameters, and the symbols.
 
@@ -49,6 +54,7 @@ class CallGuards:
             args: the call's positional arguments.
             kwargs: its keyword arguments.
             small: whether open sizes may be 0 and 1; the caller asks whether the graph holds then.
+            hooks: whether the graph has what the program's hooks do.
 
         Raises:
             Refusal: the call breaks a guard.
@@ -61,7 +67,9 @@ class CallGuards:
         if now != then:
             raise broken(f"the default dtype is {now}, the capture had {then}", DEFAULT_DTYPE)
         given = self._form(args, kwargs)
-        found = self._check(small=small)(given)
+        if self.recorded.requires.fills_arguments and shared_in((args, kwargs)):
+            raise broken(SHARED, COPY_ONE)
+        found = self._check(small=small, hooks=hooks)(given)
         if isinstance(found, Broken):
             raise refusal_of(found)
         tensors, sizes = found
@@ -70,10 +78,11 @@ class CallGuards:
         check_shared_memory(shared, set(writes), lambda i: self.recorded.made_at(writes[i]))
         return tensors, sizes
 
-    def _check(self, *, small: bool) -> Callable[[list[Any]], Any]:
-        count, known = len(self.recorded.guards), self._checks.get(small)
+    def _check(self, *, small: bool, hooks: bool) -> Callable[[list[Any]], Any]:
+        count, known = len(self.recorded.guards), self._checks.get((small, hooks))
         if known is None or known[0] != count:
-            known = self._checks[small] = count, _checking(self.recorded, small=small)
+            check = _checking(self.recorded, small=small, hooks=hooks)
+            known = self._checks[small, hooks] = count, check
         return known[1]
 
     def grad_mode(self) -> torch.set_grad_enabled | torch.inference_mode:
@@ -101,10 +110,18 @@ class CallGuards:
                 given.append(leaf)
             elif isinstance(leaf, torch.Tensor):
                 raise broken(f"{name} is a tensor, unlike in the capture")
-            elif not same(leaf, requires.constants[name]):
+            elif not _equal(leaf, requires.constants[name]):
                 before = requires.constants[name]
                 raise broken(f"{name} is {shown(leaf)}, the capture saw {shown(before)}")
         return given
+
+
+def _equal(leaf: Any, before: Any) -> bool:
+    """Whether an argument that is no tensor is what it was; its class may not be able to tell."""
+    attempt = Attempt(Exception)
+    with attempt:
+        return same(leaf, before)
+    return False
 
 
 def follows(ops: Iterable[Op]) -> bool:
@@ -115,11 +132,13 @@ def follows(ops: Iterable[Op]) -> bool:
     )
 
 
-def _checking(recorded: Recorded, *, small: bool) -> Callable[[list[Any]], Any]:
+def _checking(
+    recorded: Recorded, *, small: bool, hooks: bool
+) -> Callable[[list[Any]], Any]:  # fmt: skip
     """A function of the arguments that are inputs: a Broken, or the inputs and the symbols."""
     source = Source()
     conditions = CutConditions(source, recorded, small=small)
-    conditions.write()
+    conditions.write(hooks=hooks)
     inputs = "".join(f"{name}, " for name in conditions.inputs)
     sizes = ", ".join(
         f"{source.bind(symbol, 'symbol')}: {symbol}" for symbol in sorted(conditions.bound, key=str)
@@ -131,9 +150,9 @@ def _checking(recorded: Recorded, *, small: bool) -> Callable[[list[Any]], Any]:
 class CutConditions(Conditions):
     """What a cut relies on: nothing of the modes that a call is made under."""
 
-    def write(self) -> None:
+    def write(self, *, hooks: bool) -> None:
         """All checks."""
-        self.outside()
+        self.outside(hooks=hooks)
         requires = self.recorded.requires
         count = len(requires.names) - len(requires.constants)
         given = [self.source.names.new("given") for _ in range(count)]

@@ -17,6 +17,7 @@ from foretrace.emit.python_source import INDENT, Source
 from foretrace.errors import Frame
 from foretrace.guards.guard import Check, Checks, check_lines, telling
 from foretrace.guards.python_state import Facts
+from foretrace.ir.members import MISSING
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.requirements import Answered, memory_of, one_memory, tensor_of
 from foretrace.symbols.sizes import MANY, Numbers, Size, put_in, solved
@@ -59,9 +60,9 @@ class Conditions(Checks):
         for symbol in recorded.symbols.ranges():
             source.names.new(str(symbol))  # a size goes by its own name
 
-    def outside(self) -> None:
-        """Modules and Python state."""
-        self.checks += Facts(self.source, self.recorded.requires).checks
+    def outside(self, *, hooks: bool = False) -> None:
+        """Modules and Python state; `hooks`: also what hooks have read, which a graph has."""
+        self.checks += Facts(self.source, self.recorded.requires, hooks=hooks).checks
 
     def take(self, given: list[str]) -> None:
         """A local name for every input; what were one tensor are one again.
@@ -209,7 +210,8 @@ class Conditions(Checks):
         """Attributes of Python's on inputs."""
         for index, name, item in self.recorded.requires.set_on:
             words = f"{self.recorded.inputs[index].role.name}.{name}"
-            self.value(f"{self.inputs[index]}.__dict__[{name!r}]", words, item)
+            nothing = self.source.bind(MISSING, "MISSING")
+            self.value(f"{self.inputs[index]}.__dict__.get({name!r}, {nothing})", words, item)
 
     def _tied(self) -> None:
         """Further places of a parameter that is in several."""

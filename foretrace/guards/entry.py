@@ -21,6 +21,7 @@ from foretrace.guards.small import SmallSizes
 from foretrace.guards.tensors import TensorFacts, apart, tell
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import Answered
+from foretrace.ir.structure import SHARED, shared_in
 from foretrace.passes.select import every_op
 from foretrace.symbols.sizes import MANY
 from foretrace.targets.attention import WHAT as ATTENTION
@@ -116,6 +117,9 @@ class Guards(Conditions):
         arguments = Arguments(self.source, self.recorded.requires.constants)
         arguments.call(args, kwargs, self.recorded.requires.names)
         self.checks += arguments.checks
+        if self.recorded.requires.fills_arguments:
+            shared = self.source.bind(shared_in, "shared_in")
+            self.add(f"not {shared}((args, kwargs))", repr(SHARED))
         self.take(arguments.inputs)
         live: list[Any] = [item.live(arguments.found) for item in self.recorded.inputs]
         self._tensors(live)
@@ -192,16 +196,15 @@ class Guards(Conditions):
         self.add(f"({many}) or {holds}({{{numbers}}})", words, found=at)
 
     def _memory(self) -> None:
-        """No argument shares memory with an input that the program writes to.
+        """No argument, and no state, shares memory with an input that the program writes to.
 
         What modules hold has been looked at by the capture.
         """
         written = {m.index for m in self.recorded.mutations if not m.rebound}
         given = {
-            i
-            for i, item in enumerate(self.recorded.inputs)
-            if item.argument is not None and item.size is None
-        } - {i for views in self.recorded.requires.together.values() for i in views}
+            i for i, item in enumerate(self.recorded.inputs)
+            if (item.argument is not None and item.size is None) or item.read is not None
+        } - {i for views in self.recorded.requires.together.values() for i in views}  # fmt: skip
         names = [", ".join(self.inputs[i] for i in sorted(group)) for group in (written, given)]
         if written and len(written | given) > 1 and given:
             check = self.source.bind(apart, "apart")

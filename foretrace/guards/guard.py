@@ -10,6 +10,8 @@ import torch
 
 from foretrace.emit.python_source import Source
 from foretrace.errors import Frame
+from foretrace.frames.lines import attribute
+from foretrace.ir.members import MISSING
 from foretrace.ir.plain_data import BY_VALUE, SINGLE, plain, same, snapshot
 from foretrace.ir.requirements import Answered
 
@@ -86,7 +88,7 @@ def _condition(source: Source, place: str, item: Any) -> str:
 
 
 def _wish(item: Any) -> str:
-    return str(getattr(item, "__name__", type(item).__name__))
+    return str(attribute(item, "__name__", type(item).__name__))
 
 
 class _Shown:
@@ -105,6 +107,8 @@ def shown(item: Any) -> str:
         return f"{type(item).__name__} {item.__name__} at {id(item):#x}"
     if isinstance(item, torch.Tensor):
         return f"a tensor {list(item.shape)} at {id(item):#x}"
+    if item is MISSING:
+        return repr(item)
     if not plain(item):
         return f"{type(item).__name__} at {id(item):#x}"
     return f"{item!r:.80}"

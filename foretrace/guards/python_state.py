@@ -30,12 +30,12 @@ BY_KEY = (dict, list, tuple, types.MappingProxyType)
 class Facts(Checks):
     """The checks of one record's modules and of the Python state that it held."""
 
-    def __init__(self, source: Source, requires: Requirements) -> None:
+    def __init__(self, source: Source, requires: Requirements, *, hooks: bool = False) -> None:
         super().__init__(source)
         self.mentioned = requires.mentioned
         for state in (*requires.modules, *requires.met):
             self._module(state)
-        for held in requires.held:
+        for held in (*requires.held, *(requires.of_hooks if hooks else ())):
             self._held(held)
 
     # ---- modules -----------------------------------------------------------------------------

@@ -143,7 +143,7 @@ class SmallSizes:
         with running(put.recorder, {}, absent):
             put.run()
         if self.graph.kind == "joint" and put.functions:
-            raise Unlike("a Function's own backward may ask for the size", put.functions[0])
+            raise Unlike("a Function's backward, or a hook, may ask for the size", put.functions[0])
         try:
             return put, self.make(put.recorded, put.semantics, put.put)
         except TAKEN as error:

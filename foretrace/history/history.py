@@ -74,21 +74,22 @@ class History:
         if writes_through_views(op):
             yield from through_views(op)
             return
-        followed = _followed_in(op) if op.writes else set[Value]()
-        laid = dict[Value, Value]()
+        if not op.writes:
+            yield from op.body or ()
+            return
+        followed, laid = _followed_in(op), dict[Value, Value]()
         for each in op.body or ():
             inner = _relaid(each, laid)
-            scatters = op.writes and inner.target in VIEWS
             seen = not is_hidden_write(op) and not followed.isdisjoint(inner.operands)
-            if scatters and (seen or self.refused(inner, followed)):
+            if inner.target in VIEWS and (seen or self.refused(inner, followed)):
                 yield from _scattered(inner, self.semantics)
             elif _is_in_place(op) and (_draws(op, inner) or self._differs(op, inner)):
                 yield from _in_place(op, inner, laid)
                 if _is_whole(op, inner):
                     return  # the rest lays the functional form out as what was written
-            elif op.writes and _leaves_history(op, inner):
+            elif _leaves_history(op, inner):
                 yield from _copied_over(op, inner)
-            elif op.writes and inner.target is aten.copy.default:
+            elif inner.target is aten.copy.default:
                 yield make_call(op, aten.copy_.default, inner.args, inner.outs[0], NO_FORMULA)
             else:
                 yield inner

@@ -12,8 +12,10 @@ from foretrace.history.call_facts import locate, results_of, written_positions
 from foretrace.ir.op import Checkpoint, Op, Value, map_values, substitute, target_name, values_in
 from foretrace.ir.program import Overwritten
 from foretrace.ir.walk import binds
+from foretrace.ops.holders import holder_of
 from foretrace.ops.outcome import Share
 from foretrace.ops.schemas import schema_of
+from foretrace.recording.path import SIDES
 from foretrace.rules.derive import Derivatives
 from foretrace.trace.functions import FunctionCall
 
@@ -180,6 +182,20 @@ class Stale:
                     raise written_since(op, found, AGAIN)
                 raise _written_twice(op)
 
+    def check_held(self, op: Op) -> None:
+        """Refuse an operator that holds programs and has saved what is written over since.
+
+        Raises:
+            Refusal: eager's backward refuses to read it, or finds what no program of a graph has.
+        """
+        sides = op.choice is SIDES  # in eager there is no such operator: what is in it has saved
+        for value in op.operands if sides else saved_by_holder(op):
+            found = self.of(value, op)
+            if found is not None and found.now is not None:
+                raise written_since(op, found, HELD)
+            if found is not None and not sides:
+                raise written_since(op, found, also=EAGER_TOO)
+
     def check_unpacked(self, op: Op, derivatives: Derivatives) -> None:
         """Refuse as `read` does, also where the derivative asks for a saved tensor's sizes alone.
 
@@ -208,9 +224,13 @@ def view_positions_of(op: Op) -> list[tuple[int, Value, Share]]:
     return [(out, operands[operand], share) for out, operand, share in positions]
 
 
+FLEX = "flex_attention"
 EAGER_TOO = "eager refuses this backward, too; a forward cut is as eager's forward"
 AGAIN = "a checkpoint computes {} again in the backward, from"
 MADE_AGAIN = "a checkpoint makes again in the backward, and {} has saved,"
+HELD = (
+    "the backward of {} runs its functions again, and eager's reads what memory holds by then, of"
+)
 ANEW = "the backward of {} reads what memory holds by then, without a version that tells, of"
 
 
@@ -258,7 +278,7 @@ def saved_by(op: Op, derivatives: Derivatives) -> set[Value]:
         return op.target.context.saved_values()
     func, args = op.called
     if not hasattr(func, "overloadpacket"):
-        return set()
+        return saved_by_holder(op)
     occurrences = values_in((args, op.kwargs))
     if not any(value.type.requires_grad for value in occurrences):
         return set()
@@ -268,3 +288,15 @@ def saved_by(op: Op, derivatives: Derivatives) -> set[Value]:
     operands, results = derivatives.saved(func, types, named, written, known)
     saved = {occurrences[position] for position in operands}
     return saved | {results_of(op)[position] for position in results}
+
+
+def saved_by_holder(op: Op) -> set[Value]:
+    """What an operator that holds programs saves: all that these are given, to run them again."""
+    holder, name = holder_of(op.target), getattr(op.target, "__name__", "")
+    if op.choice is SIDES:
+        return set()
+    if holder is not None:
+        saved = set(values_in(holder.split(op.args)))
+    else:
+        saved = {*op.operands, *op.outs} if name == FLEX else set()
+    return saved if any(value.type.requires_grad for value in op.operands) else set()

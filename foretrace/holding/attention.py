@@ -68,6 +68,7 @@ class _Attending(Holding):
         outs = tuple(values_in(result))
         args = tuple(self.args.values())
         self.recorder.append(Op(self.call.func, args, {}, result, outs, origin=self.origin))
+        self.close()
         return self.recorder.concrete(result, {v: self.recorder.abstract(v) for v in outs})
 
     def _programs(self) -> None:

@@ -11,6 +11,7 @@ from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.op import Op, Value, Write, values_in
 from foretrace.ir.walk import every_op, leaves_that_run, read_outside
+from foretrace.mutation.alias import Stranded
 from foretrace.mutation.call import Call
 from foretrace.mutation.made_leaves import value_of
 from foretrace.ops.schemas import schema_of
@@ -45,8 +46,10 @@ class Holding:
     def __init__(self, call: Call) -> None:
         self.call, self.recorder = call, call.recorder
         self.name, self.origin = call.func.__name__, call.recorder.origin()
+        self._inside = set[Value]()
+        """what the programs are given and make: of use in them alone"""
 
-    def run(self, program: Any, name: str, tensors: Iterable[Any]) -> Run:
+    def run(self, program: Any, name: str, tensors: Sequence[Any]) -> Run:
         """Run one of them; what it returns has no rule of an operator yet."""
         recorder = self.recorder
         with recorder.subgraph_scope() as ops, recorder.listening(), recorder.user_code():
@@ -63,7 +66,19 @@ class Holding:
             )  # fmt: skip
         run = Run(name, ops, result, spec, frame, leaves)
         self._check_writes(run)
+        given = {value_of(each, recorder) for each in tensors if isinstance(each, Abstract)}
+        self._inside |= given - self.call.by_value.keys()
+        self._inside |= {out for op in every_op(ops) for out in op.outs}
         return run
+
+    def close(self) -> None:
+        """Let what the programs have left behind be of no use: no op outside makes it."""
+        stranded = Stranded(
+            f"the program uses a tensor that a function given to {self.name} has left behind",
+            "return it from the function",
+        )
+        alive = self.recorder.types.alive()
+        stranded.strand(t for t in alive if {t.ft_value, _owner(t)} & self._inside)
 
     def outside(self, runs: Sequence[Run], known: AbstractSet[Any]) -> list[Value]:
         """What the programs read from around them and is not `known`, in order."""

@@ -102,6 +102,7 @@ class Grouped(Holding):
             origin=self.origin, below=below, choice=ROUNDS if below else None,
         )  # fmt: skip
         self.recorder.append(op)
+        self.close()
         tensors = [self.recorder.abstract(o) if isinstance(o, Value) else o for o in outs]
         return torch_api.tree_unflatten(tensors, last.spec)
 

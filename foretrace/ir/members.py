@@ -5,10 +5,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 OWN = (dict, list, tuple, set, frozenset, deque)
 """What containers of any class are made of, as far as they are looked into"""
 CONTENT = "cell_contents"
 """What a closure cell has its item in"""
+
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Numbers of a run"""
 
 
 class _Missing:
@@ -56,6 +62,31 @@ def attributes_of(item: Any) -> dict[str, Any] | None:
     return space if type(space) is dict else None
 
 
+def slot_names(kind: type) -> list[str]:
+    """The slots of a class and of those that it is made from, as `__slots__` names them."""
+    return [
+        slot.__name__
+        for base in kind.__mro__
+        if "__slots__" in vars(base)
+        for slot in vars(base).values()
+        if isinstance(slot, types.MemberDescriptorType)
+    ]
+
+
+def names_in(item: Any) -> dict[str, Any] | None:
+    """The attributes and the slots of an object as a new dict; None if it has room for neither.
+
+    A symbolic number leads to all that torch knows of sizes, and is a number.
+    """
+    if issubclass(type(item), SYMBOLIC):
+        return None
+    slots, space = slot_names(type(item)), attributes_of(item)
+    if space is None and not slots:
+        return None
+    held = ((name, held_by(item, name)) for name in slots)
+    return {name: each for name, each in held if each is not MISSING} | (space or {})
+
+
 def own_kind(item: Any) -> Any:
     """The type of Python's that a container is made of; None if it is no container."""
     kind = type(item)  # its class as it says itself is Python of the user's
@@ -81,7 +112,7 @@ def own_items(item: Any) -> Iterator[tuple[Any, Any]]:
 
 def members(item: Any) -> Iterator[tuple[Any, Any]]:
     """What a container holds, by key, or else what an object has as attributes, by name."""
-    return own_items(item) if own_kind(item) else iter((attributes_of(item) or {}).items())
+    return own_items(item) if own_kind(item) else iter((names_in(item) or {}).items())
 
 
 def reached(

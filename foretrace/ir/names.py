@@ -35,11 +35,14 @@ class Names:
         base = self._bases.get(wish)
         if base is None:
             base = self._bases[wish] = _identifier(wish)
-        count, name = self._next.get(base, int(base in TAKEN)), base
-        while name in self._taken or (count and name == base):
-            name = f"{base}_{count}" if count else base
+        count = self._next.get(base)
+        if count is None:
+            count = int(base in TAKEN)
+        name = f"{base}_{count}" if count else base
+        while name in self._taken:
             count += 1
-        self._next[base] = max(count, 1)
+            name = f"{base}_{count}"
+        self._next[base] = count + 1
         self._taken.add(name)
         return name
 
@@ -68,6 +71,8 @@ def spelled(lines: list[str]) -> list[str]:
 
 def calls_target(op: Op) -> bool:
     """Whether its node calls the target itself, and gives what the target returns."""
+    if op.leaf:
+        return True
     if op.opened and op.body is not None:
         return False
     if op.region is None:

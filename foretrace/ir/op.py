@@ -99,7 +99,7 @@ class RuleName:
 
     name: str
     kind: str
-    """"derived" (asked of the installed torch), "registered" (ours or the user's), "engine"."""
+    """"derived" (asked of torch), "registered" (ours or the user's), "engine", "hook"."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

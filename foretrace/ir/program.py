@@ -219,6 +219,8 @@ class Recorded:
     overwritten: dict[Value, Overwritten] = field(default_factory=dict)
     asked_of_sizes: dict[Question, Frame | None] = field(default_factory=dict)
     """what the program itself asked of open sizes, in words of torch's or of its own, and where"""
+    hooks: list[Op] = field(default_factory=list)
+    """the registrations of hooks on gradients, in order; of some that were removed again, too"""
     _bare: dict[Value, Bare] | None = field(default=None, repr=False)
     _order: list[tuple[int | None, Output]] | None = field(default=None, repr=False, init=False)
 

@@ -495,6 +495,8 @@ class Requirements:
     """further modules that the program's code may read, if it was watched"""
     held: list[Held | HeldNames | HeldLength] = field(default_factory=list)
     """all else that it may read outside of the arguments, if it was watched"""
+    of_hooks: list[Held | HeldNames | HeldLength] = field(default_factory=list)
+    """what its hooks may read beside that, in the backward: of a graph that has them"""
     mentioned: frozenset[str] = frozenset()
     """names of attributes that its code mentions"""
     asks_strides: bool = False
@@ -529,3 +531,8 @@ class Requirements:
     """what of its result is an object of the caller's"""
     stored: list[ref[torch.Tensor]] = field(default_factory=list)
     """tensors of the run that it has put there, until that is refused"""
+
+    @property
+    def fills_arguments(self) -> bool:
+        """Whether a call leaves tensors in containers or objects among its arguments."""
+        return any(isinstance(state.place, OnArguments) for state in self.states)

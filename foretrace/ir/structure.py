@@ -15,8 +15,12 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.errors import Attempt, Refusal
-from foretrace.ir.members import attributes_of, members, own_items, own_kind
+from foretrace.errors import Refusal
+from foretrace.frames.lines import attribute
+from foretrace.ir.members import members, names_in, own_items, own_kind
+
+HEAP_TYPE = 1 << 9
+"""The flag of a class that was not made in C alone. Source: Py_TPFLAGS_HEAPTYPE"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,21 +44,24 @@ class Structure:
         return torch_api.tree_unflatten(items, self.spec)
 
 
-def take_apart(
-    tree: Any, name: str = "", above: tuple[int, ...] = ()
-) -> tuple[list[tuple[str, Any]], Structure]:
+def take_apart(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Structure]:
     """Leaves with their dotted names, and the structure without them.
 
-    `above`: the objects that it is in, by id.
-
     Raises:
-        Refusal: it holds itself.
+        Refusal: a container holds itself, or too many lie in each other.
     """
-    attempt = Attempt(RecursionError)
-    with attempt:
-        pairs, spec = torch_api.tree_flatten_with_path(tree)
-    if attempt.error is not None:
-        raise _holds_itself(tree, name)
+    try:
+        return _take_apart(tree, name)
+    except RecursionError:
+        raise Refusal(
+            f"{name or 'what the program gets or gives'} is nested in itself, or too deep for"
+            " Python's stack",
+            kind="nested in itself", do="hand over the tensors alone, in a list or a dict",
+        ) from None  # fmt: skip
+
+
+def _take_apart(tree: Any, name: str) -> tuple[list[tuple[str, Any]], Structure]:
+    pairs, spec = torch_api.tree_flatten_with_path(tree)
     leaves: list[tuple[str, Any]] = []
     objects: list[tuple[int, type, Structure]] = []
     for position, (path, leaf) in enumerate(pairs):
@@ -62,33 +69,53 @@ def take_apart(
         attributes = _attributes(leaf)
         if attributes is None:
             leaves.append((full, leaf))
-        elif id(leaf) in above:
-            raise _holds_itself(leaf, full)
         else:
-            below, structure = take_apart(attributes, full, (*above, id(leaf)))
+            below, structure = _take_apart(attributes, full)
             leaves += below
             objects.append((position, type(leaf), structure))
     return leaves, Structure(spec, tuple(objects))
 
 
-def _holds_itself(item: Any, name: str) -> Refusal:
-    told = f"{name}, a {type(item).__name__}," if name else f"a {type(item).__name__}"
-    return Refusal(
-        f"{told} holds itself, so that it cannot be taken apart", kind="holds itself",
-        do="give its tensors themselves, or keep it outside of the captured program's arguments",
-    )  # fmt: skip
+SHARED = "a container or an object that the program changes is at two places of the arguments"
+COPY_ONE = "pass a copy at one of the two places"
+
+
+def shared_in(tree: Any) -> bool:
+    """Whether a container or an object that can be changed is at two places of a structure."""
+    seen, twice = dict[int, Any](), False  # alive, so that no other gets the same id
+
+    def note(node: Any) -> bool:
+        nonlocal twice
+        if isinstance(node, (tuple, torch.Tensor)):
+            return False
+        if torch_api.is_container(node) or _attributes(node) is not None:
+            twice = twice or id(node) in seen
+            seen[id(node)] = node
+        return twice
+
+    def look(tree: Any) -> None:
+        for leaf in torch_api.tree_leaves(tree, note):
+            if not twice:
+                look(tuple((_attributes(leaf) or {}).values()))
+
+    look(tree)
+    return twice
 
 
 def _attributes(leaf: Any) -> dict[str, Any] | None:
     """The attributes of an object that is a container of tensors, or None for a leaf."""
     if isinstance(leaf, (torch.Tensor, nn.Module, type, str, int, float)) or callable(leaf):
         return None
-    if dataclasses.is_dataclass(leaf):
-        return {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
-    attributes = attributes_of(leaf)
-    if attributes is None or not _holds_tensors(attributes, depth=4):
+    if not _made_of_names(type(leaf)):
         return None
-    return dict(attributes)
+    attributes = names_in(leaf)
+    held = attributes is not None and _holds_tensors(attributes, depth=4)
+    return attributes if held or attribute(type(leaf), "__dataclass_fields__") else None
+
+
+def _made_of_names(kind: type) -> bool:
+    """Whether an object of the class is what its attributes are: no container, no number."""
+    return next(base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE) is object
 
 
 def _holds_tensors(item: Any, depth: int) -> bool:
@@ -139,7 +166,7 @@ def pour(fresh: Any, live: Any) -> Any:
         return fresh
     for name, item in attributes.items():
         object.__setattr__(live, name, pour(item, getattr(live, name, None)))
-    for name in (attributes_of(live) or {}).keys() - (attributes_of(fresh) or {}).keys():
+    for name in (names_in(live) or {}).keys() - attributes.keys():
         object.__delattr__(live, name)
     return live
 
@@ -198,8 +225,8 @@ def _reached(tree: Any, ends: Collection[int] = ()) -> Iterator[tuple[Path, Any]
 
 
 def _at(tree: Any, path: Path) -> Any:
-    for attribute, key in path:
-        tree = getattr(tree, key) if attribute else tree[key]
+    for named, key in path:
+        tree = getattr(tree, key) if named else tree[key]
     return tree
 
 

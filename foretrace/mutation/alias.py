@@ -1,13 +1,16 @@
 """Tensors that share memory: each is a view of its parent, and may be stale after a write."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 from weakref import ref
 
+from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Origin, Value, ViewStep
+from foretrace.ir.program import Input
+from foretrace.ir.walk import every_op
 from foretrace.ops.outcome import Share
-from foretrace.tensors.abstract import Abstract, follow
+from foretrace.tensors.abstract import Abstract, follow, of_a_call
 
 
 class Version:
@@ -157,6 +160,51 @@ class Held:
     def seen(self) -> bool:
         """Whether autograd finds at the backward that the memory was written to."""
         return self.detached or self.alias.version.count != self.since
+
+
+def written(tensor: Abstract, ops: Sequence[Op], inputs: Iterable[Input]) -> int:
+    """What torch's version counter says of memory that the program has made.
+
+    Args:
+        tensor: what is asked; one in inference mode, or of another's memory, is refused.
+        ops: the program's, as written, so far.
+        inputs: those of its run; what it makes of Python numbers is one.
+
+    Raises:
+        Refusal: it is of a call, or an op with a body has written to it inside.
+    """
+    alias = alias_of(tensor)
+    made = alias.root.initial
+    constants = (item.value for item in inputs if item.role.kind == "constant")
+    maker = next((op for op in reversed(ops) if made in op.outs), None)
+    plain = maker is not None and not (maker.writes or any(
+        each.writes for each in every_op(maker.region or ())
+    ))  # fmt: skip
+    if not (plain or any(value is made for value in constants)):
+        raise of_a_call()
+    return alias.version.count
+
+
+class Stranded:
+    """In the place of the alias of a tensor that has no value any more, where it is used.
+
+    Args:
+        what: why it is refused.
+        do: what to do.
+    """
+
+    def __init__(self, what: str, do: str) -> None:
+        self.what, self.do = what, do
+
+    @property
+    def value(self) -> NoReturn:
+        """Asked for when the tensor is used."""
+        raise Refusal(self.what, kind="escaped", do=self.do)
+
+    def strand(self, tensors: Iterable[Abstract]) -> None:
+        """Let tensors be of no use."""
+        for tensor in tensors:
+            tensor.ft_value, tensor.ft_alias = None, self
 
 
 def alias_of(tensor: Abstract) -> Alias:

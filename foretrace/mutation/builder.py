@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import wraps
+from types import CodeType
 from typing import Any
 
 import torch
@@ -10,7 +12,17 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.frames.sources import Sources
-from foretrace.ir.op import Checkpoint, Choice, ModuleCall, Op, Origin, Target, Tree, Value
+from foretrace.ir.op import (
+    Checkpoint,
+    Choice,
+    ModuleCall,
+    Op,
+    Origin,
+    Target,
+    Tree,
+    Value,
+    Write,
+)
 from foretrace.ir.tree import map_tree
 from foretrace.mutation.alias import Alias, Held
 from foretrace.ops.cache import Cache
@@ -22,6 +34,43 @@ from foretrace.tensors.autocast import Casts
 DETACH = torch.ops.aten.detach.default
 LEAF = Choice("leaf", "whole", "the program makes it a leaf of autograd")
 REQUIRES_GRAD = torch.ops.aten.requires_grad_.default
+
+
+def nobody_watches() -> None:
+    """Where nobody watches."""
+
+
+class Unwatched:
+    """Work of ours, which nobody who watches the program has to see; here nobody watches."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def rests_at(self, code: CodeType) -> None:
+        """Work of ours begins where this code does, which says `__enter__` first."""
+
+    def ended(self) -> Callable[[], Any]:
+        """Work of ours has ended; its caller calls last what this gives, which watches again."""
+        return nobody_watches
+
+
+@dataclass(slots=True, eq=False)
+class Histories:
+    """Where autograd has the values of a run, and the hooks that the program registers there."""
+
+    places: dict[Value, Value] = field(default_factory=dict)
+    """new content by a write that autograd does not see, and the value whose history it has"""
+    functions: dict[Value, Any] = field(default_factory=dict)
+    """what calls of autograd.Functions gave that it follows, and their targets"""
+    hooks: list[Op] = field(default_factory=list)
+    """registrations of hooks on gradients, in order"""
+
+    def place(self, value: Value) -> Value:
+        """The value whose history this one has."""
+        return self.places.get(value, value)
 
 
 class Builder(torch_api.TorchDispatchMode):
@@ -42,7 +91,7 @@ class Builder(torch_api.TorchDispatchMode):
         self.types, self.semantics, self.sources = types, semantics, sources
         self.lift, self.lift_constant = lift, lift_constant
         self.answer, self.example, self.outcomes = answer, answer, outcomes
-        self.casts = Casts()
+        self.casts, self.histories = Casts(), Histories()
         self.scope = self._around = list[Op]()
         self.log: list[Op] = []
         self.fresh, self.leaves = set[Value](), set[Value]()
@@ -61,9 +110,9 @@ class Builder(torch_api.TorchDispatchMode):
         self.rebased: list[Alias] = []
         """views through which the program has just written"""
         self.first_refusal: Refusal | None = None
-        self.unwatched: AbstractContextManager[None] = nullcontext()
+        self.unwatched = Unwatched()
         """inside is work of ours, which nobody who watches the program has to see"""
-        self._origins: dict[tuple[Any, ...], Origin] = {}
+        self._origin = Origin(None, None)  # that of the op before, which the next one often shares
         self._depth, self.bodies = 0, list[list[Op] | None]()  # None: one that calls will share
         self._failure: tuple[BaseException | None, list[str]] = (None, [])
         self._frame_inside: Frame | None = None
@@ -163,6 +212,9 @@ class Builder(torch_api.TorchDispatchMode):
         """Inside, the program's own code runs again, in the midst of a call."""
         return nullcontext()
 
+    def will_run(self, function: Any) -> None:
+        """Python of the program's that runs in the backward: what it reads is noted."""
+
     @contextmanager
     def before_bodies(self) -> Iterator[None]:
         """Ops recorded inside go before the outermost op whose body is being recorded."""
@@ -176,18 +228,23 @@ class Builder(torch_api.TorchDispatchMode):
     def append(self, op: Op) -> None:
         """Add an op to the current scope."""
         self.scope.append(op)
+        if op.writes and type(op.target) is Write and not op.target.followed:
+            base: Value = op.args[0]
+            self.histories.places[op.outs[0]] = self.histories.place(base)
         if self._depth == 0:
             self.log.append(op)
 
-    def origin(self) -> Origin:
-        """The user's line, module and grad mode that are current."""
-        grad = self.grad_mode()
-        frame = self._frame_inside if self._depth else self.sources.here()
-        modes = (self.module, grad, self.checkpoint, self.inference)
-        known = self._origins.get((id(frame), *modes))
-        if known is None:
-            known = self._origins[id(frame), *modes] = Origin(frame, *modes)
-        return known
+    def origin(self, above: int = 2) -> Origin:
+        """The user's line, module and grad mode that are current; `above` as `here` has it."""
+        grad, last = self.grad_mode(), self._origin
+        frame = self._frame_inside if self._depth else self.sources.here(above)
+        if (
+            last.frame is frame and last.module is self.module and last.grad_mode is grad
+            and last.checkpoint is self.checkpoint and last.inference is self.inference
+        ):  # fmt: skip
+            return last
+        self._origin = Origin(frame, self.module, grad, self.checkpoint, self.inference)
+        return self._origin
 
     def leaf(self, value: Value, before: Value | None = None) -> Value:
         """Record that what a value has is a leaf of autograd; `before`: it was one with that value.

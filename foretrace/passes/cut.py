@@ -21,7 +21,6 @@ from foretrace.ir.op import (
     RuleName,
     Subgraph,
     Value,
-    Write,
     values_in,
 )
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
@@ -29,13 +28,15 @@ from foretrace.ir.types import Arrived, TensorType
 from foretrace.ir.walk import subgraphs_of, with_subgraphs
 from foretrace.ops.holders import runs_wider
 from foretrace.ops.schemas import schema_of
+from foretrace.passes.applied import apart, called, overwritten
 from foretrace.passes.asserted import with_assertions
 from foretrace.passes.differentiate import Differentiation
+from foretrace.passes.hooks import Hooks, hooked, standing, state_kept, with_hooks
 from foretrace.passes.live import live, values_of, with_saved, without_unread
 from foretrace.passes.select import Selector, selects
-from foretrace.python_state.leaks import held_before
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.trace.functions import FunctionCall
+from foretrace.trace.hooks import HookCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,47 +66,12 @@ class Level:
             return False
         # what writes to what lives outside, itself or below, cannot be called
         writes = hasattr(target, "overloadpacket") and schema_of(target).writes
-        touches = bool(writes or _overwritten(op)[0])
-        if isinstance(target, FunctionCall):
-            touches |= bool(target.context.dirty_tensors and not target.followed)
-            touches |= held_before(target.function, op.args)
-            if touches or target.context.written_since():
-                _check_untrained(op)
-        return not touches
+        touches = bool(writes or overwritten(op)[0])
+        return called(op, touches) if isinstance(target, FunctionCall) else not touches
 
     def kept(self, op: Op) -> bool:
         """Whether the user asked to keep it."""
         return bool(self.keep) and any(selects(selector, op) for selector in self.keep)
-
-
-def _check_untrained(op: Op) -> None:
-    """An autograd.Function that is opened loses its backward: none may be wanted.
-
-    Raises:
-        Refusal: autograd follows a result of it.
-    """
-    if op.target.followed:
-        raise Refusal(
-            f"{op.target} writes to a tensor from outside, holds one that the program has made, or"
-            " keeps one in ctx that is written to later, so it cannot be called by a graph",
-            kind="autograd.Function", at=op.origin.frame,
-            do=('use cut("joint"), which has its backward',
-                "give tensors to it as arguments, return new content, and write to a clone"),
-        )  # fmt: skip
-
-
-def _overwritten(op: Op) -> tuple[set[Value], set[Value]]:
-    """The values from outside that an op writes over, and all that it makes."""
-    if op.writes:
-        through = isinstance(op.target, Write)
-        written = op.args[0] if through else schema_of(op.target).written_now(op.args, op.kwargs)
-        return set(values_in(written)), set(op.outs)
-    outside, made = set[Value](), set(op.outs)
-    for inner in op.own or ():
-        written, results = _overwritten(inner)
-        outside |= written - made
-        made |= results
-    return outside, made
 
 
 def _body(op: Op) -> Iterable[Op]:
@@ -118,8 +84,12 @@ def flatten(
 ) -> Iterator[Op]:  # fmt: skip
     """The ops of the cut, in order; those that `stop` means are left to the caller."""
     for op in ops:
+        if type(op.target) is HookCall:
+            continue  # it makes nothing; `hooks.py` says what becomes of it
         if level.whole(op) or stop(op):
-            yield op
+            call, beside = apart(op, body) if level.written else (op, [])
+            yield call
+            yield from flatten(beside, level, stop, body)
         else:
             yield from flatten(body(op), level, stop, body)
 
@@ -148,6 +118,7 @@ def forward_graph(
     history = History(semantics, around, {})
     ops = cut_inside(live(flat, [*results, *also], semantics), level, semantics, history)
     ops = with_assertions(with_saved(ops, results), recorded)
+    ops = with_hooks(ops, recorded) if trains and recorded.hooks else ops
     return Graph(list(recorded.inputs), ops, outputs, kind)
 
 
@@ -232,16 +203,17 @@ def joint_graph(
 ) -> Graph:  # fmt: skip
     """Forward and backward in one graph: outputs, new contents, then gradients."""
     _check_hooks(recorded)
-    return differentiated(recorded, semantics, level, loss, given)
+    return differentiated(recorded, semantics, level, loss, given, at_inputs=True)
 
 
 def differentiated(
     recorded: Recorded, semantics: TargetSemantics, level: Level, loss: int | None,
-    given: Arrived | None = None,
+    given: Arrived | None = None, *, at_inputs: bool = False,
 ) -> Graph:  # fmt: skip
     """A joint graph for a caller that lets torch's autograd have the gradients (and run hooks).
 
     `given`: which of the tangents there are, and their strides; None: all, as their outputs lie.
+    `at_inputs`: hooks that the program registers on inputs are in it.
     """
     now = {m.index: m.value for m in recorded.mutations if not m.rebound}
     outside = {
@@ -250,12 +222,15 @@ def differentiated(
     }  # fmt: skip
     walk = Differentiation(
         semantics.derivatives, semantics.inference, semantics.table, level.whole, outside,
-        Stale(recorded.overwritten),
+        Stale(recorded.overwritten), Hooks(standing(recorded)),
     )  # fmt: skip
     level = replace(level, differentiated=True)
     tangents = _seed(recorded, walk, loss, given)
     walk.stale.meet(recorded.ops)
-    walk.walk(recorded.ops)
+    with state_kept(recorded, walk.hooks):
+        walk.walk(recorded.ops)
+        if at_inputs and walk.hooks:
+            walk.hooks.of_inputs(recorded.inputs, walk)
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     outputs += [
         Output(walk.gradients.get(item.value), Role("gradient", item.role.name))
@@ -272,11 +247,7 @@ def differentiated(
 def _check_hooks(recorded: Recorded) -> None:
     for item in recorded.inputs:
         if item.hooked and item.value.type.requires_grad:
-            raise Refusal(
-                f"{item.role} has a hook on its gradient, which no graph contains",
-                kind="hook", at=recorded.requires.defined,
-                do="remove the hook, and change the gradient that the joint cut returns",
-            )  # fmt: skip
+            raise hooked(item, recorded.requires.defined)
 
 
 def _mutation_outputs(recorded: Recorded) -> list[Output]:

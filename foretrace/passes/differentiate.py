@@ -36,6 +36,7 @@ from foretrace.ir.types import TensorType
 from foretrace.ir.walk import binds, made_in, subgraphs_of
 from foretrace.ops.infer import Inference
 from foretrace.ops.views import put_back
+from foretrace.passes.hooks import Hooks, as_is
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.own_backward import own_rule
 from foretrace.rules.rule import Rule
@@ -67,13 +68,13 @@ class Differentiation:
 
     def __init__(
         self, derivatives: Derivatives, inference: Inference, table: RuleTable, keep: Keep,
-        outside: dict[int, Value], stale: Stale,
+        outside: dict[int, Value], stale: Stale, hooks: Hooks | None = None,
     ) -> None:  # fmt: skip
         self.derivatives, self.inference = derivatives, inference
         self.table, self.keep = table, keep
         self.outside = outside
         """by id, the real tensors behind inputs, and what they hold when the backward runs"""
-        self.stale = stale
+        self.stale, self.hooks = stale, hooks or Hooks(())
         self.gradients: dict[Value, Value] = {}
         self.passed: set[Value] = set()
         """values whose gradient has been given on"""
@@ -97,6 +98,8 @@ class Differentiation:
                 self.walk(op.body or ())
             return
         opened = op.own is not None and not op.writes
+        if self.hooks and (op.leaf or op.writes or self._by_itself(op)):
+            self.hooks.of(op, self)
         if not opened and not any(out in self.gradients for out in op.outs):
             self._without_gradient(op)
         elif isinstance(op.target, Write) and not op.target.followed:
@@ -107,10 +110,14 @@ class Differentiation:
             self._function(op)
         elif op.own and subgraphs_of(op):
             differentiate_held(op, self)
-        elif not op.leaf and not op.writes and not self.table.wins(op.target):
-            self._composite(op)
-        else:
+        elif op.leaf or op.writes or self._by_itself(op):
             self._leaf(op)
+        else:
+            self._composite(op)
+
+    def _by_itself(self, op: Op) -> bool:
+        """Whether what lies below an op has no part in its derivative."""
+        return bool(op.own and subgraphs_of(op)) or self.table.wins(op.target)
 
     def _without_gradient(self, op: Op) -> None:
         """Where none arrives, the engine goes on, as a user's Function may make one."""
@@ -346,6 +353,8 @@ class Differentiation:
         """A user's Function: its own backward, run wherever the engine arrives at a result."""
         own, body = set(op.outs), op.region or ()  # what links those to the call has no gradient
         self.walk([o for o in body if isinstance(o.target, Write) or own.isdisjoint(o.outs)])
+        if self.hooks:
+            self.hooks.of(op, self)
         results = op.result if isinstance(op.result, tuple) else (op.result,)
         tangents = [self.gradients.get(v) if isinstance(v, Value) else None for v in results]
         if not op.target.followed or self.reached.union(self.gradients).isdisjoint(op.outs):
@@ -356,7 +365,19 @@ class Differentiation:
             rule = own_rule(op, tangents, held, self.outside, self.derivatives.tape)
         except Refusal as refusal:
             raise locate(refusal, op) from None
-        self._apply(op, rule, rule.operands, (), tangents)
+        if op.target.hooks:
+            self._hooked(op, rule)
+        else:
+            self._apply(op, rule, rule.operands, (), tangents)
+
+    def _hooked(self, op: Op, rule: Rule) -> None:
+        """The same with hooks on its node, which may keep gradients for each other."""
+        self.scope.ops += as_is(rule.ops, op, rule.name)
+        for value, gradient in zip(rule.operands, rule.gradients, strict=True):
+            if gradient is not None and value.type.requires_grad:
+                self.add(value, gradient, op)
+            elif value.type.requires_grad:
+                self.reached.add(value)
 
     # ---- operators that hold programs ---------------------------------------------------------
 

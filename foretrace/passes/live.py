@@ -94,6 +94,8 @@ def effectful(op: Op, semantics: TargetSemantics, fixed: Callable[[], set[Value]
 
 def with_saved(ops: list[Op], results: Iterable[Value]) -> list[Op]:
     """Ops that were kept whole also return what is used of their insides."""
+    if all(op.region is None for op in ops):
+        return ops
     used = {v for op in ops for v in needs(op)} | set(results)
     return [op if op.region is None else _returning(op, used) for op in ops]
 

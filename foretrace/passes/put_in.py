@@ -34,11 +34,13 @@ from foretrace.mutation.builder import LEAF
 from foretrace.ops.outcome import Outcome, fill
 from foretrace.passes.alike import Alike, Unlike, differs
 from foretrace.passes.asked_again import Again, check_asked
+from foretrace.passes.hooks import holds_tensors
 from foretrace.symbols.sizes import Numbers, Symbols, put_in
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Types
 from foretrace.trace.dispatch import CHECKS
 from foretrace.trace.functions import FunctionCall
+from foretrace.trace.hooks import HookCall
 
 TAKEN = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, ArithmeticError)
 """What torch raises of a call that it does not take"""
@@ -112,6 +114,7 @@ class PutIn:
         return replace(
             before, ops=ops, inputs=list(inputs.values()), outputs=outputs, mutations=mutations,
             symbols=self.symbols, answered=answered, again=again, _bare=None,
+            hooks=[self._ops[op] for op in before.hooks],
             overwritten={
                 self.tree(value): self._overwritten(over)
                 for value, over in before.overwritten.items()
@@ -205,8 +208,10 @@ class PutIn:
         Raises:
             Unlike: it comes to something else.
         """
-        if isinstance(op.target, FunctionCall):
+        if isinstance(op.target, (FunctionCall, HookCall)):
             self.functions.append(op)
+        if isinstance(op.target, HookCall) and holds_tensors(op):
+            raise Unlike("a hook holds a tensor of the run", op)
         try:
             found = self._op(op)
         except TAKEN as error:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.ir.members import CONTENT, attributes_of, own_length, reached
+from foretrace.ir.members import CONTENT, attributes_of, own_length, reached, slot_names
 from foretrace.ir.requirements import Change, Entry, Place
 from foretrace.python_state.kept import (
     ATOMS,
@@ -65,7 +65,7 @@ class Before:
         self._kept: list[Kept] = []
         self._modules: dict[int, KeptModule] = {}
         self._memos: list[Any] = []
-        self._opaque: list[Any] = []
+        self.opaque: list[Any] = []
         """generators, iterators: what changes in them is not to be put back"""
         self._seen: dict[int, Any] = {}
         self._containers: dict[int, Any] = {}
@@ -75,7 +75,7 @@ class Before:
         """of functions and objects without attributes: the dicts for them"""
         self._foreign: list[dict[str, Any]] = []
         """the attributes of objects of a library's classes (argparse.Namespace)"""
-        self._mentioned: set[str] = set(UNNAMED)
+        self.mentioned: set[str] = set(UNNAMED)
         self._met: dict[type, set[str]] = {}
         """classes of objects, and the members that were looked at"""
         self._changed: list[Kept] | None = None
@@ -88,12 +88,17 @@ class Before:
         """What is kept of a module, for one who puts it back himself."""
         return self._modules.pop(id(module), None) or KeptModule(module)
 
+    @property
+    def met(self) -> set[int]:
+        """The ids of what was looked at, which lives as long as this."""
+        return set(self._seen)
+
     def put_back(self) -> list[str]:
         """Leave everything as it was; gives what could not be, in words."""
         for memo in self._memos:
             _forget(memo)
         failed = put_all_back(self._all())
-        held = [type(each).__name__ for each in self._opaque if _holds_abstract([each])]
+        held = [type(each).__name__ for each in self.opaque if _holds_abstract([each])]
         return [*failed, *(f"a {name}, which holds a tensor of the run" for name in held)]
 
     def keeps(self, place: Place) -> bool:
@@ -118,7 +123,7 @@ class Before:
         self._changed = [each for each in self._all() if not each.intact]
         for kept in self._changed:
             if not isinstance(kept, KeptState):
-                yield from changes_in(kept, self._name)
+                yield from changes_in(kept, self.name)
 
     def undo(self) -> list[Change]:
         """Put back what the run has left changed, and give it.
@@ -129,7 +134,7 @@ class Before:
         found = list[Change]()
         for kept in self._all() if self._changed is None else self._changed:
             if not (kept.intact or isinstance(kept, KeptState) or _holds_new_tensor(kept)):
-                found += changes_in(kept, self._name)
+                found += changes_in(kept, self.name)
                 kept.put_back()
         return found
 
@@ -146,12 +151,13 @@ class Before:
     def changed(self) -> list[tuple[Any, str]]:
         """The generators and arrays in another state now; each with an attribute that holds it."""
         return [
-            (each.item, self._name(each.item))
+            (each.item, self.name(each.item))
             for each in self._kept
             if isinstance(each, KeptState) and not each.intact
         ]
 
-    def _name(self, item: Any) -> str:
+    def name(self, item: Any) -> str:
+        """The name of what holds an object; its type where none does."""
         modules = [vars(each) for each in self._seen.values() if isinstance(each, nn.Module)]
         kept = [each.before for each in self._all() if isinstance(each, (KeptNames, KeptDict))]
         spaces = [*modules, *kept]
@@ -227,13 +233,7 @@ class Before:
         """The attributes and slots of an object; its class."""
         kind = type(item)
         self._of_class(kind)
-        slots = [
-            slot.__name__
-            for base in kind.__mro__
-            if "__slots__" in vars(base)
-            for slot in vars(base).values()
-            if isinstance(slot, types.MemberDescriptorType)
-        ]
+        slots = slot_names(kind)
         if slots:
             kept = KeptNames(item, slots)
             self._kept.append(kept)
@@ -255,8 +255,8 @@ class Before:
         space = attributes_of(item)
         if space is not None:
             self._foreign.append(space)
-        elif gc.is_tracked(item):
-            self._opaque.append(item)
+        if isinstance(item, Iterator) or (space is None and gc.is_tracked(item)):
+            self.opaque.append(item)
 
     def _state(self, item: Any) -> None:
         self._kept += [
@@ -281,15 +281,20 @@ class Before:
 
     def _function(self, function: types.FunctionType) -> None:
         """What it closes over, its defaults and attributes, and what its code mentions."""
-        self._queue.extend(function.__closure__ or ())
-        self._queue.extend(function.__defaults__ or ())
-        self._queue.extend((function.__kwdefaults__ or {}).values())
+        queue = self._queue
+        if function.__closure__:
+            queue.extend(function.__closure__)
+        if function.__defaults__:
+            queue.extend(function.__defaults__)
+        if function.__kwdefaults__:
+            queue.extend(function.__kwdefaults__.values())
         self._of_function(function)
         found = mentioned_by(function)
-        self._mentioned |= found.names
+        self.mentioned |= found.names
         self._memos += found.memos
-        self._queue.extend(found.called)
-        self._queue.extend(table.get(name) for table, name in found.values)
+        queue += found.called
+        if found.values:
+            queue.extend([table.get(name) for table, name in found.values])
         for space, name in found.bound:
             kept = self._names.setdefault(id(space), KeptNames(space))
             self._queue.append(kept.note(name))
@@ -319,13 +324,13 @@ class Before:
     def _members_mentioned(self) -> None:
         """Look at what of these classes has a name that code mentions."""
         for kind, done in self._met.items():
-            for name, member in members_of(kind, self._mentioned - done):
+            for name, member in members_of(kind, self.mentioned - done):
                 if name not in done:
                     done.add(name)
                     self._queue.append(member)
         for space in self._foreign:
             kept = self._names.setdefault(id(space), KeptNames(space))
-            for name in space.keys() & self._mentioned - kept.before.keys():
+            for name in space.keys() & self.mentioned - kept.before.keys():
                 self._queue.append(kept.note(name))
 
 

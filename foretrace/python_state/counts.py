@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import is_not
-from typing import Any, Final
+from typing import Any
 
 import torch
 
+from foretrace.ir.members import SYMBOLIC
 from foretrace.ir.requirements import (
     NUMBERS,
     OPEN,
@@ -22,9 +23,6 @@ from foretrace.ir.requirements import (
     StateRead,
 )
 from foretrace.ir.structure import take_apart
-
-SYMBOLIC: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
-"""Numbers of the run"""
 
 
 def is_open(item: Any) -> bool:

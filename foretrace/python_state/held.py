@@ -57,17 +57,32 @@ def read_outside(
 
     `open`: containers, by id, whose content a call reads, or leaves otherwise.
     """
-    reading = Reading(outside.attributes, open)
-    reading.modules(requires.modules)
-    reading.places(outside.places.values())
-    reading.follow("the program", fn)
-    for name, leaf in leaves:
-        reading.follow(name, leaf)
+    leaves, later = list(leaves), outside.later
+    reading = _read(outside.attributes, outside.places.values(), fn, leaves, requires, open)
+    if later.codes:
+        places = {**later.places, **outside.places}.values()
+        named = outside.attributes | later.attributes
+        more = _read(named, places, fn, leaves, requires, open)
+        known = {(type(each), each.name) for each in reading.found}
+        requires.of_hooks = [e for e in more.found if (type(e), e.name) not in known]
     for index, tensor in enumerate(inputs):
         if isinstance(tensor, torch.Tensor) and vars(tensor):
             requires.set_on += reading.set_on(index, tensor)
     requires.held, requires.met = reading.found, reading.met
     requires.mentioned = reading.mentioned
+
+
+def _read(
+    mentioned: Iterable[str], places: Iterable[Place], fn: Any, leaves: Iterable[tuple[str, Any]],
+    requires: Requirements, open: set[int],
+) -> "Reading":  # fmt: skip
+    reading = Reading(mentioned, open)
+    reading.modules(requires.modules)
+    reading.places(places)
+    reading.follow("the program", fn)
+    for name, leaf in leaves:
+        reading.follow(name, leaf)
+    return reading
 
 
 def bound_before(change: Change) -> Held:

@@ -8,20 +8,23 @@ abstract tensor that is still alive when nothing of the capture needs it any mor
 import dis
 import gc
 import types
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
+import torch
 from torch.autograd.function import Function
 
 from foretrace.errors import FirstCall, Refusal
-from foretrace.frames.lines import Lines
+from foretrace.frames.lines import Lines, attribute
 from foretrace.frames.sources import function_of
 from foretrace.ir.members import attributes_of, cell_content, cells_of, members, own_kind, reached
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import FIRST_CALL
 from foretrace.ir.walk import every_op
+from foretrace.mutation.alias import Stranded
 from foretrace.python_state.counts import is_open
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.trace.functions import Context, FunctionCall
@@ -30,16 +33,10 @@ METHODS = (staticmethod, classmethod, types.FunctionType)
 """What a Function made inside may close over a tensor with; one from outside keeps no tensor"""
 
 
-class Stranded:
-    """In the place of the alias of a tensor whose capture has ended."""
-
-    @property
-    def value(self) -> NoReturn:
-        """Asked for when the tensor is used."""
-        raise Refusal(
-            "the program uses an abstract tensor that an earlier capture left behind",
-            kind="escaped", do="clear what holds it: a list, an attribute, an object",
-        )  # fmt: skip
+LEFT_BEHIND = Stranded(
+    "the program uses an abstract tensor that an earlier capture left behind",
+    "clear what holds it: a list, an attribute, an object",
+)
 
 
 @contextmanager
@@ -48,21 +45,18 @@ def stranding(types: Types) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _strand(types.alive())
+        LEFT_BEHIND.strand(types.alive())
         raise
-
-
-def _strand(tensors: Iterable[Abstract]) -> None:
-    for tensor in tensors:
-        tensor.ft_value, tensor.ft_alias = None, Stranded()
 
 
 def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
     """Refuse a program that stored a tensor where it outlives the run.
 
     Raises:
-        Refusal: it did; with the line that stored the tensor, or else the one that made it.
+        Refusal: it did; with the line that stored the tensor, or else the one that made it. Or it
+            keeps the handle of a hook.
     """
+    _check_handles(recorded)
     for generation in (0, 2):  # what only a cycle holds is not stored; the run's are young ones
         if not _stored(types, recorded):
             return
@@ -70,6 +64,20 @@ def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
     refusal = next((_refusal(t, recorded, lines) for t in _stored(types, recorded)), None)
     if refusal is not None:
         raise refusal
+
+
+def _check_handles(recorded: Recorded) -> None:
+    """Refuse a hook that whoever called the program could remove: each call has one of its own."""
+    if any(op.target.held for op in recorded.hooks):
+        gc.collect()
+    held = next((op for op in recorded.hooks if op.target.held), None)
+    if held is not None:
+        raise Refusal(
+            "the program keeps or returns the handle of a hook, and a graph has no other to give",
+            kind="side effect", at=held.origin.frame,
+            do=("do not keep what register_hook returns",
+                "or remove the hook before the program returns"),
+        )  # fmt: skip
 
 
 def _stored(types: Types, recorded: Recorded) -> list[Abstract]:
@@ -82,7 +90,7 @@ def _stored(types: Types, recorded: Recorded) -> list[Abstract]:
 
 def _refusal(tensor: Abstract, recorded: Recorded, lines: Lines) -> Refusal:
     name, holder = lines.holding(partial(_leads_to, tensor)) or ("", None)
-    if hasattr(holder, "cache_info"):
+    if attribute(holder, "cache_info"):
         return _memoized(name, lines)
     maker = next((op for op in every_op(recorded.ops) if tensor.ft_value in op.outs), None)
     kind = tensor.ft_value.type if tensor.ft_value is not None else "stale"
@@ -114,6 +122,7 @@ def _needed(recorded: Recorded) -> Iterator[Abstract]:
     calls = [op for op in every_op(recorded.ops) if isinstance(op.target, FunctionCall)]
     # what an autograd.Function is given, and keeps for its backward or around its methods
     yield from abstract_in([(op.target.context, op.target.function, op.args) for op in calls])
+    yield from abstract_in([op.target.hook for op in recorded.hooks if not op.target.removed])
     changed = [change.after for change in recorded.requires.changed]
     yield from abstract_in(changed)  # a module's attributes, which `module_state.py` looks at
 
@@ -123,10 +132,10 @@ def abstract_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Abstract]:
     return (item for item in reached(roots, _inside, depth) if isinstance(item, Abstract))
 
 
-def made_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Any]:
-    """The tensors and numbers of the run that objects, containers and closures hold."""
+def carried_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Any]:
+    """The tensors that they hold, of the run or from outside, and the numbers of the run."""
     every = reached(roots, _inside, depth)
-    return (item for item in every if isinstance(item, Abstract) or is_open(item))
+    return (item for item in every if isinstance(item, torch.Tensor) or is_open(item))
 
 
 def held_before(function: type[Function], args: Any) -> bool:
@@ -147,8 +156,12 @@ def _inside(item: Any) -> Iterable[Any]:
         return [each for each in vars(item).values() if isinstance(each, METHODS)]
     if isinstance(item, (staticmethod, classmethod)):
         return (item.__func__,)
+    if isinstance(item, weakref.ref):
+        return (item(),)
     if isinstance(item, types.FunctionType):
         return map(cell_content, item.__closure__ or ())
+    if isinstance(item, partial):
+        return (item.func, item.args, item.keywords)
     if isinstance(item, types.MethodType):
         return (item.__func__, *(attributes_of(item.__self__) or {}).values())
     return (each for _, each in members(item)) if own_kind(item) else ()
@@ -160,7 +173,7 @@ def _leads_to(tensor: Abstract, root: Any) -> bool:
 
 
 def _known_by(item: Any) -> Iterable[Any]:
-    if hasattr(item, "cache_info"):  # a memoized function, which has no attribute for its memo
+    if attribute(item, "cache_info"):  # a memoized function, which has no attribute for its memo
         return gc.get_referents(item)
     if isinstance(item, (type, types.ModuleType, types.FunctionType)):
         return ()

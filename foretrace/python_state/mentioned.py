@@ -30,7 +30,8 @@ NO_VALUES = (
 """What names stand for that holds no state itself"""
 CODE = (*NO_VALUES[:-2], types.MethodType, functools.partial)
 HOLDING = (
-    dict, list, set, tuple, frozenset, types.MethodType, functools.partial, type(None), *STATES,
+    dict, list, set, tuple, frozenset, types.MethodType, functools.partial, type(None), Iterator,
+    *STATES,
 )  # fmt: skip
 """Of types that are no user's, what may hold state; None: it may be something else next time"""
 FOLLOWS = frozenset({"user", "followed"})
@@ -70,7 +71,11 @@ class Mentioned:
     @property
     def unchanged(self) -> bool:
         """Whether the names still stand for what was looked through."""
-        return all(table.get(name) is item for table, name, item in self.followed)
+        # a generator takes twice the time, and each capture asks of hundreds of functions
+        for table, name, item in self.followed:  # noqa: SIM110
+            if table.get(name) is not item:
+                return False
+        return True
 
     def read(self, function: types.FunctionType) -> None:
         """Note what a function mentions."""
@@ -179,7 +184,11 @@ def _of_user(function: types.FunctionType) -> bool:
 
 def home(kind: type) -> str:
     """Whose class it is: "user", "followed" (containers, torch's classes) or "library"."""
-    module = str(kind.__module__)
+    return _home_of(str(kind.__module__))
+
+
+@functools.cache
+def _home_of(module: str) -> str:
     top = module.partition(".")[0]
     if top in FOLLOWED:
         return "library" if module.startswith(TOOLS) else "followed"

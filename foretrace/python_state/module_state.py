@@ -14,7 +14,7 @@ from torch import fx, nn
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
-from foretrace.ir.members import own_items, own_kind
+from foretrace.ir.members import own_kind
 from foretrace.ir.requirements import (
     FIRST_CALL,
     Change,
@@ -24,10 +24,9 @@ from foretrace.ir.requirements import (
     Requirements,
 )
 from foretrace.python_state.before import Before
-from foretrace.python_state.counts import SYMBOLIC
 from foretrace.python_state.held import state_of
 from foretrace.python_state.kept import ATOMS, EMPTY, Kept, KeptModule
-from foretrace.python_state.leaks import abstract_in, made_in
+from foretrace.python_state.leaks import abstract_in, carried_in
 from foretrace.python_state.outside import Outside
 from foretrace.python_state.restoring import (
     changes_in,
@@ -105,13 +104,13 @@ class Borrowed:
         return {id(loan.module): loan.path for loan in self._loans}
 
     def changes(self) -> list[Change]:
-        """What the run has changed in plain attributes; `check_attributes` looks at tensors."""
+        """What the run has changed in plain attributes; `states.py` looks at what it has made."""
         found = [
             replace(change, path=loan.full_name(change.place.name))
             for loan in self._loans for change in loan.changes()
             if not isinstance(change.place, Contents)
         ]  # fmt: skip
-        return [change for change in found if not _holds_abstract(change.after, set(), SYMBOLIC)]
+        return [change for change in found if next(carried_in([change.after]), None) is None]
 
     def bound(self) -> Iterator[Change]:
         """Plain attributes that the run has bound, and entries of dicts that are attributes."""
@@ -136,7 +135,7 @@ class Borrowed:
         for loan in self._loans:
             loan.check_registered(lines)
             for name, now in loan.touched():
-                if _holds_abstract(now, placeholders):
+                if any(id(tensor) not in placeholders for tensor in abstract_in([now])):
                     raise Refusal(
                         f"the program stores a tensor in the attribute `{name}`"
                         f" of {loan.path or type(loan.module).__name__}",
@@ -180,21 +179,23 @@ class _Loan:
 
     def __init__(self, path: str, module: nn.Module, kept: KeptModule) -> None:
         self.path, self.module, self.kept = path, module, kept
+        self._still: bool | None = None
 
     def registered(self, name: str) -> Any:
         """What one of the module's own tables held."""
         content = self.kept.contents.get(name)
         return {} if content is None else content.before
 
-    @functools.cached_property
+    @property
     def still(self) -> bool:
         """Whether the run has bound no attribute, and filled nothing that was empty."""
-        return self.kept.intact and self.kept.attributes.intact
+        if self._still is None:
+            self._still = self.kept.intact and self.kept.attributes.intact
+        return self._still
 
     def parts(self) -> Iterator[Kept]:
         """What is to be put back: where nothing was bound, as far as was looked, contents alone."""
-        looked = "still" in vars(self)
-        return iter(self.kept.contents.values()) if looked and self.still else self.kept.parts()
+        return iter(self.kept.contents.values()) if self._still else self.kept.parts()
 
     def changes(self) -> Iterator[Change]:
         """What the run has changed in plain attributes."""
@@ -265,16 +266,6 @@ def _present(registered: dict[Any, Any] | set[Any]) -> set[Any]:
     return {name for name, item in registered.items() if item is not None}
 
 
-def _holds_abstract(
-    item: Any, placeholders: set[int], kinds: tuple[type, ...] = ()
-) -> bool:  # fmt: skip
-    inside = isinstance(item, (dict, list))
-    members = [each for _, each in own_items(item)] if inside else [item]
-    found = (m() if isinstance(m, weakref.ref) else m for m in members)
-    kinds = (Abstract, *kinds)
-    return any(issubclass(type(each), kinds) and id(each) not in placeholders for each in found)
-
-
 @contextmanager
 def borrowed(owners: dict[str, nn.Module], before: Before | None = None) -> Iterator[Borrowed]:
     """The modules of a program, left as they were whatever happens inside."""
@@ -299,10 +290,10 @@ def watched(
     finally:
         changes = outside.changes() if outside is not None else []
         changes = [each for each in changes if not before.keeps(each.place)]
-        # one that keeps an abstract tensor stays as it is, for `leaks.py` to find
-        keeps = [[*made_in([each.place.now])] for each in changes]
-        tensors = [tensor for found in keeps for tensor in abstract_in(found)]
-        requires.stored = [weakref.ref(tensor) for tensor in tensors]
+        # one that keeps a tensor stays as it is, for `states.py` and `leaks.py` to find
+        keeps = [[*carried_in([each.place.now])] for each in changes]
+        stored: Iterator[torch.Tensor] = abstract_in([each.place.now for each in changes])
+        requires.stored = [*map(weakref.ref, stored)]
         changes = [each for each, found in zip(changes, keeps, strict=True) if not found]
         every = map(before.itself, (*changes, *loan.changes()))
         requires.changed = [located(change, lines) for change in every]

@@ -13,14 +13,16 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR
+from foretrace.frames.lines import attribute
 from foretrace.ir.members import MISSING, cell_content, cells_of
 from foretrace.ir.requirements import Change, Place
+from foretrace.mutation.builder import Unwatched, nobody_watches
 from foretrace.python_state.restoring import changes_of
 from foretrace.trace.recorder import Recorder
 
@@ -53,10 +55,34 @@ Notes = tuple[Callable[[types.FrameType], None], ...]
 """What is noted at each call of a function"""
 
 
-class Outside:
+class Refusing(Protocol):
+    """Raises what the program is refused for."""
+
+    def called(self, frame: types.FrameType, function: Any) -> None:
+        """A function in C is about to be called from a frame."""
+
+    def marks(self, code: types.CodeType) -> bool:
+        """Whether it wants to be told of each call of a Python function."""
+
+    def entered(self, frame: types.FrameType) -> None:
+        """Such a function begins."""
+
+
+class Later:
+    """What code reads that runs in the backward alone: hooks, which a graph with one holds."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[int, str], Place] = {}
+        self.attributes: set[str] = set()
+        self.codes: dict[int, types.CodeType] = {}
+
+
+class Outside(Unwatched):
     """Watches one run: what it reads from outside."""
 
     def __init__(self) -> None:
+        self.holes: Refusing | None = None
+        """refuses what the run is about to do outside of a graph; None: it may"""
         self.places: dict[tuple[int, str], Place] = {}
         self.attributes: set[str] = set()
         """names of attributes that the program's code, or torch's layers, mention"""
@@ -68,8 +94,12 @@ class Outside:
         """their calls, with what was in the cells when each began"""
         self._functions: dict[int, tuple[types.FunctionType, dict[str, Any]]] = {}
         """the functions that were called so"""
+        self.later = Later()
         self._tell: Callable[[Any], None] | None = None
         """lets the interpreter tell a function of events; None before and after the run"""
+        self._watch: Callable[[], Any] = nobody_watches
+        """lets it tell this of them"""
+        self._rests_at = list[types.CodeType]()
         self.lent = dict[int, tuple[Any, Any]]()
         """what the run finds in the place of something else, and that, by the id of the one"""
         self.resting = 0
@@ -81,17 +111,19 @@ class Outside:
         fn = getattr(fn, "__func__", fn)
         self._cells(fn, {})
         self._meet_as(torch_api.asking_mode.__code__, (self._rest,))
+        for code in self._rests_at:
+            self._meet_as(code, (self._rest_now,))
         # A profiler written in C cannot be put back by its object, so that one is left alone.
         profiled: Any = sys.getprofile()
         traces = profiled is not None and not callable(profiled)
         before = sys.gettrace() if traces else profiled
         tell: Any = sys.settrace if traces else sys.setprofile
-        self._tell = tell
+        self._tell, self._watch = tell, partial(tell, self._event)
         tell(self._event)
         try:
             yield
         finally:
-            self._tell = None
+            self._tell, self._watch = None, nobody_watches
             tell(before)
             self._closures()
             self._met.clear()
@@ -104,19 +136,25 @@ class Outside:
             self._tell(None)
 
     def __exit__(self, *error: object) -> None:
-        self.go_on()
+        self.ended()()
 
-    def go_on(self) -> None:
-        """Watch again, where the outermost work of ours has ended."""
+    def ended(self) -> Callable[[], Any]:
+        """Work of ours has ended; what is given watches again, where it was the outermost.
+
+        Its caller calls it last: of each function that returns after it, the interpreter tells.
+        """
         self.resting -= 1
-        if not self.resting and self._tell is not None:
-            self._tell(self._event)
+        return nobody_watches if self.resting else self._watch
+
+    def rests_at(self, code: types.CodeType) -> None:
+        """Watch nothing more where a call of this code begins, which says `__enter__` then."""
+        self._rests_at.append(code)
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Watch inside: the program's own code, in the midst of work of ours."""
         resting, self.resting = self.resting, 1
-        self.go_on()
+        self.ended()()
         try:
             yield
         finally:
@@ -134,6 +172,8 @@ class Outside:
     def _event(self, frame: types.FrameType, event: str, arg: object) -> None:
         """What the interpreter calls."""
         if event != "call":
+            if event == "c_call" and self.holes is not None:
+                self.holes.called(frame, arg)
             return
         notes = self._met.get(id(frame.f_code))
         if notes is None:
@@ -143,19 +183,40 @@ class Outside:
 
     def _meet(self, frame: types.FrameType, code: types.CodeType) -> Notes:
         kind, space = origin_of(code.co_filename), frame.f_globals
+        if self.holes is not None and self.holes.marks(code):
+            return self._meet_as(code, (self.holes.entered,))
         if kind == "library" or code.co_name == "<module>":  # an import runs once, not each call
             return self._meet_as(code, ())
-        reads = reads_of(code)
-        self.attributes |= reads.attributes
         if kind == "layer":
+            self.attributes |= reads_of(code).attributes
             return self._meet_as(code, ())
-        for name in reads.globals:
-            known = name == ANNOTATED or (id(space), name) in self.places
-            if (name in space or name in reads.binds) and not known:
-                held = self._as_it_was(space.get(name, MISSING))
-                self.places[id(space), name] = Place(name, space, held)
+        self._read(code, space, self)
         free = set(code.co_freevars) - {"__class__"}
         return self._meet_as(code, (self._note_cells,) if free else ())
+
+    def _read(self, code: types.CodeType, space: dict[str, Any], notes: "Later | Outside") -> None:
+        reads = reads_of(code)
+        notes.attributes |= reads.attributes
+        for name in reads.globals:
+            known = name == ANNOTATED or (id(space), name) in notes.places
+            if (name in space or name in reads.binds) and not known:
+                held = self._as_it_was(space.get(name, MISSING))
+                notes.places[id(space), name] = Place(name, space, held)
+
+    def will_run(self, function: types.FunctionType) -> None:
+        """Note what a function reads that runs in the backward, and those that it names."""
+        code, space = function.__code__, function.__globals__
+        if id(code) in self.later.codes or origin_of(code.co_filename) != "user":
+            return
+        self.later.codes[id(code)] = code
+        waiting = [code]
+        while waiting:
+            code = waiting.pop()
+            self._read(code, space, self.later)
+            waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+            for name in reads_of(code).globals:
+                if isinstance(named := space.get(name), types.FunctionType):
+                    self.will_run(named)
 
     def _meet_as(self, code: types.CodeType, notes: Notes) -> Notes:
         self._codes.append(code)
@@ -173,6 +234,10 @@ class Outside:
     def _rest(self, frame: types.FrameType) -> None:
         """Watch nothing more if the recorder is next, which watches again when it has answered."""
         if self._tell is not None and issubclass(frame.f_locals[torch_api.ASKED_MODE], Recorder):
+            self._tell(None)
+
+    def _rest_now(self, frame: types.FrameType) -> None:
+        if self._tell is not None:
             self._tell(None)
 
     def _cells(self, function: Any, before: dict[str, Any]) -> None:
@@ -206,7 +271,7 @@ class Outside:
         running = []
         for frame, before in self._frames:
             held = gc.get_referents(frame)
-            found = [each for each in held if getattr(each, "__code__", None) is frame.f_code]
+            found = [each for each in held if attribute(each, "__code__") is frame.f_code]
             for function in found:
                 self._functions.setdefault(id(function), (function, before))
             if not found:

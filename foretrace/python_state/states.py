@@ -5,7 +5,7 @@ an earlier call has left there is an input, read at each call.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from dataclasses import replace
 from types import CellType
 from typing import Any, Protocol
@@ -36,11 +36,12 @@ from foretrace.ir.requirements import (
     StateRead,
     content_of,
 )
-from foretrace.ir.structure import Structure, take_apart
+from foretrace.ir.structure import COPY_ONE, SHARED, Structure, shared_in, take_apart
 from foretrace.python_state.before import Before
 from foretrace.python_state.counts import counted, is_open
 from foretrace.python_state.held import bound_before
 from foretrace.python_state.kept import ATOMS
+from foretrace.python_state.leaks import carried_in
 from foretrace.python_state.module_state import Borrowed, located
 from foretrace.python_state.outside import Outside
 from foretrace.tensors.abstract import Abstract
@@ -63,38 +64,68 @@ class Run(Protocol):
 
 
 def left_in(
-    before: Before, loan: Borrowed, outside: Outside | None, run: Run, requires: Requirements
-) -> list[Change]:
-    """The places that the run has bound to tensors of its own; each holds again what it held.
+    before: Before, loan: Borrowed, outside: Outside | None, run: Run, requires: Requirements,
+    lines: Callable[[], Lines],
+) -> tuple[list[Change], list[Change]]:  # fmt: skip
+    """The places that the run has bound to tensors or numbers of its own, and what it has filled.
 
-    `requires` takes the contents that no call can leave so.
+    Each holds again what it held. `requires` takes names that are bound to what was there.
+
+    Returns:
+        Those that a call can bind anew; and those that hold what no call has, with their lines.
     """
-    found = dict[tuple[int, Any], Change]()
+    found, others = dict[tuple[int, Any], Change](), dict[tuple[int, Any], Change]()
     real = {id(each): tensor for each, tensor in zip(run.placeholders, run.real, strict=True)}
-    everywhere = (
-        outside.changes() if outside is not None else (), loan.bound(), before.bound(),
-        _set_on(run.real, run.placeholders),
-    )  # fmt: skip
-    names = outside.names() if outside is not None else {}
-    for changes in everywhere:
-        every = [before.itself(_told(change, names)) for change in changes]
-        filled = {id(each.place.holder) for each in every if _can_be_left(each)}
-        for change in every:
-            new = change.place.before is MISSING and id(change.place.holder) in filled
-            if change.itself:
-                requires.changed.append(change)
-                change.undo()
-            elif (_can_be_left(change) or (new and plain(change.after))) and not _as_before(
-                change, real
-            ):
-                found.setdefault((id(change.place.holder), change.place.key), change)
-                change.undo()
-            elif isinstance(change.place, Contents):
-                requires.changed.append(replace(change, after=None))
+    known = before.met.union(map(id, run.real))
+    every = [*_everywhere(before, loan, outside, run)]
+    sorted_out = [(change, *_sorted(change, known)) for change in every]
+    filled = {id(change.place.holder) for change, left, _, _ in sorted_out if left}
+    for change, can_be_left, made, held in sorted_out:
+        new = change.place.before is MISSING and id(change.place.holder) in filled
+        left = can_be_left or (new and plain(change.after))
+        content = isinstance(change.place, Contents)
+        if change.itself:
+            requires.changed.append(change)
+        elif content and not left:  # stays as it is, for `leaks.py` to find what it keeps
+            one = located(replace(change, after=None), lines)
+            others.setdefault((id(change.place.holder), change.place.key), one)
+            continue
+        elif not (made and change.rebound and _as_before(change, real)):
+            if (made and not left) or not (held or left) or _as_before(change, real):
+                continue
+            kind, one = (found, change) if left else (others, located(change, lines))
+            kind.setdefault((id(change.place.holder), change.place.key), one)
+        change.undo()
     requires.changed = [
         each for each in requires.changed if (id(each.place.holder), each.place.key) not in found
     ]  # fmt: skip
-    return [*found.values()]
+    return [*found.values()], [*others.values()]
+
+
+def _everywhere(
+    before: Before, loan: Borrowed, outside: Outside | None, run: Run
+) -> Iterator[Change]:  # fmt: skip
+    """All that the run has bound or filled, as far as it lives on."""
+    names = outside.names() if outside is not None else {}
+    globals = outside.changes() if outside is not None else ()
+    for group in (globals, loan.bound(), before.bound(), _set_on(run.real, run.placeholders)):
+        for change in group:
+            yield before.itself(_told(change, names))
+
+
+def _sorted(change: Change, known: AbstractSet[int]) -> tuple[bool, bool, bool]:
+    """Whether a call can leave it; whether it holds what the run has made; or any tensor.
+
+    `known`: what was there before the run, so that a tensor among it is no other thread's.
+    """
+    after, content = change.after, isinstance(change.place, Contents)
+    atom = type(after) in ATOMS
+    inside = [] if atom else [*carried_in([after]), *(x for _, x in take_apart(after)[0])]
+    made = any(isinstance(each, Abstract) or is_open(each) for each in inside)
+    held = made or any(isinstance(each, torch.Tensor) for each in inside)
+    left = held or content or isinstance(change.place, OnInput)
+    shown = replace(change, after=_by_place(change)) if content else change
+    return change.rebound and left and _all_given(shown, known), made, held
 
 
 def _told(change: Change, names: dict[int, str]) -> Change:
@@ -116,8 +147,9 @@ def _set_on(real: Iterable[Any], placeholders: Iterable[Any]) -> Iterator[Change
 
 
 def arguments_changed(
-    given: list[Any], form: Structure, call: Any, requires: Requirements
-) -> list[Change]:
+    given: list[Any], form: Structure, call: Any, real: Any, requires: Requirements,
+    lines: Callable[[], Lines],
+) -> list[Change]:  # fmt: skip
     """What the run has changed of containers and objects among its arguments; one change at most.
 
     It is `rebound` where a call can do it again.
@@ -126,7 +158,9 @@ def arguments_changed(
         given: the leaves of the call, as it began.
         form: how they were nested.
         call: the arguments, as the run has left them.
+        real: those of the caller.
         requires: takes the names of numbers that are others now.
+        lines: of the program.
     """
     now, now_form = take_apart(call)
     pairs = zip((leaf for _, leaf in now), given, strict=False)
@@ -139,33 +173,19 @@ def arguments_changed(
     names += [name for name, _ in now[len(given) :]]
     name = names[0].rpartition(".")[2] if names else "one of its arguments"
     change = Change(OnArguments(name, {}, None), call, rebound=True)
-    kept = _all_given(change, given)
+    if shared_in(real):
+        at = located(change, lines).at
+        raise Refusal(SHARED, kind="aliased inputs", at=at, do=COPY_ONE)
+    kept = _all_given(change, set(map(id, given)))
     return [change if kept else replace(change, after=None, rebound=False)]
 
 
-def _all_given(change: Change, given: Iterable[Any] = ()) -> bool:
-    """Whether all that is in a place is tensors of the run, plain data, and what was `given`."""
-    leaves, known = [leaf for _, leaf in take_apart(change.after)[0]], set(map(id, given))
+def _all_given(change: Change, known: AbstractSet[int]) -> bool:
+    """Whether all in a place is what the run has made, plain data, and what is `known`."""
+    leaves = [leaf for _, leaf in take_apart(change.after)[0]]
     return all(
         isinstance(x, (Abstract, Kept)) or is_open(x) or id(x) in known or plain(x) for x in leaves
     )
-
-
-def _can_be_left(change: Change) -> bool:
-    """Whether a place holds what the run has made, and plain data beside it, and nothing else."""
-    if isinstance(change.place, Contents):
-        change, held = replace(change, after=_by_place(change)), True
-    else:
-        held = isinstance(change.place, OnInput) or _made_in(change.after)
-    return change.rebound and held and _all_given(change)
-
-
-def _made_in(item: Any) -> bool:
-    """Whether containers, or the attributes of objects, hold what the run has made."""
-    if type(item) in ATOMS:
-        return False
-    leaves = (leaf for _, leaf in take_apart(item)[0])
-    return any(isinstance(leaf, Abstract) or is_open(leaf) for leaf in leaves)
 
 
 def _by_place(change: Change) -> Any:
@@ -200,12 +220,16 @@ def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None
     """Let the tensors that are in such places be inputs that are read there at each call."""
     for change in requires.changed:
         if change.itself and own_kind(change.after) in FILLED:
-            place = Contents(change.name, change.after, content_of(change.after))
-            leaves, form = take_apart(place.before)
-            requires.forms.append(StateRead(place, form, tuple([leaf for _, leaf in leaves]), -1))
+            content = Contents(change.name, change.after, content_of(change.after))
+            leaves, form = take_apart(content.before)
+            every = tuple([leaf for _, leaf in leaves])
+            requires.forms.append(StateRead(content, form, every, -1))
     counted = {id(i.read.place): i.read.leaves for i in run.inputs if i.read is not None}
     for change in kept:
-        if isinstance(change.place, ON_THE_CALL):
+        place = change.place
+        if isinstance(place, OnInput) and place.before is MISSING:
+            requires.set_on.append((place.index, place.name, MISSING))
+        if isinstance(place, ON_THE_CALL):
             continue  # what was there before is an argument, or a guard on inputs
         leaves, structure = take_apart(change.place.before)
         found = [leaf for _, leaf in leaves]
@@ -218,11 +242,11 @@ def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None
             placeholder = run.lift(tensor)
             index = next(i for i, each in enumerate(run.placeholders) if each is placeholder)
             item, read = run.inputs[index], StateRead(change.place, structure, every, number)
-            if item.read is not None:
-                requires.tied.append((read, index))
-            elif item.role.kind == "captured" and item.gradient_of is None:
+            if item.role.kind == "captured" and item.read is None and item.gradient_of is None:
                 role = Role("state", change.name)
                 run.inputs[index] = replace(item, role=role, tensor=None, read=read)
+            else:
+                requires.tied.append((read, index))
 
 
 def states_of(
@@ -259,6 +283,9 @@ def unread(
     """What of the Python state has to be as it was: not the state that is read at each call."""
     reads = [item.read for item in inputs if item.read is not None]
     reads += [read for read, _ in requires.tied]
+    if not (reads or requires.forms):
+        yield from held
+        return
     places = {(id(read.place.holder), _key(read.place)) for read in reads}
     inside = {id(each) for read in reads for each in _containers(read.place.before)}
     inside |= {id(read.place.holder) for read in requires.forms}

@@ -19,6 +19,7 @@ from foretrace.ir.requirements import (
     NUMBERS,
     Change,
     Contents,
+    OnArguments,
     Place,
     Requirements,
     StateRead,
@@ -27,11 +28,12 @@ from foretrace.ir.requirements import (
 )
 from foretrace.ir.structure import Structure, handed_back, named_arguments, take_apart
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import alias_of
+from foretrace.mutation.alias import alias_of, written
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
 from foretrace.python_state.before import Before
 from foretrace.python_state.counts import Counts, counted_in
 from foretrace.python_state.held import bound_before, read_outside
+from foretrace.python_state.holes import check_iterators
 from foretrace.python_state.leaks import check_none_escaped, stranding
 from foretrace.python_state.module_state import (
     Borrowed,
@@ -72,11 +74,12 @@ from foretrace.recording.torch_state import running, unchanged_state, uncollecte
 from foretrace.recording.watched import WatchedRecorder
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.targets.semantics import TargetSemantics
-from foretrace.tensors.abstract import Abstract, Types
+from foretrace.tensors.abstract import Abstract, Types, of_a_call
 from foretrace.tensors.admitted import check_admitted
 from foretrace.tensors.parameters import AbstractParameter
 from foretrace.trace.constants import Constants
 from foretrace.trace.generators import check_states
+from foretrace.trace.hooks import Hooking
 from foretrace.trace.inference import normal_mode
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.reported import reported
@@ -106,10 +109,8 @@ class Capture:
         """numbers of which earlier runs have shown that the program counts with them"""
         self.together = False
         """whether arguments that share memory are views of one input"""
-        self.as_given: list[Any] = []
-        """placeholders; of such arguments, the views"""
-        self._views: dict[int, tuple[Abstract, torch.Tensor]] = {}
-        """by their placeholders: that of their memory, and the real one"""
+        self.as_given, self._views = list[Any](), dict[int, tuple[Abstract, torch.Tensor]]()
+        """placeholders, of such arguments the views; for these, their memory's, and the real one"""
         self._counted: list[tuple[tuple[Place, int] | str, sympy.Symbol]] = []
         """such numbers, and the symbols in their places"""
         self.outside = Outside() if watch else None
@@ -123,6 +124,8 @@ class Capture:
         )  # fmt: skip
         self.recorder = WatchedRecorder(self.outside, *made) if self.outside else Recorder(*made)
         self.recorder.example = self.example
+        types.told.hooking = Hooking(self.recorder)
+        types.told.written = self._written
         self.steps = Steps(self.recorder, self.questions)
 
     def placeholder(
@@ -164,6 +167,11 @@ class Capture:
         wanting = any(item.value.type.requires_grad for item in self.inputs)
         requires.asks_mode = wanting and requires.grad_mode in self.types.told.requires_grad
         requires.asks_strides = self.types.told.strides
+
+    def _written(self, tensor: Abstract) -> int:
+        if self.recorder.inferred:  # an inference tensor has no version counter
+            raise of_a_call()
+        return written(tensor, self.recorder.log, self.inputs)
 
     def _append(self, item: Input, real: Any, placeholder: Any) -> None:
         self.inputs.append(item)
@@ -354,6 +362,7 @@ def record(
 
 def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
     before = Before((fn, args, kwargs), owners_of(fn).values())
+    check_iterators(before, capture.outside, partial(capture.lines, fn))
     with put_back(before.put_back, always=False), normal_mode(capture.recorder):
         recorded = _recorded(fn, args, kwargs, capture, before)
         capture.release(fn)
@@ -384,10 +393,11 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)
             requires.handed = handed_back(result, call, ())
-            kept = left_in(before, loan, capture.outside, capture, requires) + counting
-            filled = [each.place.holder for each in kept if isinstance(each.place, Contents)]
-            requires.handed += handed_back(result, (), filled)
-            kept += _filled(arguments_changed(given, in_structure, call, requires), requires, lines)
+            kept, others = left_in(before, loan, capture.outside, capture, requires, lines)
+            kept += counting
+            requires.handed += handed_back(result, (), _filled(kept))
+            changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
+            kept += _repeated([*others, *changed], requires, lines)
             read_again(kept, capture, requires)
             mutations = _mutations(capture, loan, requires)
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
@@ -399,17 +409,25 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
     return Recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
-        capture.questions.again, overwritten, asked,
+        capture.questions.again, overwritten, asked, recorder.histories.hooks,
     )  # fmt: skip
 
 
-def _filled(
+def _filled(kept: list[Change]) -> list[Any]:
+    """The containers of which the content is another."""
+    return [each.place.holder for each in kept if isinstance(each.place, Contents)]
+
+
+def _repeated(
     changed: list[Change], requires: Requirements, lines: Callable[[], Lines]
 ) -> list[Change]:  # fmt: skip
     """The changes of arguments that a call can make again; the others are required not to be."""
-    requires.changed += [each for each in changed if not each.rebound]
+    again = list[Change]()
+    for each in changed:
+        can = each.rebound and isinstance(each.place, OnArguments)
+        (again if can else requires.changed).append(each)
     requires.changed = [each if each.at else located(each, lines) for each in requires.changed]
-    return [each for each in changed if each.rebound]
+    return again
 
 
 def _note_held(

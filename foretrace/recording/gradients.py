@@ -23,6 +23,9 @@ from foretrace.ir.types import TensorType
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import plain_class
 
+OF_CLASS = (*torch_api.CASTS, "register_hook", "register_post_accumulate_grad_hook")
+"""Methods that an abstract tensor has of its own, also where they are called as torch.Tensor's"""
+
 
 class Gradients:
     """Those of one run.
@@ -114,7 +117,7 @@ class Gradients:
     # ---- real tensors ------------------------------------------------------------------------
 
     def _read(self, tensor: torch.Tensor, name: str) -> Any:
-        if name in torch_api.CASTS and isinstance(tensor, Abstract):  # torch.Tensor.to(x, dtype)
+        if name in OF_CLASS and isinstance(tensor, Abstract):  # torch.Tensor.to(x, dtype)
             return getattr(tensor, name)
         if self._not_the_program(tensor):
             return torch_api.attribute_of(tensor, name)

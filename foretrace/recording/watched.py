@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
+from foretrace.frames.sources import function_of
 from foretrace.python_state.outside import Outside
 from foretrace.trace.recorder import Recorder
 
@@ -20,7 +21,14 @@ class WatchedRecorder(Recorder):
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         finally:
-            self.outside.go_on()
+            self.outside.ended()()
+
+    def will_run(self, function: Any) -> None:
+        """Python of the program's that runs in the backward: what it reads is noted."""
+        found = function_of(function)
+        if found is not None:
+            with self.outside:
+                self.outside.will_run(found)
 
     def user_code(self) -> AbstractContextManager[None]:
         """Inside, the program's own code runs again: it is watched."""

@@ -12,8 +12,9 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, RuleName, Tree, Value, values_in
+from foretrace.rules.hooked import name_of_hook, run_after
 from foretrace.rules.rule import Rule
-from foretrace.rules.tape import Tape, current_value, ops_for
+from foretrace.rules.tape import Tape, current_value, flat_ops, ops_for
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.functions import FunctionCall, backward_of
 
@@ -40,10 +41,11 @@ def own_rule(
     call, operands = op.target, [v for v in op.args if isinstance(v, Value)]
     tape = tape_on(operands[0].type.device)
     tape.results, tape.outside = (), outside
-    formals = {t: Value(t.type.with_grad(False)) for t in tangents if t is not None}
+    formals = _formals(call, tangents)
     with torch_api.no_dispatch_modes(), torch_api.with_autograd(), tape:
         placeholders = {i: tape.abstract(v) for i, v in enumerate(op.args) if isinstance(v, Value)}
         *outs, token = _applied(op, call, [placeholders.get(i) for i in range(len(op.args))], tape)
+        run_after(call.hooks, token, tape, own_rule.__code__)
         seeds = {tangent: tape.abstract(formal) for tangent, formal in formals.items()}
         pairs = {out: seeds[t] for out, t in zip(outs, tangents, strict=True) if t is not None}
         pairs = pairs or {token: tape.abstract(Value(token.ft_value.type.with_grad(False)))}
@@ -54,9 +56,22 @@ def own_rule(
         current_value(g, tape) if v.type.requires_grad and (g := next(found)) is not None else None
         for v in operands
     )
-    name = RuleName(f"{call.function.__name__}.backward", "registered")
-    given = tuple(t and formals[t] for t in tangents)
-    return Rule(name, tuple(operands), (), (), given, ops_for(gradients, tape), gradients)
+    arrived = tuple(t and formals[t] for t in tangents)
+    ops = tuple(flat_ops(tape.scope)) if call.hooks else ops_for(gradients, tape)
+    return Rule(_name(call), tuple(operands), (), (), arrived, ops, gradients)
+
+
+def _formals(call: FunctionCall, tangents: list[Value | None]) -> dict[Value, Value]:
+    """What stands for each gradient; itself where hooks keep gradients for each other."""
+    given = [t for t in tangents if t is not None]
+    return {t: t if call.hooks else Value(t.type.with_grad(False)) for t in given}
+
+
+def _name(call: FunctionCall) -> RuleName:
+    standing = [hook for hook in call.hooks if not hook.target.removed]
+    if standing:
+        return name_of_hook(standing[0], f"on the backward of {call}")
+    return RuleName(f"{call.function.__name__}.backward", "registered")
 
 
 def _check_unwritten(

@@ -5,8 +5,10 @@ value, as in a program.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -68,6 +70,8 @@ class Tape(Recorder):
         """the types of what it returns, where they depend on data"""
         self.results: tuple[Value, ...] | None = None
         self.written: tuple[Value, ...] = ()
+        self.around: Origin | None = None
+        """that of a hook, whose ops have lines of their own"""
         self._alive: list[Abstract] = []
 
     def _outside(self, tensor: torch.Tensor) -> Abstract:
@@ -98,9 +102,12 @@ class Tape(Recorder):
         """The rule itself is not differentiated."""
         return False
 
-    def origin(self) -> Origin:
-        """A rule has no place in the program until it is used."""
-        return NOWHERE
+    def origin(self, above: int = 2) -> Origin:
+        """A rule has no place in the program until it is used; what a hook does has its line."""
+        if self.around is None:
+            return NOWHERE
+        frame = self._frame_inside if self._depth else self.sources.here()
+        return replace(self.around, frame=frame or self.around.frame)
 
     def abstract(self, value: Value) -> Abstract:
         """A stand-in of the value's type that autograd can work with."""
@@ -109,6 +116,10 @@ class Tape(Recorder):
         tensor.ft_value, tensor.ft_leaf = value, type.requires_grad
         self._alive.append(tensor)
         return tensor
+
+    def stand_ins(self) -> list[ref[Abstract]]:
+        """All that it has made."""
+        return list(map(ref, self._alive))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note one call and answer it."""
@@ -211,18 +222,18 @@ def current_value(tensor: Any, tape: Tape) -> Value:
 def ops_for(gradients: tuple[Value | None, ...], tape: Tape) -> tuple[Op, ...]:
     """The ops of a rule: those of the tape on which its gradients depend, in order."""
     wanted, kept = set(values_in(gradients)), list[Op]()
-    for op in reversed(list(_flat(tape.scope))):
+    for op in reversed(list(flat_ops(tape.scope))):
         if not wanted.isdisjoint(op.outs):
             kept.append(op)
             wanted.update(op.operands)
     return tuple(reversed(kept))
 
 
-def _flat(ops: Iterable[Op]) -> Iterator[Op]:
+def flat_ops(ops: Iterable[Op]) -> Iterator[Op]:
     """The ops with the functional forms of writes in their place."""
     for op in ops:
         if op.writes:
-            yield from _flat(op.body or ())
+            yield from flat_ops(op.body or ())
         else:
             yield op
 

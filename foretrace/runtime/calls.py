@@ -20,6 +20,7 @@ from foretrace.ir.requirements import put_all
 from foretrace.ir.structure import hand_back
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import Arrived, Size
+from foretrace.passes.hooks import hooked
 from foretrace.runtime.untrained import Untrained, mark, mark_spent
 from foretrace.symbols.sizes import Numbers
 from foretrace.targets.semantics import Captured
@@ -66,6 +67,7 @@ def run_joint(
     (cut,), placed = _as_given(cuts, tangents, sizes)
     # Some kernels do another thing under no_grad (mkldnn_rnn_layer keeps no workspace), so the
     # grad mode is eager's, and nothing is followed because nothing requires grad.
+    check_unhooked(cut.graph, flat)
     detached = [*_detached(flat), *placed]
     with torch.enable_grad(), uncast():
         results = cut.graph_module(*detached)
@@ -82,6 +84,7 @@ def run_pair(
     cuts, flat, sizes = _at_sizes((forward, backward), args, kwargs)
     (forward, backward), placed = _as_given(cuts, tangents, sizes)
     recorded = forward.calls.recorded
+    check_unhooked(forward.graph, flat)
     results = mark_spent(recorded, forward(*flat))
     outputs, saved = finish(recorded, flat, sizes, results, (args, kwargs))
     return outputs, _named(backward.graph, backward(*saved, *placed))
@@ -95,7 +98,8 @@ def _at_sizes(
     Raises:
         Refusal: the call breaks a guard.
     """
-    flat, sizes = cuts[0].calls.inputs(args, kwargs, small=True)
+    has_hooks = cuts[0].graph.kind in ("joint", "forward")
+    flat, sizes = cuts[0].calls.inputs(args, kwargs, small=True, hooks=has_hooks)
     there = cuts[0].small.there(sizes)
     return (cuts, flat, sizes) if there is None else _at_sizes(cuts[-1].at(there), args, kwargs)
 
@@ -121,6 +125,17 @@ def _as_given(
         if there is not None:
             return _as_given(cuts[-1].at(there), tangents, sizes)
     return cuts, list(map(partial(lay_out, sizes=sizes), given, strides))
+
+
+def check_unhooked(graph: Graph, flat: Sequence[Any]) -> None:
+    """Refuse inputs with hooks, which no graph runs.
+
+    Raises:
+        Refusal: one has a hook on its gradient, from before or from an earlier call of the program.
+    """
+    for item, given in zip(graph.inputs, flat, strict=False):
+        if item.value.type.requires_grad and torch_api.has_hooks(given):
+            raise hooked(item, asking_line())
 
 
 def _named(graph: Graph, gradients: Sequence[Any]) -> dict[str, Tensor | None]:

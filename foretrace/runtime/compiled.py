@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrace import torch_api
-from foretrace.errors import Attempt, Frame, Refusal
+from foretrace.errors import Frame, Refusal
 from foretrace.frames.sources import Asked
 from foretrace.guards.calls import refusal_of
 from foretrace.guards.conditions import Broken
@@ -76,12 +76,17 @@ class Compiled:
         """what was refused once, as a first call may do it"""
         self._answers = 0
         """captures again because of an answer"""
-        self._first: Callable[[Any, Any], Any] = lambda args, kwargs: MISS
+        self.first: Callable[[Any, Any], Any] = lambda args, kwargs: MISS
         self._lock = threading.RLock()
+
+    @property
+    def breaks(self) -> list[Any]:
+        """What runs as Python: nothing, where a program is captured whole or refused."""
+        return []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the program; the captures are tried from the last used on."""
-        result = self._first(args, kwargs)
+        result = self.first(args, kwargs)
         return self._other(args, kwargs) if result is MISS else result
 
     def __repr__(self) -> str:
@@ -119,41 +124,49 @@ class Compiled:
                 if result is not MISS:
                     self._use(known)
                     return result
-            attempt = Attempt(Refusal)
-            with attempt, self._lock, self._asked:
-                if tried.keys() >= set(self._entries):
-                    entry = self._captured(args, kwargs, tried)
-            if isinstance(attempt.error, Refusal):
-                self._check_first(attempt.error)
-                return self.fn(*args, **kwargs)
+            try:
+                with self._lock, self._asked:
+                    if tried.keys() >= set(self._entries):
+                        entry = self._captured(args, kwargs, tried)
+            except Refusal as refusal:
+                return self._refused(refusal, args, kwargs)
         result = entry.run(args, kwargs)
         if result is not MISS:
             return result
-        with self._asked:
-            return self._unstable(entry, args, kwargs)
+        try:
+            with self._asked:
+                return self._unstable(entry, args, kwargs)
+        except Refusal as refusal:
+            return self._refused(refusal, args, kwargs)
 
-    def _check_first(self, refusal: Refusal) -> None:
-        """Let a call run as Python that makes what later calls find there: once for each such line.
-
-        Raises:
-            Refusal: it is of another kind, or was there before.
-        """
-        seen = refusal.what, refusal.at
-        if self._again is None or not refusal.of_first_call or seen in self._first_calls:
+    def _refused(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What becomes of a call that no capture can answer; nothing of it has run."""
+        if self._again is None or not self._may_be_first(refusal):
             raise refusal
-        self._first_calls.add(seen)
+        return self._as_first(refusal, self.fn, args, kwargs)
+
+    def _may_be_first(self, refusal: Refusal) -> bool:
+        """Whether a call may run as Python to make what later ones find: once for each line."""
+        return refusal.of_first_call and (refusal.what, refusal.at) not in self._first_calls
+
+    def _as_first(self, refusal: Refusal, plain: Any, args: Any, kwargs: Any) -> Any:
+        """Such a call; one that raises tells nothing of the next."""
+        result = plain(*args, **kwargs)
+        self._first_calls.add((refusal.what, refusal.at))
+        return result
 
     def _use(self, entry: Entry) -> None:
         with self._lock:
             others = tuple(each for each in self._entries if each is not entry)
             self._entries = (entry, *others)[:MOST]
-            self._first = entry.run
+            self.first = entry.run
 
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tried) -> Entry:
         known = [(entry, tried[entry]) for entry in self._entries]
         told = [e.missed(unmet) if unmet else e.why(args, kwargs) for e, unmet in known]
         broken = sorted((each for each in told if each), key=lambda each: -each.passed)
         self._check_answers(broken)
+        self._check_count()
         start = time.perf_counter()
         captured = self._capture(self.fn, args, kwargs)
         entry = self._build(captured, args, kwargs)
@@ -173,6 +186,9 @@ class Compiled:
                 " .recaptures has all reasons",
                 stacklevel=5,
             )
+
+    def _check_count(self) -> None:
+        """Refuse one more capture, where there are too many: of a program there are not."""
 
     def _check_answers(self, broken: list[Broken]) -> None:
         """Refuse one more capture for answers alone, where there are many.

@@ -31,6 +31,11 @@ class CompiledModule(nn.Module):
         """Every capture after the first, with the guard that failed."""
         return self.compiled.recaptures
 
+    @property
+    def breaks(self) -> list[Any]:
+        """What runs as Python, each with its refusal and what is captured around it."""
+        return self.compiled.breaks
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the module."""
         return self.compiled(*args, **kwargs)

@@ -6,18 +6,19 @@ from functools import partial
 from typing import Any
 
 import sympy
-import torch
-from sympy.logic.boolalg import Boolean
 
 from foretrace.emit.python import Straight
 from foretrace.emit.python_sizes import size_text
 from foretrace.emit.python_source import Source
 from foretrace.errors import Refusal
 from foretrace.guards.calls import check_repeatable
-from foretrace.ir.op import Op, Origin, Value
-from foretrace.ir.program import NUMBER, Mutation, Output, Recorded, Role
+from foretrace.ir.op import Tree, Value
+from foretrace.ir.program import Mutation, Output, Recorded, Role
 from foretrace.ir.requirements import put_all
+from foretrace.passes.hooks import at_input, holds_tensors, standing
 from foretrace.runtime.calls import in_memory, loose, write_back
+from foretrace.symbols.questions import free_symbols
+from foretrace.trace.hooks import RETAIN
 
 
 def core_of(recorded: Recorded) -> Recorded:
@@ -39,40 +40,30 @@ def core_of(recorded: Recorded) -> Recorded:
         o.value for o in recorded.outputs if o.same_as is None and (o.view_of is None or o.apart)
     ]
     own += [m.value for m in recorded.mutations if m.rebound]
-    values = dict.fromkeys(value for value in own if isinstance(value, Value))
+    values: dict[Tree, None] = dict.fromkeys(value for value in own if isinstance(value, Value))
+    values |= dict.fromkeys(_numbers_of(recorded))
     outputs = [Output(v, Role("output", f"result_{i}")) for i, v in enumerate(values)]
-    numbers = [_as_tensor(number, recorded) for number in numbers_of(recorded)]
-    outputs += [Output(op.outs[0], Role("output", f"number_{i}")) for i, op in enumerate(numbers)]
-    ops = [*recorded.ops, *numbers]
-    return replace(recorded, ops=ops, outputs=outputs, mutations=written)
+    return replace(recorded, outputs=outputs, mutations=written)
 
 
-def numbers_of(recorded: Recorded) -> list[Any]:
-    """The numbers that a program gives and that data decides, each once."""
-    data = recorded.symbols.data
-    given = (o.value for o in recorded.outputs if isinstance(o.value, sympy.Basic))
-    return list(dict.fromkeys(n for n in given if not data.isdisjoint(n.free_symbols)))
-
-
-def _as_tensor(number: Any, recorded: Recorded) -> Op:
-    """A number of the graph as a tensor, as graphs of other tools give no others."""
-    condition = isinstance(number, Boolean) and not isinstance(number, sympy.Symbol)
-    whole = torch.int64 if number.is_integer else torch.float64
-    type = NUMBER.but(dtype=torch.bool if condition else whole)
-    out, origin = Value(type), Origin(recorded.requires.defined, None)
-    kwargs = {"dtype": type.dtype, "device": type.device}
-    return Op(torch.ops.aten.scalar_tensor.default, (number,), kwargs, out, (out,), origin=origin)
+def _numbers_of(recorded: Recorded) -> list[sympy.Symbol]:
+    """The numbers that data decides and that the program returns, or has as sizes of a view."""
+    given: list[Any] = [output.value for _, output in recorded.as_made]
+    for _, output in recorded.as_made:
+        seen, step = output.view_type, output.step
+        given += [] if seen is None else [*seen.shape, *seen.stride, seen.offset]
+        given += [] if step is None else list(step.args)
+    named = {symbol for item in given for symbol in free_symbols(item)}
+    return sorted(named & recorded.symbols.data, key=str)
 
 
 def call_core(source: Source, recorded: Recorded, inputs: Sequence[str], call: str) -> list[str]:
     """Lines that get the core from `call` and write back; expressions of the program's outputs."""
     core = core_of(recorded)
     values = [*(o.value for o in core.outputs), *(m.value for m in core.mutations)]
-    made = [source.names.new("result") for _ in values]
+    made = [source.names.new("result") if isinstance(v, Value) else str(v) for v in values]
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
     names.update(zip(values, made, strict=True))
-    count = len(core.outputs) - len(numbers_of(recorded))
-    numbers = dict(zip(numbers_of(recorded), made[count:], strict=False))
     assigned = f"({', '.join(made)}{',' * (len(made) == 1)}) = " if made else ""
     source.add(f"{assigned}{call}({', '.join(inputs)})")
     for value, name in zip(values, made, strict=True):
@@ -81,12 +72,7 @@ def call_core(source: Source, recorded: Recorded, inputs: Sequence[str], call: s
     for mutation in recorded.mutations:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
     straight = Straight(source, recorded.symbols, names)
-    texts = leaf_texts(source, straight, recorded, inputs)
-    pairs = zip(recorded.outputs, texts, strict=True)
-    return [
-        f"{numbers[o.value]}.item()" if isinstance(o.value, sympy.Basic) and o.value in numbers
-        else text for o, text in pairs
-    ]  # fmt: skip
+    return leaf_texts(source, straight, recorded, inputs)
 
 
 def write_line(source: Source, recorded: Recorded, mutation: Mutation, live: str, new: str) -> None:
@@ -154,6 +140,27 @@ def check_changes(recorded: Recorded) -> None:
     """
     for change in recorded.requires.changed:
         check_repeatable(change)
+
+
+def register_hooks(
+    source: Source, recorded: Recorded, inputs: Sequence[str], leaves: Sequence[str]
+) -> list[str]:
+    """Lines that register on real tensors what no graph has: hooks of inputs, retained gradients.
+
+    Raises:
+        Refusal: a hook of an input holds a tensor of the run.
+    """
+    lines = list[str]()
+    names = {i.value: [n] for i, n in zip(recorded.inputs, inputs, strict=True) if i.size is None}
+    for op in standing(recorded):
+        on = names.get(op.operands[0], [])
+        if on and holds_tensors(op):
+            raise at_input(op)
+        if not on and op.target.way == RETAIN:
+            pairs = zip(recorded.outputs, leaves, strict=True)
+            on = [leaf for output, leaf in pairs if output.value is op.operands[0]][:1]
+        lines += [f"{source.bind(op.target, str(op.target))}({name})" for name in on]
+    return lines
 
 
 def repeat_changes(

@@ -13,7 +13,9 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import ModuleCall, Op, Value
 from foretrace.ir.program import Graph, Mutation, Recorded
 from foretrace.ir.walk import every_op, subgraphs_of
+from foretrace.passes.hooks import left_out
 from foretrace.trace.functions import FunctionCall
+from foretrace.trace.hooks import HookCall
 
 Untrained = dict[int, Op]
 """By place, results that depend on a Function, and its call"""
@@ -21,13 +23,16 @@ Untrained = dict[int, Op]
 
 def untrained(graph: Graph, recorded: Recorded) -> Untrained:
     """The results of a graph that depend on Functions of which it has only the forward."""
-    whole, due = {op.target for op in every_op(graph.ops)}, dict[Value, Op]()
+    ops, due = every_op(graph.ops), left_out(recorded, graph.ops)
+    whole = {op.target.context for op in ops if isinstance(op.target, FunctionCall)}
     for op in _as_written(recorded.ops):
         calls = [each for each in _with_held(op) if isinstance(each.target, FunctionCall)]
-        opened = (each for each in calls if each.target.followed and each.target not in whole)
+        opened = (
+            each for each in calls if each.target.followed and each.target.context not in whole
+        )
         found = next(opened, None) or next((due[v] for v in op.operands if v in due), None)
         if found is not None:
-            due.update((out, found) for out in op.outs if out.type.requires_grad)
+            due |= {out: found for out in op.outs if out.type.requires_grad and out not in due}
     return {
         place: due[output.value]
         for place, output in enumerate(graph.outputs)
@@ -73,6 +78,13 @@ def _leaf() -> torch.Tensor:
 
 
 def _opened(op: Op) -> Refusal:
+    if isinstance(op.target, HookCall):
+        return Refusal(
+            f"the cut lacks the hook {op.target.name}, which holds a tensor of the program, and a"
+            " gradient is asked for that it would see",
+            kind="hook", at=op.origin.frame,
+            do=('use cut("joint"), which has it', "or train by foretrace.compile"),
+        )  # fmt: skip
     return Refusal(
         f"the cut shows what {op.target} does forward, which is not to be differentiated",
         kind="autograd.Function", at=op.origin.frame,

@@ -71,7 +71,7 @@ class Float(torch.SymFloat):
         return self.node.guard_float("", 0)
 
     def __int__(self) -> int:
-        return int(self.node.compute(math.trunc, self))
+        return int(self.node.compute(ALONE["trunc"], self))
 
     def __bool__(self) -> bool:
         return bool(self.node.compute(operator.ne, self, 0))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import sympy
 import torch
@@ -14,8 +14,7 @@ BATCHED = 4
 """Dimensions with those of batch and heads"""
 
 
-@dataclass(frozen=True, slots=True)
-class Enabled:
+class Enabled(NamedTuple):
     """The user's switches in `torch.backends.cuda`, and whether results must be deterministic.
 
     `order` is the user's own order of kernels on CUDA, if one is set.
@@ -42,6 +41,9 @@ class Enabled:
         )
 
 
+ALL_ENABLED = Enabled()
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
     """One call of scaled_dot_product_attention, by the types of its operands.
@@ -60,7 +62,7 @@ class AttentionCall:
     scale: float | None = None
     gqa: bool = False
     grad_mode: bool = True
-    enabled: Enabled = Enabled()
+    enabled: Enabled = ALL_ENABLED
     concrete: Callable[[Size], int] = int
     decide: Callable[[sympy.Basic], bool] | None = None
 

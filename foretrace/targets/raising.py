@@ -7,7 +7,7 @@ said that the types fit, overlook some that do not.
 """
 
 from functools import partial
-from itertools import count
+from itertools import count, product
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -17,7 +17,7 @@ from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.ops.cache import Lasting, frozen, lasts, symbols_of
 from foretrace.ops.kernel import RAISED, CpuKernels, Make, filled, types_in
-from foretrace.ops.probe import at_numbers
+from foretrace.ops.probe import GENERIC, SPECIAL, at_floats, at_numbers
 from foretrace.ops.schemas import schema_of
 from foretrace.symbols.questions import free_symbols
 
@@ -26,6 +26,8 @@ ERRORS: Final = (*RAISED, ArithmeticError)
 FILLS: Final[tuple[Make, ...]] = (partial(filled, 0), partial(filled, 1, number=float("nan")))
 AS_FLOAT: Final = {8: torch.float64, 4: torch.float32, 2: torch.float16, 1: torch.float16}
 """By the bytes of an integer: a kernel is to find no less memory"""
+ANY: Final = (*SPECIAL, *GENERIC)
+"""What stands for any float"""
 
 Call: TypeAlias = tuple[Tree, dict[str, Tree]]
 
@@ -62,13 +64,19 @@ class Raising:
         return found
 
     def _asked(self, func: Any, call: Call) -> bool:
-        """Of these sizes, and of others where they are open; yes if it cannot be asked."""
+        """Of these sizes, and of others where they are open; yes if it cannot be asked.
+
+        A float that data decides may be any.
+        """
         if not self.kernels.may_run(func, call):
             return True
         if not free_symbols(list(call)) and not any(type.symbols for type in types_in(call)):
             return self._raises(func, call)
-        sizes = self.kernels.symbols.numbers(), self.kernels.symbols.other_numbers()
-        return any(self._raises(func, at_numbers(call, each)) for each in sizes)
+        symbols = self.kernels.symbols
+        floats, sizes = symbols.floats.among(call), (symbols.numbers(), symbols.other_numbers())
+        calls = [at_floats(call, dict.fromkeys(floats, n)) for n in ANY] if floats else [call]
+        pairs = product(calls, sizes)
+        return any(self._raises(func, at_numbers(each, numbers)) for each, numbers in pairs)
 
     def _raises(self, func: Any, call: Call) -> bool:
         args, kwargs = call

@@ -1,7 +1,7 @@
 """What every operator means on one target: the one object that the recorder and passes ask."""
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -99,7 +99,7 @@ class TargetSemantics(Semantics):
 
     def ambient(self, func: Any) -> Any:
         """The attention switches, where the body asks for them."""
-        return astuple(Enabled.now()) if func is ATTENTION else None
+        return tuple(Enabled.now()) if func is ATTENTION else None
 
     def followed(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], known: Tree = None

@@ -1,6 +1,7 @@
 """Abstract tensors: what the user's program computes with while it is recorded."""
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 from weakref import ref
@@ -26,9 +27,19 @@ OFFSET: Any = torch.Tensor.storage_offset
 """As torch has it, of an abstract tensor too: it is not the program that asks"""
 STRIDE: Any = torch.Tensor.stride
 IS_CONTIGUOUS: Any = torch.Tensor.is_contiguous
-OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_indexing", "ft_leaf", "ft_told",
-        "ft_value", "ft_viewed")  # fmt: skip
+OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_hooked", "ft_indexing", "ft_leaf",
+        "ft_told", "ft_value", "ft_viewed")  # fmt: skip
 """Attributes of an abstract tensor that no tensor of torch's has"""
+
+
+def of_a_call(*_: object) -> Refusal:
+    """The refusal of what is not known: a later call's may be another, or have been written to."""
+    return Refusal(
+        "the program asks whether a tensor is a view, or of what, or for its `_version`",
+        kind="autograd inside",
+        do=("ask it of memory that the program has made itself",
+            "or let it not depend on that, or ask outside of the captured program"),
+    )  # fmt: skip
 
 
 class Told:
@@ -40,6 +51,10 @@ class Told:
         """when it asked whether one requires grad"""
         self.strides = False
         """whether it asked how one lies in memory"""
+        self.hooking: Any = None
+        """what records hooks; None where no program is recorded"""
+        self.written: Callable[[Abstract], int]
+        """how often the memory of one that the program has made was written to"""
 
     def lies(self, asking: FrameType) -> None:
         """Note that it asks so, if it is no op that does and nothing of ours."""
@@ -69,6 +84,8 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     """the line that saw written memory of its, where it is followed; no attribute where none has"""
     ft_gradient: Any
     """what `.grad` of an input is asked of; None where it is not followed"""
+    ft_hooked: Value
+    """what its hooks are of; no attribute where it has none"""
     ft_indexing: Any
     ft_told: "Told"
     """what the program was told, of all tensors"""
@@ -109,9 +126,11 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
 
     @property
     def grad_fn(self) -> Any:  # type: ignore[override]
-        """None for a leaf; anything else does not exist while a program is captured."""
+        """None for a leaf; of what a Function gave, what hooks can be registered on."""
         self._tell()
-        node = torch_api.node_of(self)
+        node, hooking = torch_api.node_of(self), self.ft_told.hooking
+        if node is None and not self.is_leaf:
+            node = hooking and hooking.node(self)
         if node is None and not self.is_leaf:
             raise Refusal(
                 "the program reads tensor.grad_fn, which does not exist while it is captured",
@@ -140,15 +159,15 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         if owner is not None:
             owner.ft_begins = asking_line()
 
-    def _is_view(self) -> NoReturn:
-        """Not known: a later call may be made with another, or with one that was written to."""
-        raise Refusal(
-            "the program asks whether a tensor is a view, or of what, or for its `_version`",
-            kind="autograd inside",
-            do="let it not depend on that, or ask outside of the captured program",
-        )
+    def _is_view(self) -> bool:
+        """False for what owns memory that the program has made; of others a call may decide."""
+        self.ft_told.written(self)
+        if self.ft_alias is not None and self.ft_alias.parent is not None:
+            raise of_a_call()
+        return False
 
-    _base = _version = property(_is_view)
+    _version = property(lambda self: self.ft_told.written(self))
+    _base = property(lambda self: self._is_view() or None)
 
     def _gradient(self) -> Any:
         """None, but for an input, whose gradient depends on what ran before."""
@@ -189,6 +208,14 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     def is_sparse(self) -> bool:  # type: ignore[override]
         """As of what this stands for."""
         return self.layout is torch.sparse_coo
+
+    def register_hook(self, hook: Any) -> Any:
+        """As `Tensor.register_hook`: an op that notes it."""
+        return self.ft_told.hooking.on_gradient(self, hook)
+
+    def retain_grad(self) -> None:
+        """As `Tensor.retain_grad`."""
+        self.ft_told.hooking.retain(self)
 
     def _set_data(self, new: object) -> None:
         """Nothing for its own, as `module.to` sets where nothing moves; refused for another's."""
@@ -260,6 +287,13 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
             super().__setitem__(index, new)
 
 
+class Prototype(torch.Tensor):
+    """What abstract tensors of a type are copied from, by torch's own kernel of `detach`."""
+
+    __torch_dispatch__ = torch_api.disabled_torch_dispatch
+    __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
+
+
 def follow(tensor: Abstract, requires_grad: bool) -> None:
     """Let autograd follow the tensor from now on, or not."""
     TENSOR.requires_grad_(tensor, requires_grad)
@@ -302,7 +336,7 @@ def _cast(name: str) -> Any:
 
 for _name in torch_api.CASTS:
     setattr(Abstract, _name, _cast(_name))
-for _name in ("backward", "register_hook", "register_post_accumulate_grad_hook"):
+for _name in ("backward", "register_post_accumulate_grad_hook"):
     setattr(Abstract, _name, _refused(
         _name, "asks autograd, which does not run while a program is captured", "autograd inside",
         "return the tensor, and do it outside of the captured program",
@@ -362,21 +396,31 @@ class Types:
             known = self._prototype(type), None if here else self._indexing
             self._prototypes[type] = known
         prototype, indexing = known
-        with torch_api.no_dispatch():
-            like = torch_api.attribute_of(prototype, "data") if counted else prototype
-            tensor: Any = torch_api.make_subclass(Abstract, like, type.requires_grad)
-            if type.lazy:
-                torch_api.put_off(tensor, type.lazy)
+        if counted or type.lazy or torch_api.dispatch_modes():
+            tensor = self._unseen(prototype, type, counted)
+        else:  # the guard would take a third of the time
+            tensor = torch_api.make_subclass(Abstract, prototype, type.requires_grad)
         tensor.ft_value, tensor.ft_alias, tensor.ft_gradient = value, None, None
         tensor.ft_leaf = tensor.ft_asked = False
         tensor.ft_told, tensor.ft_indexing = self.told, indexing
         self._made.append(ref(tensor))
         return tensor
 
+    def _unseen(self, prototype: torch.Tensor, type: TensorType, counted: bool) -> Any:
+        """A copy that no mode sees being made."""
+        with torch_api.no_dispatch():
+            like = torch_api.attribute_of(prototype, "data") if counted else prototype
+            tensor = torch_api.make_subclass(Abstract, like, type.requires_grad)
+            if type.lazy:
+                torch_api.put_off(tensor, type.lazy)
+        return tensor
+
     def _prototype(self, type: TensorType) -> torch.Tensor:
         number = self.symbols.number
-        return torch_api.unreadable(torch_api.make_wrapper(
+        wrapper = torch_api.unreadable(torch_api.make_wrapper(
             Abstract, tuple(map(number, type.shape)), strides=tuple(map(number, type.stride)),
             storage_offset=number(type.offset), dtype=type.dtype, device=type.device,
             storage_size=0,  # nothing lies in it; to find how much would, sympy takes 0.3 ms
         ))  # fmt: skip
+        with torch_api.no_dispatch():
+            return torch_api.make_subclass(Prototype, wrapper, False)

@@ -82,16 +82,26 @@ def sparse_dims(tensor: torch.Tensor) -> int:
         return 0
     if tensor.layout is torch.sparse_coo:
         return tensor.sparse_dim()
-    raise Refusal(
-        f"the program makes a tensor of layout {tensor.layout}",
+    raise _of_layout(tensor.layout)
+
+
+def _of_layout(layout: torch.layout) -> Refusal:
+    return Refusal(
+        f"the program makes a tensor of layout {layout}",
         kind="unsupported tensor",
         do="compute with dense tensors, or in torch.sparse_coo, inside of the captured program",
     )
 
 
-def check_dtypes(func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
-    """Refuse a call for a quantized result, which types do not tell from a plain one."""
+def check_asked_for(func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
+    """Refuse a call for a quantized result, or for one of a layout that is not followed.
+
+    Types do not tell a quantized one from a plain one; kernels ask what they compress for more
+    than stand-ins have.
+    """
     for leaf in torch_api.tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.layout) and leaf not in (torch.strided, torch.sparse_coo):
+            raise _of_layout(leaf)
         if isinstance(leaf, torch.dtype) and leaf in QUANTIZED:
             raise Refusal(
                 f"{func} makes a quantized tensor ({leaf})",

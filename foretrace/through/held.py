@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from foretrace.history.stale import Stale
 from foretrace.ir.op import Op, RuleName, Subgraph, Tree, Value, target_name
 from foretrace.ir.types import TensorType
 from foretrace.ir.walk import in_bodies
@@ -26,6 +27,7 @@ class Walk(Protocol):
     """A backward walk, as `Differentiation` is one."""
 
     gradients: dict[Value, Value]
+    stale: Stale
 
     @property
     def symbols(self) -> Symbols:

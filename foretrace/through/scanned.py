@@ -29,6 +29,7 @@ def differentiate(op: Op, walk: Walk) -> None:
         Refusal: torch has none, or none that a graph can have.
     """
     holder = holder_of(op.target)
+    walk.stale.check_held(op)
     if op.target is torch.ops.higher_order.flex_attention:
         return attended(op, walk)
     if op.own:

@@ -36,10 +36,12 @@ from foretrace.torch_api.dispatch import (
     below_autograd as below_autograd,
     c_entry as c_entry,
     can_auto_functionalize as can_auto_functionalize,
+    casts_kept as casts_kept,
     closed_program as closed_program,
     composite_kernel as composite_kernel,
     default_device as default_device,
     device_types_here as device_types_here,
+    disabled_torch_dispatch as disabled_torch_dispatch,
     disabled_torch_function as disabled_torch_function,
     dispatch_modes as dispatch_modes,
     function_modes as function_modes,
@@ -86,6 +88,8 @@ from foretrace.torch_api.dispatcher import (
     table_text as table_text,
     tensor_keys as tensor_keys,
     thread_keys as thread_keys,
+    vmapping as vmapping,
+    with_key as with_key,
 )
 from foretrace.torch_api.fake import (
     ITEM as ITEM,
@@ -118,9 +122,12 @@ from foretrace.torch_api.floats import (
     plain_float as plain_float,
 )
 from foretrace.torch_api.functions import (
+    MODULE_CALL as MODULE_CALL,
+    BackwardHookFunction as BackwardHookFunction,
     applied as applied,
     applied_as_written as applied_as_written,
     backward_node as backward_node,
+    calls_forward_alone as calls_forward_alone,
     flat_call as flat_call,
     held_by_files as held_by_files,
 )
@@ -139,6 +146,7 @@ from foretrace.torch_api.patches import (
     DIVISIONS as DIVISIONS,
     PLACES as PLACES,
     STEPS as STEPS,
+    break_asked as break_asked,
     called_as_written as called_as_written,
     calls_attention as calls_attention,
     checkpoint_call as checkpoint_call,
@@ -157,6 +165,7 @@ from foretrace.torch_api.pytree import (
     MappingKey as MappingKey,
     TreeSpec as TreeSpec,
     flatten_as_dict as flatten_as_dict,
+    is_container as is_container,
     key_of as key_of,
     keystr as keystr,
     tree_flatten as tree_flatten,
@@ -199,6 +208,7 @@ from foretrace.torch_api.shape_env import (
 )
 from foretrace.torch_api.tensors import (
     CACHED_SIZES as CACHED_SIZES,
+    CALLED_BY as CALLED_BY,
     CASTS as CASTS,
     attribute_of as attribute_of,
     attributes_replaced as attributes_replaced,
@@ -215,8 +225,10 @@ from foretrace.torch_api.tensors import (
     node_name as node_name,
     node_of as node_of,
     non_persistent_buffers as non_persistent_buffers,
+    plain_call as plain_call,
     put_off as put_off,
     saved_tensors as saved_tensors,
+    saving_hooks as saving_hooks,
     set_attribute as set_attribute,
     set_hooks as set_hooks,
     submodule_table as submodule_table,

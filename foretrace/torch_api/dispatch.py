@@ -38,6 +38,9 @@ no_torch_function: Callable[[], AbstractContextManager[None]] = _C.DisableTorchF
 # microseconds a call.
 disabled_torch_function = _C._disabled_torch_function_impl
 
+# The same for operators: they see a tensor of torch's.
+disabled_torch_dispatch = _C._disabled_torch_dispatch_impl
+
 
 # A mode under this key is asked about factories even for a device that this build lacks; without
 # it `torch.arange(3, device="cuda")` raises "not compiled with CUDA" before any mode sees it.
@@ -149,6 +152,18 @@ def without_cudnn(kernel: Callable[..., Any]) -> Callable[..., Any]:
 def autocast_devices() -> frozenset[str]:
     """The device types for which autocast is on; asked where no mode is answering a call."""
     return frozenset(device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device))
+
+
+def casts_kept() -> bool:
+    """Whether autocast keeps the casts of parameters that autograd follows, for all that use them.
+
+    Whether it is on for any device is asked by one call of C++ (torch 2.11 to 2.13).
+    """
+    return (
+        _C._is_any_autocast_enabled()
+        and torch.is_autocast_cache_enabled()
+        and torch.is_grad_enabled()
+    )
 
 
 def autocast_knows(op: Any, device: str) -> bool:

@@ -111,6 +111,11 @@ def device_keys(device: str) -> Any:
     return keys
 
 
+def with_key(keys: Any, name: str) -> Any:
+    """A set, and one key more."""
+    return keys | _C.DispatchKeySet(_key(name))
+
+
 class _Labelled(torch.Tensor):
     """A tensor without memory, which carries a device's keys."""
 
@@ -171,6 +176,16 @@ def functionalization() -> Iterator[None]:
         yield
     finally:
         torch._disable_functionalization()
+
+
+@contextmanager
+def vmapping() -> Iterator[None]:
+    """A level of torch.vmap is on, as inside the function that it maps."""
+    _C._functorch._vmap_increment_nesting(1, "error")
+    try:
+        yield
+    finally:
+        _C._functorch._vmap_decrement_nesting()
 
 
 class PlainMode(TorchDispatchMode):

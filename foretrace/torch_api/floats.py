@@ -378,6 +378,9 @@ def _of_integer(
             follows(other) or (follows(self) and not (asked and not follows(other)))
         ):
             return compute(function, *((other, self) if swap else (self, other)))
+        known = self.node.maybe_as_int() if of_float else None
+        if known is not None:  # a symbol that became a number: sympy's remainders are not Python's
+            return function(other, known) if swap else function(known, other)
         return original(self, other)
 
     return method

@@ -16,10 +16,26 @@ from torch import _C
 # metaclass, which looks up all attributes of a Function.
 from torch.autograd.function import FunctionMeta, _SingleLevelFunction
 
+# By which torch gives a module's inputs and outputs a node of autograd's, for backward hooks of
+# modules: it gives its arguments on.
+from torch.nn.modules._functions import BackwardHookFunction as BackwardHookFunction
+
+# The hooks for the calls of all modules.
+from torch.nn.modules.module import (
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+    _global_forward_hooks,
+    _global_forward_pre_hooks,
+)
+
 from foretrace.torch_api.pytree import tree_flatten
 
 Function = torch.autograd.Function
 Apply = Callable[..., Any]
+FOR_ALL_MODULES = (
+    _global_forward_hooks, _global_forward_pre_hooks, _global_backward_hooks,
+    _global_backward_pre_hooks,
+)  # fmt: skip
 
 
 def plain_apply(function: type[_SingleLevelFunction]) -> Apply:
@@ -167,3 +183,29 @@ def backward_node(
         "boxed_grads_call": boxed,
     }
     return plain_apply(type(function.__name__, (Function,), methods))
+
+
+# What `Module.__call__` is.
+MODULE_CALL: Any = torch.nn.Module._wrapped_call_impl
+
+# What that ends in, and where the hooks are run.
+BELOW_CALL: Any = torch.nn.Module._call_impl
+
+
+def calls_forward_alone(module: torch.nn.Module) -> bool:
+    """Whether a call of the module is one of its `forward`, and of nothing else.
+
+    As `Module._call_impl` finds it; there is no public way to ask. Checked on 2.13.
+    """
+    kind, space = type(module), vars(module)
+    try:
+        around = (
+            space["_forward_hooks"] or space["_forward_pre_hooks"]
+            or space["_backward_hooks"] or space["_backward_pre_hooks"]
+            or space.get("_compiled_call_impl")
+        )  # fmt: skip
+    except KeyError:  # it was never initialised
+        return False
+    of_torch = kind._call_impl is BELOW_CALL and kind._wrapped_call_impl is MODULE_CALL
+    for_all = any(FOR_ALL_MODULES) or _C._get_tracing_state()
+    return of_torch and not (around or for_all)

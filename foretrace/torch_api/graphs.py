@@ -1,13 +1,18 @@
 """torch.fx: nodes made one after another, and modules whose code waits until it is asked for."""
 
+import linecache
 import logging
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import fx
 
 # A GraphModule that writes its code late, as torch's own compilers hold theirs.
 from torch.fx._lazy_graph_module import _LazyGraphModule
+
+# Where torch keeps the code of every GraphModule, by the name of its file.
+from torch.fx.graph_module import _loader
 
 
 def append_node(
@@ -23,7 +28,7 @@ def append_node(
     node = fx.Node(graph, name, op, target, args, kwargs)
     names = graph._graph_namespace
     names._used_names.add(name)
-    names.associate_name_with_obj(name, node)
+    names._obj_to_name[node] = name
     graph._insert(node)
     graph._find_nodes_lookup_table.insert(node)
     graph._len += 1
@@ -53,6 +58,20 @@ class LazyGraphModule(_LazyGraphModule):
             return self._real_recompile()
         cls.forward = _Unwritten()  # type: ignore[assignment]
         return None
+
+    def _real_recompile(self) -> Any:
+        written = super()._real_recompile()
+        finalize(self, _forget_source, type(self).forward.__code__.co_filename)
+        return written
+
+
+def _forget_source(file: str) -> None:
+    """Let go of code that was written for a module which is gone: torch keeps all of it for good.
+
+    `_EvalCacheLoader` and linecache had 12 KB of a small graph. Source: torch/fx/graph_module.py.
+    """
+    _loader.eval_cache.pop(file, None)
+    linecache.cache.pop(file, None)
 
 
 class _Unwritten:

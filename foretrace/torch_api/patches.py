@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from importlib import import_module
+from types import CodeType
 from typing import Any, NoReturn
 
 import torch
@@ -46,6 +47,23 @@ def exporting() -> AbstractContextManager[None]:
     There is no public way to say so; torch.export sets the same two flags.
     """
     return switched(vars(torch.compiler), _is_compiling_flag=True, _is_exporting_flag=True)
+
+
+def break_asked(code: CodeType) -> str:
+    """What a function of Dynamo's asks for that ends a graph, in words; empty of any other.
+
+    One is `torch._dynamo.graph_break`; the other runs what `torch.compiler.disable` was given
+    (torch 2.11 to 2.13). They are told by file and name, as Dynamo is imported late.
+    """
+    asked = {
+        ("decorators.py", "graph_break"): "asks for a graph break",
+        ("eval_frame.py", "DisableContext.__call__.<locals>._fn"): (
+            "calls what torch.compiler.disable keeps out of graphs"
+        ),
+    }
+    folder, _, file = code.co_filename.rpartition("/")
+    dynamo = folder.endswith("torch/_dynamo")
+    return asked.get((file, code.co_qualname), "") if dynamo else ""
 
 
 def calls_attention(function: Any) -> bool:

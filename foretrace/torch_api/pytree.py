@@ -68,6 +68,11 @@ def _registered(tree: Any) -> Any:
     return SUPPORTED_NODES.get(_get_node_type(tree))
 
 
+def is_container(item: Any) -> bool:
+    """Whether torch takes an object apart."""
+    return _registered(item) is not None
+
+
 def _keyed(
     path: tuple[Any, ...], tree: Any, is_leaf: Callable[[Any], bool] | None
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:

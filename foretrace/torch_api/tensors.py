@@ -221,3 +221,19 @@ def suggested_strides(
     like = torch.empty_strided(shape, stride, device="meta")
     format = suggest_memory_format(like)
     return torch.empty(new, device="meta", memory_format=format).stride()
+
+
+# What `Module.__call__` looks for on a module before it calls `_call_impl`: torch puts there what
+# `module.compile()` made. It is left out of copies and pickles (torch 2.11 to 2.13).
+CALLED_BY = "_compiled_call_impl"
+
+
+def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
+    """`Module.__call__` with its hooks, whatever is under CALLED_BY (torch 2.11 to 2.13)."""
+    found: Callable[..., Any] = module._call_impl
+    return found
+
+
+# The hooks that see what autograd saves, as inside a checkpoint; None where there are none. Its
+# argument is `ignore_is_tracing` (torch 2.11 to 2.13).
+saving_hooks: Callable[[bool], Any] = _C._autograd._top_saved_tensors_default_hooks

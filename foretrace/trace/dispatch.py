@@ -28,7 +28,7 @@ from foretrace.ops.probe import Recording, at_floats, put_back, stand_in_numbers
 from foretrace.ops.quirks import CASTS_BELOW, READS_NUMBERS
 from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract
-from foretrace.tensors.admitted import check_dtypes
+from foretrace.tensors.admitted import check_asked_for
 from foretrace.tensors.autocast import INSIDE
 from foretrace.trace.constants import GUARD
 from foretrace.trace.from_data import of_open_size, open_number, takes_doubles
@@ -98,7 +98,7 @@ def _known(
         return _made_functional(recorder, args[0], kwargs)
     if isinstance(func, torch_api.HigherOrderOperator):
         return Outcome(None, inline=hold, lasting=False)
-    check_dtypes(func, args, kwargs)
+    check_asked_for(func, args, kwargs)
     procedure = _procedure(func, args, grad_mode)
     return None if procedure is None else Outcome(None, inline=procedure)
 

@@ -10,7 +10,7 @@ torch/csrc/autograd/custom_function.cpp.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Value, values_in
-from foretrace.mutation.alias import alias_of
+from foretrace.mutation.alias import Alias, alias_of
 from foretrace.mutation.made_leaves import value_of
 from foretrace.tensors.abstract import Abstract, follow
 from foretrace.trace.inference import check_mode
@@ -61,6 +61,12 @@ class Context(FunctionCtx):
         """Whether a tensor that it has as an attribute was written to after the call."""
         return any(tensor.ft_value is not value for tensor, value in self._noted)
 
+    def held(self) -> list[Abstract]:
+        """What the backward can read of it, as it is now."""
+        own = {name: item for name, item in vars(self).items() if name not in OWN}
+        leaves = torch_api.tree_leaves((self.to_save, own))
+        return [leaf for leaf in leaves if isinstance(leaf, Abstract)]
+
     def _snapshot(self, tensor: Any) -> Any:
         if not isinstance(tensor, Abstract):
             return tensor
@@ -87,11 +93,30 @@ class Context(FunctionCtx):
         return self._unpacked
 
 
+class Written(NamedTuple):
+    """Arguments that a forward writes to, and the values that are in their memory before."""
+
+    places: tuple[int, ...]
+    values: frozenset[Value]
+
+
+NOTHING = Written((), frozenset())
+
+
 class FunctionCall:
     """Target of one call of an autograd.Function."""
 
-    def __init__(self, function: type[Function], context: Context, *, followed: bool) -> None:
+    def __init__(
+        self, function: type[Function], context: Context, *, followed: bool,
+        written: Written = NOTHING, copied: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
         self.function, self.context, self.followed = function, context, followed
+        self.hooks: list[Any] = []
+        """the registrations of hooks on its node"""
+        self.written = written
+        """where its forward writes to arguments, if copies of them would do"""
+        self.copied = copied
+        """which arguments it gets copies of"""
         self.__name__ = function.__name__
 
     def __str__(self) -> str:
@@ -99,23 +124,34 @@ class FunctionCall:
 
     def apply(self, *args: Any) -> Any:
         """Apply the function to what `Function.apply` was given: an override has done its part."""
-        return torch_api.applied_as_written(self.function)(*args)
+        return _applied(self.function, args, self.copied)
 
     def as_module(self) -> nn.Module:
         """The call as a module, for a graph that trains eagerly."""
-        return Applied(self.function)
+        return Applied(self.function, self.copied)
+
+    def apart(self) -> "FunctionCall":
+        """The call with copies of what it writes to."""
+        copied = self.written.places
+        return FunctionCall(self.function, self.context, followed=self.followed, copied=copied)
 
 
 class Applied(nn.Module):
     """Calls an autograd.Function."""
 
-    def __init__(self, function: type[Function]) -> None:
+    def __init__(self, function: type[Function], copied: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.function = function
+        self.function, self.copied = function, copied
 
     def forward(self, *args: Any) -> Any:
         """What `Function.apply` returns."""
-        return torch_api.applied_as_written(self.function)(*args)
+        return _applied(self.function, args, self.copied)
+
+
+def _applied(function: type[Function], args: tuple[Any, ...], copied: tuple[int, ...]) -> Any:
+    if copied:
+        args = tuple([arg.clone() if place in copied else arg for place, arg in enumerate(args)])
+    return torch_api.applied_as_written(function)(*args)
 
 
 @contextmanager
@@ -148,6 +184,7 @@ class _Call:
         """Run the forward, and add the op; what the caller gets."""
         recorder = self.recorder
         operands = tuple(map(self._values, self.args))
+        before = [*self._memory()] if self.followed else []
         with recorder.inner_scope(self.origin.frame) as body, torch.no_grad():
             returned = self._forward()
             raw = returned if isinstance(returned, tuple) else (returned,)
@@ -158,12 +195,44 @@ class _Call:
             result = [self._values(item) for item in given]
             self.context.keep()
             made |= {out for op in body for out in op.outs}
-        call = FunctionCall(self.cls, self.context, followed=self.followed)
+        call = FunctionCall(
+            self.cls, self.context, followed=self.followed, written=self._written(before, given)
+        )
         many = isinstance(returned, tuple)
         outs = tuple(dict.fromkeys(v for v in values_in(result) if v in made))
         tree = tuple(result) if many else result[0]
         recorder.append(Op(call, operands, {}, tree, outs, origin=self.origin, below=body))
+        if self.followed:
+            recorder.histories.functions.update((v, call) for v in outs if v.type.requires_grad)
         return tuple(given) if many else given[0]
+
+    def _memory(self) -> Iterator[tuple[Alias, frozenset[Value]]]:
+        """What owns the memory of each tensor among the arguments, and what is in it."""
+        for tensor in torch_api.tree_leaves(self.args):
+            if isinstance(tensor, Abstract):
+                owner = alias_of(tensor).root
+                yield owner, frozenset([owner.last, *(each.last for each in owner.members())])
+
+    def _written(
+        self, before: list[tuple[Alias, frozenset[Value]]], given: list[Any]
+    ) -> Written:  # fmt: skip
+        """What forward has written to of its arguments; `given`: the results.
+
+        Nothing, where copies would not do: the memory is that of another argument, too, or from
+        outside and a result's, or what the backward reads lies in it.
+        """
+        changed = [(owner, values) for owner, values in before if owner.last not in values]
+        if not changed:
+            return NOTHING
+        owners = {id(owner) for owner, _ in changed}
+        own = {out for op in self.recorder.log for out in op.outs}
+        outside = {id(owner) for owner, _ in changed if owner.initial not in own}
+        places = [place for place, arg in enumerate(self.args) if _owner(arg) in owners]
+        read = any(_owner(each) in owners for each in self.context.held())
+        alone = len(places) == len(changed) == len(owners)
+        if read or not alone or any(_owner(each) in outside for each in given):
+            return NOTHING
+        return Written(tuple(places), frozenset().union(*(values for _, values in changed)))
 
     def _forward(self) -> Any:
         cls: Any = self.cls
@@ -260,6 +329,11 @@ def _unfollowed(item: Any) -> Any:
 
 def _among(item: Any, those: Iterable[Any]) -> bool:
     return any(item is each for each in those)
+
+
+def _owner(item: Any) -> int | None:
+    """Which tensor's memory it looks at, if it is one."""
+    return id(alias_of(item).root) if isinstance(item, Abstract) else None
 
 
 def _real(arg: Any) -> bool:

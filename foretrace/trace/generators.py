@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.frames.lines import Lines
+from foretrace.frames.lines import Lines, attribute
 from foretrace.ir.plain_data import same_state
 from foretrace.trace.constants import draws
 from foretrace.trace.recorder import Recorder
@@ -145,7 +145,7 @@ def check_states(changed: Iterable[tuple[Any, str]], lines: Callable[[], Lines])
 
 
 def _leads(item: Any, each: Any) -> bool:
-    return each is item or getattr(each, "__self__", None) is item
+    return each is item or attribute(each, "__self__") is item
 
 
 def _drawn(before: list[tuple[Source, Any]], lines: Callable[[], Lines]) -> Refusal | None:
@@ -177,8 +177,8 @@ def _sources() -> Iterator[Source]:
 
 
 def _of_python(item: Any) -> bool:
-    return isinstance(getattr(item, "__self__", None), random.Random)
+    return isinstance(attribute(item, "__self__"), random.Random)
 
 
 def _of_numpy(item: Any) -> bool:
-    return type(getattr(item, "__self__", None)).__module__.startswith("numpy.random")
+    return type(attribute(item, "__self__")).__module__.startswith("numpy.random")

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from foretrace import torch_api
 from foretrace.ir.op import ModuleCall, Op, Origin
 from foretrace.trace.recorder import Recorder
 
@@ -39,24 +40,30 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
     way, which takes as much time as four ops.
     """
     calls, thread = ModuleCalls(recorder, paths), {threading.get_ident()}
-    original: Any = nn.Module.__call__
+    original, watch = nn.Module.__call__, recorder.unwatched
+    torchs_own = original is torch_api.MODULE_CALL
 
-    @wraps(original)
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() not in thread:
             return original(module, *args, **kwargs)
         around = recorder.scope, recorder.module
-        with recorder.unwatched:
-            calls.open(module)
+        watch.__enter__()
         try:
-            return original(module, *args, **kwargs)
+            calls.open(module)
+            plain = torchs_own and torch_api.calls_forward_alone(module)
+        finally:
+            goes_on = watch.ended()
+        goes_on()
+        try:  # what torch does for a plain call are frames and events of no use
+            return module.forward(*args, **kwargs) if plain else original(module, *args, **kwargs)
         except BaseException as error:
             recorder.note_failure(error)
             raise
         finally:
             recorder.scope, recorder.module = around
 
-    nn.Module.__call__ = call  # type: ignore[method-assign]
+    watch.rests_at(call.__code__)
+    nn.Module.__call__ = wraps(original)(call)  # type: ignore[method-assign]
     try:
         yield
     finally:

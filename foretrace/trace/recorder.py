@@ -123,8 +123,8 @@ class Recorder(Builder):
         outs = tuple(made)
         op = Op(
             func, args, kwargs, result, outs,
-            origin=self.origin(), below=outcome.definition, choice=outcome.choice,
-            operands=tuple(dict.fromkeys(occurrences)), alike=outcome,
+            origin=self.origin(3), below=outcome.definition, choice=outcome.choice,
+            operands=_each_once(occurrences), alike=outcome,
         )  # fmt: skip
         if outcome.definition is not None and outcome.definition.seen:
             self.seeing.update(dict.fromkeys(outs, op))
@@ -189,6 +189,12 @@ class Recorder(Builder):
             else tensors[t.operand] if isinstance(t, Given) else t,
         )  # fmt: skip
 
+    def refused(self, refusal: Refusal) -> Refusal:
+        """Note a refusal that no op is about, in case the program catches it."""
+        refusal.located(None, self.module_path(), ())
+        self.first_refusal = self.first_refusal or refusal
+        return refusal
+
     def _located(self, refusal: Refusal, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Refusal:
         """Add the user's line, the module and the ops around; remember it in case it is caught."""
         if self._depth == 0:
@@ -196,3 +202,13 @@ class Recorder(Builder):
             refusal.located(self.sources.here(), self.module_path(), near)
             self.first_refusal = self.first_refusal or refusal
         return refusal
+
+
+def _each_once(occurrences: list[Value]) -> tuple[Value, ...]:
+    """The values in order; most calls have one, or two that differ."""
+    match occurrences:
+        case [] | [_]:
+            return tuple(occurrences)
+        case [one, other] if one is not other:
+            return one, other
+    return tuple(dict.fromkeys(occurrences))

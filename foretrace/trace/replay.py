@@ -28,7 +28,7 @@ class NodeSources(Sources):
         self.node: fx.Node | None = None
         self._known: dict[fx.Node, Frame | None] = {}
 
-    def here(self) -> Frame | None:
+    def here(self, above: int = 1) -> Frame | None:
         """The innermost line in the node's stack that is not torch's own, or the program's."""
         node = self.node
         if node is not None and node not in self._known:

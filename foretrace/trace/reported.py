@@ -16,7 +16,7 @@ from foretrace import torch_api
 from foretrace.errors import OUTSIDE, PACKAGE_DIR, Refusal, Refusing, user_frame_of
 from foretrace.frames.sources import LIBRARY_DIRS
 from foretrace.ops.kernel import draws_undone
-from foretrace.symbols.sizes import Symbols
+from foretrace.symbols.sizes import Symbols, put_in
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import makes_subclass
 from foretrace.trace.recorder import Recorder
@@ -193,7 +193,11 @@ class _Question:
 
     def _number(self, number: Any) -> Any:
         open = isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool))
-        return self.symbols.hint(torch_api.expression(number)) if open else number
+        if not open:
+            return number
+        expr = torch_api.expression(number)
+        yes = isinstance(number, torch.SymBool)
+        return bool(put_in(expr, self.symbols.numbers())) if yes else self.symbols.concrete(expr)
 
     def _like(self, leaf: Any) -> Any:
         """A leaf of the arguments: zeros of a tensor's type, a number for what is open.

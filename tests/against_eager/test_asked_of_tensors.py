@@ -72,7 +72,7 @@ def test_compile_asks_again() -> None:
     def program(x: Tensor) -> Tensor:
         return x * held[0].storage_offset() + held[0].is_leaf
 
-    compiled = foretrace.compile(program)
+    compiled = foretrace.compile(program, fullgraph=True)
     for tensor in (MADE[1:3], MADE[3:5], torch.ones(2)):
         held[0] = tensor
         assert torch.equal(compiled(torch.ones(2)), program(torch.ones(2)))
@@ -88,7 +88,7 @@ def test_detach_in_place_is_refused_of_a_view() -> None:
     with pytest.raises(foretrace.Refusal, match="detach_\\(\\) of a view") as caught:
         foretrace.capture(detaches, (view,))
     assert caught.value.at is not None
-    compiled = foretrace.compile(detaches)
+    compiled = foretrace.compile(detaches, fullgraph=True)
     cut = foretrace.capture(detaches, (view.clone(),)).cut("aten")
     for run in (compiled, cut):
         assert torch.equal(run(view.clone()), view * 2)

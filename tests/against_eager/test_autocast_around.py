@@ -32,8 +32,8 @@ def routes(fn: Callable[[Tensor], Tensor], x: Tensor) -> list[tuple[Tensor, Any]
         cuts = [program.cut("joint", loss=0), PairCut(*program.pair(loss=0))]
         ran = [cut(x) for cut in cuts]
         aten = program.cut("aten")(x).detach()
-    trained = [program.cut("export"), foretrace.compile(fn)]
-    trained += [foretrace.compile(fn, backend=lambda graph, inputs: graph)]
+    trained = [program.cut("export"), foretrace.compile(fn, fullgraph=True)]
+    trained += [foretrace.compile(fn, backend=lambda graph, inputs: graph, fullgraph=True)]
     together = [(loss, found["x"]) for loss, found in ran]
     return [*together, *(by_autograd(each, x) for each in trained), (aten, together[0][1])]
 
@@ -91,7 +91,7 @@ def test_a_cast_of_the_program_is_none_of_autocast(
 
     x = torch.randn(3, requires_grad=True)
     with torch.set_grad_enabled(grad):
-        one, other = foretrace.compile(fn)(x)
+        one, other = foretrace.compile(fn, fullgraph=True)(x)
         program = foretrace.capture(fn, (x,))
     assert one is not other
     assert one.requires_grad == other.requires_grad == grad

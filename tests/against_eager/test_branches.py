@@ -89,7 +89,7 @@ BACKENDS: dict[str, Any] = {"eager": "eager", "halves": lambda module, _: module
 def test_a_callable_has_both_sides(name: str, again: bool, backend: str) -> None:
     live, eager = built(name), built(name)
     if again:
-        call = foretrace.compile(live, branches="both", backend=BACKENDS[backend])
+        call = foretrace.compile(live, branches="both", backend=BACKENDS[backend], fullgraph=True)
     else:
         call = both(live, BRANCHING[name].calls[0]).compile(backend=BACKENDS[backend])
     for inputs in BRANCHING[name].calls:
@@ -143,7 +143,7 @@ def test_a_side_that_did_not_run_is_not_trained(again: bool, optimizer: str) -> 
     live = Either()
     eager = copy.deepcopy(live)
     if again:
-        call = foretrace.compile(live, branches="both")
+        call = foretrace.compile(live, branches="both", fullgraph=True)
     else:
         call = both(live, (UP,)).compile()
     steps = [(each, OPTIMIZERS[optimizer](each.parameters())) for each in (live, eager)]
@@ -164,7 +164,7 @@ def test_a_result_that_one_side_gives_a_history() -> None:
     def fn(x: Tensor, w: Tensor) -> Tensor:
         return x * w if x.sum() > 0 else x * 2
 
-    call = foretrace.compile(fn, branches="both")
+    call = foretrace.compile(fn, branches="both", fullgraph=True)
     (w,) = follow(W)
     for x in (UP, DOWN, UP):
         assert call(x, w).requires_grad == fn(x, w).requires_grad

@@ -197,7 +197,7 @@ def test_compiled(kind: type[Filling], backend: str) -> None:
     eager = kind()
     ours = copy.deepcopy(eager)
     held, items = ours.kept, [id(each) for each in ours.kept]
-    compiled = foretrace.compile(ours, backend=backend)
+    compiled = foretrace.compile(ours, backend=backend, fullgraph=True)
     for step in range(6):
         x = torch.randn(3, 4)
         before = ours.kept[:] if isinstance(ours.kept, list) else [*ours.kept]
@@ -246,7 +246,7 @@ def logs(x: Tensor) -> Tensor:
 def test_a_global() -> None:
     """A list of a file."""
     LOG.clear()
-    compiled = foretrace.compile(logs)
+    compiled = foretrace.compile(logs, fullgraph=True)
     for count in range(3):
         x = torch.randn(3)
         same(compiled(x), x + 1, "result")
@@ -263,7 +263,7 @@ def fills(x: Tensor, out: Any, more: Any) -> Tensor:
 
 def test_arguments() -> None:
     """A list and a deque that the caller gives."""
-    compiled = foretrace.compile(fills)
+    compiled = foretrace.compile(fills, fullgraph=True)
     ours: Any = ([], {"seen": deque(maxlen=2), "n": 0})
     eager: Any = ([], {"seen": deque(maxlen=2), "n": 0})
     seen = ours[1]["seen"]
@@ -279,7 +279,7 @@ def test_another_object_is_captured_again() -> None:
     """A new list in the place of the one that was filled."""
     ours, eager = Unread(), Unread()
     ours.load_state_dict(eager.state_dict())
-    compiled = foretrace.compile(ours)
+    compiled = foretrace.compile(ours, fullgraph=True)
     for _ in range(3):
         x, old = torch.randn(3, 4), ours.kept
         same(compiled(x), eager(x), "result")

@@ -151,7 +151,7 @@ def test_compiled(kind: type[nn.Module], backend: str) -> None:
     """Ten calls, each trained through; few captures."""
     eager = kind()
     ours = copy.deepcopy(eager)
-    compiled = foretrace.compile(ours, backend=backend)
+    compiled = foretrace.compile(ours, backend=backend, fullgraph=True)
     for step in range(10):
         x = torch.randn(3, 4)
         theirs, mine = eager(x), compiled(x)
@@ -199,7 +199,7 @@ class Layer:
 
 def test_among_the_arguments() -> None:
     """Numbers in objects and dicts that the caller gives."""
-    compiled = foretrace.compile(counts)
+    compiled = foretrace.compile(counts, fullgraph=True)
     ours, eager = ({"layers": [Layer(), Layer()], "scale": 4.0} for _ in range(2))
     for _ in range(6):
         x = torch.randn(2)
@@ -230,7 +230,7 @@ def test_a_global_and_a_cell() -> None:
         inside -= 2
         return x * CALLS + inside
 
-    compiled, x = foretrace.compile(program), torch.ones(3)
+    compiled, x = foretrace.compile(program, fullgraph=True), torch.ones(3)
     for step in range(1, 6):
         assert torch.equal(compiled(x), x * step + 5 - 2 * step)
         assert (CALLS, inside) == (step, 5 - 2 * step)
@@ -241,7 +241,7 @@ def test_another_type_is_captured_again() -> None:
     """A float where an int was."""
     eager = Steps()
     ours = copy.deepcopy(eager)
-    compiled = foretrace.compile(ours)
+    compiled = foretrace.compile(ours, fullgraph=True)
     for step in (None, 0.5, 3, True):
         if step is not None:
             eager.step = ours.step = step

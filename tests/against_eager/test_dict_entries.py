@@ -75,7 +75,7 @@ class Keeps(nn.Module):
 
 def test_a_cache_by_the_type_of_a_tensor() -> None:
     """The type that the run sees is no one else's."""
-    compiled = foretrace.compile(by_type)
+    compiled = foretrace.compile(by_type, fullgraph=True)
     for _ in range(3):
         assert torch.equal(compiled(X), X * 2)
     (backend,) = BACKENDS.values()
@@ -94,7 +94,7 @@ def test_each_call_makes_the_entries_that_eager_makes(make: Callable[[], Any]) -
     eager, ours = make(), make()
     expected = [(eager(x).tolist(), dict(COUNTS)) for x in (X, X, X[:2], X)]
     COUNTS.clear()
-    compiled = foretrace.compile(ours, dynamic=False)
+    compiled = foretrace.compile(ours, dynamic=False, fullgraph=True)
     assert [(compiled(x).tolist(), dict(COUNTS)) for x in (X, X, X[:2], X)] == expected
     if isinstance(ours, Keeps):
         assert ours.sizes == eager.sizes == {3: (1, Backend), 2: (2, Backend)}
@@ -125,7 +125,7 @@ def test_content_of_every_kind(change: Callable[[], object]) -> None:
         return x * 2
 
     before = dict(ORDER)
-    compiled, held = foretrace.compile(program), (ORDER, LISTS)
+    compiled, held = foretrace.compile(program, fullgraph=True), (ORDER, LISTS)
     states = list[Any]()
     for run in (program, compiled):
         for _ in range(3):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import foretrace
 
 X = torch.randn(3)
+PLACE = torch.randn(3)
 NUMPY, PYTHON, LEGACY = np.random.default_rng(0), random.Random(0), np.random.RandomState(0)
 ARRAY = np.zeros(3)
 
@@ -63,7 +64,7 @@ def test_refused(program: Callable[..., Any], entry: str) -> None:
     before = [NUMPY.bit_generator.state, PYTHON.getstate(), LEGACY.get_state()[1].tolist()]
     call = partial(foretrace.capture, program, (X,))
     with pytest.raises(foretrace.Refusal) as caught:
-        (call if entry == "capture" else partial(foretrace.compile(program), X))()
+        (call if entry == "capture" else partial(foretrace.compile(program, fullgraph=True), X))()
     assert caught.value.kind == "side effect"
     assert caught.value.at is not None
     assert caught.value.at.text.endswith("# drawn") or program is closing
@@ -77,7 +78,7 @@ def test_what_is_only_named_is_fine() -> None:
     def program(x: Tensor) -> Tensor:
         return x * (2 if NUMPY is not None else 3)
 
-    assert torch.equal(foretrace.compile(program)(X), X * 2)
+    assert torch.equal(foretrace.compile(program, fullgraph=True)(X), X * 2)
 
 
 class Scaled(nn.Module):
@@ -107,7 +108,10 @@ def test_attributes_of_tensors() -> None:
         (net, X, net.weight), (reaching, X, reached), (asking, given, given),
     ]  # fmt: skip
     for fn, x, holder in cases:
-        compiled, cut = foretrace.compile(fn), foretrace.capture(fn, (x,)).cut("aten")
+        compiled, cut = (
+            foretrace.compile(fn, fullgraph=True),
+            foretrace.capture(fn, (x,)).cut("aten"),
+        )
         assert torch.equal(compiled(x), fn(x))
         assert torch.equal(cut(x), fn(x))
         holder.scale = 7.0  # type: ignore[attr-defined]
@@ -122,7 +126,10 @@ def test_an_attribute_that_is_set() -> None:
         return x * 2
 
     x = X.clone()
-    for call in (lambda: foretrace.capture(program, (x,)), lambda: foretrace.compile(program)(x)):
+    for call in (
+        lambda: foretrace.capture(program, (x,)),
+        lambda: foretrace.compile(program, fullgraph=True)(x),
+    ):
         with pytest.raises(foretrace.Refusal, match="sets the attribute `flag`") as caught:
             call()
         assert caught.value.at is not None
@@ -131,7 +138,8 @@ def test_an_attribute_that_is_set() -> None:
 
 @pytest.mark.parametrize("asks", [
     lambda x: x._base is None, lambda x: not x._is_view(), lambda x: x.mul_(1)._version == 1,
-    lambda x: (x * 2)._version == 0,
+    lambda x: x[0]._version == 0, lambda x: x.detach()._version == 0, lambda x: PLACE._version == 0,
+    lambda x: (x * 2)[0]._base is not None,
 ])  # fmt: skip
 def test_what_autograd_knows_of_a_tensor(asks: Callable[[Tensor], bool]) -> None:
     """Nobody knows of a later call."""

@@ -42,7 +42,7 @@ def test_runs_on_other_data(name: str, route: str) -> None:
     given = [first, *others]
     eager = copy.deepcopy(module)
     program = foretrace.capture(module, first, verify=True)
-    compiled = foretrace.compile(module)
+    compiled = foretrace.compile(module, fullgraph=True)
     calls: dict[str, Any] = {
         "compile": compiled,
         "Program.compile": program.compile(),

@@ -105,7 +105,7 @@ def started(kind: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
 def test_compiled(kind: type[nn.Module]) -> None:
     """The first call, and those that follow, train as eager's do."""
     eager, ours = started(kind)
-    compiled = foretrace.compile(ours)
+    compiled = foretrace.compile(ours, fullgraph=True)
     for step in range(4):
         x = torch.randn(3, 4)
         torch.manual_seed(step)
@@ -159,7 +159,7 @@ def test_what_each_call_does_is_refused() -> None:
             return x * 2
 
     module = Each()
-    compiled = foretrace.compile(module)
+    compiled = foretrace.compile(module, fullgraph=True)
     compiled(torch.ones(3))
     assert len([*module.buffers()]) == 1
     with pytest.raises(foretrace.Refusal, match="registers"):

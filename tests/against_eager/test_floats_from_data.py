@@ -28,7 +28,7 @@ from tests.against_eager.test_from_data import (
     same,
     trained,
 )
-from tests.support.bits import same_bits
+from tests.support.bits import differences, same_bits
 
 
 def scaled(x: Tensor) -> Tensor:
@@ -227,6 +227,19 @@ def bits_of(program: Callable[..., Any], *inputs: Tensor) -> list[Any] | None:
     return [each if isinstance(each, Tensor) else (type(each), repr(each)) for each in found]
 
 
+@pytest.mark.parametrize("by", [0.1, -2.5, 7.0])
+def test_a_count_that_became_a_number_divides_as_python_does(by: float) -> None:
+    def program(x: Tensor, n: Tensor) -> Any:
+        count = n.item()
+        known = count if count == 2 else -1  # a guard: the symbol is the number from here on
+        return known % by, by % known, known // by, known * by, known / by
+
+    x, n = torch.randn(3, dtype=torch.float64), torch.tensor(2)
+    recorded = foretrace.capture(program, (x, n))
+    for call in (recorded.cut("aten"), recorded.compile()):
+        assert bits_of(call, x, n) == bits_of(program, x, n)
+
+
 @drawing(STEPS, st.integers(0, 1000))
 @settings(max_examples=40, deadline=None, phases=PHASES)
 def test_any_arithmetic_is_pythons(steps: list[Any], seed: int) -> None:
@@ -305,7 +318,7 @@ def test_every_graph_raises_on_another_answer(name: str) -> None:
 @pytest.mark.parametrize("name", ASKED)
 def test_compile_captures_another_answer(name: str) -> None:
     fn, then, now, _ = ASKED[name]
-    compiled: Any = foretrace.compile(fn)
+    compiled: Any = foretrace.compile(fn, fullgraph=True)
     for answer in (then, now, then, now):
         assert repr(compiled(answer)) == repr(fn(answer))
     assert len(compiled.recaptures) == 1
@@ -366,3 +379,75 @@ def test_what_stays_refused(refused: str) -> None:
     with pytest.raises(foretrace.Refusal, match="depends on the inputs") as found:
         foretrace.capture(lambda x: x * x.sum().item(), (x,), values=values)
     assert found.value.kind == "data-dependent"
+
+
+def numbers_alone(x: Tensor) -> Any:
+    v = x.item()
+    return v, v * 2 + 0.1, math.exp(v), math.floor(v), int(v > 0), [x * 2, -v]
+
+
+def beside_a_history(x: Tensor) -> Any:
+    v = x.detach().sin().item()
+    return x * v, v / 3
+
+
+def rows_of(x: Tensor) -> Any:
+    places = x.reshape(1).expand(5)[: int(x.detach() > -9)].nonzero()
+    return places, places.shape[0] * 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", lambda module, inputs: module])
+@pytest.mark.parametrize("program", [numbers_alone, beside_a_history, rows_of])
+def test_numbers_are_returned_by_every_backend(program: Any, backend: Any) -> None:
+    """Also by one that gets graphs, which give them beside their tensors."""
+    compiled = foretrace.compile(program, backend=backend)
+    for number in (0.5, 2.25, -0.75):
+        ours, eager = (torch.tensor(number, requires_grad=True) for _ in range(2))
+        assert not [*differences(program(eager), compiled(ours), "")]
+    assert len(compiled.recaptures) <= 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_an_integer_of_a_float_is_a_step_of_pythons(backend: str) -> None:
+    """And not of what stands in the place of `math.trunc` while a program is recorded."""
+
+    def whole(x: Tensor) -> Tensor:
+        return torch.ones(3) * int(x.item())
+
+    compiled = foretrace.compile(whole, backend=backend)
+    for number in (2.5, 2.75, 4.5):
+        x = torch.tensor(number)
+        assert same([compiled(x)], [whole(x)])
+    program = foretrace.capture(whole, (torch.tensor(2.5),))
+    targets = [node.target for node in program.cut("aten").graph_module.graph.nodes]
+    assert math.trunc in targets
+
+
+def test_what_nobody_reads_and_takes_a_float_stays_if_it_may_raise() -> None:
+    """It is asked with many floats, as any may come."""
+
+    def unread(x: Tensor) -> Tensor:
+        v = x.item()
+        x * v
+        torch.ones(3).softmax(0) * v
+        torch.ones(3).clamp(min=v)
+        return x + 1
+
+    nodes = foretrace.capture(unread, (torch.tensor(0.5),)).cut("aten").nodes
+    assert not {"mul", "clamp"} & set(nodes)
+
+    def raises(x: Tensor) -> Tensor:
+        v = x.item()
+        torch.ones(2, 2).renorm(2, 0, v)
+        return x + 1
+
+    def wrong(x: Tensor) -> Tensor:
+        return torch.ones(2).renorm(2, 0, x.item())
+
+    with pytest.raises(foretrace.Refusal, match="at least 2 dimensions"):
+        foretrace.capture(wrong, (torch.tensor(0.5),))
+
+    kept = foretrace.capture(raises, (torch.tensor(0.5),)).cut("aten")
+    for call in (raises, kept):
+        with pytest.raises(RuntimeError):
+            call(torch.tensor(-2.0))

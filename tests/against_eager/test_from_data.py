@@ -280,7 +280,7 @@ ROUTES: dict[str, Callable[[Any, Any, Inputs], Any]] = {
     "aten": lambda live, program, inputs: program.cut("aten"),
     "Program.compile": lambda live, program, inputs: program.compile(),
     "pair": lambda live, program, inputs: program.compile(backend=lambda module, _: module),
-    "compile": lambda live, program, inputs: foretrace.compile(live),
+    "compile": lambda live, program, inputs: foretrace.compile(live, fullgraph=True),
 }
 
 
@@ -383,7 +383,7 @@ def test_a_joint_graph_raises_on_another_answer(name: str) -> None:
 def test_compile_captures_another_answer(name: str) -> None:
     fn, then, now, line, _ = ASKED[name]
     x = torch.randn(4, 4)
-    compiled: Any = foretrace.compile(fn)
+    compiled: Any = foretrace.compile(fn, fullgraph=True)
     for answer in (then, now, then, now):
         assert same_bits(compiled(x, answer), fn(x, answer))
     (again,) = compiled.recaptures

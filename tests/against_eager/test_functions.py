@@ -60,7 +60,7 @@ def test_torchs_own_functions(op: Any, sample: Any) -> None:
     fn, args = applied(op, sample)
     try:
         same_as_eager(fn, args, loss=None, cuts=("joint", "export"))
-        compiled = foretrace.compile(fn)
+        compiled = foretrace.compile(fn, fullgraph=True)
         for _ in range(2):
             given = leaves(args)
             assert equal(step(fn, given), step(compiled, given))
@@ -325,7 +325,7 @@ def test_what_it_saved_is_written_over(way: str) -> None:
     ways: dict[str, Callable[[], Any]] = {
         "joint": lambda: program.cut("joint", loss=None),
         "export": lambda: step(program.cut("export"), (x,)),
-        "compile": lambda: step(foretrace.compile(fn), (x,)),
+        "compile": lambda: step(foretrace.compile(fn, fullgraph=True), (x,)),
     }
     with pytest.raises((RuntimeError, foretrace.Refusal)):
         ways[way]()

@@ -92,7 +92,9 @@ def by_autograd(fn: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:
 
 def routes(fn: Callable[..., Tensor], args: Any, shapes: Any) -> list[Callable[..., Any]]:
     program = foretrace.capture(fn, args, dynamic_shapes=shapes)
-    compiled = foretrace.compile(fn, backend=lambda graph, inputs: graph, dynamic=bool(shapes))
+    compiled = foretrace.compile(
+        fn, backend=lambda graph, inputs: graph, dynamic=bool(shapes), fullgraph=True
+    )
     cuts = [program.cut("joint"), PairCut(*program.pair())]
     return [*map(by_cut, cuts), by_autograd(compiled), by_autograd(program.cut("export"))]
 
@@ -164,7 +166,7 @@ def test_a_backend_gets_one_backward_for_each_layout() -> None:
         seen.append((type(graph).__name__, inputs[-1].stride()))
         return graph
 
-    compiled = foretrace.compile(PROGRAMS[0], backend=backend)
+    compiled = foretrace.compile(PROGRAMS[0], backend=backend, fullgraph=True)
     args = torch.randn(SHAPE), torch.randn(6, requires_grad=True)
     for _ in range(2):
         compiled(*args).sum().backward()

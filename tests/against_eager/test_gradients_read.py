@@ -88,7 +88,7 @@ def test_beside_an_eager_backward(make: Callable[..., Any], entry: str) -> None:
     give_gradients(mine, 0)
     give_gradients(ours, 0)
     if entry == "compile":
-        call = foretrace.compile(program)
+        call = foretrace.compile(program, fullgraph=True)
     else:
         call = foretrace.capture(program).cut(entry)
     for step in range(1, 5):
@@ -117,7 +117,7 @@ def test_of_an_argument(entry: str) -> None:
 
     def caller() -> Callable[[Tensor], Tensor]:
         if entry == "compile":
-            return foretrace.compile(scaled)
+            return foretrace.compile(scaled, fullgraph=True)
         cut = foretrace.capture(scaled, (x,)).cut(entry)
         return (lambda x: cut(x, tangents=[tangent])[0]) if entry == "joint" else cut
 
@@ -158,7 +158,7 @@ def test_of_a_module() -> None:
 
 
 def test_open_sizes() -> None:
-    compiled = foretrace.compile(scaled, dynamic=True)
+    compiled = foretrace.compile(scaled, dynamic=True, fullgraph=True)
     for rows in (3, 5, 7):
         x = torch.randn(rows, requires_grad=True)
         x.grad = torch.randn(rows)

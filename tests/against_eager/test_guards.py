@@ -183,7 +183,7 @@ def test_what_a_program_follows_by_itself_is_followed_in_each_mode(
     backend: object,
 ) -> None:
     x = torch.ones(3, requires_grad=True)
-    compiled = foretrace.compile(fn, backend=backend)
+    compiled = foretrace.compile(fn, backend=backend, fullgraph=True)
     for mode in (*modes, *modes):
         with mode():
             assert compiled(x).requires_grad == fn(x).requires_grad
@@ -267,7 +267,7 @@ def test_what_a_program_that_was_typed_in_reads(name: str, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "__main__", main)
     exec(compile(TYPED, "<stdin>", "exec"), vars(main))  # noqa: S102 - as the interpreter does
     fn, x = vars(main)[name], torch.ones(3)
-    compiled, cut = foretrace.compile(fn), foretrace.capture(fn, (x,)).cut("export")
+    compiled, cut = foretrace.compile(fn, fullgraph=True), foretrace.capture(fn, (x,)).cut("export")
     compiled(x)
     main.SCALE, main.Config.gain = 3.0, 5.0
     assert torch.equal(compiled(x), fn(x))

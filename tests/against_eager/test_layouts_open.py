@@ -50,9 +50,11 @@ def call_of(entry: str, program: Callable[[Tensor], Tensor], x: Tensor) -> Calla
             return program(x)
 
     if entry == "compile":
-        return foretrace.compile(program, dynamic=True)
+        return foretrace.compile(program, dynamic=True, fullgraph=True)
     if entry == "compile with a backend":
-        return foretrace.compile(program, dynamic=True, backend=lambda module, _: module)
+        return foretrace.compile(
+            program, dynamic=True, backend=lambda module, _: module, fullgraph=True
+        )
     if entry == "foretrace.export":
         shapes = (dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO),)
         return foretrace.export(Module(), (x,), dynamic_shapes=shapes).module()

@@ -229,7 +229,9 @@ def adds_as_often_as_there_are_rows(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("backend", ["eager", lambda graph, inputs: graph])
 def test_a_size_is_a_number_of_what_is_written(backend: Any) -> None:
     """Its derivative is asked with numbers of the run, and nothing is assumed of later ones."""
-    compiled = foretrace.compile(adds_as_often_as_there_are_rows, backend=backend, dynamic=True)
+    compiled = foretrace.compile(
+        adds_as_often_as_there_are_rows, backend=backend, dynamic=True, fullgraph=True
+    )
     for rows in (3, 5, 4):
         x = torch.randn(rows, 4, requires_grad=True)
         out, expected = compiled(x), adds_as_often_as_there_are_rows(x)

@@ -75,7 +75,7 @@ def test_joint_and_file(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_lengths_are_captured_again(kind: str) -> None:
     live = KINDS[kind]()
-    eager, compiled = copy.deepcopy(live), foretrace.compile(live)
+    eager, compiled = copy.deepcopy(live), foretrace.compile(live, fullgraph=True)
     for lengths in (*LENGTHS, *LENGTHS):
         other = inputs(lengths)
         assert same(trained(live, compiled, other), trained(eager, eager, other))

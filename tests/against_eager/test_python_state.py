@@ -360,7 +360,7 @@ def another_parameter(net: Net, patch: pytest.MonkeyPatch) -> None:
 def call_of(entry: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
     """A call of what an entry makes of a program; the program's first output."""
     if entry == "compile":
-        compiled = foretrace.compile(fn)
+        compiled = foretrace.compile(fn, fullgraph=True)
         return lambda: compiled(*args)
     if entry in ("joint", "pair"):
         args = (args[0].clone().requires_grad_(), *args[1:])
@@ -396,7 +396,10 @@ def test_another_state(name: str, entry: str, monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_not_read_may_change() -> None:
     """Neither a name that the code never mentions, nor the value of another object."""
     net, other = Net(), Net()
-    cut, compiled = foretrace.capture(net, (X,)).cut("export"), foretrace.compile(net)
+    cut, compiled = (
+        foretrace.capture(net, (X,)).cut("export"),
+        foretrace.compile(net, fullgraph=True),
+    )
     expected = compiled(X)
     net.unrelated = 7  # type: ignore[assignment]
     net.config.unrelated = 7  # type: ignore[attr-defined]
@@ -519,7 +522,7 @@ def test_a_count_goes_on(count: Callable[[Counting], int], used: bool) -> None:
     """Wherever it is, a compiled callable adds to it as eager does."""
     eager, ours = Counting(count, used=used), Counting(count, used=used)
     start = eager.found()
-    compiled = foretrace.compile(ours)
+    compiled = foretrace.compile(ours, fullgraph=True)
     expected = [(eager(X), eager.found()) for _ in range(3)]
     globals()["TIMES"], Counting.calls = start[:2]
     vars(add_up).clear()
@@ -562,7 +565,7 @@ def test_the_content_of_what_an_object_holds() -> None:
 
     foretrace.capture(program, (X,))
     assert config.counts == [0]  # type: ignore[attr-defined]
-    compiled = foretrace.compile(program)
+    compiled = foretrace.compile(program, fullgraph=True)
     for count in (1, 2, 3):
         compiled(X)
         assert config.counts == [count]  # type: ignore[attr-defined]
@@ -594,5 +597,5 @@ def test_a_namespace_of_a_library_counts_on(make: Callable[[], Callable[..., Ten
     SETTINGS.steps = 0
     fn = make()
     foretrace.capture(fn, (X,))
-    compiled = foretrace.compile(fn)
+    compiled = foretrace.compile(fn, fullgraph=True)
     assert [torch.equal(compiled(X), X * count) for count in (1, 2, 3)] == [True] * 3

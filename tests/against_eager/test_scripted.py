@@ -55,7 +55,7 @@ def instead(capture: Callable[..., Any]) -> Callable[..., Any]:
 def test_functions_run_op_by_op(entry: str) -> None:
     args = (torch.randn(3, 4, requires_grad=True),)
     if entry == "compile":
-        compiled = foretrace.compile(with_scripted)
+        compiled = foretrace.compile(with_scripted, fullgraph=True)
         for _ in range(2):
             found, expected = (
                 (fn(*args), *torch.autograd.grad(fn(*args), args)) for fn in (compiled, program)

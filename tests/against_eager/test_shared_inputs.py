@@ -76,10 +76,10 @@ def test_as_eager(program: Callable[..., Any], make: Callable[[], tuple[Tensor, 
     before = [each.clone() for each in example]
     captured = foretrace.capture(program, example, verify=True)
     assert not [*differences(before, [*example], "after the capture")]
-    compiled = foretrace.compile(program)
+    compiled = foretrace.compile(program, fullgraph=True)
     ways: list[Callable[..., Any]] = [
         captured.cut("export"), captured.cut("aten"), captured.compile(), compiled, compiled,
-        foretrace.compile(program, backend="aot_eager"),
+        foretrace.compile(program, backend="aot_eager", fullgraph=True),
     ]  # fmt: skip
     for way in ways:
         theirs = make()
@@ -120,7 +120,10 @@ def trains(a: Tensor, row: Tensor, w: Tensor) -> Tensor:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_gradients(backend: str) -> None:
     """They are of what is read after the write."""
-    w, compiled = torch.randn(4, requires_grad=True), foretrace.compile(trains, backend=backend)
+    w, compiled = (
+        torch.randn(4, requires_grad=True),
+        foretrace.compile(trains, backend=backend, fullgraph=True),
+    )
     for _ in range(2):
         a = torch.randn(3, 4)
         given = [a.clone() for _ in range(4)]
@@ -138,7 +141,7 @@ def test_gradients(backend: str) -> None:
 
 def test_no_memory_in_common() -> None:
     """Another capture; a cut refuses."""
-    compiled = foretrace.compile(written_whole)
+    compiled = foretrace.compile(written_whole, fullgraph=True)
     cut = foretrace.capture(written_whole, whole_and_row()).cut("aten")
     for make in (whole_and_row, lambda: (torch.zeros(3, 4), torch.zeros(4)), whole_and_row):
         args = make()

@@ -83,7 +83,7 @@ FORMS = ["export", "aten", "joint", "pair", "Program.compile", "compile"]
 def _called(form: str, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """What a form gives for `y`, captured with `x`, both batches."""
     if form == "compile":
-        compiled = foretrace.compile(module, dynamic=True)
+        compiled = foretrace.compile(module, dynamic=True, fullgraph=True)
         compiled(x)
         made: Any = compiled(y)
         assert not compiled.recaptures
@@ -267,7 +267,7 @@ def test_a_dim_that_begins_at_two() -> None:
 
 def test_captured_again_where_it_differs() -> None:
     """foretrace.compile shows what was asked, and captures for that size."""
-    compiled = foretrace.compile(more_than_one, dynamic=True)
+    compiled = foretrace.compile(more_than_one, dynamic=True, fullgraph=True)
     for rows in (4, 1, 7, 1):
         x = torch.randn(rows, 5)
         assert torch.equal(compiled(x), more_than_one(x))
@@ -279,7 +279,9 @@ def test_captured_again_where_it_differs() -> None:
 
 def test_another_backend_is_not_shown() -> None:
     """What a backend makes of a graph is its own: a size of 1 is captured again."""
-    compiled = foretrace.compile(folded, dynamic=True, backend=lambda module, _: module)
+    compiled = foretrace.compile(
+        folded, dynamic=True, backend=lambda module, _: module, fullgraph=True
+    )
     for rows in (4, 1):
         x = torch.randn(rows, 5)
         assert all(map(torch.equal, compiled(x), folded(x)))

@@ -60,7 +60,7 @@ def same(ours: list[Tensor], eagers: list[Tensor]) -> bool:
 @pytest.mark.parametrize("fn", PROGRAMS)
 def test_forward_cuts_and_what_autograd_makes_of_them(fn: Callable[..., Tensor]) -> None:
     program = foretrace.capture(fn, tuple(operands(grad=True)))
-    for cut in (program.cut("export"), program.cut("aten"), foretrace.compile(fn)):
+    for cut in (program.cut("export"), program.cut("aten"), foretrace.compile(fn, fullgraph=True)):
         plain = operands(grad=False)
         assert torch.equal(cut(*operands(grad=True)), fn(*plain))
         assert same(gradients(cut), gradients(fn))
@@ -116,6 +116,10 @@ def test_sparse_gradients_are_as_in_eager() -> None:
     "fn",
     [
         lambda x: (x.to_sparse_csr() @ x).sum(),
+        lambda x: torch.sparse_csr_tensor(PLACES.new_tensor([0, 1]), PLACES[:1] * 0, x[0, :1]) @ x,
+        lambda x: torch.sparse_compressed_tensor(
+            PLACES.new_tensor([0, 1]), PLACES[:1] * 0, x[0, :1], layout=torch.sparse_csc
+        ),
         lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(),
     ],
 )

@@ -125,7 +125,7 @@ def test_compiled(kind: type[nn.Module], backend: str) -> None:
     """Each call leaves what eager leaves, and trains as eager does; two captures at most."""
     eager = kind()
     ours = copy.deepcopy(eager)
-    compiled = foretrace.compile(ours, backend=backend)
+    compiled = foretrace.compile(ours, backend=backend, fullgraph=True)
     for step in range(5):
         x = torch.randn(3, 4)
         theirs, mine = eager(x), compiled(x)
@@ -144,7 +144,7 @@ def test_gradients_go_to_the_call_before() -> None:
     """Through two calls, as eager's."""
     eager = Through()
     ours = copy.deepcopy(eager)
-    compiled = foretrace.compile(ours)
+    compiled = foretrace.compile(ours, fullgraph=True)
     batches = [torch.randn(3, 4) for _ in range(3)]
     sum(eager(x) for x in batches).backward()
     sum(compiled(x) for x in batches).backward()
@@ -191,7 +191,7 @@ def test_global_and_cell() -> None:
         held = x * 2
         return held + 1
 
-    compiled, x = foretrace.compile(closes), torch.randn(3)
+    compiled, x = foretrace.compile(closes, fullgraph=True), torch.randn(3)
     for _ in range(3):
         compiled(x)
         assert held is not None
@@ -206,7 +206,7 @@ def test_on_an_input() -> None:
         x.tag, x.level = x * 2, 3  # type: ignore[attr-defined]
         return x + 1
 
-    compiled = foretrace.compile(tags)
+    compiled = foretrace.compile(tags, fullgraph=True)
     for _ in range(2):
         x = torch.randn(3)
         same(compiled(x), x + 1, "result")
@@ -238,7 +238,7 @@ def decode(x: Tensor, cache: Cache, log: dict[str, Tensor]) -> Tensor:
 
 def test_objects_and_dicts_among_the_arguments() -> None:
     """They are filled, and stay the caller's own; a cache that grows is captured three times."""
-    compiled = foretrace.compile(decode)
+    compiled = foretrace.compile(decode, fullgraph=True)
     ours, eager = Cache(2), Cache(2)
     held = [*ours.layers]
     for _ in range(8):
@@ -258,7 +258,7 @@ def test_decoding_with_a_cache_of_transformers() -> None:
         num_attention_heads=4, max_position_embeddings=64,
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval()
-    compiled = foretrace.compile(model)
+    compiled = foretrace.compile(model, fullgraph=True)
     caches, tokens = [DynamicCache(config=config) for _ in range(2)], torch.randint(64, (1, 5))
     for _ in range(20):
         with torch.no_grad():
@@ -302,7 +302,7 @@ def test_another_type_of_state_is_captured_again() -> None:
     """Sizes of a state are guards."""
     eager = Recurrent()
     ours = copy.deepcopy(eager)
-    compiled = foretrace.compile(ours)
+    compiled = foretrace.compile(ours, fullgraph=True)
     for rows in (3, 3, 3):
         x = torch.randn(rows, 4)
         same(compiled(x), eager(x), "result")
@@ -311,3 +311,45 @@ def test_another_type_of_state_is_captured_again() -> None:
     x = torch.randn(3, 4)
     same(compiled(x), eager(x), "result")
     same(ours.hidden, eager.hidden, "state")
+
+
+class Schedule:
+    """Moves its table to where it is used, which is where it is."""
+
+    def __init__(self) -> None:
+        self.table, self.both = torch.rand(5), (torch.rand(5), [torch.rand(5)])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.table = self.table.to(device=x.device)
+        first, (second,) = self.both
+        self.both = (first.to(x.dtype), [second.contiguous()])
+        return x * self.table[:3].to(x.dtype) + first[:3] * second[:3]
+
+
+class Scheduled(nn.Module):
+    """Holds one that is no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.schedule = nn.Linear(3, 3), Schedule()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.schedule(self.inner(x)).sum()
+
+
+@pytest.mark.parametrize("make", [Schedule, Scheduled, lambda: Schedule().__call__])
+def test_what_is_bound_to_itself_is_no_state(make: Callable[[], Any]) -> None:
+    for way in (
+        lambda fn, x: foretrace.capture(fn, (x,)).cut("export"),
+        lambda fn, x: foretrace.capture(fn, (x,)).compile(),
+        lambda fn, _: foretrace.compile(fn),
+    ):
+        eager = make()
+        ours = copy.deepcopy(eager)
+        call = way(ours, torch.randn(3, requires_grad=True))
+        for _ in range(3):
+            x = torch.randn(3, requires_grad=True)
+            same(call(x), eager(x), "result")
+        held = getattr(ours, "schedule", getattr(ours, "__self__", ours))
+        assert type(held.table) is Tensor
+        assert type(held.both[1][0]) is Tensor

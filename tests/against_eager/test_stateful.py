@@ -108,7 +108,9 @@ class World:
 @pytest.mark.parametrize("seed", range(8))
 def test_eager_beside(seed: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(seed, monkeypatch)
-    compiled = foretrace.compile(world.net, dynamic=True if "open" in kind else None)
+    compiled = foretrace.compile(
+        world.net, dynamic=True if "open" in kind else None, fullgraph=True
+    )
     cut: Any = None
     for _ in range(12):
         given = world.arguments()

@@ -44,7 +44,7 @@ def part(first: int) -> Tensor:
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("fn", READING)
 def test_compile_captures_again(fn: Program, dynamic: bool) -> None:
-    compiled = foretrace.compile(fn, dynamic=dynamic)
+    compiled = foretrace.compile(fn, dynamic=dynamic, fullgraph=True)
     for first in (2, 3, 1):
         assert torch.equal(compiled(part(first)), fn(part(first)))
 
@@ -60,7 +60,7 @@ def test_a_cut_refuses(fn: Program, cut: str) -> None:
 
 @pytest.mark.parametrize("fn", NOT_READING)
 def test_no_guard_where_it_is_not_read(fn: Program) -> None:
-    compiled = foretrace.compile(fn)
+    compiled = foretrace.compile(fn, fullgraph=True)
     for first in (2, 3, 0):
         assert torch.equal(compiled(part(first)), fn(part(first)))
     assert not compiled.recaptures
@@ -135,7 +135,7 @@ def with_gradient(fn: Callable[[Tensor], object], first: int) -> list[Tensor]:
 def test_views_of_written_memory_that_begins_later(fn: Program, entry: str) -> None:
     """The graph's copies begin elsewhere than the input, and it counts from where they do."""
     if entry == "compile":
-        taken: Callable[[Tensor], object] = foretrace.compile(fn)
+        taken: Callable[[Tensor], object] = foretrace.compile(fn, fullgraph=True)
     else:
         program = foretrace.capture(fn, (trained_part(16)[1],))
         taken = program.compile("eager") if entry == "joint" else program.cut(entry)

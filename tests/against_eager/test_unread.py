@@ -96,8 +96,8 @@ def test_eagers_errors_come(program: Program) -> None:
     calls = [captured.cut(kind) for kind in ("export", "aten")]
     joint, tangent = captured.cut("joint"), torch.ones(3, 4)
     calls.append(lambda *args: joint(*args, tangents=(tangent,)))
-    calls.append(foretrace.compile(program))
-    calls.append(foretrace.compile(program, backend=lambda module, inputs: module))
+    calls.append(foretrace.compile(program, fullgraph=True))
+    calls.append(foretrace.compile(program, backend=lambda module, inputs: module, fullgraph=True))
     for call in calls:
         call(x, fits)
         with pytest.raises((RuntimeError, IndexError)) as ours:

@@ -96,7 +96,7 @@ def test_open_sizes_and_values_together() -> None:
 
 
 def test_a_compiled_callable_captures_each_answer_once() -> None:
-    compiled = foretrace.compile(masked)
+    compiled = foretrace.compile(masked, fullgraph=True)
     for mask in (YES, NO, YES, NO):
         assert torch.equal(compiled(X, mask), masked(X, mask))
     (again,) = compiled.recaptures
@@ -178,7 +178,7 @@ def test_answers_that_change_at_each_call_end_in_a_refusal() -> None:
     def fn(x: Tensor) -> Tensor:
         return x * len(range(int(x.sum())))
 
-    compiled = foretrace.compile(fn)
+    compiled = foretrace.compile(fn, fullgraph=True)
     ones = torch.ones(4, dtype=torch.int64)
     with warnings.catch_warnings(action="ignore"):
         for number in range(65):
@@ -343,7 +343,7 @@ def test_questions_about_random_numbers_are_answered_as_eager_draws(seed: int) -
 
 
 def test_a_compiled_callable_draws_as_eager_whatever_the_answers() -> None:
-    compiled = foretrace.compile(draws_and_asks)
+    compiled = foretrace.compile(draws_and_asks, fullgraph=True)
     with torch.random.fork_rng():
         for seed in range(24):
             seeded(seed)
@@ -364,7 +364,7 @@ def test_what_is_asked_in_the_middle_runs_once() -> None:
         y = x.exp().sin().cos()
         return y * 2 if (y < 2).all() else y
 
-    compiled = foretrace.compile(fn)
+    compiled = foretrace.compile(fn, fullgraph=True)
     compiled(X)
     with torch.profiler.profile() as seen:
         found = compiled(X)
@@ -373,7 +373,7 @@ def test_what_is_asked_in_the_middle_runs_once() -> None:
 
 
 def test_threads_capture_each_answer_once() -> None:
-    compiled, wrong = foretrace.compile(masked), []
+    compiled, wrong = foretrace.compile(masked, fullgraph=True), []
 
     def work(start: int) -> None:
         for turn in range(50):
@@ -392,7 +392,7 @@ def test_threads_capture_each_answer_once() -> None:
 
 @pytest.mark.parametrize("given", [YES, NO], ids=["yes", "no"])
 def test_other_backends_ask_before(given: Tensor) -> None:
-    compiled = foretrace.compile(masked, backend=lambda graph, inputs: graph)
+    compiled = foretrace.compile(masked, backend=lambda graph, inputs: graph, fullgraph=True)
     for mask in (YES, NO, given):
         x = X.detach().requires_grad_()
         compiled(x, mask).backward()

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import foretrace
+from tests.support.compare import same_as_eager
 from tests.support.exporting import as_module
 from tests.support.pairs import PairCut
 
@@ -110,7 +111,7 @@ def backward(fn: Callable[[Tensor], Tensor], x: Tensor) -> str:
 def test_a_backward_that_eager_refuses(fn: Program) -> None:
     assert "modified by an inplace operation" in backward(fn, given())
     program = foretrace.capture(fn, (given(),))
-    for ways in (program.cut("export"), program.cut("aten"), foretrace.compile(fn)):
+    for ways in (program.cut("export"), program.cut("aten"), foretrace.compile(fn, fullgraph=True)):
         assert "modified by an inplace operation" in backward(ways, given())
         with torch.no_grad():
             assert torch.equal(ways(given()), fn(given()))
@@ -263,7 +264,8 @@ def returned_after_a_write(x: Tensor) -> Tensor:
 
 def test_a_view_that_no_caller_could_ask_for_a_gradient() -> None:
     """Taken and written over under no_grad around the program: eager raises at the next use."""
-    for ways in (foretrace.compile(returned_after_a_write), lambda x: foretrace.capture(
+    compiled = foretrace.compile(returned_after_a_write, fullgraph=True)
+    for ways in (compiled, lambda x: foretrace.capture(
         returned_after_a_write, (x,)
     )):  # fmt: skip
         with torch.no_grad(), pytest.raises(foretrace.Refusal) as caught:
@@ -286,7 +288,10 @@ def test_a_backward_that_begins_at_a_view_without_a_history() -> None:
     """Eager refuses it, for all that it requires grad; the other outputs train."""
     leaf = torch.randn(3, 3, requires_grad=True)
     program = foretrace.capture(loose, (leaf,))
-    compiled = foretrace.compile(loose), foretrace.compile(loose, backend=passing)
+    compiled = (
+        foretrace.compile(loose, fullgraph=True),
+        foretrace.compile(loose, backend=passing, fullgraph=True),
+    )
     for ways in (loose, program.cut("export"), program.compile(), *compiled):
         x = torch.randn(3, 3, requires_grad=True)
         view, other = ways(x)
@@ -311,7 +316,7 @@ def test_a_view_under_no_grad_has_it_of_the_base_of_all_after_a_write_unseen() -
         return view, view.requires_grad, view * 2, x.data[1]
 
     for backend, of_itself in itertools.product(("eager", passing), (True, False)):
-        compiled = foretrace.compile(program, backend=backend)
+        compiled = foretrace.compile(program, backend=backend, fullgraph=True)
         for ways in (program, compiled):
             x = torch.randn(3, 4).requires_grad_() if of_itself else torch.randn(4, 3).t()
             with torch.no_grad():
@@ -327,7 +332,7 @@ def behind_a_leaf(x: Tensor) -> Tensor:
 def test_an_output_that_only_a_leaf_made_inside_is_behind() -> None:
     x = torch.randn(3)
     for backend in ("eager", passing):
-        out = foretrace.compile(behind_a_leaf, backend=backend)(x)
+        out = foretrace.compile(behind_a_leaf, backend=backend, fullgraph=True)(x)
         assert out.requires_grad
         assert not out.is_leaf
         out.sum().backward()
@@ -428,7 +433,7 @@ HISTORIES = [squared, part_squared, known_by_its_result, with_noise]
 def test_an_input_with_a_history_is_written(fn: Program, way: str) -> None:
     """Autograd saves a copy of what the write itself needs, so writing back is no harm."""
     program = foretrace.capture(fn, (given() * 1,))
-    ways = {"compile": foretrace.compile(fn), "Program.compile": program.compile()}
+    ways = {"compile": foretrace.compile(fn, fullgraph=True), "Program.compile": program.compile()}
     call = ways.get(way) or program.cut(way)
     seen = []
     for run in (fn, call):
@@ -468,7 +473,7 @@ def test_a_view_under_no_grad_is_as_the_base_of_its_tensor() -> None:
         for cut in ("export", "aten"):
             made = foretrace.capture(as_it_says, (x,)).cut(cut)(x)
             assert [t.requires_grad for t in made] == eager
-        assert [t.requires_grad for t in foretrace.compile(as_it_says)(x)] == eager
+        assert [t.requires_grad for t in foretrace.compile(as_it_says, fullgraph=True)(x)] == eager
 
 
 HELD = torch.ones(3, requires_grad=True)
@@ -493,7 +498,10 @@ def no_longer_trained_either(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("fn", [data_bound, no_longer_trained, no_longer_trained_either])
 def test_what_python_changes_of_a_tensor_from_outside(fn: Program) -> None:
     before, x = HELD.data_ptr(), torch.randn(3)
-    for run in (lambda: foretrace.capture(fn, (x,)), lambda: foretrace.compile(fn)(x)):
+    for run in (
+        lambda: foretrace.capture(fn, (x,)),
+        lambda: foretrace.compile(fn, fullgraph=True)(x),
+    ):
         with pytest.raises(foretrace.Refusal) as caught:
             run()
         assert caught.value.kind == "side effect"
@@ -532,8 +540,8 @@ QUIET = [by_a_detached_tensor, written_under_no_grad]
 WAYS: list[Callable[[Program, Tensor], Program]] = [
     lambda fn, x: foretrace.capture(fn, (x,)).cut("export"),
     lambda fn, x: foretrace.capture(fn, (x,)).compile(),
-    lambda fn, x: foretrace.compile(fn),
-    lambda fn, x: foretrace.compile(fn, backend=lambda graph, inputs: graph),
+    lambda fn, x: foretrace.compile(fn, fullgraph=True),
+    lambda fn, x: foretrace.compile(fn, backend=lambda graph, inputs: graph, fullgraph=True),
 ]
 
 
@@ -585,7 +593,7 @@ BUFFER = torch.zeros(3)
 
 def test_what_a_buffer_was_computed_from_is_behind_it() -> None:
     """A write over all of it leaves zeros of that, for which eager asks the old history."""
-    for way in (kept_in_a_buffer, foretrace.compile(kept_in_a_buffer)):
+    for way in (kept_in_a_buffer, foretrace.compile(kept_in_a_buffer, fullgraph=True)):
         BUFFER.detach_().zero_()
         x = torch.randn(3, requires_grad=True)
         way(x).sum().backward()
@@ -607,7 +615,7 @@ def test_what_an_input_held_adds_no_zeros_to_its_gradient(entry: str) -> None:
     if entry == "cut":
         call = foretrace.capture(zeroed, (leaf * 1,)).cut("export")
     elif entry == "compile":
-        call = foretrace.compile(zeroed)
+        call = foretrace.compile(zeroed, fullgraph=True)
     call(leaf * 1).backward(-torch.ones(3, 4))
     assert leaf.grad is not None
     assert torch.signbit(leaf.grad).all()
@@ -630,3 +638,74 @@ def test_each_use_below_one_op_is_apart(cut: str) -> None:
         torch.autograd.backward(fn(x), gradients)
         found.append(x.grad)
     assert torch.equal(*found)
+
+
+def counts_of_writes(x: Tensor) -> list[Tensor]:
+    """Read at once, as what is written later is counted, too."""
+    y, t = x * 2, torch.tensor([1.0, 2.0])
+    found = [y._version, t._version]
+    y.add_(1)
+    z, data, detached = y[0], y.data, y.detach()
+    z.mul_(2)
+    data.zero_()
+    detached.zero_()
+    found += [y._version, z._version, data._version, detached._version, y.data._version]
+    t += 1
+    room = torch.empty(3).uniform_()
+    room[0] = 1.0
+    torch.exp(x[0], out=room)
+    put = x.index_put((torch.tensor([0]),), x[0])
+    composites = F.linear(x, x), F.layer_norm(x, (3,)), torch.einsum("ij,kj->ik", x, x), put
+    found += [t._version, room._version, *(each._version for each in composites)]
+    return [x * float(count) for count in found]
+
+
+class Counting(torch.nn.Linear):
+    """Asked inside of a module and of what it gave."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        y += 1
+        return y * float(y._version) if y._base is None and not y._is_view() else y
+
+
+def test_what_the_program_has_made_counts_its_writes() -> None:
+    x = torch.randn(3, 3)
+    same_as_eager(counts_of_writes, (x,), cuts=("export", "aten"))
+    same_as_eager(Counting(3, 3), (x,), loss=None)
+    assert torch.equal(foretrace.compile(Counting(3, 3), dynamic=True)(x).isnan(), x > torch.inf)
+
+
+class Writes(torch.autograd.Function):
+    """Its forward writes to what it gives."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return (x * 2).add_(1)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+ASKS: list[Callable[[Tensor], int]] = [
+    lambda x: x._version, lambda x: x[0]._version, lambda x: x.detach()._version,
+    lambda x: Writes.apply(x)._version,
+    lambda x: torch.cond(x.sum() > 0, lambda y: y + y._version, lambda y: y + 0, (x,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_what_a_call_brings_is_not_known(ask: Callable[[Tensor], int]) -> None:
+    with pytest.raises(foretrace.Refusal, match="`_version`"):
+        foretrace.capture(lambda x: x * ask(x), (torch.ones(3),))
+
+
+def test_an_inference_tensor_has_no_version() -> None:
+    @torch.inference_mode()
+    def program(x: Tensor) -> Tensor:
+        y = x * 2
+        return y * y._version
+
+    with pytest.raises(foretrace.Refusal, match="`_version`"):
+        foretrace.capture(program, (torch.ones(3),))

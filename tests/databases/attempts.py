@@ -203,6 +203,6 @@ def warm(routes: Sequence[str] = ()) -> None:
         captured = foretrace.capture(program, (x, y), dynamic_shapes=dynamic)
         captured.cut("joint", loss=0)(x, y)
         captured.cut("export")(x, y)
-        foretrace.compile(program, dynamic=dynamic)(x, y)
+        foretrace.compile(program, dynamic=dynamic, fullgraph=True)(x, y)
     if {"dynamo", "torch.compile"} & set(routes):  # it replaces functions of torch's, once
         torch.compile(program, backend="eager")(x, y)

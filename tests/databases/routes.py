@@ -85,7 +85,9 @@ def _export(attempt: Attempt) -> Made:
 
 
 def _compile(attempt: Attempt) -> Made:
-    return foretrace.compile(attempt.live.fn, dynamic=True if attempt.sample.dynamic else None)
+    return foretrace.compile(
+        attempt.live.fn, dynamic=True if attempt.sample.dynamic else None, fullgraph=True
+    )
 
 
 def _dynamo(backend: str) -> Route:

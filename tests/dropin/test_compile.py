@@ -70,7 +70,7 @@ CHANGED_ARGUMENTS = {
 @pytest.mark.parametrize("name", CHANGED_ARGUMENTS)
 def test_another_argument(name: str, backend) -> None:
     args, reason = CHANGED_ARGUMENTS[name]
-    compiled = foretrace.compile(product, backend=backend)
+    compiled = foretrace.compile(product, backend=backend, fullgraph=True)
     same(product(X, W), compiled(X, W))
     if name == "meta":  # nothing to compare: it has no data
         assert compiled(*args).device.type == "meta"
@@ -86,7 +86,7 @@ def test_python_arguments() -> None:
         return y.pow(power) if mode == "a" else y + len(options["names"])
 
     x = torch.randn(3).abs()
-    compiled = foretrace.compile(fn)
+    compiled = foretrace.compile(fn, fullgraph=True)
     compiled(x, {"scale": 2, "names": ["n"]})
     first = {"scale": 2, "names": ["n"]}
     for args, kwargs, reason in (
@@ -116,7 +116,7 @@ def shifted(x: Tensor) -> Tensor:
 
 
 def test_globals(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled, x = foretrace.compile(reads_globals), torch.randn(3)
+    compiled, x = foretrace.compile(reads_globals, fullgraph=True), torch.randn(3)
     same(reads_globals(x), compiled(x))
     monkeypatch.setitem(globals(), "SCALE", 3.0)
     check_call(compiled, reads_globals, (x,), "global SCALE is 3.0")
@@ -140,7 +140,7 @@ def test_closure_cells() -> None:
     def fn(x: Tensor) -> Tensor:
         return inner(x) * factor
 
-    compiled, x = foretrace.compile(fn), torch.randn(3)
+    compiled, x = foretrace.compile(fn, fullgraph=True), torch.randn(3)
     same(fn(x), compiled(x))
     factor = 3
     check_call(compiled, fn, (x,), "closed-over factor is 3")
@@ -244,7 +244,7 @@ CHANGES = {
 def test_a_module_that_changed(change, backend) -> None:
     torch.manual_seed(0)
     net = Net()
-    compiled, x = foretrace.compile(net, backend=backend), torch.randn(5, 4)
+    compiled, x = foretrace.compile(net, backend=backend, fullgraph=True), torch.randn(5, 4)
     compiled(x)
     net.config.unread = 7
     net.unread = 3
@@ -265,7 +265,7 @@ def test_states_of_torch() -> None:
     def fn(x: Tensor) -> tuple[Tensor, Tensor]:
         return x @ x.t(), torch.ones(2)
 
-    compiled, x = foretrace.compile(fn), torch.randn(3, 3, requires_grad=True)
+    compiled, x = foretrace.compile(fn, fullgraph=True), torch.randn(3, 3, requires_grad=True)
     compiled(x)
     with torch.no_grad():
         check_call(compiled, fn, (x,), "grad_mode")
@@ -291,7 +291,7 @@ def test_states_of_torch() -> None:
 
 def test_autocast_trains_as_eager() -> None:
     linear = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
-    compiled, x = foretrace.compile(linear), torch.randn(3, 4)
+    compiled, x = foretrace.compile(linear, fullgraph=True), torch.randn(3, 4)
     for _ in range(2):
         with torch.autocast("cpu"):
             expected, found = linear(x), compiled(x)
@@ -315,7 +315,7 @@ def counts(x: Tensor) -> Tensor:
 @both
 def test_a_counter_counts(backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "CALLS", 0)
-    compiled, x = foretrace.compile(counts, backend=backend), torch.ones(2)
+    compiled, x = foretrace.compile(counts, backend=backend, fullgraph=True), torch.ones(2)
     for call in (1, 2, 3):
         same(x * call, compiled(x))
         assert call == CALLS
@@ -333,7 +333,7 @@ def test_a_counter_in_a_module_and_in_a_closure() -> None:
             return x * self.calls
 
     module, x = Counter(), torch.ones(2)
-    compiled = foretrace.compile(module)
+    compiled = foretrace.compile(module, fullgraph=True)
     for call in (1, 2, 3):
         same(x * call, compiled(x))
         assert (module.calls, module.seen) == (call, True)
@@ -345,7 +345,7 @@ def test_a_counter_in_a_module_and_in_a_closure() -> None:
         count += 1
         return x * count
 
-    compiled = foretrace.compile(fn)
+    compiled = foretrace.compile(fn, fullgraph=True)
     for call in (1, 2, 3):
         same(x * call, compiled(x))
         assert call == count
@@ -383,11 +383,11 @@ def test_a_counter_in_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(2)
     for fn, more in ((by_method, 5), (directly, 0)):
         monkeypatch.setattr(TALLY, "count", 0)
-        compiled = foretrace.compile(fn)
+        compiled = foretrace.compile(fn, fullgraph=True)
         for call in (1, 2, 3):
             same(x * call + more, compiled(x))
             assert TALLY.count == call
-    compiled = foretrace.compile(first_binding)
+    compiled = foretrace.compile(first_binding, fullgraph=True)
     for _ in range(3):
         same(x * 3, compiled(x))
         assert globals()["BOUND_BY_THE_RUN"] == 3
@@ -410,7 +410,7 @@ def test_other_changes_are_refused() -> None:
 
     for fn in (appends, keeps):
         with pytest.raises(foretrace.Refusal) as caught:
-            foretrace.compile(fn)(torch.ones(2))
+            foretrace.compile(fn, fullgraph=True)(torch.ones(2))
         assert caught.value.kind == "side effect"
         assert not log
         assert not kept
@@ -421,7 +421,7 @@ def test_other_changes_are_refused() -> None:
 
 @both
 def test_a_size_that_varies_is_open_from_the_second_on(backend) -> None:
-    compiled = foretrace.compile(product, backend=backend)
+    compiled = foretrace.compile(product, backend=backend, fullgraph=True)
     for rows in (3, 5, 7, 9):
         x = leaf(rows, 4)
         expected, found = product(x, W), compiled(x, W)
@@ -440,7 +440,7 @@ def test_rows_that_are_apart(backend) -> None:
         y[0] = 2
         return y, x.sum(1)
 
-    compiled = foretrace.compile(fn, backend=backend)
+    compiled = foretrace.compile(fn, backend=backend, fullgraph=True)
     for rows, width in ((4, 5), (6, 7), (5, 8), (7, 9)):
         both = [torch.randn(rows, width, generator=torch.Generator().manual_seed(0)) for _ in "12"]
         ours, eagers = (x[:, :3] for x in both)
@@ -467,7 +467,7 @@ class Cache(nn.Module):
 @both
 def test_a_place_that_sizes_move(backend) -> None:
     cache, eager = Cache(), Cache()
-    compiled = foretrace.compile(cache, backend=backend)
+    compiled = foretrace.compile(cache, backend=backend, fullgraph=True)
     for rows in (2, 3, 3, 5, 1):
         x = torch.randn(rows, 4)
         same(compiled(x), eager(x))
@@ -476,7 +476,7 @@ def test_a_place_that_sizes_move(backend) -> None:
 
 
 def test_never_open_and_open_at_once() -> None:
-    never, always = (foretrace.compile(product, dynamic=d) for d in (False, True))
+    never, always = (foretrace.compile(product, dynamic=d, fullgraph=True) for d in (False, True))
     for rows in (3, 5, 7):
         never(leaf(rows, 4), W)
         always(leaf(rows, 4), W)
@@ -491,7 +491,7 @@ def branches(x: Tensor) -> Tensor:
 
 
 def test_a_guard_on_a_size_has_the_line() -> None:
-    compiled = foretrace.compile(branches, dynamic=True)
+    compiled = foretrace.compile(branches, dynamic=True, fullgraph=True)
     compiled(torch.ones(6))
     compiled(torch.ones(9))
     same(torch.full((3,), 2.0), compiled(torch.ones(3)))
@@ -513,7 +513,7 @@ def test_any_shapes(shapes: list[tuple[int, int, int]], dynamic: bool | None) ->
         z = torch.cat([x, y], 1)
         return z.sum(0, keepdim=True) * z, z.view(-1)
 
-    compiled = foretrace.compile(fn, dynamic=dynamic)
+    compiled = foretrace.compile(fn, dynamic=dynamic, fullgraph=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for a, b, c in shapes:
@@ -533,7 +533,7 @@ def test_an_output_without_gradient_leaves_none(backend) -> None:
         return y.exp() + w, (y * w).relu(), F.dropout(x, 0.5)
 
     given_ = [leaf(3), leaf(3, seed=1), leaf(3, seed=2)]
-    compiled = foretrace.compile(fn, backend=backend)
+    compiled = foretrace.compile(fn, backend=backend, fullgraph=True)
     for used in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)):
         sides = []
         for call in (fn, compiled):
@@ -552,9 +552,9 @@ def test_double_backward() -> None:
         (slope,) = torch.autograd.grad(call(x, w).sum(), x, create_graph=True)
         return torch.autograd.grad((slope * slope).sum(), (x, w))
 
-    same(penalty(product), penalty(foretrace.compile(product)))
+    same(penalty(product), penalty(foretrace.compile(product, fullgraph=True)))
     with pytest.raises(foretrace.Refusal) as caught:
-        penalty(foretrace.compile(product, backend=BACKENDS["graph modules"]))
+        penalty(foretrace.compile(product, backend=BACKENDS["graph modules"], fullgraph=True))
     assert caught.value.kind == "double backward"
 
 
@@ -565,7 +565,7 @@ def test_writing_to_what_was_saved_is_an_error(backend) -> None:
         return y, y.exp()
 
     x = leaf(3)
-    for call in (fn, foretrace.compile(fn, backend=backend)):
+    for call in (fn, foretrace.compile(fn, backend=backend, fullgraph=True)):
         first, second = call(x)
         with torch.no_grad():
             first.mul_(2)
@@ -581,7 +581,7 @@ def test_writing_to_what_was_saved_is_an_error(backend) -> None:
 def test_an_output_may_be_written_to(backend) -> None:
     linear, x = nn.Linear(4, 4), torch.randn(2, 3, 4)
     sides = []
-    for call in (linear, foretrace.compile(linear, backend=backend)):
+    for call in (linear, foretrace.compile(linear, backend=backend, fullgraph=True)):
         out = call(x)
         out[..., 0] = 0
         out.mul_(3)
@@ -594,11 +594,11 @@ def test_a_view_of_an_input_is_not_written_to_in_silence() -> None:
         y = x * 2
         return y, y[0]
 
-    compiled = foretrace.compile(fn, backend=BACKENDS["graph modules"])
+    compiled = foretrace.compile(fn, backend=BACKENDS["graph modules"], fullgraph=True)
     whole, part = compiled(leaf(3, 2))
     with pytest.raises(RuntimeError, match="inplace"):
         part.mul_(2)
-    whole, part = foretrace.compile(fn)(leaf(3, 2))
+    whole, part = foretrace.compile(fn, fullgraph=True)(leaf(3, 2))
     part.mul_(2)
     assert whole.grad_fn.name().endswith("CopySlices")
 
@@ -610,7 +610,7 @@ def test_gradients_accumulate_and_hooks_run(backend) -> None:
         torch.manual_seed(0)
         net, x = nn.Linear(3, 3), torch.randn(2, 3)
         net.weight.register_hook(lambda g: g * 2)
-        call = foretrace.compile(net, backend=backend) if compiled else net
+        call = foretrace.compile(net, backend=backend, fullgraph=True) if compiled else net
         for _ in range(3):
             out = call(x)
             out.register_hook(lambda g: g + 1)
@@ -623,7 +623,7 @@ def test_gradients_accumulate_and_hooks_run(backend) -> None:
 def test_a_tangent_in_another_layout(backend) -> None:
     x, w = leaf(3, 4), leaf(4, seed=1)
     tangent = torch.randn(4, 3).t()
-    calls = (product, foretrace.compile(product, backend=backend))
+    calls = (product, foretrace.compile(product, backend=backend, fullgraph=True))
     sides = [torch.autograd.grad(call(x, w), (x, w), tangent) for call in calls]
     assert all(map(torch.equal, *sides))  # a graph's gradient may have another layout
 
@@ -641,10 +641,10 @@ def test_writes_that_autograd_follows(backend) -> None:
         return out, cache, torch.autograd.grad((out * cache).sum(), x)
 
     if backend == "eager":
-        same(run(fn), run(foretrace.compile(fn)))
+        same(run(fn), run(foretrace.compile(fn, fullgraph=True)))
         return
     with pytest.raises(foretrace.Refusal) as caught:
-        run(foretrace.compile(fn, backend=backend))
+        run(foretrace.compile(fn, backend=backend, fullgraph=True))
     assert caught.value.kind == "followed write"
 
 
@@ -654,7 +654,7 @@ def test_inputs_that_share_memory(backend) -> None:
         a.add_(1)
         return a * b
 
-    compiled, x = foretrace.compile(writes, backend=backend), torch.ones(4)
+    compiled, x = foretrace.compile(writes, backend=backend, fullgraph=True), torch.ones(4)
     same(torch.full((4,), 2.0), compiled(x.clone(), x.clone()))
     with pytest.raises(foretrace.Refusal) as caught:
         compiled(x[:2], x[:2])
@@ -674,7 +674,7 @@ def test_decorators_and_methods() -> None:
         """Doc."""
         return x * 2
 
-    @foretrace.compile(dynamic=True)
+    @foretrace.compile(dynamic=True, fullgraph=True)
     def open_(x: Tensor) -> Tensor:
         return x * 2
 
@@ -700,7 +700,7 @@ def test_decorators_and_methods() -> None:
 
 def test_a_compiled_module_is_the_module() -> None:
     net = Net()
-    compiled, x = foretrace.compile(net), torch.randn(5, 4)
+    compiled, x = foretrace.compile(net, fullgraph=True), torch.randn(5, 4)
     assert isinstance(compiled, Net)
     assert list(compiled.state_dict()) == list(net.state_dict())
     assert [id(p) for p in compiled.parameters()] == [id(p) for p in net.parameters()]
@@ -717,7 +717,7 @@ def test_a_compiled_module_is_the_module() -> None:
 
 
 def test_source_can_be_read_in_a_traceback() -> None:
-    compiled = foretrace.compile(lambda x: torch.linalg.cholesky(x * 2).sum())
+    compiled = foretrace.compile(lambda x: torch.linalg.cholesky(x * 2).sum(), fullgraph=True)
     same(torch.linalg.cholesky(torch.eye(2) * 2).sum(), compiled(torch.eye(2)))
     with pytest.raises(torch.linalg.LinAlgError) as caught:
         compiled(-torch.eye(2))
@@ -732,8 +732,8 @@ def test_source_can_be_read_in_a_traceback() -> None:
 
 
 def test_a_compiled_callable_inside_another() -> None:
-    inner = foretrace.compile(lambda x: x * SCALE)
-    outer = foretrace.compile(lambda x: inner(x) + 1)
+    inner = foretrace.compile(lambda x: x * SCALE, fullgraph=True)
+    outer = foretrace.compile(lambda x: inner(x) + 1, fullgraph=True)
     x = torch.ones(3)
     same(x * SCALE + 1, outer(x))
     assert foretrace.capture(lambda x: inner(x) + 1, (x,)).cut("export").nodes == (
@@ -742,7 +742,7 @@ def test_a_compiled_callable_inside_another() -> None:
 
 
 def test_transforms_and_modes_see_the_program() -> None:
-    compiled, x = foretrace.compile(lambda x: x.sin() * 2), torch.randn(3, 2)
+    compiled, x = foretrace.compile(lambda x: x.sin() * 2, fullgraph=True), torch.randn(3, 2)
     compiled(x)
     same(torch.func.vmap(lambda x: x.sin() * 2)(x), torch.func.vmap(compiled)(x))
     grad = torch.func.grad(lambda x: compiled(x).sum())(x)
@@ -750,7 +750,7 @@ def test_transforms_and_modes_see_the_program() -> None:
 
 
 def test_threads() -> None:
-    compiled, wrong = foretrace.compile(product), list[object]()
+    compiled, wrong = foretrace.compile(product, fullgraph=True), list[object]()
 
     def work(x: Tensor) -> None:
         for _ in range(50):
@@ -765,7 +765,7 @@ def test_threads() -> None:
 
 
 def test_many_captures_are_told_once() -> None:
-    compiled, x = foretrace.compile(lambda x, n: x * n), torch.ones(2)
+    compiled, x = foretrace.compile(lambda x, n: x * n, fullgraph=True), torch.ones(2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for n in range(12):
@@ -778,20 +778,20 @@ def test_many_captures_are_told_once() -> None:
 WRONG = {
     "unknown option": {"mode": "max-autotune"},
     "unknown backend": {"backend": "egaer"},
-    "wrong call": {"fullgraph": False},
+    "wrong call": {"fullgraph": "yes"},
 }
 
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_wrong_options(kind: str) -> None:
     with pytest.raises(foretrace.Refusal) as caught:
-        foretrace.compile(product, **WRONG[kind])
+        foretrace.compile(product, **{"fullgraph": True, **WRONG[kind]})
     assert caught.value.kind == kind
     assert caught.value.do
 
 
 def test_a_backend_that_gives_nothing() -> None:
-    compiled = foretrace.compile(product, backend=lambda gm, inputs: None)
+    compiled = foretrace.compile(product, backend=lambda gm, inputs: None, fullgraph=True)
     with pytest.raises(foretrace.Refusal) as caught:
         compiled(X, W)
     assert caught.value.kind == "wrong backend"
@@ -804,7 +804,7 @@ def test_a_backend_gets_both_halves() -> None:
         seen.append((type(gm).__name__, [tuple(each.shape) for each in inputs]))
         return gm.forward
 
-    compiled = foretrace.compile(product, backend=backend)
+    compiled = foretrace.compile(product, backend=backend, fullgraph=True)
     compiled(X, W).sum().backward()
     assert [name for name, _ in seen] == ["Forward", "Backward"]
     assert seen[0][1] == [(3, 4), (4,)]
@@ -839,8 +839,8 @@ def test_the_switches_of_attention() -> None:
         return torch.nn.functional.scaled_dot_product_attention(q, q, q)
 
     q = torch.randn(1, 2, 8, 4, requires_grad=True)
-    graphs = foretrace.compile(attends, backend=lambda module, _: module)
-    straight = foretrace.compile(attends)
+    graphs = foretrace.compile(attends, backend=lambda module, _: module, fullgraph=True)
+    straight = foretrace.compile(attends, fullgraph=True)
     for backends in ([SDPBackend.FLASH_ATTENTION], [SDPBackend.MATH]):
         with sdpa_kernel(backends):
             assert torch.equal(graphs(q), attends(q))
@@ -859,7 +859,7 @@ def test_a_view_of_a_written_tensor_alone_has_its_history_through_a_backend() ->
         y.detach()[0].add_(1)
         return y
 
-    compiled = foretrace.compile(program, backend=lambda graph, inputs: graph)
+    compiled = foretrace.compile(program, backend=lambda graph, inputs: graph, fullgraph=True)
     with torch.no_grad():
         expected, found = program(), compiled()
     for y in (expected, found):

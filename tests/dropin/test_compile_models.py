@@ -51,7 +51,7 @@ def step(call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) ->
 def compare(module: nn.Module, args: Any, kwargs: Any, backend: Any) -> None:
     eager = copy.deepcopy(module)
     expected = step(eager, eager, args, kwargs)
-    compiled = foretrace.compile(module, backend=backend)
+    compiled = foretrace.compile(module, backend=backend, fullgraph=True)
     found = step(compiled, module, args, kwargs)
     assert found.keys() == expected.keys()
     different = [name for name in expected if not same(found[name], expected[name])]
@@ -87,7 +87,7 @@ def test_padding(name: str, backend: Any) -> None:
     model, inputs = make(name)
     padded = {**inputs, "attention_mask": inputs["attention_mask"].clone()}
     padded["attention_mask"][:, -3:] = 0
-    compiled = foretrace.compile(model, backend=backend)
+    compiled = foretrace.compile(model, backend=backend, fullgraph=True)
     for given in (inputs, padded, inputs, padded):
         expected, found = step(model, model, (), given), step(compiled, model, (), given)
         assert not [key for key in expected if not same(found[key], expected[key])]

@@ -15,6 +15,7 @@ from tests.support.subject import Snapshot, Subject
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 
 NEEDS_GRAD = {"hook_on_a_tensor", "gradient_of_a_gradient"}  # eager raises without
+NEEDS_GRAD |= {name for name, case in CASES.items() if case.section == "hooks"}
 ONE_NODE = {
     *("reshapes_that_do_nothing", "returned_itself_after_writes_unseen"),
     "parameter_returned_after_a_write_unseen",
@@ -27,7 +28,7 @@ def run_both(case: Case, backend: object, *, grad: bool) -> list[foretrace.Recap
     """Twice from the same state; the second call is answered by the capture of the first."""
     given = case.subject()
     live = given.fresh()
-    compiled = foretrace.compile(live.fn, backend=backend)
+    compiled = foretrace.compile(live.fn, backend=backend, fullgraph=True)
     for call in ("the first call", "the second call")[: 1 if "generator" in case.name else 2]:
         fresh = given.fresh()
         ran = Subject(live.fn, fresh.args, fresh.kwargs)

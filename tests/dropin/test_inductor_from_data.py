@@ -31,7 +31,7 @@ def test_trains_on_other_data(name: str) -> None:
     make, calls = CASES[name]
     live: Any = make()
     eager = copy.deepcopy(live)
-    compiled = foretrace.compile(live, backend="inductor")
+    compiled = foretrace.compile(live, backend="inductor", fullgraph=True)
     for inputs in calls:
         assert same(trained(eager, eager, inputs), trained(live, compiled, inputs))
     assert not compiled.recaptures
@@ -49,7 +49,7 @@ def test_floats_of_data_stay_open(name: str) -> None:
     make, calls = FLOATS[name]
     live: Any = make()
     eager = copy.deepcopy(live)
-    compiled = foretrace.compile(live, backend="inductor")
+    compiled = foretrace.compile(live, backend="inductor", fullgraph=True)
     for inputs in calls:
         assert same(trained(eager, eager, inputs), trained(live, compiled, inputs))
     assert not compiled.recaptures
@@ -59,7 +59,7 @@ def test_a_float_that_inductor_asks_for_is_refused() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.addmm(x, x, x, beta=x.mean().item())
 
-    compiled = foretrace.compile(program, backend="inductor")
+    compiled = foretrace.compile(program, backend="inductor", fullgraph=True)
     with pytest.raises(foretrace.Refusal, match="the compiler asks for a number"):
         compiled(torch.randn(2, 2))
 
@@ -87,7 +87,7 @@ ASKING: list[Any] = [
 
 @pytest.mark.parametrize(("fn", "first", "other"), ASKING)
 def test_what_numbers_were_asked_is_a_guard(fn: Any, first: Any, other: Any) -> None:
-    compiled = foretrace.compile(fn, backend="inductor")
+    compiled = foretrace.compile(fn, backend="inductor", fullgraph=True)
     for inputs in (first, other, first, other):
         assert torch.equal(compiled(*inputs), fn(*inputs))
     (recapture,) = compiled.recaptures
@@ -107,7 +107,7 @@ def test_one_capture_refuses_other_numbers(fn: Any, first: Any, other: Any) -> N
 
 def test_lengths_of_ctc_are_refused_by_line() -> None:
     make, calls = CASES["losses"]
-    compiled = foretrace.compile(make(), backend="inductor")
+    compiled = foretrace.compile(make(), backend="inductor", fullgraph=True)
     with pytest.raises(foretrace.Refusal, match="have no rule for it") as found:
         compiled(*calls[0])
     assert found.value.at is not None

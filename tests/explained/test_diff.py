@@ -447,9 +447,32 @@ def test_what_cannot_run_is_refused() -> None:
     here, there = (foretrace.capture(fn, args, kwargs, target=t) for t in ("cpu", "cuda:sm90"))
     with pytest.raises(foretrace.Refusal, match="joint@cuda:sm90 cannot run here"):
         foretrace.diff(joint(here), joint(there), run=(args, kwargs))
-    halves = [here.cut("backward", loss=0) for _ in range(2)]
-    with pytest.raises(foretrace.Refusal, match="the backward cut takes what the forward saves"):
-        foretrace.diff(*halves, run=(args, kwargs))
+
+
+@pytest.mark.parametrize("name", ["rms_norm.py:total", "attention.py:dropped", "rms_norm.py"])
+def test_backward_halves_run_on_what_their_forwards_save(name: str) -> None:
+    fn, args, kwargs = example(name)
+    program = foretrace.capture(fn, args, kwargs)
+    loss = loss_of(program.recorded)
+    policies = ("min_cut", "save_all", "recompute_all")
+    halves = [program.cut("backward", loss=loss, policy=policy) for policy in policies]
+    for left, right in combinations([*halves, joint(program)], 2):
+        found = foretrace.diff(left, right, run=(args, kwargs))
+        assert found.measured.first is None, str(found)
+        steps = {step.left for step in found.measured.steps}
+        assert {str(o.role) for o in left.graph.outputs if o.value is not None} <= steps
+
+
+def test_backward_halves_that_differ_in_value() -> None:
+    lines = ["h1 = torch.mul(torch.sin(h0), {})", "h2 = torch.tanh(h1)", "return h2.sum()"]
+    halves = [
+        captured([line.format(n) for line in lines]).cut("backward", loss=0)
+        for n in ("2", "2.0001")
+    ]
+    found = foretrace.diff(*halves, run=(inputs(), {}))
+    assert found.measured.first is not None
+    assert found.measured.steps[-1].left == "gradient of h0"
+    assert not found.measured.steps[-1].equal
 
 
 # --------------------------------------------------------------------- models

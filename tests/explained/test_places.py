@@ -6,14 +6,18 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import foretrace
+from foretrace.cli.debugging import Rehearsal
 from foretrace.cli.load import loaded
 from foretrace.compare.check import loss_of
-from foretrace.explain.explanation import Link, Place
+from foretrace.explain.explanation import Explanation, Link, Place
+from foretrace.explain.rehearsal import Own, own_stop
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.stem != "demo"]
@@ -74,7 +78,7 @@ def test_the_places_of_a_choice_and_a_rule() -> None:
     assert places["body"].file.startswith("build/aten/src/ATen/RegisterComposite")
 
 
-def in_terminal(words: list[str], typed: list[str], timeout: float = 60) -> tuple[int, str]:
+def in_terminal(words: list[str], typed: list[str], timeout: float = 240) -> tuple[int, str]:
     """Run the command in a pseudo-terminal; type each line when pdb asks for one."""
     parent, child = pty.openpty()
     process = subprocess.Popen(
@@ -121,10 +125,114 @@ def test_break_stops_at_a_step_of_ours() -> None:
 
 def test_break_stops_at_a_rule() -> None:
     words = ["explain", "examples/rms_norm.py:total", "mul_3", "--break", "rule"]
-    code, said = in_terminal(words, ["p func", "c", "c", "c", "c", "q"])
+    code, said = in_terminal(words, ["p func", "q"])
     assert code == 0, said
     assert "rules/derive.py" in said
     assert "aten.mul.Tensor" in said
+
+
+LAYERS = 3
+DEEP = """
+import torch
+from torch import nn
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj, self.norm = nn.Linear(8, 8), nn.RMSNorm(8)
+
+    def forward(self, x, n):
+        h = self.proj(x)
+        h = h * n
+        return self.norm(h) + x
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+
+    def forward(self, x):
+        for n, layer in enumerate(self.layers):
+            x = layer(x, n)
+        return x.sum()
+
+
+def program():
+    return Deep(), (torch.randn(4, 8),)
+"""
+"""Equal layers: every operator is called in each"""
+
+
+def rehearsed(path: Path, place: Place, asked: Callable[[str], bool]) -> dict[str, Own]:
+    """Which stop at a place is whose, of the nodes of the joint cut that are asked for."""
+    watching = Rehearsal()
+    watching.set_break(place.stop, place.line, cond=place.condition or None)
+    with loaded(str(path)) as user:
+        watching.reset()
+        watching.botframe = sys._getframe()
+        watching.set_continue()
+        sys.settrace(watching.trace_dispatch)
+        try:
+            program = foretrace.capture(user.fn, user.args, user.kwargs)
+            cut = program.cut("joint", loss=0)
+        finally:
+            sys.settrace(None)
+        told = {name: cut.explain(name) for name in cut.nodes if asked(name)}
+    assert watching.stops
+    return {
+        name: own_stop(watching.stops, each.op, program.recorded) for name, each in told.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Explanation]]:
+    """The program, and the explanations of what its line `h * n` made, and of their derivatives."""
+    path = tmp_path_factory.mktemp("deep") / "deep.py"
+    path.write_text(DEEP)
+    with loaded(str(path)) as user:
+        cut = foretrace.capture(user.fn, user.args).cut("joint", loss=0)
+        told = {name: cut.explain(name) for name in cut.nodes if name.startswith("mul")}
+    return path, {
+        name: each for name, each in told.items()
+        if any("h * n" in note for link in each.links for note in notes(link))
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["line", "recorded", "module"])
+def test_a_stop_is_that_of_the_very_node(what: str, deep: Any) -> None:
+    """Of each of the equal layers, forward and backward: its own stop, and no other."""
+    path, told = deep
+    of = {name: module_of(each.links) for name, each in told.items()}
+    assert len(of) > LAYERS, "the op of each layer, and their derivatives"
+    place = next(each for each in told["mul_3"].places if each.what == what)
+    found = rehearsed(path, place, of.__contains__)
+    assert not any(own.shared for own in found.values())
+    order = sorted({own.number for own in found.values()})
+    assert {name: order.index(own.number) for name, own in found.items()} == of
+    assert len(order) == LAYERS
+
+
+def notes(link: Link) -> Iterator[str]:
+    for each in link.all():
+        yield from each.notes
+
+
+def module_of(links: list[Link]) -> int:
+    """The number of the layer."""
+    paths = [each.facts.get("path", "") for each in every(links) if each.kind == "module"]
+    return int(next(path for path in paths if path.startswith("layers.")).split(".")[1])
+
+
+def test_break_stops_at_the_very_node(tmp_path: Path) -> None:
+    path = tmp_path / "deep.py"
+    path.write_text(DEEP)
+    code, said = in_terminal(["explain", str(path), "mul_3", "--break"], ["p n", "q"])
+    assert code == 0, said
+    assert "stop 2 of 3 at" in said
+    assert "that of mul_3" in said
+    assert said.partition("(Pdb) p n")[2].split()[0] == "1"
 
 
 def test_a_step_that_is_not_there_or_is_cpp(capsys: pytest.CaptureFixture[str]) -> None:

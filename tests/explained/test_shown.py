@@ -17,13 +17,13 @@ def doubled(x: Tensor) -> Tensor:
     return x.sin() * 2
 
 
-@foretrace.compile
+@foretrace.compile(fullgraph=True)
 def decorated(x: Tensor) -> Tensor:
     return x.cos() * 2
 
 
 X = torch.randn(3)
-COMPILED = foretrace.compile(doubled)
+COMPILED = foretrace.compile(doubled, fullgraph=True)
 
 
 def made() -> dict[str, Any]:
@@ -80,7 +80,7 @@ def test_a_copy_of_a_compiled_function(compiled: Any, copying: Any) -> None:
 
 def test_a_module_that_holds_one_is_copied() -> None:
     net = nn.Linear(3, 3)
-    net.act = foretrace.compile(doubled)  # type: ignore[assignment]
+    net.act = foretrace.compile(doubled, fullgraph=True)  # type: ignore[assignment]
     assert torch.equal(copy.deepcopy(net).act(X), doubled(X))  # type: ignore[operator]
 
 

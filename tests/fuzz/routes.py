@@ -146,7 +146,7 @@ def _program_compile(shapes: object) -> Callable[[World], Runs]:
 
 def _compile(**options: Any) -> Callable[[World], Runs]:
     def start(world: World) -> Runs:
-        compiled = foretrace.compile(world.fn, **options)
+        compiled = foretrace.compile(world.fn, **options, fullgraph=True)
         return lambda call: call.run(compiled)
 
     return start

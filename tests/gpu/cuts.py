@@ -74,7 +74,7 @@ def routes(bench: Bench) -> dict[str, Callable[[], tuple[Any, Runner]]]:
         return made, joint(made, bench.tangents)
 
     def compiled() -> tuple[Any, Runner]:
-        made = foretrace.compile(bench.live.fn)
+        made = foretrace.compile(bench.live.fn, fullgraph=True)
         return made, forward(made)
 
     made: dict[str, Callable[[], tuple[Any, Runner]]] = {

@@ -257,3 +257,75 @@ def function_marks_what_autograd_does_not_follow(x: Tensor, z: Tensor) -> tuple[
 def function_marks_what_is_not_differentiable(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x * 2
     return Marks.apply(y, 2.0, True) * x, y
+
+
+class Assigned(torch.autograd.Function):
+    """Writes to its argument where no version counter tells, as torchdiffeq does."""
+
+    @staticmethod
+    def forward(ctx: Any, room: Tensor, new: Tensor, index: Any) -> Tensor:
+        ctx.index = index
+        room.data[index] = new
+        return room
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
+        return g, g[ctx.index], None
+
+
+@program(t(3))
+def function_fills_room_step_by_step(x: Tensor) -> tuple[Tensor, Tensor]:
+    k = Assigned.apply(torch.empty(3, 3), x.sin(), (..., 0))
+    for i in range(2):
+        y = x + torch.sum(k[..., : i + 1] * (x * 0.3).mean(), dim=-1)
+        k = Assigned.apply(k, y.tanh(), (..., i + 1))
+    return (k * k).sum(), k[..., -1]
+
+
+@program(t(3))
+def function_writes_and_the_argument_keeps_its_history(x: Tensor) -> tuple[Tensor, ...]:
+    k = x.exp()
+    r = Assigned.apply(k, x.sum(), 0)
+    return r * r, k.sum(), k * 2
+
+
+@program(t(3))
+def function_writes_to_a_view(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.zeros(2, 3) + x
+    return Assigned.apply(y[0], x, slice(None)) * 2, y
+
+
+@program(t(3))
+def function_marks_what_has_views(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 2
+    v = y[:2]
+    r = Marks.apply(y, 2.0, False)
+    return r * y, v * 3, y.sum()
+
+
+@program(t(3), may_refuse=AS_JOINT)
+def function_reads_what_it_wrote(x: Tensor) -> Tensor:
+    """Its backward reads memory that later writes would reach."""
+
+    class Reads(Assigned):
+        @staticmethod
+        def forward(ctx: Any, room: Tensor, new: Tensor, index: Any) -> Tensor:
+            ctx.save_for_backward(room)
+            return Assigned.forward(ctx, room, new, index)
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
+            return g * ctx.saved_tensors[0], g[ctx.index], None
+
+    y = x * 2
+    return Reads.apply(y, x.exp(), slice(None)) * y
+
+
+@program(t(3), may_refuse=AS_JOINT)
+def function_draws_and_writes(x: Tensor) -> Tensor:
+    class Draws(Assigned):
+        @staticmethod
+        def forward(ctx: Any, room: Tensor, new: Tensor, index: Any) -> Tensor:
+            return Assigned.forward(ctx, room, new * torch.rand(3), index)
+
+    return Draws.apply(x * 2, x, slice(None)) * 2

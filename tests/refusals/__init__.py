@@ -4,7 +4,7 @@ Each case has the program, the line that its refusal names (marked `# here`), th
 foretrace that raises it, and for each line of `do` the program changed as the line says.
 """
 
-from tests.refusals import asked, entries, gradients, state, tensors, values
+from tests.refusals import asked, entries, gradients, holes, hooks, state, tensors, values
 from tests.refusals.registry import CASES, EXCUSED, Case
 
 __all__ = [
@@ -14,6 +14,8 @@ __all__ = [
     "asked",
     "entries",
     "gradients",
+    "holes",
+    "hooks",
     "state",
     "tensors",
     "values",

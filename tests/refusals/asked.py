@@ -97,7 +97,7 @@ def call_under_autocast() -> object:
 def capture_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         same(foretrace.capture(doubles, (X,)).compile()(X), doubles(X))
-        same(foretrace.compile(doubles)(X), doubles(X))
+        same(foretrace.compile(doubles, fullgraph=True)(X), doubles(X))
 
 
 refuses("guard broken", "guards/calls.py:broken", call_under_autocast, doubles,

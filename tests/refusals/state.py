@@ -451,6 +451,38 @@ refuses(
 )  # fmt: skip
 
 
+def fills(x: Tensor, one: dict[str, Tensor], other: dict[str, Tensor]) -> Tensor:
+    one["x"] = x * 2  # here
+    return x + len(other)
+
+
+BOTH: dict[str, Tensor] = {}
+
+
+def follow_copy() -> None:
+    ours, eager = {"x": X}, {"x": X}
+    same(foretrace.compile(fills)(X, ours, BOTH), fills(X, eager, BOTH))
+    same(ours, eager)
+
+
+refuses(
+    "aliased inputs", "python_state/states.py:arguments_changed",
+    captures(fills, X, BOTH, BOTH), fills, follow_copy,
+)  # fmt: skip
+
+
+def holds(loop: list[Any]) -> Tensor:
+    return loop[0] * 2
+
+
+LOOP: list[Any] = [X]
+LOOP.append(LOOP)
+refuses(
+    "nested in itself", "ir/structure.py:take_apart", captures(holds, LOOP), None,
+    captured(holds, [X]),
+)  # fmt: skip
+
+
 def returns_bits(x: Tensor) -> Tensor:
     x.add_(1)  # here
     return x.view(torch.int32)

@@ -43,7 +43,7 @@ def makes_entries(x: Tensor) -> Tensor:
     return x.to_sparse() @ x.T
 
 
-refuses("unsupported tensor", "tensors/admitted.py:sparse_dims", captures(makes_rows, X),
+refuses("unsupported tensor", "tensors/admitted.py:_of_layout", captures(makes_rows, X),
         makes_rows, captured(makes_entries, X))  # fmt: skip
 
 
@@ -182,7 +182,7 @@ class Uses(torch.nn.Module):
         return x * self.left  # here
 
 
-refuses("escaped", "python_state/leaks.py:value", captures(Uses(left_behind()), X),
+refuses("escaped", "mutation/alias.py:value", captures(Uses(left_behind()), X),
         Uses.forward, captured(Uses(X * 2), X))  # fmt: skip
 
 

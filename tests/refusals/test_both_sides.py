@@ -217,7 +217,7 @@ def test_a_word_that_says_nothing_is_refused() -> None:
     for call in (
         lambda: foretrace.capture(hands_back, (X,), branches="neither"),  # type: ignore[arg-type]
         lambda: foretrace.export(Trains(), (X,), branches="neither"),  # type: ignore[arg-type]
-        lambda: foretrace.compile(hands_back, branches="neither"),  # type: ignore[arg-type]
+        lambda: foretrace.compile(hands_back, branches="neither", fullgraph=True),  # type: ignore[arg-type]
         lambda: foretrace.capture(hands_back, (X,), branches="one"),  # type: ignore[arg-type]
     ):
         with pytest.raises(Refusal, match=r"branches='(neither|one)'"):

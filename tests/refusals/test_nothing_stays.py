@@ -239,7 +239,7 @@ class Binds(nn.Module):
 
 ENTRIES: dict[str, Callable[[nn.Module], Any]] = {
     "capture": lambda module: foretrace.capture(module, (X,)),
-    "compile": lambda module: foretrace.compile(module)(X),
+    "compile": lambda module: foretrace.compile(module, fullgraph=True)(X),
     "export": lambda module: foretrace.export(module, (X,)),
     "aot": lambda module: foretrace.aot_export_module(module, (X,), trace_joint=False),
 }
@@ -272,7 +272,7 @@ class MovesNowhere(nn.Module):
 def test_a_module_is_moved_to_where_it_is() -> None:
     module = MovesNowhere()
     same_as_eager(module, (X,), loss=None)
-    compiled = foretrace.compile(module)
+    compiled = foretrace.compile(module, fullgraph=True)
     for _ in range(2):
         compiled(X).sum().backward()  # the second call finds a gradient, which is moved, too
     expected = torch.autograd.grad(module(X).sum(), tuple(module.parameters()))

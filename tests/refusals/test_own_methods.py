@@ -27,7 +27,7 @@ class Pair(NamedTuple):
 KINDS = (tuple, list, dict, set, frozenset, OrderedDict, defaultdict, deque, Pair)
 ENTRIES: dict[str, Callable[..., Any]] = {
     "capture": lambda fn, args: foretrace.capture(fn, args).cut("export")(*args),
-    "compile": lambda fn, args: [foretrace.compile(fn)(*args) for _ in range(2)],
+    "compile": lambda fn, args: [foretrace.compile(fn, fullgraph=True)(*args) for _ in range(2)],
     "export": lambda fn, args: foretrace.export(as_module(fn), args).module()(*args),
     "aot": lambda fn, args: foretrace.aot_export_module(as_module(fn), args, trace_joint=False),
 }

@@ -112,7 +112,7 @@ def of_many_lengths(fn: Callable[[Tensor], Tensor]) -> Callable[[], None]:
     """Calls of which each loops once more than the one before."""
 
     def call() -> None:
-        called = foretrace.compile(fn)
+        called = foretrace.compile(fn, fullgraph=True)
         with warnings.catch_warnings(action="ignore"):
             for times in range(67):
                 same(called(torch.tensor([2.0**times])), fn(torch.tensor([2.0**times])))
@@ -643,7 +643,7 @@ def quantizes_in_floats(x: Tensor) -> Tensor:
 
 
 refuses(
-    "unsupported tensor", "tensors/admitted.py:check_dtypes", captures(quantizes, X), quantizes,
+    "unsupported tensor", "tensors/admitted.py:check_asked_for", captures(quantizes, X), quantizes,
     captured(quantizes_in_floats, X),
 )  # fmt: skip
 

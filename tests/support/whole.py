@@ -152,7 +152,7 @@ def _cut(kind: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> object:
 
 
 def _compiled(fn: Callable[..., Any], args: tuple[Any, ...]) -> object:
-    return foretrace.compile(fn)(*args)
+    return foretrace.compile(fn, fullgraph=True)(*args)
 
 
 class Whole(nn.Module):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from foretrace.alignment import sequences
-from foretrace.alignment.sequences import FULL, align
+from foretrace.alignment.sequences import FULL, align, running_order
 
 WORDS = st.text("abc", max_size=12)
 
@@ -56,3 +56,10 @@ def test_long_sequences_lose_nothing_either(left: str, right: str) -> None:
         steps = aligned(left, right)
     assert "".join(a for a, _ in steps if a) == left
     assert "".join(b for _, b in steps if b) == right
+
+
+def test_when_items_come() -> None:
+    order = running_order("abcd", "AxByD", [("a", "A"), ("b", "B"), ("d", "D")])
+    assert sorted("AxByD", key=order.__getitem__) == ["A", "x", "B", "y", "D"]
+    assert order["x"] == order["a"]
+    assert order["a"] < order["y"] < order["c"] < order["D"]

@@ -55,7 +55,7 @@ def test_a_table_that_is_wrong_is_seen() -> None:
     """The test above can fail: without the fallbacks, or with a kernel that is not there."""
     has, every = registered("aten::mul.Tensor"), fallbacks()
     assert rule_at("Functionalize", has, {}) != rule_at("Functionalize", has, every)
-    assert rule_at("CUDA", {*has, "CUDA"}, every) != rule_at("CUDA", has, every)
+    assert rule_at("XLA", {*has, "XLA"}, every) != rule_at("XLA", has, every)
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
@@ -161,12 +161,25 @@ def test_a_mode_leaves_torch_as_it_was(mode: str) -> None:
         ("torch_dispatch", "PythonTLSSnapshot"),
         ("fake", "PythonTLSSnapshot"),
         ("functionalize", "AutogradCPU"),
+        ("vmap", "FuncTorchDynamicLayerFrontMode"),
         ("python_dispatcher", "PythonDispatcher"),
         (("fake", "python_dispatcher"), "PythonDispatcher"),
     ],
 )
 def test_modes(mode, first: str) -> None:
     assert foretrace.dispatch("mm", mode=mode).path[0].key == first
+
+
+@pytest.mark.parametrize("name", ["mul.Tensor", "mm", "matmul", "nextafter", "sort"])
+def test_vmap_is_as_its_trace(name: str) -> None:
+    """The first keys that a mapped call comes to, and by which rule, are those of its trace."""
+    op = overload(f"aten::{name}")
+    args = [torch.ones(2, 3, 3)] * (1 if name == "sort" else 2)
+    rows = foretrace.dispatch_trace(torch.vmap(op), *args).rows
+    first = [(row.key, row.served.rule) for row in rows if row.op == op.name()][:2]
+    path = foretrace.dispatch(op, mode="vmap").path
+    assert [(step.key, step.served.rule) for step in path] == first
+    assert [key for key, _ in first] == ["FuncTorchDynamicLayerFrontMode", "FuncTorchBatched"]
 
 
 def test_why_meta_keeps_rms_norm_whole_in_python_alone() -> None:

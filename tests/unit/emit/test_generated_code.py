@@ -115,8 +115,8 @@ def _ways(fn: Callable[..., Tensor], x: Tensor) -> Iterator[tuple[str, Callable[
     program = foretrace.capture(fn, (x,))
     yield "export cut", lambda: program.cut("export")(x)
     yield "aten cut", lambda: program.cut("aten")(x)
-    yield "compile", lambda: foretrace.compile(fn)(x)
-    yield "graph modules", lambda: foretrace.compile(fn, backend=interpreted)(x)
+    yield "compile", lambda: foretrace.compile(fn, fullgraph=True)(x)
+    yield "graph modules", lambda: foretrace.compile(fn, backend=interpreted, fullgraph=True)(x)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,9 @@ def weighted_rows(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_a_backward_for_some_outputs_spells_sizes_as_they_are_known() -> None:
-    call = foretrace.compile(weighted_rows, backend=lambda graph, _: graph, dynamic=True)
+    call = foretrace.compile(
+        weighted_rows, backend=lambda graph, _: graph, dynamic=True, fullgraph=True
+    )
     for rows in (3, 5):
         x, weights = torch.randn(rows, 4, requires_grad=True), torch.randn(rows, 4)
         call(x, weights)[0].backward()
@@ -258,7 +260,7 @@ def test_complex_numbers_are_the_same_for_what_interprets_and_for_what_runs_code
         return x * torch.full([3], -1j) + complex(-0.0, 2.0) * x - 1j * x.exp()
 
     x, tangent = torch.tensor([-0.0, 1.5, -2.0]), torch.tensor([1j, -1j, 2.0])
-    compiled = foretrace.compile(program, backend=backend)
+    compiled = foretrace.compile(program, backend=backend, fullgraph=True)
     for left, right in zip(*(
         (out := fn(leaf := x.clone().requires_grad_()), *torch.autograd.grad(out, leaf, tangent))
         for fn in (program, compiled)

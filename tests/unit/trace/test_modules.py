@@ -1,7 +1,6 @@
 """Module calls while a program is recorded."""
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 
 import foretrace
+from foretrace.mutation.builder import Unwatched
 from foretrace.trace.modules import module_calls
 
 
@@ -64,7 +64,7 @@ def test_torchs_own_call_afterwards():
 def recorder():
     """As much of one as a module call touches."""
     return SimpleNamespace(
-        scope=[], module=None, checkpoint=None, unwatched=nullcontext(),
+        scope=[], module=None, checkpoint=None, unwatched=Unwatched(),
         sources=SimpleNamespace(here=lambda: None), note_failure=lambda error: None,
     )  # fmt: skip
 

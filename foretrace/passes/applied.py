@@ -1,0 +1,77 @@
+"""autograd.Functions in a forward cut: called as they are, with copies, or not at all.
+
+A Function that writes to an argument is called with a copy of it: its result and its backward are
+those of the call, and the new content of the argument is what its body computes beside it. Eager's
+result lies in the argument's memory, which a graph of values cannot tell from a copy.
+"""
+
+from collections.abc import Callable, Iterable
+
+from foretrace.errors import Refusal
+from foretrace.ir.op import Op, Value, Write, values_in
+from foretrace.ir.walk import every_op
+from foretrace.ops.schemas import schema_of
+from foretrace.python_state.leaks import held_before
+from foretrace.trace.functions import FunctionCall
+
+
+def called(op: Op, touches: bool) -> bool:
+    """Whether the graph calls a Function itself; `touches`: it writes to what lives outside of it.
+
+    Raises:
+        Refusal: it cannot, and autograd follows a result: opened, it would lose its backward.
+    """
+    target: FunctionCall = op.target
+    if target.copied:
+        return True
+    touches |= bool(target.context.dirty_tensors and not target.followed)
+    held = held_before(target.function, op.args) or target.context.written_since()
+    if not held and touches and _by_copies(op):
+        return True
+    if (held or touches) and target.followed:
+        raise Refusal(
+            f"{target} writes to a tensor from outside, holds one that the program has made, or"
+            " keeps one in ctx that is written to later, so it cannot be called by a graph",
+            kind="autograd.Function", at=op.origin.frame,
+            do=('use cut("joint"), which has its backward',
+                "give tensors to it as arguments, return new content, and write to a clone"),
+        )  # fmt: skip
+    return not (held or touches)
+
+
+def apart(op: Op, body: Callable[[Op], Iterable[Op]]) -> tuple[Op, list[Op]]:
+    """A whole op as it is called, and what is computed beside it."""
+    if not (isinstance(op.target, FunctionCall) and op.target.written.places and _by_copies(op)):
+        return op, []
+    beside = [inner for inner in body(op) if set(op.outs).isdisjoint(inner.outs)]
+    return op.but(target=op.target.apart(), below=None), beside
+
+
+def _by_copies(op: Op) -> bool:
+    """Whether a call with copies gives the results, and the body beside it all that it writes.
+
+    Both run, so neither may draw random numbers or do anything but compute.
+    """
+    target: FunctionCall = op.target
+    outside, _ = overwritten(op)
+    if not outside or not outside <= target.written.values:
+        return False
+    inside = [*every_op(op.region or ())]
+    if any(each.writes and not set(op.outs).isdisjoint(each.outs) for each in inside):
+        return False
+    schemas = [schema_of(each.target) for each in inside if hasattr(each.target, "overloadpacket")]
+    return all(schema.returns_something and not schema.random for schema in schemas)
+
+
+def overwritten(op: Op) -> tuple[set[Value], set[Value]]:
+    """The values from outside that an op writes over, and all that it makes."""
+    if op.writes:
+        through = isinstance(op.target, Write)
+        written = op.args[0] if through else schema_of(op.target).written_now(op.args, op.kwargs)
+        return set(values_in(written)), set(op.outs)
+    outside, made = set[Value](), set(op.outs)
+    for inner in op.own or ():
+        written, results = overwritten(inner)
+        outside |= written - made
+        made |= results
+    return outside, made

@@ -1,0 +1,319 @@
+"""A program in pieces: what is refused runs as Python, and what it calls is captured on its own.
+
+It goes from the outside in: a program that is refused runs as Python, and each module that its code
+calls is tried in turn. So the module whose own code has the hole is found without being looked for.
+"""
+
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled as grad_enabled, nn
+
+from foretrace import torch_api
+from foretrace.errors import Frame, Refusal
+from foretrace.guards.entry import MISS
+from foretrace.ir.walk import leaf_ops
+from foretrace.pieces.breaks import Break, Part
+from foretrace.pieces.here import Put, alone, answered_by, caller, run, seeing_all
+from foretrace.python_state.module_state import owners_of
+from foretrace.runtime.compiled import Compiled
+from foretrace.runtime.module import CompiledModule
+from foretrace.targets.semantics import Captured
+
+TRIES = 4
+"""Refusals of one module after which it is not tried again"""
+RECAPTURES = 7
+"""Captures again of a piece, after which it runs as Python: torch.compile, too, keeps eight"""
+LEAST = 8
+"""Leaf ops of a piece that is worth its guards (bench/pieces.py)"""
+NOT_OF_PROGRAMS = frozenset({"wrong backend"})
+"""What is refused because of something else than the program"""
+MOST = 2_000
+"""Pieces of a program; regions of more objects than that run as Python"""
+
+Key = tuple[Any, ...]
+Making = Callable[[Any], tuple[Any, ...]]
+"""The arguments of a `Compiled` for one piece"""
+
+
+class Pieces:
+    """The pieces of one program, by the module or function that each is."""
+
+    def __init__(self, make: Making, root: Any) -> None:
+        self.make, self.root_fn = make, root
+        self.table: dict[Any, tuple[Any, Partial | None]] = {}
+        """by identity: what it is, so that no other gets its id, and its piece; None: too small"""
+        self.version = 0
+        """of the table: who runs as Python looks for what it may call again when it changes"""
+        self.holes: list[Partial] = []
+        """what runs as Python, those inside first"""
+        self.told = False
+
+    def of(self, target: Any, key: Any, around: "Partial") -> "Partial | None":
+        """The piece of a module or function that `around` calls; None where it is too small."""
+        known = self.table.get(key)
+        if known is None:
+            if len(self.table) >= MOST:
+                return None
+            known = self.table[key] = target, Partial(self, around, *self.make(target))
+            self.version += 1
+        return known[1]
+
+    def judge(self, piece: "Partial", key: Any) -> None:
+        """Let a piece run as Python from now on, if its captures are no faster."""
+        if piece.small or (piece.refusals and not piece.leads_anywhere()):
+            self.table[key] = self.table[key][0], None
+            self.version += 1
+        elif not piece.refusals:  # it was captured for the first time
+            self.version += 1
+
+    def note(self, piece: "Partial", refusal: Refusal) -> None:
+        """A piece runs as Python; the first is told in a warning."""
+        if piece not in self.holes:
+            self.holes.append(piece)
+            self.version += 1
+        if self.told or piece.around is not None:
+            return
+        self.told = True
+        name = name_of(self.root_fn)
+        warnings.warn(
+            f"{name} is not captured whole: {refusal.what}"
+            f"{f' ({refusal.at})' if refusal.at else ''}. That part runs as Python, and what it"
+            " calls is captured; .breaks tells all, fullgraph=True raises",
+            stacklevel=6 + isinstance(self.root_fn, nn.Module),
+        )
+
+    def breaks(self) -> list[Break]:
+        """What runs as Python, one for each reason, in the order in which it was found."""
+        groups: dict[tuple[str, Frame | None], list[tuple[Partial, Refusal]]] = {}
+        for hole in self.holes:
+            for refusal in hole.refusals.values():
+                groups.setdefault((refusal.kind, refusal.at), []).append((hole, refusal))
+        return [self._break(group) for group in groups.values()]
+
+    def _break(self, group: "list[tuple[Partial, Refusal]]") -> Break:
+        paths, holes = paths_of(self.root_fn), list(dict.fromkeys(hole for hole, _ in group))
+        first, *around = [path_of(hole.fn, paths) for hole in holes]
+        pieces = [piece for _, piece in self.table.values() if piece and piece.around in holes]
+        parts = [
+            Part(path_of(piece.fn, paths), piece.ops, len(piece.recaptures))
+            for piece in pieces
+            if piece.ops >= LEAST and not piece.refusals
+        ]
+        small = sum(hole.small_ones for hole in holes)
+        return Break(group[0][1], first, tuple(around), tuple(parts), small)
+
+
+class Partial(Compiled):
+    """A program, or a piece of one, that runs as Python where it has no graph."""
+
+    def __init__(self, pieces: Pieces, around: "Partial | None", *made: Any) -> None:
+        super().__init__(*made)
+        self.pieces, self.around = pieces, around
+        self.refusals: dict[Key | None, Refusal] = {}
+        """what was refused, by what the call was like"""
+        self.ops = 0
+        """leaf ops of the largest capture"""
+        self.small_ones = 0
+        """how many of the modules that it calls are too small"""
+        module = self.fn if isinstance(self.fn, nn.Module) else None
+        self.plain = self.fn if module is None else torch_api.plain_call(module)
+        self.module, self._tries, capture = module, 0, self._capture
+        self._capture = lambda *call: self._counted(capture(*call))
+        self._seen: dict[int, nn.Module] = {}
+        """modules that its code calls and that are not below it"""
+        self._looked = False
+        self._put: tuple[int, Put] = (-1, [])
+
+    @property
+    def breaks(self) -> list[Break]:
+        """What runs as Python, each with its refusal and what is captured around it."""
+        return self.pieces.breaks()
+
+    @property
+    def small(self) -> bool:
+        """Whether a capture of it is no faster than Python."""
+        return bool(self._entries) and not self.refusals and self.ops < LEAST
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the program."""
+        if self.refusals:
+            return self.call(args, kwargs)
+        result = self.first(args, kwargs)
+        return self._other(args, kwargs) if result is MISS else result
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same, with the arguments as they are kept."""
+        if self.refusals and (None in self.refusals or self._key(args, kwargs) in self.refusals):
+            return self.as_python(args, kwargs)
+        result = self.first(args, kwargs)
+        return self._other(args, kwargs) if result is MISS else result
+
+    @property
+    def tried(self) -> bool:
+        """Whether it was captured or refused."""
+        return bool(self._entries or self.refusals)
+
+    # ---- as Python ---------------------------------------------------------------------------
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A module that its code has called."""
+        if id(module) not in self.pieces.table and not self._is_below(module):
+            self._seen[id(module)] = module
+        return self._piece(module, id(module), torch_api.plain_call(module), args, kwargs)
+
+    def region(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A region that its code has called; as a method it is one for each object."""
+        target, key, args = region_of(function, args)
+        return self._piece(target, key, target, args, kwargs)
+
+    def _piece(
+        self, target: Any, key: Any, plain: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        if torch_api.casts_kept():  # eager casts a parameter once for all who use it
+            return plain(*args, **kwargs)
+        piece = self.pieces.of(target, key, self)
+        if piece is None:
+            return plain(*args, **kwargs)
+        fresh = not piece.tried
+        with alone(piece.module, below=fresh):
+            result = piece.call(args, kwargs)
+        if fresh or piece.refusals:
+            self.pieces.judge(piece, key)
+        return result
+
+    def as_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run its own code; what it calls is captured."""
+        version, put = self._put
+        if version != self.pieces.version:
+            version, put = self._put = self.pieces.version, list(self._frontier())
+        if self._looked:
+            return run(self, put, self.plain, args, kwargs)
+        self._looked = True
+        with seeing_all(self):
+            return run(self, put, self.plain, args, kwargs)
+
+    def leads_anywhere(self) -> bool:
+        """Whether it calls something that is captured, or may be."""
+        return bool(self._entries or self._put[1]) or self._put[0] != self.pieces.version
+
+    def _frontier(self) -> Iterator[tuple[dict[str, Any], Callable[..., Any]]]:
+        """Where calls of modules are to come here: of its pieces, and of what it may yet call."""
+        found: dict[int, nn.Module] = {}
+        queue = [*self._children(self.module), *self._seen.values()]
+        self.small_ones = 0
+        while queue:
+            module = queue.pop()
+            if id(module) in found or isinstance(module, (CompiledModule, torch.jit.ScriptModule)):
+                continue
+            found[id(module)] = module
+            known = self.pieces.table.get(id(module))
+            if known is None:
+                queue += self._children(module)
+            elif known[1] is None:
+                self.small_ones += 1
+                continue
+            if has_forward(module):
+                yield vars(module), self._caller(module, known[1] if known else None)
+
+    def _caller(self, module: nn.Module, piece: "Partial | None") -> Callable[..., Any]:
+        if piece is None or piece.refusals or not piece.tried:
+            return caller(module)
+        return answered_by(module, lambda: piece.first)
+
+    def _children(self, module: nn.Module | None) -> list[nn.Module]:
+        if module is None:
+            return [*owners_of(self.fn).values()]
+        return [each for each in torch_api.submodule_table(module).values() if each is not None]
+
+    def _is_below(self, module: nn.Module) -> bool:
+        return self.module is not None and any(module is each for each in self.module.modules())
+
+    # ---- captures ----------------------------------------------------------------------------
+
+    def _check_count(self) -> None:
+        if self.around is not None and len(self.recaptures) >= RECAPTURES:
+            raise Refusal(
+                f"a piece of the program was captured again {RECAPTURES} times,"
+                f" last because {self.recaptures[-1].reason}",
+                kind="captured again", at=self.recaptures[-1].at,
+                do="pass what changes as a tensor, or keep it out of the module",
+            )  # fmt: skip
+
+    def _counted(self, captured: Captured) -> Captured:
+        """A capture of it, noted."""
+        self.ops = max(self.ops, sum(1 for _ in leaf_ops(captured.recorded.ops)))
+        return captured
+
+    def _refused(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run as Python; a call in which that raises, too, tells nothing of the next."""
+        if refusal.kind in NOT_OF_PROGRAMS:
+            raise refusal
+        key = self._key(args, kwargs)
+        if self._may_be_first(refusal) and self._tries < TRIES:
+            return self._as_first(refusal, self.plain, args, kwargs)
+        result = self.as_python(args, kwargs)
+        with self._lock:
+            self._tries += 1
+            self.refusals[key if self._tries < TRIES else None] = refusal
+            self.pieces.note(self, refusal)
+        return result
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
+        """What a call is like: others are tried again."""
+        kinds = [
+            (item.dtype, item.requires_grad) if isinstance(item, Tensor) else type(item)
+            for item in ((*args, *kwargs.values()) if kwargs else args)
+        ]
+        return self.module is not None and self.module.training, grad_enabled(), *kinds
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Whether it can be called; a ModuleList cannot."""
+    return type(module).forward is not nn.Module.forward
+
+
+def region_of(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+    """The piece that a call of a region is: a callable, its key, and what it is called with.
+
+    A method is one for each object.
+    """
+    name = getattr(function, "__name__", "")
+    for base in type(args[0]).__mro__ if args else ():
+        found = vars(base).get(name)
+        if found is not None and getattr(found, "__wrapped__", None) is function:
+            bound = types.MethodType(function, args[0])
+            return bound, (id(function), id(args[0])), args[1:]
+    return function, id(function), args
+
+
+def name_of(fn: Any) -> str:
+    """How the user calls a program."""
+    return getattr(fn, "__qualname__", type(fn).__qualname__)
+
+
+def paths_of(fn: Any) -> dict[int, str]:
+    """The path of each module of a program."""
+    found = dict[int, str]()
+    for prefix, owner in owners_of(fn).items():
+        for path, module in owner.named_modules(prefix=prefix):
+            found.setdefault(id(module), path)
+    return found
+
+
+def path_of(fn: Any, paths: dict[int, str]) -> str:
+    """The path of a piece; of the program itself its name."""
+    return paths.get(id(fn)) or name_of(fn)
+
+
+def in_pieces(fn: Any, make: Making) -> Partial:
+    """A callable in the place of a program, which runs as Python where it has no graph.
+
+    Args:
+        fn: the program.
+        make: gives the arguments of a `Compiled`, for the program or a piece of it.
+    """
+    return Partial(Pieces(make, fn), None, *make(fn))

@@ -1,0 +1,104 @@
+"""Objects whose attributes raise, as a package that is not installed does when it is imported.
+
+Nothing asks them for more than the program does.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import foretrace
+
+
+class Missing:
+    """In the place of a package: what is asked of it raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ImportError(name)
+
+    def __call__(self, *args: Any) -> Any:
+        raise ImportError
+
+
+class Closed(Missing):
+    """What it has raises, too."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__dict__", "__class__"):
+            return object.__getattribute__(self, name)
+        raise OSError(name)
+
+
+class MissingKind(type):
+    """The class of a class in the place of a package's."""
+
+    def __getattr__(cls, name: str) -> Any:
+        raise ImportError(name)
+
+
+class OfMissing(metaclass=MissingKind):
+    """Such a class."""
+
+
+class Computed:
+    """Properties with names that others look for."""
+
+    @property
+    def __name__(self) -> str:
+        raise OSError
+
+    @property
+    def __wrapped__(self) -> Any:
+        raise OSError
+
+    @property
+    def cache_info(self) -> Any:
+        raise OSError
+
+
+PACKAGE = Missing()
+HERE = False
+OBJECTS = [PACKAGE, Closed(), OfMissing, OfMissing(), Computed()]
+
+
+class Optional(nn.Module):
+    """Asks whether a package is there, in each place where one may be."""
+
+    def __init__(self, item: Any) -> None:
+        super().__init__()
+        self.inner, self.item, self.items = nn.Linear(3, 3), item, [item]
+        self.named = {"item": item}
+
+    def forward(self, x: Tensor, *given: Any) -> Tensor:
+        if HERE:
+            return PACKAGE(x)
+        if any(each is None for each in (PACKAGE, self.item, self.items[0], *given)):
+            return x
+        return self.inner(x) + (self.named["item"] is None)
+
+
+def by(kind: str) -> Callable[[nn.Module, tuple[Any, ...]], Any]:
+    """A cut, called."""
+    tangents = {} if kind != "joint" else {"tangents": [torch.ones(2, 3)]}
+    return lambda fn, args: foretrace.capture(fn, args).cut(kind)(*args, **tangents)
+
+
+WAYS: dict[str, Callable[[nn.Module, tuple[Any, ...]], Any]] = {
+    "export": by("export"), "joint": by("joint"),
+    "Program.compile": lambda fn, args: foretrace.capture(fn, args).compile()(*args),
+    "compile": lambda fn, args: foretrace.compile(fn, dynamic=True)(*args),
+    "a file": lambda fn, args: foretrace.export(fn, args[:1]).module()(*args[:1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["held", "given"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("item", OBJECTS, ids=lambda item: f"{type(item).__name__}")
+def test_nothing_is_asked_of_them(item: Any, way: str, given: bool) -> None:
+    module, x = Optional(item), torch.randn(2, 3)
+    args = (x, item) if given else (x,)
+    found = WAYS[way](module, args)
+    assert torch.equal(found[0] if way == "joint" else found, module(x))

@@ -1,0 +1,154 @@
+"""What a program does outside of its graph, where what is around it may be captured."""
+
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import foretrace
+from tests.refusals.registry import Program, captured, compiled, refuses, same
+
+X = torch.randn(6, 8)
+LOG = logging.getLogger(__name__)
+LOG.propagate = False
+LOG.addHandler(logging.NullHandler())
+
+
+def in_pieces(fn: Program, *args: Any, calls: int = 1) -> Any:
+    """The program, after calls through pieces that eager agrees with."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = foretrace.compile(fn)
+        for _ in range(calls):
+            made(*args)
+    return made
+
+
+def broken(fn: Program, *args: Any, calls: int = 1) -> Callable[[], None]:
+    """Raises the first refusal of the pieces, later."""
+
+    def ask() -> None:
+        raise in_pieces(fn, *args, calls=calls).breaks[0].refusal
+
+    return ask
+
+
+def doubles(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def prints(x: Tensor) -> Tensor:
+    print("doubled", end="")  # noqa: T201  # here
+    return x * 2
+
+
+def takes_time(x: Tensor) -> Tensor:
+    return x * time.time()  # here
+
+
+def times(x: Tensor, now: float) -> Tensor:
+    return x * now
+
+
+def logs(x: Tensor) -> Tensor:
+    LOG.error("doubled")  # here
+    return x * 2
+
+
+@cache
+def warn_once() -> None:
+    LOG.error("doubled")
+
+
+def logs_once(x: Tensor) -> Tensor:
+    warn_once()
+    return x * 2
+
+
+def follow_logs_once() -> None:
+    """Logged by an eager call, it is not logged by a capture."""
+    warn_once.cache_clear()
+    logs_once(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = foretrace.compile(logs_once)
+        same(made(X), logs_once(X))
+    assert not made.breaks
+
+
+def breaks(x: Tensor) -> Tensor:
+    torch._dynamo.graph_break()  # here
+    return x * 2
+
+
+HOLE = "python_state/holes.py:_refuse"
+refuses("side effect", HOLE, broken(prints, X), prints, captured(doubles, X))
+refuses("side effect", HOLE, broken(takes_time, X), takes_time, captured(times, X, 2.0))
+refuses(
+    "side effect", HOLE, broken(logs, X, calls=2), logs, captured(doubles, X), follow_logs_once
+)  # fmt: skip
+refuses("graph break", HOLE, broken(breaks, X), breaks, captured(doubles, X))
+
+SCALES = (1 + step / 10 for step in range(10_000))
+
+
+def takes_the_next(x: Tensor) -> Tensor:
+    return x * next(SCALES)  # here
+
+
+def is_in_pieces() -> None:
+    """What is around it is captured, and nothing is lost."""
+    scales = (1 + step / 10 for step in range(9))
+
+    def fn(x: Tensor) -> Tensor:
+        return x * next(scales)
+
+    made = in_pieces(fn, X)
+    same(made(X), X * 1.1)
+
+
+refuses(
+    "side effect", "python_state/holes.py:check_iterators", broken(takes_the_next, X),
+    takes_the_next, captured(times, X, next(SCALES)), is_in_pieces,
+)  # fmt: skip
+
+
+class Counted(nn.Module):
+    def forward(self, x: Tensor, count: int) -> Tensor:  # here
+        for _ in range(4):
+            x = x.sin() * count
+        return x + 1
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted, self.count = Counted(), 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        self.count += 1
+        out: Tensor = self.counted(x, self.count)
+        return out
+
+
+def asks_too_often() -> None:
+    """A piece is captured again for each number that it is called with."""
+    found = in_pieces(Counting(), X, calls=12).breaks
+    raise next(each.refusal for each in found if each.refusal.kind == "captured again")
+
+
+class ByTensor(Counted):
+    def forward(self, x: Tensor, count: Tensor) -> Tensor:  # type: ignore[override]
+        return x.sin() * count
+
+
+refuses(
+    "captured again", "pieces/partial.py:_check_count", asks_too_often, Counted.forward,
+    compiled(ByTensor(), X, torch.tensor(3)),
+)  # fmt: skip

@@ -1,0 +1,283 @@
+"""Hooks on gradients that no graph can have, and what hooks do that no graph can."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import foretrace
+from tests.refusals.registry import Program, captured, captures, cuts, refuses, same, trained
+
+W = torch.randn(6, 8, requires_grad=True)
+HOOKED = torch.randn(6, 8, requires_grad=True)
+HOOKED.register_hook(lambda g: g * 2)
+
+
+def trained_compiled(fn: Program, *args: Any) -> Callable[[], None]:
+    """The compiled program's gradient is that of eager."""
+
+    def follow() -> None:
+        leaves = [arg.detach().requires_grad_() for arg in args]
+        again = [arg.detach().requires_grad_() for arg in args]
+        fn(*leaves).backward()
+        foretrace.compile(fn)(*again).backward()
+        same([leaf.grad for leaf in again], [leaf.grad for leaf in leaves])
+
+    return follow
+
+
+# ---- from before -------------------------------------------------------------------------------
+
+
+def hooked(w: Tensor) -> Tensor:  # here
+    return (w * w).sum()
+
+
+def change_the_gradient() -> None:
+    plain = HOOKED.detach().requires_grad_()
+    _, found = foretrace.capture(hooked, (plain,)).cut("joint", loss=0)(plain)
+    gradient = found["w"]
+    assert gradient is not None
+    same(gradient * 2, torch.autograd.grad(hooked(HOOKED), HOOKED)[0])
+
+
+refuses("hook", "passes/hooks.py:hooked", cuts(hooked, HOOKED, loss=0), hooked,
+        change_the_gradient)  # fmt: skip
+refuses(
+    "hook", "passes/hooks.py:hooked",
+    lambda: foretrace.capture(hooked, (W,)).cut("joint", loss=0)(HOOKED), None,
+    change_the_gradient,
+)  # fmt: skip
+
+
+# ---- where they are registered -----------------------------------------------------------------
+
+
+class Inside(torch.autograd.Function):
+    """Registers a hook in its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x.register_hook(lambda g: g * 2)  # here
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * 2
+
+
+class Plain(torch.autograd.Function):
+    """The same without."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * 2
+
+
+def hook_before(w: Tensor) -> Tensor:
+    x = w * 1
+    x.register_hook(lambda g: g * 2)
+    return Plain.apply(x).sum()
+
+
+refuses("autograd inside", "trace/hooks.py:_check",
+        captures(lambda w: Inside.apply(w * 1).sum(), W), Inside.forward,
+        trained(hook_before, W))  # fmt: skip
+
+
+def of_what_requires_none(w: Tensor) -> Tensor:
+    y = w.detach() * 2
+    y.register_hook(lambda g: g * 2)  # here
+    return (y * w).sum()
+
+
+def of_what_requires_one(w: Tensor) -> Tensor:
+    y = w * 2
+    y.register_hook(lambda g: g * 2)
+    return (y * w).sum()
+
+
+refuses("program raised", "trace/hooks.py:_raised", captures(of_what_requires_none, W),
+        of_what_requires_none, trained(of_what_requires_one, W))  # fmt: skip
+
+
+def asks_the_node(w: Tensor) -> Tensor:
+    y = Plain.apply(w)
+    return y * len(y.grad_fn.next_functions)  # here
+
+
+refuses("autograd inside", "trace/hooks.py:__getattr__", captures(asks_the_node, W),
+        asks_the_node, captured(Plain.apply, W))  # fmt: skip
+
+
+class Layer(nn.Module):
+    """Registers a hook on its parameter at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, w: Tensor) -> Tensor:
+        self.weight.register_hook(lambda g: g * 2)  # here
+        return (w * self.weight).sum()
+
+
+class Removes(Layer):
+    """Removes it."""
+
+    def forward(self, w: Tensor) -> Tensor:
+        handle = self.weight.register_hook(lambda g: g * 2)
+        handle.remove()
+        return (w * self.weight).sum()
+
+
+class OfView(Layer):
+    """Registers it on a view."""
+
+    def forward(self, w: Tensor) -> Tensor:
+        weight = self.weight.view_as(self.weight)
+        weight.register_hook(lambda g: g * 2)
+        return (w * weight).sum()
+
+
+refuses("hook", "passes/hooks.py:_check_argument", cuts(Layer(), W, loss=0), Layer.forward,
+        trained(Removes(), W), trained(OfView(), W))  # fmt: skip
+
+
+def input_and_tensor(w: Tensor) -> Tensor:
+    y = w.sin()
+    w.register_hook(lambda g: g * y.detach())  # here
+    return (y * y).sum()
+
+
+def view_and_tensor(w: Tensor) -> Tensor:
+    v = w.view_as(w)
+    y = v.sin()
+    v.register_hook(lambda g: g * y.detach())
+    return (y * y).sum()
+
+
+refuses(
+    "hook", "passes/hooks.py:at_input", lambda: foretrace.compile(input_and_tensor)(W),
+    input_and_tensor, trained(input_and_tensor, W), trained_compiled(view_and_tensor, W),
+)  # fmt: skip
+
+
+def holds_a_tensor(w: Tensor) -> Tensor:
+    y = w.sin()
+    y.register_hook(lambda g: g * y.detach())  # here
+    return (y * y).sum()
+
+
+refuses(
+    "hook", "runtime/untrained.py:_opened",
+    lambda: foretrace.capture(holds_a_tensor, (W,)).cut("export")(W).backward(), holds_a_tensor,
+    trained(holds_a_tensor, W), trained_compiled(holds_a_tensor, W),
+)  # fmt: skip
+
+
+# ---- handles -----------------------------------------------------------------------------------
+
+
+def gives_the_handle(w: Tensor) -> Any:
+    y = w * 2
+    handle = y.register_hook(lambda g: g * 2)  # here
+    return y.sum(), handle
+
+
+def lets_it_go(w: Tensor) -> Tensor:
+    y = w * 2
+    y.register_hook(lambda g: g * 2)
+    return y.sum()
+
+
+def removes_it(w: Tensor) -> Tensor:
+    y = w * 2
+    y.register_hook(lambda g: g * 2).remove()
+    return y.sum()
+
+
+refuses("side effect", "python_state/leaks.py:_check_handles", captures(gives_the_handle, W),
+        gives_the_handle, trained(lets_it_go, W), trained(removes_it, W))  # fmt: skip
+
+
+# ---- what they do ------------------------------------------------------------------------------
+
+
+def gives_doubles(w: Tensor) -> Tensor:
+    y = w * 2
+    y.register_hook(lambda g: g.double())  # here
+    return y.sum()
+
+
+refuses("wrong hook", "rules/hooked.py:wrong_hook", cuts(gives_doubles, W, loss=0), gives_doubles,
+        trained(lets_it_go, W))  # fmt: skip
+
+
+def gives_of_nothing(w: Tensor) -> Tensor:
+    a, b = (w * 2).split(4, 1)
+    b.register_hook(lambda g: torch.ones(6, 4))  # here
+    return a.sum()
+
+
+refuses("wrong hook", "rules/hooked.py:wrong_hook", cuts(gives_of_nothing, W, loss=0),
+        gives_of_nothing, trained(lets_it_go, W))  # fmt: skip
+
+
+def writes_to_another_too(w: Tensor) -> Tensor:
+    y, z = w.sin(), w.cos()
+    z.register_hook(lambda g: g.mul_(2))  # here
+    return ((y + z) * w).sum()
+
+
+def writes_to_a_clone(w: Tensor) -> Tensor:
+    y, z = w.sin(), w.cos()
+    z.register_hook(lambda g: g.clone().mul_(2))
+    return ((y + z) * w).sum()
+
+
+refuses("shared gradient", "passes/hooks.py:_check_alone", cuts(writes_to_another_too, W, loss=0),
+        writes_to_another_too, trained(writes_to_a_clone, W))  # fmt: skip
+
+SEEN: list[Tensor] = []
+
+
+def keeps_gradients(w: Tensor) -> Tensor:
+    y = w.sin()
+    y.register_hook(SEEN.append)  # here
+    return (y * y).sum()
+
+
+def gives_what_it_keeps(w: Tensor) -> tuple[Tensor, Tensor]:
+    y = w.sin()
+    return (y * y).sum(), y
+
+
+def keeps_compiled() -> None:
+    SEEN.clear()
+    trained_compiled(keeps_gradients, W)()
+    of_eager, of_compiled = SEEN
+    same(of_compiled, of_eager)
+    SEEN.clear()
+
+
+refuses("hook", "passes/hooks.py:state_kept", cuts(keeps_gradients, W, loss=0), keeps_gradients,
+        trained(gives_what_it_keeps, W), keeps_compiled)  # fmt: skip
+
+
+class Remembers(nn.Module):
+    """Its hook may read what it leaves."""
+
+    def forward(self, w: Tensor) -> Tensor:
+        self.last = w.sin()
+        self.last.register_hook(lambda g: g * self.last.detach())  # here
+        return (self.last * w).sum()
+
+
+refuses("hook", "passes/hooks.py:state_kept", cuts(Remembers(), W, loss=0), Remembers.forward,
+        trained(holds_a_tensor, W), trained_compiled(Remembers(), W))  # fmt: skip
