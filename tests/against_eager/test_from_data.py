@@ -138,6 +138,11 @@ def selected(x: Tensor, mask: Tensor) -> Tensor:
     return torch.masked_select(x, mask).sin().sum() + x[mask].numel()
 
 
+def of_columns(x: Tensor, mask: Tensor) -> Tensor:
+    columns = torch.stack([x[mask], x[mask].cos(), x[mask].exp()], 1)
+    return (columns[:, 1] * columns[:, 0]).sum() + torch.combinations(x[0], 4).sin().sum()
+
+
 def of_rows(x: Tensor, mask: Tensor) -> Tensor:
     return torch.stack([row[there].mean(0) for row, there in zip(x, mask, strict=True)]).sum()
 
@@ -207,6 +212,12 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Tensor]], list[Inputs]]] = {
     ),
     "selected": (
         lambda: selected, [(torch.randn(6, 3), m) for m in (flags(6, 3), NONE, ONE)],
+    ),
+    "of_columns": (
+        lambda: of_columns, [(torch.randn(6, 3), m) for m in (flags(6, 3), NONE, ONE)],
+    ),
+    "of_no_columns": (
+        lambda: of_columns, [(torch.randn(6, 3), m) for m in (NONE, flags(6, 3), ONE)],
     ),
     "of_rows": (lambda: of_rows, made(lambda: (torch.randn(2, 5, 3), flags(2, 5)))),
     "ordered": (lambda: ordered, made(lambda: (torch.randn(5, 3),))),
