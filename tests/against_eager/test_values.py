@@ -444,7 +444,8 @@ def test_a_padded_batch_of_transformers_trains_by_plain_capture(name: str) -> No
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in {"llama", "bert"} else pytest.mark.slow) for n in MASKED]
+    "name",
+    [pytest.param(n, marks=() if n in {"llama", "bert"} else pytest.mark.slow) for n in MASKED],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_a_padded_batch_of_transformers_in_a_file(name: str) -> None:
