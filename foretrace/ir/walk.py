@@ -113,7 +113,10 @@ def bound_inside(ops: Iterable[Op]) -> set[sympy.Symbol]:
 
 def binds(op: Op) -> frozenset[sympy.Symbol]:
     """The symbols that get their number from what the op returns, as sizes that data decides do."""
-    named = {op.result} if isinstance(op.result, sympy.Symbol) else set[sympy.Symbol]()
+    number = isinstance(op.result, sympy.Symbol)
+    if not number and not any(out.type.symbols for out in op.outs):
+        return frozenset()
+    named = {op.result} if number else set[sympy.Symbol]()
     shown = named.union(*(out.type.symbols for out in op.outs))
     made = frozenset(filter(torch_api.is_from_data, shown))
     if not made:

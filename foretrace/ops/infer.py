@@ -333,12 +333,22 @@ class Inference:
 
 
 def _from(meta: torch.Tensor, offset: Any) -> torch.Tensor:
-    """The same tensor so many elements into memory that is large enough."""
+    """The same tensor so many elements into memory that is large enough.
+
+    Memory of less than nothing is none: what data decides may be 0, and is not to be asked of.
+    """
     size, stride = meta.shape, meta.stride()
     empty = any(type(n) is int and not n for n in size)  # an open size is none
-    last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    steps = zip(size, stride, strict=True)
+    last = sum((n if _of_data(n) else n - 1) * step for n, step in steps)
     end = offset if empty else offset + 1 + last
     return meta.new_empty((end,)).as_strided(size, stride, offset)
+
+
+def _of_data(number: int | torch.SymInt) -> bool:
+    """Whether data decides a size."""
+    symbols = () if type(number) is int else torch_api.expression(number).free_symbols
+    return any(map(torch_api.is_from_data, symbols))
 
 
 def _no_kernel(func: Any) -> Refusal:

@@ -56,12 +56,12 @@ class Level:
         target = op.target
         if isinstance(target, Backward):
             return self.whole(target.of) and (not target.of.leaf or self.kept(target.of))
-        if self.kept(op):
+        if op.leaf or (self.keep and self.kept(op)):
             return True
         if op.own and subgraphs_of(op):
             return not self.differentiated
-        if op.leaf or (self.open and any(selects(s, op) for s in self.open)):
-            return op.leaf
+        if self.open and any(selects(s, op) for s in self.open):
+            return False
         if not self.written or op.opened or isinstance(target, ModuleCall):
             return False
         # what writes to what lives outside, itself or below, cannot be called

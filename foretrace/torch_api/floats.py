@@ -389,10 +389,12 @@ def _of_integer(
 def _function(
     original: Callable[..., Any], compute: Callable[..., Any], follows: Callable[[Any], bool]
 ) -> Callable[..., Any]:
-    @wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         if any(map(follows, (*args, *kwargs.values()))):
             return compute(original, *args, **kwargs)
         return original(*args, **kwargs)
 
+    # `functools.wraps` takes 5 us, of forty functions in each capture
+    function.__name__ = original.__name__
+    vars(function)["__wrapped__"] = original
     return function

@@ -27,14 +27,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 MASKED = "masking_utils.py", "if batch_size != position_ids.shape[0]"
 """transformers asks whether there are other rows than its one row of positions has"""
-PACKED = "lstm.py", "self.lstm(self.embedding(words), state)"
-"""the C++ of a recurrent network asks for the number of elements"""
 HEARD = "speech.py", "pack_padded_sequence(sounds, heard, enforce_sorted=False)"
 """the lengths are a guard: they are other ones"""
 REFUSED: dict[str, tuple[tuple[int, ...], tuple[str, str]]] = {
     **dict.fromkeys(("llama", "mistral", "gpt2", "qwen3", "mixtral"), ((1,), MASKED)),
     **dict.fromkeys(("example gpt2", "example llama"), ((1,), MASKED)),
-    **dict.fromkeys(("example lstm", "example lstm with_state"), ((1, 2, 7), PACKED)),
     "example speech": ((1, 2, 7), HEARD),
 }
 

@@ -120,7 +120,7 @@ def state(module: Keeps) -> list[Any]:
 def test_in_a_module(kind: type[Keeps]) -> None:
     eager = kind()
     ours = copy.deepcopy(eager)
-    compiled = foretrace.compile(ours)
+    compiled = foretrace.compile(ours, fullgraph=True)
     for step in range(5):
         x = drawn()
         same(compiled(x), eager(x), f"result {step}")
@@ -170,7 +170,7 @@ def facts(item: Any) -> list[Any]:
 @pytest.mark.parametrize("kind", [Slots, Both, Extended])
 def test_on_an_object_among_the_arguments(kind: type) -> None:
     """Slots, and what a dataclass has beside its fields, are what it is made of, too."""
-    compiled = foretrace.compile(moves)
+    compiled = foretrace.compile(moves, fullgraph=True)
     for _ in range(3):
         x, ours = drawn(), kind()
         eager = copy.deepcopy(ours)
@@ -192,7 +192,7 @@ def test_an_attribute_that_an_input_lacked() -> None:
         x.tag = y * 2  # type: ignore[attr-defined]
         return y
 
-    compiled, ours = foretrace.compile(tagged), drawn()
+    compiled, ours = foretrace.compile(tagged, fullgraph=True), drawn()
     eager = ours.clone()
     for _ in range(3):
         same(compiled(ours), tagged(eager), "result")
@@ -224,7 +224,7 @@ def test_a_container_at_two_places() -> None:
     inside = lambda x, d: (d["p"].update(k=x * 2), d["q"]["k"])[1]  # noqa: E731
     held = {"k": drawn()}
     assert kind_of(lambda: foretrace.capture(inside, (x, {"p": held, "q": held})))
-    compiled = foretrace.compile(grows)
+    compiled = foretrace.compile(grows, fullgraph=True)
     cut = foretrace.capture(grows, (x, [drawn()], [drawn()])).cut("aten")
     compiled(x, [drawn()], [drawn()])
     assert kind_of(lambda: compiled(x, shared, shared)) == "aliased inputs"
@@ -246,7 +246,7 @@ def test_state_that_shares_memory_with_a_written_input() -> None:
             self.kept = x[0]
             return y
 
-    compiled, one, other = foretrace.compile(Views()), drawn(), drawn()
+    compiled, one, other = foretrace.compile(Views(), fullgraph=True), drawn(), drawn()
     compiled(one), compiled(other)
     assert kind_of(lambda: compiled(other)) == "aliased inputs"
 
@@ -259,7 +259,10 @@ def test_an_argument_that_holds_itself() -> None:
     loop: list[Any] = [drawn()]
     loop.append(loop)
     assert kind_of(lambda: foretrace.capture(lambda x: x[0], (loop,))) == "nested in itself"
-    assert kind_of(lambda: foretrace.compile(lambda x: x[0])(loop)) == "nested in itself"
+    assert (
+        kind_of(lambda: foretrace.compile(lambda x: x[0], fullgraph=True)(loop))
+        == "nested in itself"
+    )
 
 
 def test_an_open_number_among_the_arguments_is_a_number() -> None:

@@ -1,5 +1,6 @@
 """Questions about values that are answered by yes or no: by the example, guarded and asserted."""
 
+import copy
 import io
 import threading
 import warnings
@@ -440,6 +441,31 @@ def test_a_padded_batch_of_transformers_trains_by_plain_capture(name: str) -> No
     flat[roles.index("attention_mask")] = full["attention_mask"]
     with pytest.raises(RuntimeError, match=said + r"; question 1, at .*masking_utils\.py"):
         joint.graph_module(*(each.detach() for each in flat))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in {"llama", "bert"} else pytest.mark.slow) for n in MASKED],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_padded_batch_of_transformers_in_a_file(name: str) -> None:
+    """transformers asks nothing where it is told of an export: the file is for every mask."""
+    model, inputs = models.padded(name)
+    twin, file = copy.deepcopy(model), io.BytesIO()
+    torch.export.save(foretrace.export(model, (), inputs), file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    torchs = torch.export.export(twin, (), inputs).module()
+    full = inputs | {"attention_mask": torch.ones_like(inputs["attention_mask"])}
+    assert torch.equal(of_loss(loaded, inputs), of_loss(model, inputs))
+    for given in (inputs, full):
+        assert torch.equal(of_loss(loaded, given), of_loss(torchs, given))
+
+
+def of_loss(call: Callable[..., Any], inputs: dict[str, Tensor]) -> Tensor:
+    torch.manual_seed(5)
+    loss: Tensor = call(**inputs)["loss"].detach()
+    return loss
 
 
 def test_the_old_name_warns() -> None:
