@@ -107,7 +107,9 @@ def _everywhere(
 ) -> Iterator[Change]:  # fmt: skip
     """All that the run has bound or filled, as far as it lives on."""
     names = outside.names() if outside is not None else {}
-    globals = outside.changes() if outside is not None else ()
+    globals = outside.changes() if outside is not None else []
+    # what a container holds is told by `before`, which knows the very items
+    globals = [change for change in globals if not before.keeps(change.place)]
     for group in (globals, loan.bound(), before.bound(), _set_on(run.real, run.placeholders)):
         for change in group:
             yield before.itself(_told(change, names))
@@ -129,11 +131,14 @@ def _sorted(change: Change, known: AbstractSet[int]) -> tuple[bool, bool, bool]:
 
 
 def _told(change: Change, names: dict[int, str]) -> Change:
-    """The change, of the content of a global by its name."""
+    """The change, of what a global holds by the name of that."""
     place = change.place
-    if not isinstance(place, Contents) or id(place.holder) not in names:
+    name = names.get(id(place.holder))
+    if name is None or not isinstance(place, (Contents, Entry)):
         return change
-    return replace(change, place=Contents(names[id(place.holder)], place.holder, place.before))
+    if isinstance(place, Contents):
+        return replace(change, place=Contents(name, place.holder, place.before))
+    return replace(change, place=Entry(name, place.holder, place.key, place.before))
 
 
 def _set_on(real: Iterable[Any], placeholders: Iterable[Any]) -> Iterator[Change]:

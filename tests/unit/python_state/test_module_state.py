@@ -10,6 +10,7 @@ from torch import fx, nn
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.ir.members import MISSING
+from foretrace.ir.requirements import Contents
 from foretrace.ir.types import TensorType
 from foretrace.python_state.module_state import borrowed, names_of_tensors, owners_of
 from foretrace.tensors.abstract import Abstract
@@ -118,9 +119,14 @@ def test_an_entry_of_a_dict_is_a_change_of_its_own() -> None:
     assert net.table == {"a": 1}
 
 
-def test_a_list_that_is_filled_is_a_change() -> None:
-    found, net = changed(lambda net: net.empty.append(1))
-    assert [name for name, *_ in found] == ["empty"]
+def test_a_list_that_is_filled_is_a_content_that_is_left() -> None:
+    net = Net()
+    with borrowed({"": net}) as loan:
+        net.empty.append(1)
+        assert not loan.changes()
+        (left,) = loan.bound()
+    assert isinstance(left.place, Contents)
+    assert (left.name, left.place.before, left.after) == ("empty", [], [1])
     assert net.empty == []
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from foretrace.errors import Refusal
 from foretrace.ir.program import Mutation
+from foretrace.ir.requirements import Contents
 from tests.support.trees import recorded
 
 X = torch.zeros(2, 3)
@@ -176,7 +177,7 @@ def test_where_an_input_begins_matters_if_a_view_by_strides_is_taken_again() -> 
     assert recorded(fn, torch.zeros(4)).requires.begins.keys() == {0}
 
 
-def test_a_tensor_kept_in_a_list_of_a_module_is_refused() -> None:
+def test_a_tensor_kept_in_a_list_of_a_module_is_a_state() -> None:
     class Keeps(nn.Module):
         def __init__(self):
             super().__init__()
@@ -186,8 +187,10 @@ def test_a_tensor_kept_in_a_list_of_a_module_is_refused() -> None:
             self.seen.append(x.neg())
             return x
 
-    with pytest.raises(Refusal, match="stores a tensor in the attribute `seen`"):
-        recorded(Keeps(), X)
+    module = Keeps()
+    (state,) = recorded(module, X).requires.states
+    assert isinstance(state.place, Contents)
+    assert (state.place.holder is module.seen, module.seen, state.count) == (True, [], 1)
 
 
 def test_an_attribute_set_on_an_input_is_refused() -> None:
