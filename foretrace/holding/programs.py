@@ -137,7 +137,8 @@ def _written(op: Op) -> list[Value]:
 def _owner(tensor: Abstract) -> Value:
     """What owned the memory of a tensor first."""
     alias = tensor.ft_alias
-    found: Any = tensor.ft_value if alias is None else alias.root.initial
+    lost = alias is None or isinstance(alias, Stranded)
+    found: Any = tensor.ft_value if lost else alias.root.initial
     return found
 
 

@@ -201,6 +201,8 @@ class Stranded:
         """Asked for when the tensor is used."""
         raise Refusal(self.what, kind="escaped", do=self.do)
 
+    root = value
+
     def strand(self, tensors: Iterable[Abstract]) -> None:
         """Let tensors be of no use."""
         for tensor in tensors:

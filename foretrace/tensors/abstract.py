@@ -281,12 +281,12 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         return result
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        if self.ft_indexing or open_number(index):
+        if self.ft_indexing or (open_number(index) and not torch_api.function_modes()):
             return INDEXING.get(self, index)
         return super().__getitem__(index)
 
     def __setitem__(self, index: Any, new: Any) -> None:
-        if self.ft_indexing or open_number(index):
+        if self.ft_indexing or (open_number(index) and not torch_api.function_modes()):
             INDEXING.set(self, index, new)
         else:
             super().__setitem__(index, new)

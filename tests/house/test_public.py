@@ -16,6 +16,8 @@ PUBLIC = {
     "aot_export_module": (),
     "aot_autograd": (),
     "compile": (),
+    "region": (),
+    "Break": ("refusal",),
     "dispatch": (),
     "dispatch_trace": (),
     "Recapture": ("reason", "at", "others", "seconds"),
