@@ -48,6 +48,8 @@ class Holding:
         self.name, self.origin = call.func.__name__, call.recorder.origin()
         self._inside = set[Value]()
         """what the programs are given and make: of use in them alone"""
+        self._saved = dict[int, Any]()
+        """what autograd.Functions in them have in their contexts, for their backward"""
 
     def run(self, program: Any, name: str, tensors: Sequence[Any]) -> Run:
         """Run one of them; what it returns has no rule of an operator yet."""
@@ -69,6 +71,8 @@ class Holding:
         given = {value_of(each, recorder) for each in tensors if isinstance(each, Abstract)}
         self._inside |= given - self.call.by_value.keys()
         self._inside |= {out for op in every_op(ops) for out in op.outs}
+        contexts = filter(None, (getattr(op.target, "context", None) for op in every_op(ops)))
+        self._saved |= {id(each): each for context in contexts for each in context.held()}
         return run
 
     def close(self) -> None:
@@ -77,7 +81,7 @@ class Holding:
             f"the program uses a tensor that a function given to {self.name} has left behind",
             "return it from the function",
         )
-        alive = self.recorder.types.alive()
+        alive = [t for t in self.recorder.types.alive() if id(t) not in self._saved]
         stranded.strand(t for t in alive if {t.ft_value, _owner(t)} & self._inside)
 
     def outside(self, runs: Sequence[Run], known: AbstractSet[Any]) -> list[Value]:

@@ -335,6 +335,7 @@ class Capture:
         self._views.clear()
         self._known.clear()
         self.recorder.casts.forget()
+        self.recorder.histories.functions.clear()  # of runs that were recorded anew, too
         interpreter = getattr(fn, "__self__", fn)
         if isinstance(interpreter, torch.fx.Interpreter):
             interpreter.env, interpreter.args_iter = {}, iter(())  # of its last run, till the next
