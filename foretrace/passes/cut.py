@@ -28,7 +28,7 @@ from foretrace.ir.types import Arrived, TensorType
 from foretrace.ir.walk import subgraphs_of, with_subgraphs
 from foretrace.ops.holders import runs_wider
 from foretrace.ops.schemas import schema_of
-from foretrace.passes.applied import apart, called, overwritten
+from foretrace.history.applied import apart, called, overwritten
 from foretrace.passes.asserted import with_assertions
 from foretrace.passes.differentiate import Differentiation
 from foretrace.passes.hooks import Hooks, hooked, standing, state_kept, with_hooks

@@ -416,7 +416,7 @@ def writes_outside(w: Tensor) -> Any:
     return out
 
 
-refuses("autograd.Function", "passes/applied.py:called",
+refuses("autograd.Function", "history/applied.py:called",
         cuts(writes_inside, W, cut="export"), writes_inside, trained(writes_inside, W),
         captured(writes_outside, W))  # fmt: skip
 
@@ -442,7 +442,7 @@ def gives_the_tensor(w: Tensor) -> Any:
     return Weighs.apply(torch.mul, w, w.detach().exp()).sum()
 
 
-refuses("autograd.Function", "passes/applied.py:called",
+refuses("autograd.Function", "history/applied.py:called",
         cuts(holds_a_tensor, W, cut="export"), holds_a_tensor, trained(holds_a_tensor, W),
         captured(gives_the_tensor, W))  # fmt: skip
 

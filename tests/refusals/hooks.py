@@ -21,7 +21,7 @@ def trained_compiled(fn: Program, *args: Any) -> Callable[[], None]:
         leaves = [arg.detach().requires_grad_() for arg in args]
         again = [arg.detach().requires_grad_() for arg in args]
         fn(*leaves).backward()
-        foretrace.compile(fn)(*again).backward()
+        foretrace.compile(fn, fullgraph=True)(*again).backward()
         same([leaf.grad for leaf in again], [leaf.grad for leaf in leaves])
 
     return follow
@@ -163,7 +163,7 @@ def view_and_tensor(w: Tensor) -> Tensor:
 
 
 refuses(
-    "hook", "passes/hooks.py:at_input", lambda: foretrace.compile(input_and_tensor)(W),
+    "hook", "passes/hooks.py:at_input", lambda: foretrace.compile(input_and_tensor, fullgraph=True)(W),
     input_and_tensor, trained(input_and_tensor, W), trained_compiled(view_and_tensor, W),
 )  # fmt: skip
 

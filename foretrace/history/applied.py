@@ -44,7 +44,7 @@ def apart(op: Op, body: Callable[[Op], Iterable[Op]]) -> tuple[Op, list[Op]]:
     if not (isinstance(op.target, FunctionCall) and op.target.written.places and _by_copies(op)):
         return op, []
     beside = [inner for inner in body(op) if set(op.outs).isdisjoint(inner.outs)]
-    return op.but(target=op.target.apart(), below=None), beside
+    return op.but(target=op.target.apart(), below=None, piece_of=op.piece_of or op), beside
 
 
 def _by_copies(op: Op) -> bool:
