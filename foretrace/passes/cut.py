@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.history.applied import apart, called, overwritten
 from foretrace.history.history import History, with_history
 from foretrace.history.history_ops import left_in_memory, unmark
 from foretrace.history.placed import placed
@@ -28,7 +29,6 @@ from foretrace.ir.types import Arrived, TensorType
 from foretrace.ir.walk import subgraphs_of, with_subgraphs
 from foretrace.ops.holders import runs_wider
 from foretrace.ops.schemas import schema_of
-from foretrace.history.applied import apart, called, overwritten
 from foretrace.passes.asserted import with_assertions
 from foretrace.passes.differentiate import Differentiation
 from foretrace.passes.hooks import Hooks, hooked, standing, state_kept, with_hooks

@@ -37,6 +37,7 @@ SHOWING: Final = tuple(
 LOGGED: Final = vars(logging.Logger)["_log"].__code__
 """All that is logged goes through it"""
 LAYER_CALL: Final = torch_api.TORCH_DIR + "nn/modules/module.py"
+MODULE_CALL = f"{PACKAGE_DIR}trace/modules.py"
 DO: Final = "do it outside of the captured program; else what is around it runs as Python"
 
 
@@ -161,6 +162,9 @@ def _user_frame(frame: types.FrameType | None) -> types.FrameType | None:
         file = frame.f_code.co_filename
         if origin_of(file) == "user" or file == LAYER_CALL:
             return frame
+        if file == MODULE_CALL:  # where a module is called, as torch's own frames say of others
+            frame = frame.f_back
+            continue
         if not file.startswith(PYTHON_DIR) or "-packages/" in file or file in SHOWING:
             return None
         frame = frame.f_back

@@ -108,8 +108,10 @@ def carries(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("build", [Leaves, lambda: uses, lambda: carries])
-@pytest.mark.parametrize("entry", [lambda fn: foretrace.capture(fn, (X,)),
-                                   lambda fn: foretrace.compile(fn, fullgraph=True)(X)])  # fmt: skip
+@pytest.mark.parametrize(
+    "entry",
+    [lambda fn: foretrace.capture(fn, (X,)), lambda fn: foretrace.compile(fn, fullgraph=True)(X)],
+)
 def test_what_a_program_makes_is_of_no_use_outside(build: Any, entry: Any) -> None:
     """No op outside makes it, so that nothing could be computed of it."""
     fn = build()

@@ -56,7 +56,7 @@ class Holed(nn.Module):
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The programs that a capture was tried of."""
-    from foretrace.compat import compile as module  # noqa: PLC0415
+    from foretrace.recording import setup as module  # noqa: PLC0415
 
     seen: list[Any] = []
     original = module.record

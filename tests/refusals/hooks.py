@@ -163,7 +163,8 @@ def view_and_tensor(w: Tensor) -> Tensor:
 
 
 refuses(
-    "hook", "passes/hooks.py:at_input", lambda: foretrace.compile(input_and_tensor, fullgraph=True)(W),
+    "hook", "passes/hooks.py:at_input",
+    lambda: foretrace.compile(input_and_tensor, fullgraph=True)(W),
     input_and_tensor, trained(input_and_tensor, W), trained_compiled(view_and_tensor, W),
 )  # fmt: skip
 
