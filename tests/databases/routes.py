@@ -13,6 +13,7 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 import foretrace
+from foretrace.compat.settled import UNHOOKED
 from tests.databases.sample import Sample
 from tests.support.exporting import as_module
 from tests.support.pairs import PairCut
@@ -28,6 +29,8 @@ class Attempt:
     outputs: object  # eager's
     facts: Facts = field(init=False)
     """everything in its reach, as it was before"""
+    unhooked: bool = field(default=False, init=False)
+    """whether a warning says that what was exported lacks the program's hooks on gradients"""
 
     def __post_init__(self) -> None:
         self.facts = facts_of(self.live.fn, self.live.args)
@@ -81,7 +84,11 @@ def _export(attempt: Attempt) -> Made:
     live = attempt.live
     module = as_module(live.fn)
     shapes = _auto(attempt)
-    return foretrace.export(module, live.args, live.kwargs, dynamic_shapes=shapes).module()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        exported = foretrace.export(module, live.args, live.kwargs, dynamic_shapes=shapes)
+    attempt.unhooked = any(str(each.message).startswith(UNHOOKED) for each in told)
+    return exported.module()
 
 
 def _compile(attempt: Attempt) -> Made:
