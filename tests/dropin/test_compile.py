@@ -319,7 +319,7 @@ def test_a_counter_counts(backend, monkeypatch: pytest.MonkeyPatch) -> None:
     for call in (1, 2, 3):
         same(x * call, compiled(x))
         assert call == CALLS
-    assert "global CALLS is 1" in compiled.recaptures[0].reason
+    assert not compiled.recaptures
 
 
 def test_a_counter_in_a_module_and_in_a_closure() -> None:
@@ -396,7 +396,7 @@ def test_a_counter_in_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
     assert globals().pop("BOUND_BY_THE_RUN") == 3
 
 
-def test_other_changes_are_refused() -> None:
+def test_lists_are_filled_as_eager_fills_them() -> None:
     log: list[int] = []
     kept: list[Tensor] = []
 
@@ -409,11 +409,26 @@ def test_other_changes_are_refused() -> None:
         return x
 
     for fn in (appends, keeps):
-        with pytest.raises(foretrace.Refusal) as caught:
-            foretrace.compile(fn, fullgraph=True)(torch.ones(2))
-        assert caught.value.kind == "side effect"
-        assert not log
-        assert not kept
+        compiled = foretrace.compile(fn, fullgraph=True)
+        for _ in range(3):
+            compiled(torch.ones(2))
+    assert log == [2, 2, 2]
+    assert [each.tolist() for each in kept] == [[2.0, 2.0]] * 3
+
+
+def test_other_changes_are_refused() -> None:
+    kept: set[Tensor] = set()
+
+    def keeps(x: Tensor) -> Tensor:
+        kept.add(x * 2)
+        return x
+
+    compiled = foretrace.compile(keeps, fullgraph=True)
+    compiled(torch.ones(2))  # as Python: only the first call may do it
+    with pytest.raises(foretrace.Refusal) as caught:
+        compiled(torch.ones(2))
+    assert caught.value.kind == "side effect"
+    assert len(kept) == 1
 
 
 # ---- sizes
@@ -656,13 +671,14 @@ def test_inputs_that_share_memory(backend) -> None:
 
     compiled, x = foretrace.compile(writes, backend=backend, fullgraph=True), torch.ones(4)
     same(torch.full((4,), 2.0), compiled(x.clone(), x.clone()))
-    with pytest.raises(foretrace.Refusal) as caught:
-        compiled(x[:2], x[:2])
+    for views in (lambda t: (t[:2], t[:2]), lambda t: (t, t.view(4)), lambda t: (t[:3], t[1:])):
+        ours, theirs = torch.ones(4), torch.ones(4)
+        same(writes(*views(theirs)), compiled(*views(ours)))
+        same(theirs, ours)
+    leaf = torch.ones(4, requires_grad=True)
+    with pytest.raises(foretrace.Refusal) as caught, torch.no_grad():
+        compiled(leaf[:2], leaf[1:3])
     assert caught.value.kind == "aliased inputs"
-    with pytest.raises(foretrace.Refusal) as caught:
-        compiled(x, x.view(4))
-    assert caught.value.kind == "aliased inputs"
-    same(torch.ones(4), x)
 
 
 # ---- the callable itself

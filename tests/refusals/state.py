@@ -58,10 +58,6 @@ refuses(
     "side effect", ATTRIBUTES, captures(Remembers(), X), Remembers.forward,
     captured(Returns(), X), once_before(Caches(), X),
 )  # fmt: skip
-refuses(
-    "side effect", ATTRIBUTES, captures(Caches(), X), Caches.forward,
-    captured(Returns(), X), once_before(Caches(), X),
-)  # fmt: skip
 
 
 class Hooks(nn.Module):

@@ -12,7 +12,7 @@ import foretrace
 from tests.support.compare import same_as_eager
 
 X = torch.ones(4)
-KEPT: list[Tensor] = []
+KEPT: set[Tensor] = set()
 
 
 def refusal_of(call: Callable[..., Any], *args: Any) -> foretrace.Refusal:
@@ -29,25 +29,25 @@ class Plain:
 
 
 class Deep(nn.Module):
-    """Appends to a list in a dict of an object that it holds."""
+    """Adds to a set in a dict of an object that it holds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.plain = Plain()
-        self.plain.kept = {"all": []}
+        self.plain.kept = {"all": set()}
 
     def forward(self, x: Tensor) -> Tensor:
-        self.plain.kept["all"].append(x * 2)
+        self.plain.kept["all"].add(x * 2)
         return x + 1
 
 
-def in_a_list(x: Tensor) -> Tensor:
-    KEPT.append(x.sin())
+def in_a_set(x: Tensor) -> Tensor:
+    KEPT.add(x.sin())
     return x
 
 
 def its_input(x: Tensor) -> Tensor:
-    KEPT.append(x)
+    KEPT.add(x)
     return x * 2
 
 
@@ -60,7 +60,7 @@ def memoized(x: Tensor) -> Tensor:
     return x * table(4)
 
 
-@pytest.mark.parametrize("make", [Deep, lambda: in_a_list, lambda: its_input])
+@pytest.mark.parametrize("make", [Deep, lambda: in_a_set, lambda: its_input])
 def test_refused(make: Callable[[], Callable[..., Any]]) -> None:
     """Wherever it is stored."""
     refusal = refusal_of(foretrace.capture, make(), (X,))
@@ -70,9 +70,9 @@ def test_refused(make: Callable[[], Callable[..., Any]]) -> None:
 
 def test_the_line_that_made_it() -> None:
     """The refusal has it."""
-    at = refusal_of(foretrace.capture, in_a_list, (X,)).at
+    at = refusal_of(foretrace.capture, in_a_set, (X,)).at
     assert at is not None
-    assert at.text == "KEPT.append(x.sin())"
+    assert at.text == "KEPT.add(x.sin())"
 
 
 def test_nothing_is_left() -> None:
@@ -123,10 +123,10 @@ def test_a_run_that_fails_leaves_nothing() -> None:
     got: list[Tensor] = []
 
     def fails(x: Tensor) -> Tensor:
-        KEPT.append(x.cos())
-        raise ValueError(KEPT[-1])
+        KEPT.add(x.cos())
+        raise ValueError(*KEPT)
 
-    before = list(KEPT)
+    before = set(KEPT)
     with pytest.raises(foretrace.Refusal) as caught:
         foretrace.capture(fails, (X,))
     assert before == KEPT

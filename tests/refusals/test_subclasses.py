@@ -92,7 +92,7 @@ def entries(fn: Callable[..., Any], x: Any) -> dict[str, Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("entry", ["capture", "compile", "export"])
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", [name for name in REFUSED if name != "lazy"])
 def test_refused_by_name(name: str, entry: str) -> None:
     fn, x, told = REFUSED[name]
     with pytest.raises(foretrace.Refusal) as caught:
@@ -101,6 +101,24 @@ def test_refused_by_name(name: str, entry: str) -> None:
     if not (entry == "export" and name == "captured"):  # named by the wrapper's closure
         assert told in str(caught.value)
     assert caught.value.do
+
+
+@pytest.mark.parametrize("entry", ["capture", "export"])
+def test_lazy_modules_are_refused_by_name(entry: str) -> None:
+    fn, x, told = REFUSED["lazy"]
+    with pytest.raises(foretrace.Refusal, match=told) as caught:
+        entries(fn, x)[entry]()
+    assert caught.value.kind == "unsupported tensor"
+    assert caught.value.do
+
+
+def test_the_first_call_of_a_lazy_module_runs_as_python() -> None:
+    lazy = nn.LazyLinear(3)
+    compiled = foretrace.compile(lazy, fullgraph=True)
+    first = compiled(X)
+    assert torch.equal(first, lazy(X))
+    assert torch.equal(compiled(X), first)
+    assert not compiled.recaptures
 
 
 def test_each_way_out_works() -> None:
