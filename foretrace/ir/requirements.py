@@ -179,11 +179,13 @@ class Change:
     def repeatable(self) -> bool:
         """Whether a call can do it again: a name bound to plain data, an entry that was made.
 
-        Of a container the content depends on what it held before.
+        Of a container the content depends on what it held before. One in an entry that holds more
+        than plain data is none: it could not be made anew, and may be filled further.
         """
         if isinstance(self.place, Contents):
             return False
         made = isinstance(self.place, Entry) and self.place.before is MISSING
+        made = made and not isinstance(self.after, (dict, list, set, deque))
         return self.rebound and (made or self.itself or plain(self.after))
 
     def undo(self) -> None:

@@ -106,13 +106,12 @@ def _everywhere(
     before: Before, loan: Borrowed, outside: Outside | None, run: Run
 ) -> Iterator[Change]:  # fmt: skip
     """All that the run has bound or filled, as far as it lives on."""
-    names = outside.names() if outside is not None else {}
     globals = outside.changes() if outside is not None else []
     # what a container holds is told by `before`, which knows the very items
     globals = [change for change in globals if not before.keeps(change.place)]
     for group in (globals, loan.bound(), before.bound(), _set_on(run.real, run.placeholders)):
         for change in group:
-            yield before.itself(_told(change, names))
+            yield before.itself(told(change, outside))
 
 
 def _sorted(change: Change, known: AbstractSet[int]) -> tuple[bool, bool, bool]:
@@ -130,11 +129,13 @@ def _sorted(change: Change, known: AbstractSet[int]) -> tuple[bool, bool, bool]:
     return change.rebound and left and _all_given(shown, known), made, held
 
 
-def _told(change: Change, names: dict[int, str]) -> Change:
-    """The change, of what a global holds by the name of that."""
+def told(change: Change, outside: Outside | None) -> Change:
+    """The change; of what a global or a cell holds, by the name of that."""
     place = change.place
-    name = names.get(id(place.holder))
-    if name is None or not isinstance(place, (Contents, Entry)):
+    if outside is None or not isinstance(place, (Contents, Entry)):
+        return change
+    name = outside.names().get(id(place.holder))
+    if name is None:
         return change
     if isinstance(place, Contents):
         return replace(change, place=Contents(name, place.holder, place.before))

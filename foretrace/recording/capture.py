@@ -53,6 +53,7 @@ from foretrace.python_state.states import (
     open_holders,
     read_again,
     states_of,
+    told,
     unread,
 )
 from foretrace.recording.gradients import Gradients
@@ -446,7 +447,7 @@ def _note_held(
         left: what else was changed, and is undone.
         lines: the lines of its functions.
     """
-    left = [located(change, lines) for change in left]
+    left = [located(told(change, capture.outside), lines) for change in left]
     requires.changed += left
     requires.counted += counted_in((*requires.changed, *kept))
     if capture.outside is None:

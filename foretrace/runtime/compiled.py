@@ -73,7 +73,7 @@ class Compiled:
         """every capture after the first, with the guard that failed"""
         self._entries: tuple[Entry, ...] = ()
         self._first_calls = set[Any]()
-        """what was refused once, as a first call may do it"""
+        """lines of what was refused once, as a first call may do it"""
         self._answers = 0
         """captures again because of an answer"""
         self.first: Callable[[Any, Any], Any] = lambda args, kwargs: MISS
@@ -147,12 +147,12 @@ class Compiled:
 
     def _may_be_first(self, refusal: Refusal) -> bool:
         """Whether a call may run as Python to make what later ones find: once for each line."""
-        return refusal.of_first_call and (refusal.what, refusal.at) not in self._first_calls
+        return refusal.of_first_call and (refusal.at or refusal.what) not in self._first_calls
 
     def _as_first(self, refusal: Refusal, plain: Any, args: Any, kwargs: Any) -> Any:
         """Such a call; one that raises tells nothing of the next."""
         result = plain(*args, **kwargs)
-        self._first_calls.add((refusal.what, refusal.at))
+        self._first_calls.add(refusal.at or refusal.what)
         return result
 
     def _use(self, entry: Entry) -> None:

@@ -136,3 +136,19 @@ def test_content_of_every_kind(change: Callable[[], object]) -> None:
         LISTS.clear()
     assert states[:3] == states[3:]
     assert held == (ORDER, LISTS)
+
+
+def test_a_list_with_an_object_in_a_new_entry_is_made_anew_or_refused() -> None:
+    """Not bound again as an earlier call left it, and as others have filled it since."""
+    kept, backend = dict[str, Any](), Backend()
+
+    def program(x: Tensor) -> Tensor:
+        kept["all"] = [backend]
+        return x * 2
+
+    compiled = foretrace.compile(program, fullgraph=True)
+    compiled(X)  # as Python: only the first call may do it
+    kept.pop("all").append(5)
+    with pytest.raises(foretrace.Refusal, match="changes the content"):
+        compiled(X)
+    assert not kept

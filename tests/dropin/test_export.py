@@ -193,7 +193,7 @@ class Counts(nn.Module):
     def __init__(self, last, note) -> None:
         super().__init__()
         self.last, self.note, self.count = last, note, 0
-        self.kept: list[torch.Tensor] = []
+        self.kept: set[torch.Tensor] = set()
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -222,10 +222,10 @@ def test_the_second_run_is_as_if_it_were_the_first() -> None:
 
 
 class Held(nn.Module):
-    """Keeps a tensor in a list: a side effect, whoever is told of what."""
+    """Keeps a tensor in a set: a side effect, whoever is told of what."""
 
     def forward(self, owner: Counts, x: torch.Tensor) -> torch.Tensor:
-        owner.kept.append(x)
+        owner.kept.add(x)
         return x
 
 
