@@ -123,9 +123,7 @@ def _one(route: str, made: Any, attempt: Attempt, fresh: Subject, eager: Seen) -
         return grade(eager, seen, undefined=undefined, flags=False)
     if route not in INFERENCE:
         seen = forward_run(made, subject)
-        if (
-            route == "foretrace.export" and attempt.unhooked
-        ):  # docs/limits.md: a file has the outputs alone right then
+        if route == "foretrace.export" and attempt.unhooked:  # docs/limits.md
             seen.gradients = eager.gradients
         if route in EXPORTED:  # a torch.Size is a tuple then, as in what torch.export gives
             eager, seen = _without_sizes(eager), _without_sizes(seen)
