@@ -86,6 +86,7 @@ def held(some: list[tuple[Any, ...]]) -> float:
     return sum(check(*call) for call in some) / len(some)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
 def test_some() -> None:
     assert held(random.Random(0).sample(list(calls()), 1500)) > 0.05

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from functools import partial
+from itertools import starmap
 
 import pytest
 
@@ -131,7 +132,13 @@ def test_records_of_several_runs_make_one_page(tmp_path, monkeypatch):
     assert stated() == {("custom_op", "NumpyNMSCustomOp", "refused (data-dependent)", "export")}
 
 
-@pytest.mark.parametrize(("database", "shard"), shards(FAST))
+def now_and_then(database, shard):
+    """The other shards are slow tests: `make test` is to stay under a quarter of an hour."""
+    marks = [pytest.mark.slow] if shard % 2 else []
+    return pytest.param(database, shard, marks=marks)
+
+
+@pytest.mark.parametrize(("database", "shard"), starmap(now_and_then, shards(FAST)))
 def test_one_sample(database, shard):
     hold(lines(database, shard, FAST[database], 1))
 

@@ -116,6 +116,7 @@ def test_break_stops_at_the_users_line() -> None:
     assert "torch.Size([4, 8])" in said
 
 
+@pytest.mark.slow
 def test_break_stops_at_a_step_of_ours() -> None:
     code, said = in_terminal([*NODE, "--break", "opened", "--cut", "aten"], ["p func", "q"])
     assert code == 0, said
@@ -123,6 +124,7 @@ def test_break_stops_at_a_step_of_ours() -> None:
     assert "rms_norm" in said
 
 
+@pytest.mark.slow
 def test_break_stops_at_a_rule() -> None:
     words = ["explain", "examples/rms_norm.py:total", "mul_3", "--break", "rule"]
     code, said = in_terminal(words, ["p func", "q"])
