@@ -138,7 +138,7 @@ def now_and_then(database, shard):
     return pytest.param(database, shard, marks=marks)
 
 
-@pytest.mark.parametrize(("database", "shard"), starmap(now_and_then, shards(FAST)))
+@pytest.mark.parametrize(("database", "shard"), [*starmap(now_and_then, shards(FAST))])
 def test_one_sample(database, shard):
     hold(lines(database, shard, FAST[database], 1))
 
