@@ -35,8 +35,8 @@ PLAIN = frozenset({
 OWN = frozenset({"aten", "prims"})
 """Namespaces of torch's own operators; those of others may be registered anew."""
 
-MOST = 90_000
-"""How much of one kind is kept, in parts of keys; 90,000 hold 10 to 20 MB."""
+MOST = 5_000
+"""How much of one kind is kept, in parts of keys; 20,000 hold some 4 MB."""
 
 
 class Lasting:

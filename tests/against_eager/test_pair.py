@@ -18,6 +18,7 @@ from foretrace.ir.op import Op
 from foretrace.program import Cut
 from tests.programs import CASES, Case
 from tests.support.compare import same_as_eager
+from tests.support.turns import at_other_sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 
@@ -34,9 +35,7 @@ def coin(seed: int) -> Callable[[Op], bool]:
 
 TRAINED = {name: case for name, case in CASES.items() if "joint" in case.cuts}
 BY_NAME = [pytest.param(case, id=f"{case.section}.{name}") for name, case in TRAINED.items()]
-VARYING = [
-    pytest.param(case, id=f"{case.section}.{name}") for name, case in TRAINED.items() if case.varies
-]
+VARYING = [each for each in at_other_sizes(1) if "joint" in each.values[0].cuts]
 
 
 def compare(case: Case, size: int = 4, **options: Any) -> None:

@@ -11,11 +11,9 @@ import foretrace
 from tests.programs import CASES, Case
 from tests.support.compare import same_as_eager
 from tests.support.pairs import PairCut
+from tests.support.turns import at_other_sizes
 
 AUTO = torch.export.Dim.AUTO
-VARYING = [
-    pytest.param(case, id=f"{case.section}.{name}") for name, case in CASES.items() if case.varies
-]
 UNINITIALISED = "margins_of_many_classes"
 """What eager gives of no rows is what was in memory before."""
 
@@ -26,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("size", [1, 0])
-@pytest.mark.parametrize("case", VARYING)
+@pytest.mark.parametrize("case", at_other_sizes(2))
 def test_zoo(case: Case, size: int) -> None:
     """Each cut gives what eager gives, to the last bit, or is refused by a guard."""
     if case is CASES[UNINITIALISED]:

@@ -6,6 +6,7 @@ import foretrace
 from tests.programs import CASES, Case
 from tests.support import standin
 from tests.support.compare import Report, same_as_eager
+from tests.support.turns import at_other_sizes
 
 # torch warns of this once, eager or not
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
@@ -17,9 +18,6 @@ AT_EVERY_CUT = [
     for cut in case.cuts
 ]
 BY_NAME = [pytest.param(case, id=f"{case.section}.{name}") for name, case in CASES.items()]
-VARYING = [
-    pytest.param(case, id=f"{case.section}.{name}") for name, case in CASES.items() if case.varies
-]
 
 
 def compare(case: Case, size: int = 4, **options: object) -> Report:
@@ -63,7 +61,7 @@ def test_everything_kept_under_autocast(name: str, cut: str) -> None:
     compare(CASES[name], cuts=(cut,), keep=[lambda _: True])
 
 
-@pytest.mark.parametrize("case", VARYING)
+@pytest.mark.parametrize("case", at_other_sizes(0))
 def test_another_size(case: Case) -> None:
     """The same graphs, captured with symbolic sizes, at the captured size and at another."""
     other = case.subject(OTHER)

@@ -1,0 +1,23 @@
+"""Programs that several suites run at another size: each is quick in one of them, in turn."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.programs import CASES
+
+SUITES = 3
+"""test_zoo, test_pair and test_small_sizes"""
+
+
+def at_other_sizes(turn: int) -> Sequence[Any]:
+    """The programs of the zoo whose sizes vary; those of the other suites' turns are slow here."""
+    names = [name for name, case in CASES.items() if case.varies]
+    return [
+        pytest.param(
+            CASES[name], id=f"{CASES[name].section}.{name}",
+            marks=[] if place % SUITES == turn else [pytest.mark.slow],
+        )
+        for place, name in enumerate(names)
+    ]  # fmt: skip
