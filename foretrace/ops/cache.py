@@ -35,7 +35,7 @@ PLAIN = frozenset({
 OWN = frozenset({"aten", "prims"})
 """Namespaces of torch's own operators; those of others may be registered anew."""
 
-MOST = 5_000
+MOST = 30_000
 """How much of one kind is kept, in parts of keys; 20,000 hold some 4 MB."""
 
 

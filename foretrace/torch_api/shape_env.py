@@ -6,6 +6,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
+from inspect import unwrap
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
     _constrain_range_for_size as constrain_to_size,
+    _maybe_evaluate_static_worker as evaluations,
     eval_is_non_overlapping_and_dense,
 )
 
@@ -49,6 +51,8 @@ from torch.utils._sympy.value_ranges import ValueRanges as ValueRanges
 TRUTH_OF_RELATION = torch.SymBool.__bool__.__code__
 """What runs where Python asks whether a relation of symbols holds"""
 TRUTHS = (TRUTH_OF_RELATION, torch.SymInt.__bool__.__code__)
+MOST_EVALUATIONS = 2_000
+"""Answers about sizes that torch keeps, before they are dropped"""
 
 
 def expression(number: Any) -> Any:
@@ -152,6 +156,10 @@ class ToldShapeEnv(ShapeEnv):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._inside = False
+        self._implied: dict[Any, Any] = {}
+        # torch keeps each for ever: each example's sizes make others (2.11, 2.13, 2.15)
+        if evaluations.cache_info().currsize > MOST_EVALUATIONS:
+            evaluations.cache_clear()
 
     def told(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
         """A question was answered."""
@@ -183,6 +191,12 @@ class ToldShapeEnv(ShapeEnv):
     ) -> Any:
         ask = super()._maybe_evaluate_static
         return self._telling("_maybe_evaluate_static", ask, args, kwargs)
+
+    def get_implications(self, e: Any) -> Any:  # type: ignore[override]
+        """As ShapeEnv has it, whose cache of all keeps every ShapeEnv alive (2.11, 2.13, 2.15)."""
+        if e not in self._implied:
+            self._implied[e] = unwrap(ShapeEnv.get_implications)(self, e)
+        return self._implied[e]
 
     def _elsewhere(self, relation: Any) -> Any:
         """The answer from elsewhere to what cannot be told without one."""
