@@ -6,6 +6,7 @@ from foretrace.alignment.difference import Found, Reason
 from foretrace.alignment.given import aspects
 from foretrace.alignment.marked import Node
 from foretrace.ir.op import Op, Value
+from foretrace.ir.walk import subgraphs_of
 
 
 class Causes:
@@ -28,6 +29,11 @@ class Causes:
         if len(left) == len(right):
             for mine, theirs in zip(left, right, strict=True):
                 self.other[mine], self.other[theirs] = theirs, mine
+
+    def match_held(self, left: Op, right: Op) -> None:
+        """What the programs that two equal ops hold are given is the same, one by one."""
+        for mine, theirs in zip(subgraphs_of(left), subgraphs_of(right), strict=False):
+            self.match(mine.values, theirs.values)
 
     def meet(self, left: Sequence[Value], right: Sequence[Value]) -> None:
         """Operands of ops that are the same: what neither side has met before is the same."""

@@ -20,7 +20,7 @@ from foretrace.alignment.pairing import (
     paired,
 )
 from foretrace.alignment.reasons import Reasons
-from foretrace.alignment.sequences import align, running_order
+from foretrace.alignment.sequences import running_order
 from foretrace.alignment.settings import Settings
 from foretrace.explain.levels import choice_notes
 from foretrace.ir.op import Op, Value
@@ -75,6 +75,7 @@ class Comparison:
         if a.op is not b.op:
             self.causes.meet(a.op.operands, b.op.operands)
             self.causes.match(a.op.outs, b.op.outs)
+            self.causes.match_held(a.op, b.op)
         if a.pieces or b.pieces:
             self._pieces(pair)
         elif pair.mixed:
@@ -231,8 +232,7 @@ class Comparison:
     ) -> None:  # fmt: skip
         """Ops that serve one op, on both sides in order; `reason`: why the forward differs."""
         gap: tuple[list[Op], list[Op]] = ([], [])
-        steps = self._by_operands if part == "backward" else _in_order
-        for a, b in [*steps(left, right), (None, None)]:
+        for a, b in [*self._by_operands(left, right), (None, None)]:
             if (a is None) != (b is None):
                 gap[a is None].append(a or b)  # type: ignore[arg-type]
                 continue
@@ -276,6 +276,7 @@ class Comparison:
         self.matched.append((a, b))
         if a is not b:
             self.causes.match(a.outs, b.outs)
+            self.causes.match_held(a, b)
             part: Part = "forward" if a.because is None else "backward"
             self._later(part, [a], partial(self._same_op, a, b, pair, (a, b)))
 
@@ -338,10 +339,6 @@ class Comparison:
                     on_left=bool(each.left)
                 )
                 each.reason = each.reason or self.reasons.fallback(ops)
-
-
-def _in_order(left: Sequence[Op], right: Sequence[Op]) -> Iterator[tuple[Op | None, Op | None]]:
-    return align(left, right, fit, key_of)
 
 
 def _choices(above: Pair) -> tuple[str, ...]:
