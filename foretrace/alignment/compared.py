@@ -56,8 +56,8 @@ class Comparison:
         for event in reversed(events):
             self._backward(event)
         self._apart()
-        both = [[*with_held(side.graph.ops)] for side in (self.left, self.right)]
-        places = running_order(*both, self.matched)
+        left, right = ([*with_held(side.graph.ops)] for side in (self.left, self.right))
+        places = running_order(left, right, self.matched)
         for _, compare in sorted(self._late, key=lambda late: min(places[op] for op in late[0])):
             compare()
         self._settle()

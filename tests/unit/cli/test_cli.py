@@ -311,10 +311,10 @@ def test_a_program_is_found(folder: Path, capsys: pytest.CaptureFixture[str], sp
     ("spec", "said"),
     [
         ("nowhere.py", "there is no file nowhere.py"),
-        ("mime.py", "near it are mine.py"),
+        ("mime.py", "near it is mine.py"),
         ("nowhere", "there is no module nowhere"),
         ("no.where:program", "there is no module no.where"),
-        ("mine.py:progam", "near it are program"),
+        ("mine.py:progam", "near it is program"),
         ("mine.py:zzz", "it has program, with_kwargs, raises"),
         ("mine.py:number", "has number, which is no function"),
         ("mine.py:takes", "takes takes arguments: argument"),
