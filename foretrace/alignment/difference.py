@@ -21,8 +21,8 @@ class Reason:
 
     Args:
         kind: "cut", "level", "keep", "table", "policy", "choice", "target", "mode", "input",
-            "given", "held", "argument", "rule", "history", "loss", "unused", "program", "several",
-            or "unknown".
+            "given", "held", "argument", "rule", "history", "loss", "unused", "program", "kernel",
+            "several" (one of them), "fallback" (nothing nearer is known), or "unknown".
         text: the reason, one line.
         place: where it was decided: of our code, of torch's, or the user's line.
         root: what it goes back to, where that is known as well.

@@ -86,7 +86,10 @@ def _find(module: fx.GraphModule, wanted: str, full: str) -> fx.Node:
     raise Refusal(
         f"the graph has no node {full!r}",
         kind="unknown node",
-        do=(*near_it(near, [*names][:NEAR_NAMES]), f"cut.nodes has the names of all {len(names)}"),
+        do=(
+            *near_it(near, [*names][:NEAR_NAMES]),
+            f"cut.nodes and foretrace show have the names of all {len(names)}",
+        ),
     )
 
 

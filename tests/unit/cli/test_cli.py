@@ -220,7 +220,10 @@ def test_explain_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_explain_refuses_an_unknown_node(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "near it are mm" in refusal(["explain", ATTENTION, "mmm"], capsys)
+    assert "near it is mm\n" in refusal(["explain", ATTENTION, "mmm"], capsys)
+    said = refusal(["explain", ATTENTION, "zzz"], capsys)
+    assert "none is near it; the first are q, k, v, mul and transpose" in said
+    assert "foretrace show have the names of all 26" in said
 
 
 # ------------------------------------------------------------------------------------------ check
