@@ -115,6 +115,18 @@ class Refusal(RuntimeError):
         return [" / ".join(self.module)] if self.module else []
 
 
+def near_it(names: Sequence[str], others: Sequence[str] = ()) -> tuple[str, ...]:
+    """The line of a refusal that tells the names near a wrong one: `near it are mm and mm_1`.
+
+    Where there are none, `others` are told as the first that there are; without any, no line.
+    """
+    *first, last = names or others or [""]
+    told = f"{', '.join(first)} and {last}" if first else last
+    if names:
+        return (f"near it {'are' if first else 'is'} {told}",)
+    return (f"none is near it; the first {'are' if first else 'is'} {told}",) if others else ()
+
+
 class FirstCall(str):
     """A way out of what only the first call of a program does: call it once as Python."""
 

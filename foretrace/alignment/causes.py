@@ -3,15 +3,19 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from foretrace.alignment.difference import Found, Reason
+from foretrace.alignment.given import aspects
 from foretrace.alignment.marked import Node
 from foretrace.ir.op import Op, Value
+from foretrace.ir.walk import subgraphs_of
 
 
 class Causes:
     """Follows values through both cuts: what comes of a difference has its reason."""
 
-    def __init__(self, *, one_record: bool, copies: Mapping[Value, Value]) -> None:
-        self.one_record, self.copies = one_record, copies
+    def __init__(
+        self, *, one_record: bool, copies: Mapping[Value, Value], moved: bool = False
+    ) -> None:
+        self.one_record, self.copies, self.moved = one_record, copies, moved
         self.other: dict[Value, Value] = {}
         """the counterpart of a value, in both directions"""
         self.of: dict[Value, Reason] = {}
@@ -25,6 +29,11 @@ class Causes:
         if len(left) == len(right):
             for mine, theirs in zip(left, right, strict=True):
                 self.other[mine], self.other[theirs] = theirs, mine
+
+    def match_held(self, left: Op, right: Op) -> None:
+        """What the programs that two equal ops hold are given is the same, one by one."""
+        for mine, theirs in zip(subgraphs_of(left), subgraphs_of(right), strict=False):
+            self.match(mine.values, theirs.values)
 
     def meet(self, left: Sequence[Value], right: Sequence[Value]) -> None:
         """Operands of ops that are the same: what neither side has met before is the same."""
@@ -65,12 +74,21 @@ class Causes:
         return next((self.uses[value] for value in values if value in self.uses), None)
 
     def of_types(self, left: Op, right: Op) -> Reason | None:
-        """The reason of an operand that has another type on the other side."""
-        for mine in (*left.operands, *right.operands):
-            theirs = self.counterpart(mine)
-            if theirs is not None and mine in self.of and mine.type != theirs.type:
-                return self.of[mine]
-        return self.among((*left.operands, *right.operands))
+        """The reason of an operand that has another type on the other side, or is not there."""
+        known = [v for v in (*left.operands, *right.operands) if v in self.of]
+        others = {v: self.counterpart(v) for v in known}
+        alone = [v for v in known if others[v] is None]
+        apart = [
+            v for v, other in others.items()
+            if other is not None and aspects(v.type, other.type, moved=self.moved)
+        ]  # fmt: skip
+        return next((self.of[v] for v in (*apart, *alone)), None)
+
+    def alike(self, left: Op, right: Op) -> bool:
+        """Whether two ops get operands of equal types, but for the device."""
+        both = zip(left.operands, right.operands, strict=False)
+        same = not any(aspects(a.type, b.type, moved=self.moved) for a, b in both)
+        return same and len(left.operands) == len(right.operands)
 
     def apart(self, left: Op, right: Op, tree: Collection[Value]) -> bool:
         """Whether two ops get operands that are not the same; `tree`: the values of the record."""

@@ -4,20 +4,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-import sympy
-import torch
-
 from foretrace.alignment.causes import Causes, Users
-from foretrace.alignment.difference import Found, Kind, Part, Reason
+from foretrace.alignment.difference import Found, Kind, Part, Reason, kind_of, op_name
 from foretrace.alignment.given import Side, aspect_text, aspects
-from foretrace.alignment.marked import Marked, Node
-from foretrace.alignment.pairing import Gap, Pair, constants, fit, key_of, paired
-from foretrace.alignment.reasons import Reasons, argument_text, arguments_that_differ, op_name
-from foretrace.alignment.sequences import align, running_order
+from foretrace.alignment.marked import Marked, Node, with_held
+from foretrace.alignment.pairing import (
+    Gap,
+    Pair,
+    argument_text,
+    arguments_that_differ,
+    constants,
+    fit,
+    follows_types,
+    key_of,
+    paired,
+)
+from foretrace.alignment.reasons import Reasons
+from foretrace.alignment.sequences import running_order
 from foretrace.alignment.settings import Settings
 from foretrace.explain.levels import choice_notes
 from foretrace.ir.op import Op, Value
-from foretrace.ir.tree import leaves
 
 
 class Comparison:
@@ -27,8 +33,9 @@ class Comparison:
         self.left, self.right = left, right
         self.settings = Settings(left, right)
         self.causes = Causes(
-            one_record=left.recorded is right.recorded, copies={**left.copies, **right.copies}
-        )
+            one_record=left.recorded is right.recorded, copies={**left.copies, **right.copies},
+            moved=self.settings.moved,
+        )  # fmt: skip
         self.reasons = Reasons(left, right, self.settings, self.causes)
         self.marked = Marked(left.recorded, left.graph), Marked(right.recorded, right.graph)
         self.found: list[Found] = []
@@ -49,7 +56,8 @@ class Comparison:
         for event in reversed(events):
             self._backward(event)
         self._apart()
-        places = running_order(self.left.graph.ops, self.right.graph.ops, self.matched)
+        left, right = ([*with_held(side.graph.ops)] for side in (self.left, self.right))
+        places = running_order(left, right, self.matched)
         for _, compare in sorted(self._late, key=lambda late: min(places[op] for op in late[0])):
             compare()
         self._settle()
@@ -67,6 +75,7 @@ class Comparison:
         if a.op is not b.op:
             self.causes.meet(a.op.operands, b.op.operands)
             self.causes.match(a.op.outs, b.op.outs)
+            self.causes.match_held(a.op, b.op)
         if a.pieces or b.pieces:
             self._pieces(pair)
         elif pair.mixed:
@@ -76,15 +85,17 @@ class Comparison:
             if a.op is not b.op and (reason := self._same_op(a.op, b.op, pair, (a.whole, b.whole))):
                 self._reason_of[a] = self._reason_of[b] = reason
         elif a.op.leaf and b.op.leaf:
-            self._not_there(a.op, b.op, pair)
+            self._other_types(a.op, b.op, pair.above)
+        elif not a.module and self.causes.of_types(a.op, b.op):
+            self._other_types(a.op, b.op, pair)  # before what it is made of, which gives the same
         if a.history or b.history:
             self._sequence(a.history, b.history, "forward", pair)
 
-    def _not_there(self, a: Op, b: Op, pair: Pair) -> None:
-        """An op that neither cut needs: what is made of it may differ for its reason."""
+    def _other_types(self, a: Op, b: Op, above: Pair | None) -> None:
+        """An op that not both cuts have whole: what is made of it may differ for its reason."""
         for mine, theirs in zip(a.outs, b.outs, strict=False):
             if differ := aspects(mine.type, theirs.type, moved=self.settings.moved):
-                self.causes.blame((mine, theirs), self.reasons.type(a, b, pair.above, differ[0][0]))
+                self.causes.blame((mine, theirs), self.reasons.type(a, b, above, differ[0][0]))
 
     def _mixed(self, pair: Pair) -> None:
         """Whole on one side; on the other it is taken apart, or not there."""
@@ -96,7 +107,7 @@ class Comparison:
             reason: Reason | None = self.reasons.mixed(pair)
         else:
             kind = "only left" if left else "only right"
-            self._not_there(a.op, b.op, pair)
+            self._other_types(a.op, b.op, pair.above)
             reason = self.reasons.policy((*left, *right)[0]) or self.reasons.unused(
                 on_left=bool(left)
             )
@@ -123,24 +134,22 @@ class Comparison:
         self._reason_of[a] = self._reason_of[b] = reason
         inside = (v for child in (*a.children, *b.children) for v in child.op.outs)
         self.causes.blame((v for v in inside if v not in self.causes.other), reason)
-        for mine, theirs in zip(a.op.outs, b.op.outs, strict=False):
-            if aspects(mine.type, theirs.type, moved=self.settings.moved):
-                self.causes.blame((mine, theirs), self.reasons.type(a.op, b.op, pair, "dtype"))
+        self._other_types(a.op, b.op, pair)
 
     def _gap(self, gap: Gap) -> None:
         left = [op for node in gap.left for op in node.forward_ops()]
         right = [op for node in gap.right for op in node.forward_ops()]
-        above = gap.above
+        above, nodes = gap.above, (*gap.left, *gap.right)
         notes: tuple[str, ...] = ()
-        if above is None or above.left.module:
-            reason, about = self.reasons.written(gap.left, gap.right), (*gap.left, *gap.right)[0].op
+        if above is None or above.left.by_python:
+            reason, about = self.reasons.written(gap.left, gap.right), nodes[0].op
         else:
-            reason, about, notes = self.reasons.body(above), above.left.op, _choices(above)
+            reason, about, notes = self.reasons.body(above, nodes), above.left.op, _choices(above)
         if left or right:
-            self._add(_kind(left, right), "forward", left, right, reason, about, notes)
-        for node in (*gap.left, *gap.right):
+            self._add(kind_of(left, right), "forward", left, right, reason, about, notes)
+        for node in nodes:
             self._reason_of[node] = reason
-        self.causes.blame_inside((*gap.left, *gap.right), reason)
+        self.causes.blame_inside(nodes, reason)
 
     # ---- one op on both sides -------------------------------------------------------------------
 
@@ -161,7 +170,7 @@ class Comparison:
             reason = self.reasons.type(a, b, pair and pair.above, first[0])
             self.causes.blame((v for mine, theirs, _ in found for v in (mine, theirs)), reason)
             self._one("type", reason, nodes, a, (aspect_text(first),))
-            differ = [each for each in differ if not any(map(_follows, each[1]))]
+            differ = [each for each in differ if not any(map(follows_types, each[1]))]
         if differ:
             why = self.reasons.argument(a, b, differ)
             self._one("arguments", why, nodes, a, tuple(map(argument_text, differ)))
@@ -210,25 +219,26 @@ class Comparison:
     ) -> None:
         """The backward of what differs in the forward."""
         if Counter(map(key_of, left)) == Counter(map(key_of, right)):
-            self._sequence(left, right, "backward", None)
+            self._sequence(left, right, "backward", None, reason)
         elif left or right:
             reason = self.reasons.no_backward() or reason
-            self._add(_kind(left, right), "backward", left, right, reason, about)
+            self._add(kind_of(left, right), "backward", left, right, reason, about)
             if reason is not None:
                 self.causes.blame((out for op in (*left, *right) for out in op.outs), reason)
 
     def _sequence(
-        self, left: Sequence[Op], right: Sequence[Op], part: Part, pair: Pair | None
-    ) -> None:
-        """Ops that serve one op, on both sides in their order."""
+        self, left: Sequence[Op], right: Sequence[Op], part: Part, pair: Pair | None,
+        reason: Reason | None = None,
+    ) -> None:  # fmt: skip
+        """Ops that serve one op, on both sides in order; `reason`: why the forward differs."""
         gap: tuple[list[Op], list[Op]] = ([], [])
-        steps = self._by_operands if part == "backward" else _in_order
-        for a, b in [*steps(left, right), (None, None)]:
+        for a, b in [*self._by_operands(left, right), (None, None)]:
             if (a is None) != (b is None):
                 gap[a is None].append(a or b)  # type: ignore[arg-type]
                 continue
             if gap[0] or gap[1]:
-                self._later(part, [*gap[0], *gap[1]], partial(self._sequence_gap, *gap, part, pair))
+                compare = partial(self._sequence_gap, *gap, part, pair, reason)
+                self._later(part, [*gap[0], *gap[1]], compare)
             gap = ([], [])
             if a is not None and b is not None:
                 self._matched(a, b, pair)
@@ -266,6 +276,7 @@ class Comparison:
         self.matched.append((a, b))
         if a is not b:
             self.causes.match(a.outs, b.outs)
+            self.causes.match_held(a, b)
             part: Part = "forward" if a.because is None else "backward"
             self._later(part, [a], partial(self._same_op, a, b, pair, (a, b)))
 
@@ -276,7 +287,10 @@ class Comparison:
         else:
             self._late.append((ops, compare))
 
-    def _sequence_gap(self, left: list[Op], right: list[Op], part: Part, pair: Pair | None) -> None:
+    def _sequence_gap(
+        self, left: list[Op], right: list[Op], part: Part, pair: Pair | None,
+        known: Reason | None,
+    ) -> None:  # fmt: skip
         ops = (*left, *right)
         reason = self.reasons.no_backward() if part == "backward" else None
         reason = reason or self.reasons.table(left, right) or self.reasons.of_choice(ops[0])
@@ -286,9 +300,9 @@ class Comparison:
             reason = self._reason_of.get(pair.left) or self.causes.followed(*both)
             reason = reason or self.causes.among(v for op in ops for v in op.operands)
             reason = reason or self.causes.among(around) or self.causes.among_uses(around)
-        reason = reason or self.reasons.rule(left, right)
+        reason = reason or known or self.reasons.rule(left, right)
         about = pair.left.op if pair is not None else ops[0]
-        self._add(_kind(left, right), part, left, right, reason, about)
+        self._add(kind_of(left, right), part, left, right, reason, about)
         if reason is not None:
             self.causes.blame((out for op in ops for out in op.outs), reason)
 
@@ -314,7 +328,7 @@ class Comparison:
 
     def _settle(self) -> None:
         """What is there for others' sake is there for their reason; else what went in differs."""
-        used = Users([*self.left.graph.ops, *self.right.graph.ops], self.found)
+        used = Users(with_held([*self.left.graph.ops, *self.right.graph.ops]), self.found)
         waiting = [each for each in self.found if each.reason is None]
         for each in reversed(waiting):
             each.reason = used.reason(each)
@@ -325,22 +339,6 @@ class Comparison:
                     on_left=bool(each.left)
                 )
                 each.reason = each.reason or self.reasons.fallback(ops)
-
-
-def _in_order(left: Sequence[Op], right: Sequence[Op]) -> Iterator[tuple[Op | None, Op | None]]:
-    return align(left, right, fit, key_of)
-
-
-def _follows(argument: object) -> bool:
-    """Whether it may be so because a type is: a size, a dtype, a list of them."""
-    kinds = (int, torch.dtype, torch.device, sympy.Basic)
-    return all(isinstance(leaf, kinds) and not isinstance(leaf, bool) for leaf in leaves(argument))
-
-
-def _kind(left: Sequence[Op], right: Sequence[Op]) -> Kind:
-    if left and right:
-        return "replaced"
-    return "only left" if left else "only right"
 
 
 def _choices(above: Pair) -> tuple[str, ...]:

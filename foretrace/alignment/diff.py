@@ -12,7 +12,7 @@ from foretrace.alignment.ends import end_differences, input_differences
 from foretrace.alignment.given import CutLike, Side
 from foretrace.alignment.measured import Given, Measured, measure
 from foretrace.alignment.printed import FOLDS, Row, group_rows, many
-from foretrace.errors import Refusal
+from foretrace.errors import Refusal, near_it
 
 NEAR = 5
 COMMON = 20
@@ -73,10 +73,10 @@ class Diff:
         """
         known = list(dict.fromkeys([*self.names[0], *self.names[1]]))
         if node not in known:
-            near = difflib.get_close_matches(node, known, NEAR) or known[:NEAR]
+            near = near_it(difflib.get_close_matches(node, known, NEAR), known[:NEAR])
             raise Refusal(
                 f"neither cut has a node {node!r}", kind="unknown node",
-                do=(f"near it are {', '.join(near)}", "foretrace show has the names of all"),
+                do=(*near, "foretrace show has the names of all"),
             )  # fmt: skip
         found = tuple(
             each for each in self.differences

@@ -1,13 +1,13 @@
 """What a comparison of two cuts is made of: differences, each with its one reason, and folds."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from foretrace.errors import PACKAGE_DIR, Frame
-from foretrace.ir.op import Op
+from foretrace.ir.op import ModuleCall, Op, target_name
 
 Kind: TypeAlias = Literal[
     "kept", "opened", "replaced", "only left", "only right", "type", "arguments"
@@ -21,8 +21,8 @@ class Reason:
 
     Args:
         kind: "cut", "level", "keep", "table", "policy", "choice", "target", "mode", "input",
-            "given", "held", "argument", "rule", "history", "loss", "unused", "program", "several",
-            or "unknown".
+            "given", "held", "argument", "rule", "history", "loss", "unused", "program", "kernel",
+            "several" (one of them), "fallback" (nothing nearer is known), or "unknown".
         text: the reason, one line.
         place: where it was decided: of our code, of torch's, or the user's line.
         root: what it goes back to, where that is known as well.
@@ -59,6 +59,17 @@ def line_of(frame: Frame) -> str:
     file = Path(frame.file)
     here = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     return f"{here}:{frame.line} in {frame.function}"
+
+
+def lines_of(ops: Iterable[Op]) -> str:
+    """The first two of the user's lines that ops come from."""
+    frames = dict.fromkeys(op.origin.frame for op in ops if op.origin.frame is not None)
+    return " | ".join([line_of(frame) for frame in frames][:2])
+
+
+def op_name(op: Op) -> str:
+    """`mm`; of a module call its class."""
+    return op.target.class_name if isinstance(op.target, ModuleCall) else target_name(op.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +139,13 @@ class Difference:
             "reason": self.reason.to_dict(), "at": at, "module": list(self.module),
             "notes": list(self.notes),
         }  # fmt: skip
+
+
+def kind_of(left: Sequence[Op], right: Sequence[Op]) -> Kind:
+    """What a place at which both sides have these ops is called."""
+    if left and right:
+        return "replaced"
+    return "only left" if left else "only right"
 
 
 @dataclass(slots=True, eq=False)

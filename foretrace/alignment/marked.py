@@ -6,6 +6,7 @@ from foretrace.explain.levels import of_history, pieces_to
 from foretrace.ir.op import ModuleCall, Op, Value
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.walk import subgraphs_of
+from foretrace.trace.functions import FunctionCall
 
 
 class Node:
@@ -29,6 +30,12 @@ class Node:
     def module(self) -> bool:
         """Whether it is a call of a module."""
         return isinstance(self.op.target, ModuleCall)
+
+    @property
+    def by_python(self) -> bool:
+        """Whether what is in it was called by the program's Python, and by no kernel."""
+        called = isinstance(self.op.target, (ModuleCall, FunctionCall))
+        return called or bool(subgraphs_of(self.op))
 
     @property
     def opened(self) -> bool:
@@ -70,7 +77,7 @@ class Marked:
         """all that the tree speaks of"""
         self.roots = [self._node(op, None) for op in recorded.ops]
         self.apart: list[Op] = []
-        for op in _with_held(graph.ops):
+        for op in with_held(graph.ops):
             self._mark(op)
 
     def _node(self, op: Op, above: Node | None) -> Node:
@@ -113,8 +120,9 @@ def _keys(op: Op) -> Iterator[tuple[int, object]]:
         yield target, out
 
 
-def _with_held(ops: Iterable[Op]) -> Iterator[Op]:
+def with_held(ops: Iterable[Op]) -> Iterator[Op]:
+    """Ops, each followed by those of the programs that it holds."""
     for op in ops:
         yield op
         for program in subgraphs_of(op):
-            yield from _with_held(program.ops)
+            yield from with_held(program.ops)

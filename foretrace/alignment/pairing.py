@@ -2,13 +2,17 @@
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import sympy
+import torch
 
+from foretrace import torch_api
 from foretrace.alignment.marked import Marked, Node
 from foretrace.alignment.sequences import align
 from foretrace.ir.op import ModuleCall, Op, Subgraph, Tree, Value, Write, target_name
 from foretrace.ir.tree import leaves
+from foretrace.ops.schemas import schema_of
 
 SAME_LINE, SAME_CONSTANTS, SAME_TYPES = 4, 2, 1
 SAME_CLASS, SAME_PATH, ONLY_PATH = 10, 5, 6
@@ -160,3 +164,49 @@ def text(leaf: Tree) -> str:
         return "a tensor" if isinstance(leaf, Value) else "a program"
     named = str(leaf)
     return type(leaf).__name__ if " at 0x" in named else named
+
+
+# ---- what differs in a call ----------------------------------------------------------------------
+
+
+Argument: TypeAlias = tuple[str, tuple[object, object]]
+"""The name of an argument, and its constants on both sides"""
+
+
+def arguments_that_differ(a: Op, b: Op) -> list[Argument]:
+    """The constants that differ, by the names that the schema has for them."""
+    mine, theirs = _named(a), _named(b)
+    return [
+        (name, (mine.get(name), theirs.get(name)))
+        for name in dict.fromkeys((*mine, *theirs))
+        if text(mine.get(name)) != text(theirs.get(name))
+        and not isinstance(mine.get(name), Value) and not isinstance(theirs.get(name), Value)
+    ]  # fmt: skip
+
+
+def leaf_pairs(left: object, right: object) -> list[tuple[object, object]]:
+    """The constants of two arguments of one form, one by one."""
+    mine, theirs = leaves(left), leaves(right)
+    both = zip(mine, theirs, strict=True) if len(mine) == len(theirs) else ()
+    return [(a, b) for a, b in both if text(a) != text(b)]
+
+
+def _named(op: Op) -> dict[str, object]:
+    func, args = op.called
+    if hasattr(func, "overloadpacket"):
+        arguments = torch_api.schema_of(func).arguments
+        defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+        return defaults | dict(schema_of(func).bind(args, op.kwargs))
+    return {**{str(n): item for n, item in enumerate(args)}, **op.kwargs}
+
+
+def argument_text(differing: Argument) -> str:
+    """`train is True on the left, False on the right`."""
+    name, (left, right) = differing
+    return f"{name} is {text(left)} on the left, {text(right)} on the right"
+
+
+def follows_types(argument: object) -> bool:
+    """Whether it may be so because a type is: a size, a dtype, a list of them."""
+    kinds = (int, torch.dtype, torch.device, sympy.Basic)
+    return all(isinstance(leaf, kinds) and not isinstance(leaf, bool) for leaf in leaves(argument))

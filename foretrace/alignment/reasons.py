@@ -1,22 +1,27 @@
 """Why two cuts differ where they do, from what the trees hold."""
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
 
 import torch
 
-from foretrace import torch_api
 from foretrace.alignment.causes import Causes
-from foretrace.alignment.difference import Reason, line_of, place_of
-from foretrace.alignment.given import Side
+from foretrace.alignment.difference import Reason, lines_of, op_name, place_of
+from foretrace.alignment.given import Side, aspect_text, aspects
 from foretrace.alignment.marked import Node
-from foretrace.alignment.pairing import Pair, constants, text
+from foretrace.alignment.pairing import (
+    Argument,
+    Pair,
+    argument_text,
+    arguments_that_differ,
+    constants,
+    leaf_pairs,
+)
 from foretrace.alignment.settings import Settings
+from foretrace.dispatcher.registrations import registered
 from foretrace.explain.between import AGAIN
 from foretrace.explain.levels import TABLE, has_composite_kernel, of_history
-from foretrace.ir.op import Choice, ModuleCall, Op, Value, target_name
-from foretrace.ir.tree import leaves
-from foretrace.ops.schemas import schema_of
+from foretrace.ir.op import Choice, Op, Value, target_name
+from foretrace.ops.infer import Inference
 from foretrace.partition.policies import choose
 from foretrace.partition.split import SAVED_COPY, partition
 from foretrace.passes.cut import Level, forward_graph, joint_graph
@@ -24,7 +29,7 @@ from foretrace.passes.decompose import decompose
 from foretrace.passes.live import live
 from foretrace.rules.derive import Derivatives
 from foretrace.targets.attention import WHAT as ATTENTION_KERNEL, choose_attention
-from foretrace.targets.semantics import TargetSemantics
+from foretrace.targets.semantics import COMPOSITE, TargetSemantics
 
 LEVEL, KERNEL = place_of(Level.whole), place_of(TargetSemantics.body_kernel)
 ABOUT: dict[str, str] = {
@@ -138,40 +143,75 @@ class Reasons:
         if constants(left) != constants(right):
             root: Reason | None = self.argument(left, right)
         else:
-            root = self.causes.of_types(left, right) or self.settings.pick("target")
+            types = self.causes.of_types(left, right)
+            root = self.settings.roots(types, self.settings.target) or self.settings.only_one
         place = place_of(choose_attention) if a.what == ATTENTION_KERNEL else KERNEL
         return Reason(
             "choice", f"{a.what} is {a.value} on the left, {b.value} on the right", place, root
         )
 
-    def body(self, pair: Pair) -> Reason:
-        """The two bodies of an op that both cuts open are not the same."""
+    def body(self, pair: Pair, nodes: Iterable[Node]) -> Reason:
+        """The two bodies of an op that both cuts open are not the same; `nodes`: one has these."""
         a, b = pair.left.op, pair.right.op
         if chosen := self.choices(a, b):
             return chosen
         if constants(a) != constants(b):
             return self.argument(a, b)
-        found = self.causes.of_types(a, b) or self.settings.pick("target")
+        found = self._way(pair) or self.causes.of_types(a, b)
+        found = found or self.causes.among(v for node in nodes for v in node.op.operands)
+        found = found or self.settings.target
         return found or self.unknown(f"the bodies of {target_name(a.target)} differ")
+
+    def _way(self, pair: Pair) -> Reason | None:
+        """A composite kernel that calls other operators on the other target.
+
+        What it calls depends on the types of its operands, on constants and on the target; the
+        constants are equal.
+        """
+        a, b = pair.left.op, pair.right.op
+        target = self.settings.target
+        if target is None or not has_composite_kernel(a):
+            return None
+        if not self.causes.alike(a, b):
+            target = self.settings.roots(self.causes.of_types(a, b), target)
+        sides = ((pair.left.children, self.left), (pair.right.children, self.right))
+        told = [f"{_called(made) or 'nothing'} on {side.target.name}" for made, side in sides]
+        text = f"{target_name(a.target)}'s composite kernel calls {told[0]}; {told[1]}"
+        return Reason("kernel", text, registered(a.called[0].name())[COMPOSITE].place, target)
+
+    def _device_rule(self, a: Op, b: Op) -> Reason | None:
+        """A leaf that gives another type on the other target, of operands of equal types."""
+        target = self.settings.target
+        if target is None or constants(a) != constants(b) or not self.causes.alike(a, b):
+            return None
+        each = zip(a.outs, b.outs, strict=False)
+        told = [aspects(x.type, y.type, moved=self.settings.moved)[:1] for x, y in each]
+        (what, left, right), *_ = [first for found in told for first in found]
+        here, there = self.left.target.name, self.right.target.name
+        gives = f"{left} on {here}, {right} on {there}"
+        if what in ("shape", "strides"):
+            gives = f"{aspect_text((what, left, right))} on {there} than on {here}"
+        text = f"{target_name(a.target)} gives {gives}, of operands of equal types"
+        return Reason("kernel", text, place_of(Inference.infer), target)
 
     def written(self, left: Sequence[Node], right: Sequence[Node]) -> Reason:
         """What the program's own Python called on one side and not on the other."""
         nodes = (*left, *right)
-        if (mode := self._mode_around(node.op for node in nodes)) is not None:
-            return mode
-        if (found := self.settings.only_one) is not None:
-            return found
+        mode = self._mode_around(node.op for node in nodes)
         if not self.settings.other_program:
             found = self.causes.among(v for node in nodes for v in node.op.operands)
-            ops = [op for node in nodes for op in node.forward_ops()]
-            if found := found or self.settings.of_symbols(ops) or self.settings.together:
+            found = found or self.settings.of_symbols([o for n in nodes for o in n.forward_ops()])
+            found = self.settings.only_one or self.settings.roots(mode, found)
+            if found := found or self.settings.together:
                 return found
+        elif mode is not None:
+            return mode
         mine, theirs = _called(left), _called(right)
         if mine and theirs:
             what = f"the left program calls {mine}, the right one {theirs}"
         else:
             what = f"only the {'left' if mine else 'right'} program calls {mine or theirs}"
-        return Reason("program", what, _lines([node.op for node in nodes]))
+        return Reason("program", what, lines_of([node.op for node in nodes]))
 
     def _mode_around(self, ops: Iterable[Op]) -> Reason | None:
         """The modes of the modules, where that of a module around one of the ops differs."""
@@ -183,14 +223,15 @@ class Reasons:
 
     # ---- one op, other arguments or types -------------------------------------------------------
 
-    def argument(self, a: Op, b: Op, differ: "Sequence[Argument]" = ()) -> Reason:
+    def argument(self, a: Op, b: Op, differ: Sequence[Argument] = ()) -> Reason:
         """The same op with other constants; `differ`: those that are asked about, else all."""
         differ = differ or arguments_that_differ(a, b)
         kinds = {type(leaf) for _, pair in differ for leaf in pair}
         sure = [aspect for kind, aspect in ASPECTS.items() if kind in kinds]
         known = [reason for aspect in sure for reason in self.settings.by_aspect.get(aspect, ())]
-        pairs = [both for _, pair in differ for both in _leaf_pairs(*pair)]
-        found = known[0] if known else self.settings.of_values(pairs) or self._mode_around((a, b))
+        pairs = [both for _, pair in differ for both in leaf_pairs(*pair)]
+        found = known[0] if known else self.settings.of_values(pairs)
+        found = found or self.settings.of_open(pairs) or self._mode_around((a, b))
         found = found or self.causes.of_types(a, b)
         if found is None and not self.settings.other_program:
             found = self.settings.of_symbols([a, b]) or self.settings.pick("shape")
@@ -198,7 +239,7 @@ class Reasons:
         if found is not None:
             return found
         told = "; ".join(argument_text(each) for each in differ) or "its arguments differ"
-        return Reason("argument", f"{target_name(a.target)}: {told}", _lines([a, b]))
+        return Reason("argument", f"{target_name(a.target)}: {told}", lines_of([a, b]))
 
     def type(self, a: Op, b: Op, above: Pair | None, aspect: str) -> Reason:
         """The same op gives another type."""
@@ -207,7 +248,7 @@ class Reasons:
         shapes = [
             both
             for x, y in zip(a.outs, b.outs, strict=False)
-            for both in _leaf_pairs(x.type.shape, y.type.shape)
+            for both in leaf_pairs(x.type.shape, y.type.shape)
         ]
         if found := self.settings.of_values(shapes):
             return found
@@ -218,7 +259,7 @@ class Reasons:
                 return chosen
             above = above.above
         found = self.settings.of_symbols([a, b]) if aspect in ("shape", "strides") else None
-        found = found or self.settings.pick(aspect, "target")
+        found = found or self._device_rule(a, b) or self.settings.pick(aspect, "target")
         return found or self.unknown(f"{target_name(a.target)} gives another type")
 
     def rewired(self, a: Op, b: Op) -> Reason:
@@ -227,7 +268,7 @@ class Reasons:
             None if self.settings.other_program else self.settings.together
         )
         return found or Reason(
-            "program", f"{target_name(a.target)} gets other tensors", _lines([a, b])
+            "program", f"{target_name(a.target)} gets other tensors", lines_of([a, b])
         )
 
     # ---- the rest -------------------------------------------------------------------------------
@@ -278,11 +319,11 @@ class Reasons:
 
     def fallback(self, ops: Sequence[Op]) -> Reason:
         """Whatever differs in what went in; or the program itself."""
-        found = self.settings.only_one or self.settings.of_symbols(ops) or self.settings.together
+        found = self.settings.of_symbols(ops) or self.settings.together
         if found is not None:
             return found
         if self.settings.other_program:
-            return Reason("program", "the programs differ", _lines(ops))
+            return Reason("program", "the programs differ", lines_of(ops))
         return self.unknown(f"{', '.join(target_name(op.target) for op in ops[:NAMED])}")
 
     def unknown(self, what: str) -> Reason:
@@ -301,50 +342,3 @@ def _called(nodes: Sequence[Node]) -> str:
     names = list(dict.fromkeys(op_name(node.op) for node in nodes))
     more = len(names) - NAMED
     return ", ".join([*names[:NAMED], *([f"{more} more"] if more > 0 else [])])
-
-
-def op_name(op: Op) -> str:
-    """`mm`; of a module call its class."""
-    return op.target.class_name if isinstance(op.target, ModuleCall) else target_name(op.target)
-
-
-def _lines(ops: Iterable[Op]) -> str:
-    frames = dict.fromkeys(op.origin.frame for op in ops if op.origin.frame is not None)
-    return " | ".join([line_of(frame) for frame in frames][:2])
-
-
-Argument: TypeAlias = tuple[str, tuple[object, object]]
-"""The name of an argument, and its constants on both sides"""
-
-
-def arguments_that_differ(a: Op, b: Op) -> list[Argument]:
-    """The constants that differ, by the names that the schema has for them."""
-    mine, theirs = _named(a), _named(b)
-    return [
-        (name, (mine.get(name), theirs.get(name)))
-        for name in dict.fromkeys((*mine, *theirs))
-        if text(mine.get(name)) != text(theirs.get(name))
-        and not isinstance(mine.get(name), Value) and not isinstance(theirs.get(name), Value)
-    ]  # fmt: skip
-
-
-def _leaf_pairs(left: object, right: object) -> list[tuple[object, object]]:
-    """The constants of two arguments of one form, one by one."""
-    mine, theirs = leaves(left), leaves(right)
-    both = zip(mine, theirs, strict=True) if len(mine) == len(theirs) else ()
-    return [(a, b) for a, b in both if text(a) != text(b)]
-
-
-def _named(op: Op) -> dict[str, object]:
-    func, args = op.called
-    if hasattr(func, "overloadpacket"):
-        arguments = torch_api.schema_of(func).arguments
-        defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
-        return defaults | dict(schema_of(func).bind(args, op.kwargs))
-    return {**{str(n): item for n, item in enumerate(args)}, **op.kwargs}
-
-
-def argument_text(differing: Argument) -> str:
-    """`train is True on the left, False on the right`."""
-    name, (left, right) = differing
-    return f"{name} is {text(left)} on the left, {text(right)} on the right"

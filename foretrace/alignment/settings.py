@@ -47,10 +47,14 @@ class Settings:
         known = (self._of_values.get((repr(a), repr(b))) for a, b in pairs)
         return next((reason for reason in known if reason is not None), None)
 
-    def of_symbols(self, ops: Iterable[Op]) -> Reason | None:
+    def of_symbols(self, ops: Sequence[Op]) -> Reason | None:
         """The input whose open size the ops speak of."""
-        trees = [(op.args, op.kwargs, [out.type.shape for out in op.outs]) for op in ops]
-        named = free_symbols(trees)
+        shapes = [out.type.shape for op in ops for out in op.outs]
+        return self.of_open([shapes, *((op.args, op.kwargs) for op in ops)])
+
+    def of_open(self, tree: Any) -> Reason | None:
+        """The input whose open size is named in a nested structure."""
+        named = free_symbols(tree)
         return next(
             (self._of_input[id(i)] for i in self._open if i.value.type.symbols & named), None
         )
@@ -74,10 +78,24 @@ class Settings:
 
     @property
     def together(self) -> Reason | None:
-        """All of them as one reason."""
+        """All of them as one reason, where none of them is known to be the one."""
         if not self.every or self.other_program:
             return None
-        return Reason("several", "; ".join(reason.text for reason in self.every))
+        told = "; ".join(reason.text for reason in self.every)
+        these = "this alone was" if len(self.every) == 1 else "these were"
+        return Reason("fallback", f"nothing nearer is known; {these} given differently: {told}")
+
+    def roots(self, *known: Reason | None) -> Reason | None:
+        """What a reason goes back to: one of these, or all where there are several."""
+        found = list(dict.fromkeys(each for each in known if each is not None))
+        if len(found) < 2:  # noqa: PLR2004 - one is itself
+            return found[0] if found else None
+        return Reason("several", "; ".join(each.text for each in found))
+
+    @property
+    def target(self) -> Reason | None:
+        """That the targets are not the same, where they are not."""
+        return next(iter(self.by_aspect.get("target", ())), None)
 
     # ---- what differs ---------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from foretrace.compare.raised import raised
-from foretrace.errors import Refusal
+from foretrace.errors import Refusal, near_it
 
 DEFAULT = "program"
 FORM = (
@@ -175,5 +175,4 @@ def _problem(made: Any) -> str:
 
 
 def _near(name: str, names: Sequence[str]) -> tuple[str, ...]:
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.7)
-    return (f"near it are {', '.join(near)}",) if near else ()
+    return near_it(difflib.get_close_matches(name, names, n=3, cutoff=0.7))

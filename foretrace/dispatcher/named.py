@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
+from foretrace.errors import Refusal, near_it
 
 NEAR: Final = 5
 PREFIX: Final = "torch.ops."
@@ -81,7 +81,7 @@ def modes(given: str | Sequence[str]) -> tuple[str, ...]:
             near = difflib.get_close_matches(name, MODES, n=1)
             raise Refusal(
                 f"there is no mode {name}", kind="unknown mode",
-                do=(*(f"near it is {each}" for each in near), f"name one of: {', '.join(MODES)}"),
+                do=(*near_it(near), f"name one of: {', '.join(MODES)}"),
             )  # fmt: skip
     return names
 
@@ -118,5 +118,4 @@ def _unknown(what: str, name: str, known: Iterable[str], kind: str = "unknown op
         short = each.rpartition("::")[2]
         plain.setdefault(short if "." in name else short.partition(".")[0], each)
     near = difflib.get_close_matches(name.rpartition("::")[2], plain, n=NEAR, cutoff=0.6)
-    names = ", ".join(plain[each] for each in near) or "none"
-    return Refusal(what, kind=kind, do=f"name another; near it: {names}")
+    return Refusal(what, kind=kind, do=(*near_it([plain[each] for each in near]), "name another"))

@@ -376,8 +376,13 @@ def to_fx(
     for op in graph.ops:
         emitter.emit(op)
     module = emitter.finish(map(_spelled, graph.outputs), graph.kind)
-    torch_api.log_graph(graph.kind, module)
+    torch_api.log_graph(graph.kind, module, symbols.log, _first_line(graph))
     return module
+
+
+def _first_line(graph: Graph) -> tuple[str, int, str] | None:
+    frames = (op.origin.frame for op in graph.ops)
+    return next(((f.file, f.line, f.function) for f in frames if f is not None), None)
 
 
 def _spelled(output: Output) -> Tree:

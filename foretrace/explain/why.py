@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from foretrace.errors import Refusal
+from foretrace.errors import Refusal, near_it
 from foretrace.explain.between import Between, amount, saved_link
 from foretrace.explain.explanation import Explanation, Link
 from foretrace.explain.levels import (
@@ -82,11 +82,14 @@ def _find(module: fx.GraphModule, wanted: str, full: str) -> fx.Node:
     names = {node.name: node for node in module.graph.nodes}
     if wanted in names:
         return names[wanted]
-    near = difflib.get_close_matches(wanted, names, NEAR_NAMES) or list(names)[:NEAR_NAMES]
+    near = difflib.get_close_matches(wanted, names, NEAR_NAMES)
     raise Refusal(
         f"the graph has no node {full!r}",
         kind="unknown node",
-        do=(f"near it are {', '.join(near)}", f"cut.nodes has the names of all {len(names)}"),
+        do=(
+            *near_it(near, [*names][:NEAR_NAMES]),
+            f"cut.nodes and foretrace show have the names of all {len(names)}",
+        ),
     )
 
 

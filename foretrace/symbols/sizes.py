@@ -53,6 +53,8 @@ class Symbols:
         self.declared: list[tuple[Size, tuple[int, Any] | None]] = []
         self.put: Numbers = {}
         """symbols that are numbers here: the ShapeEnv is a copy of one that has them"""
+        self.log = torch_api.CaptureLog()
+        """the capture that they are of, in torch's structured log"""
         self._numbers: dict[sympy.Expr, torch.SymInt] = {}
         """one for each expression: to make one, sympy has to find its hint"""
 
@@ -221,7 +223,7 @@ class Symbols:
         if self.noting is None:
             raise AssertionError("the sizes of a front end are not ours to put in")
         copied = Symbols(self._where, self.noting.at(numbers, small))
-        copied.floats = self.floats
+        copied.floats, copied.log = self.floats, self.log
         copied.declared = [(put_in(size, small), bounds) for size, bounds in self.declared]
         copied.put = {**self.put, **small}
         return copied

@@ -132,6 +132,7 @@ from foretrace.torch_api.functions import (
     held_by_files as held_by_files,
 )
 from foretrace.torch_api.graphs import (
+    CaptureLog as CaptureLog,
     LazyGraphModule as LazyGraphModule,
     append_node as append_node,
     log_graph as log_graph,

@@ -2,6 +2,7 @@
 
 import linecache
 import logging
+from collections.abc import Callable
 from typing import Any
 from weakref import finalize
 
@@ -105,8 +106,62 @@ def _is_traced() -> bool:
     return any(getattr(each, "root_dir", None) is not None for each in handlers)
 
 
-def log_graph(kind: str, module: fx.GraphModule) -> None:
-    """Show a graph where TORCH_LOGS or TORCH_TRACE asks for it; these are private to torch."""
+class CaptureLog:
+    """One capture in torch's structured log: its number, by which tlparse groups its graphs.
+
+    The number is drawn from torch's own counter, which Dynamo draws from, too, at the first graph
+    that is logged. `get_compile_id`, `CompileContext`, `intern_string` and the names of the rows
+    are private; checked on 2.13 and with tlparse 0.4.3.
+    """
+
+    def __init__(self) -> None:
+        self._frame: dict[str, Any] = {}
+        self._id: Any = None
+
+    def write(self, name: str, text: Callable[[], str], line: tuple[str, int, str] | None) -> None:
+        """A row for a graph; `line`: file, number and function of the user's line, if known."""
+        given = torch._guards.CompileContext.try_get()
+        if given is not None and given.compile_id is not None:  # Dynamo compiles the program
+            _row(name, payload_fn=text)
+            return
+        first = self._id is None
+        if first:
+            self._id = torch._dynamo.convert_frame.get_compile_id(self._frame)
+        with torch._guards.compile_context(torch._guards.CompileContext(self._id)):
+            if first:
+                self._begin(line)
+            _row(name, payload_fn=text)
+
+    def _begin(self, line: tuple[str, int, str] | None) -> None:
+        file, number, function = line or ("<unknown>", 0, "<unknown>")
+        frame = {
+            "line": number, "name": function,
+            "filename": torch._logging.structured.intern_string(file),
+        }  # fmt: skip
+        _row("dynamo_start", metadata_fn=lambda: {"stack": [frame]})
+        about = {
+            "compile_id": str(self._id), "co_name": function, "co_filename": file,
+            "co_firstlineno": number,
+        }  # fmt: skip
+        _row("compilation_metrics", metadata_fn=lambda: about)
+
+
+def _row(name: str, **row: Any) -> None:
+    """One row of torch's structured log, which is private: there is no other way to tlparse."""
+    torch._logging._internal.trace_structured(name, **row)
+
+
+def log_graph(
+    kind: str, module: fx.GraphModule, log: CaptureLog, line: tuple[str, int, str] | None
+) -> None:
+    """Show a graph where TORCH_LOGS or TORCH_TRACE asks for it; these are private to torch.
+
+    Args:
+        kind: the cut's.
+        module: the graph.
+        log: the capture that it is a cut of.
+        line: file, number and function of the first of the user's lines in it.
+    """
     artifact, name = LOGGED.get(kind, LOGGED["aten"])
     logger: logging.Logger = torch._logging._internal.getArtifactLogger(LOGGER, artifact)
 
@@ -117,4 +172,4 @@ def log_graph(kind: str, module: fx.GraphModule) -> None:
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("foretrace, %s cut\n%s", kind, text())
     if _is_traced():
-        torch._logging._internal.trace_structured(name, payload_fn=text, expect_trace_id=False)
+        log.write(name, text, line)

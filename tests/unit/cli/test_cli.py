@@ -220,7 +220,10 @@ def test_explain_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_explain_refuses_an_unknown_node(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "near it are mm" in refusal(["explain", ATTENTION, "mmm"], capsys)
+    assert "near it is mm\n" in refusal(["explain", ATTENTION, "mmm"], capsys)
+    said = refusal(["explain", ATTENTION, "zzz"], capsys)
+    assert "none is near it; the first are q, k, v, mul and transpose" in said
+    assert "foretrace show have the names of all 26" in said
 
 
 # ------------------------------------------------------------------------------------------ check
@@ -311,10 +314,10 @@ def test_a_program_is_found(folder: Path, capsys: pytest.CaptureFixture[str], sp
     ("spec", "said"),
     [
         ("nowhere.py", "there is no file nowhere.py"),
-        ("mime.py", "near it are mine.py"),
+        ("mime.py", "near it is mine.py"),
         ("nowhere", "there is no module nowhere"),
         ("no.where:program", "there is no module no.where"),
-        ("mine.py:progam", "near it are program"),
+        ("mine.py:progam", "near it is program"),
         ("mine.py:zzz", "it has program, with_kwargs, raises"),
         ("mine.py:number", "has number, which is no function"),
         ("mine.py:takes", "takes takes arguments: argument"),

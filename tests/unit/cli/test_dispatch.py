@@ -50,9 +50,9 @@ def test_a_program_that_raises_shows_what_ran(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["mull"], "near it: aten::mul"),
+        (["mull"], "near it are aten::mul"),
         (["mm", "--mode", "fakes"], "near it is fake"),
-        (["mm", "--key", "CPUU"], "near it: CPU"),
+        (["mm", "--key", "CPUU"], "near it is CPU\n"),
         (["mm", "--on", "tpu9"], "unknown target"),
         (["mm", "--backward"], "says nothing of an operator"),
         ([RMS, "--on", "cpu"], "says nothing of a program"),

@@ -199,12 +199,12 @@ def test_why_meta_keeps_rms_norm_whole_in_python_alone() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"op": "aten::mull.Tensor"}, "near it: aten::mul.Tensor"),
+        ({"op": "aten::mull.Tensor"}, "near it are aten::mul.Tensor"),
         ({"op": "rms_nrom"}, "aten::rms_norm"),
         ({"op": "aten::mul.Tensr"}, "aten::mul.Tensor"),
         ({"op": "aten::mul"}, "name one: aten::mul.Tensor"),
         ({"op": "mm", "mode": "inferense"}, "near it is inference"),
-        ({"op": "mm", "key": "AutogradCUDAA"}, "near it: AutogradCUDA"),
+        ({"op": "mm", "key": "AutogradCUDAA"}, "near it are AutogradCUDA"),
         ({"op": "mm", "device": "tpuu"}, "name one of: cpu, meta"),
     ],
 )
