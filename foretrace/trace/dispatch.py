@@ -31,7 +31,13 @@ from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_asked_for
 from foretrace.tensors.autocast import INSIDE
 from foretrace.trace.constants import GUARD
-from foretrace.trace.from_data import of_open_size, open_number, takes_doubles
+from foretrace.trace.from_data import (
+    PLACES,
+    ask_where,
+    of_open_size,
+    open_number,
+    takes_doubles,
+)
 
 ITEM = torch.ops.aten.item.default
 """Its body refuses the label "meta", although a constant has a value on any device."""
@@ -70,6 +76,8 @@ def learn(
         return Outcome(None, inline=functionalize)
     if not schema.returns_tensors:
         return Outcome(None, inline=answer)
+    if func in PLACES:
+        ask_where(recorder, func, args, kwargs)
     typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
     try:
         result = recorder.semantics.infer(func, *typed)
