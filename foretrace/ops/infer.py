@@ -78,8 +78,6 @@ class Inference:
         self._fakes: tuple[Any, torch_api.FakeTensors | None] = (None, None)
         self._metas: dict[TensorType, torch.Tensor] = {}
         self._known: Cache[Tree] = Cache(learned.results, learned.settled, symbols)
-        self._noted: dict[Any, Tree] = {}
-        """views that a number of data takes: the same call again sees the same place"""
         self._kernels = MetaKernels(types, self._meta)
         self.of_cpu = CpuKernels(types, symbols)
 
@@ -106,7 +104,7 @@ class Inference:
         if self.symbols.floats.among((args, kwargs)):
             return self._of_floats(self.infer, func, (args, kwargs))
         key = frozen((func, args, kwargs, torch.get_default_dtype()), followed=False)
-        found = self._noted.get(key, self._known.get(key))
+        found = self._known.get(key)
         if found is None:
             ask = partial(self._ask, key, func, args, kwargs)
             found = self._known.learn(key, ask, lambda _: True)
@@ -141,11 +139,7 @@ class Inference:
                 types = types_in(self._once(func, args, kwargs, counts=counts))
         types = types or list(map(self._open, tensors))
         found = iter([self._as(*pair) for pair in zip(types, tensors, strict=True)])
-        result = map_tree(real, lambda t: next(found) if isinstance(t, torch.Tensor) else t)
-        if schema_of(func).viewed is not None:
-            key = (func, args, kwargs, torch.get_default_dtype())
-            self._noted[frozen(key, followed=False)] = result
-        return result
+        return map_tree(real, lambda t: next(found) if isinstance(t, torch.Tensor) else t)
 
     def _open(self, tensor: torch.Tensor) -> TensorType:
         """The type of a result of which nobody says what its sizes depend on: all are open."""

@@ -232,7 +232,7 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Tensor]], list[Inputs]]] = {
     "placed_from_behind": (
         lambda: placed, [(torch.randn(6, 6), torch.tensor(n)) for n in (-4, -3, -6)],
     ),
-    "put_where": (lambda: put_where, [(torch.randn(6, 6), torch.tensor(n)) for n in (1, 3, 0)]),
+    "put_where": (lambda: put_where, [(torch.randn(6, 6), torch.tensor(n)) for n in (1, 3, 2)]),
     "of_columns": (
         lambda: of_columns, [(torch.randn(6, 3), m) for m in (flags(6, 3), NONE, ONE)],
     ),
