@@ -4,6 +4,8 @@ The run has the example's values, so such a call has an answer; its sizes stay o
 What the program then asks of them is answered from the example, and asserted in the graph.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -24,7 +26,9 @@ NUMBER = Choice("number", "whole", "data decides it: the graph computes it when 
 ITEM = torch.ops.aten.item.default
 READ = torch.ops.aten._local_scalar_dense.default
 """What `item` is made of: compilers know this one"""
-PLACES = {torch.ops.aten.select.int: ("index",), torch.ops.aten.slice.Tensor: ("start", "end")}
+PLACES: Mapping[Any, tuple[str, ...]] = MappingProxyType({
+    torch.ops.aten.select.int: ("index",), torch.ops.aten.slice.Tensor: ("start", "end"),
+})  # fmt: skip
 """Which arguments of a view are places in its dimension"""
 
 
