@@ -4,7 +4,7 @@ import torch
 
 
 def make():
-    kept = torch.randn(1, 4, requires_grad=True)
+    kept = torch.randn(1, 4).requires_grad_()
 
     def program(x, flag=False, number=2):
         return kept, x * 2
