@@ -389,6 +389,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         loan.replace(capture.placeholder)
         given = capture.arguments(leaves, requires)
         absent = target.device.type not in torch_api.device_types_here()
+        capture.steps.casts = before.casts
         with running(recorder, loan.paths(), absent), capture.steps:
             given = capture.opened(given)
             call = call_args, call_kwargs = in_structure.build(iter(given))
