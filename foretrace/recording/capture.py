@@ -369,6 +369,7 @@ def record(
 def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
     before = Before((fn, args, kwargs), owners_of(fn).values())
     check_iterators(before, capture.outside, partial(capture.lines, fn))
+    capture.steps.casts = before.casts
     with put_back(before.put_back, always=False), normal_mode(capture.recorder):
         recorded = _recorded(fn, args, kwargs, capture, before)
         capture.release(fn)
@@ -389,7 +390,6 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         loan.replace(capture.placeholder)
         given = capture.arguments(leaves, requires)
         absent = target.device.type not in torch_api.device_types_here()
-        capture.steps.casts = before.casts
         with running(recorder, loan.paths(), absent), capture.steps:
             given = capture.opened(given)
             call = call_args, call_kwargs = in_structure.build(iter(given))

@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Callable
 from functools import partial
+from math import copysign as with_sign, fabs as absolute
 from typing import Any
 
 import pytest
@@ -282,11 +283,11 @@ def looked_at(x: Tensor) -> Tensor:
 
 
 def fixed(x: Tensor) -> Tensor:
-    return x * float(x.sum())
+    return x * absolute(x.sum().item())
 
 
 def of_sign(x: Tensor) -> Tensor:
-    return x + math.copysign(1.0, float(x.sum().item() * 0.0))
+    return x + with_sign(1.0, x.sum().item() * 0.0)
 
 
 ONES = torch.ones(3)
@@ -296,9 +297,9 @@ ASKED = {
     "formatted": (formatted, ONES, ONES * 2, ":.3f"),
     "keyed": (keyed, ONES, ONES * 2, "{3.0: 2}"),
     "looked_at": (looked_at, ONES, NAN, "math.isnan"),
-    "fixed": (fixed, ONES, ONES * 2, "float(x.sum())"),
-    "fixed_nan": (fixed, NAN, ONES, "float(x.sum())"),
-    "of_sign": (of_sign, ONES, -ONES, "copysign"),
+    "fixed": (fixed, ONES, ONES * 2, "absolute(x.sum()"),
+    "fixed_nan": (fixed, NAN, ONES, "absolute(x.sum()"),
+    "of_sign": (of_sign, ONES, -ONES, "with_sign"),
 }
 
 
