@@ -16,6 +16,10 @@ TESTS: Final = frozenset({"isinstance", "issubclass"})
 BETWEEN: Final = frozenset({"LOAD_GLOBAL", "LOAD_ATTR", "BUILD_TUPLE", "BINARY_OP", "PRECALL"})
 """What may stand between a class and the end of `isinstance(x, (int, torch.Tensor))`"""
 
+GLOBAL, NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
+WIDE: Final = 128
+"""From here on the place of a name in the code takes more than a byte"""
+
 Uses = tuple[frozenset[str], frozenset[str]]
 """The names that are called, and those that are used otherwise"""
 KNOWN: Final = WeakKeyDictionary[types.FunctionType, Uses]()
@@ -27,7 +31,7 @@ def uses_of(function: types.FunctionType) -> Uses:
     if known is None:
         called, otherwise = set[str](), set[str]()
         for code in _codes(function.__code__):
-            if not CASTS.isdisjoint(code.co_names):
+            if not CASTS.isdisjoint(code.co_names) and _looks_up(code):
                 _read(code, called, otherwise)
         known = KNOWN[function] = frozenset(called), frozenset(otherwise)
     return known
@@ -38,6 +42,16 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for inner in code.co_consts:
         if type(inner) is types.CodeType:
             yield from _codes(inner)
+
+
+def _looks_up(code: types.CodeType) -> bool:
+    """Whether one is a name in the code, and not only an attribute, as that of `x.float()`."""
+    places = {n for n, name in enumerate(code.co_names) if name in CASTS}
+    if max(places) >= WIDE:
+        return True
+    steps = zip(code.co_code[::2], code.co_code[1::2], strict=True)
+    return any((op == GLOBAL and arg >> 1 in places) or (op == NAME and arg in places)
+               for op, arg in steps)  # fmt: skip
 
 
 def _read(code: types.CodeType, called: set[str], otherwise: set[str]) -> None:
