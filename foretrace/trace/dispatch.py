@@ -305,7 +305,10 @@ class Fold:
 
     def _open(self, call: Call) -> bool:
         dense = not any(value.type.sparse for value in call.values)
-        return dense and (torch_api.sized_by_data(call.func) or call.schema.viewed is not None)
+        floats = call.recorder.types.symbols.floats.among((call.args, call.kwargs))
+        made = bool(floats) and not call.values  # `arange(v)`
+        sized = torch_api.sized_by_data(call.func) or call.schema.viewed is not None
+        return dense and (sized or made)
 
     def _of_example(self, call: Call) -> Any:
         try:

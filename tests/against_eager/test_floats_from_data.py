@@ -100,6 +100,15 @@ def listed(x: Tensor) -> Tensor:
     return (x * a + b).sum()
 
 
+def ranged(x: Tensor) -> Tensor:
+    v = x.detach().abs().sum().item()
+    return (
+        torch.arange(v).sum() * x.sum()
+        + torch.arange(0, float(x.detach().max()) + 4, 0.3).sin().sum()
+        + x.pow(2).sum()
+    )
+
+
 class Counted(nn.Module):
     """Batch norm that averages over all batches: its momentum is 1 / their number."""
 
@@ -130,7 +139,8 @@ class Averaged(nn.Module):
 
 CASES: dict[str, tuple[Callable[[], Callable[..., Tensor]], list[Inputs]]] = {
     **{fn.__name__: (partial(copy.copy, fn), made(lambda: (torch.randn(3),)))
-       for fn in (scaled, as_scalars, as_tensors, rounded, divided, rooted, of_libm, listed)},
+       for fn in (scaled, as_scalars, as_tensors, rounded, divided, rooted, of_libm, listed,
+                  ranged)},
     "by_alpha": (lambda: by_alpha, made(lambda: (torch.randn(4), torch.randn(4)))),
     "corrected": (lambda: corrected, [(torch.randn(4), torch.tensor(n)) for n in (3, 7, 12)]),
     "of_floats": (lambda: corrected, [(torch.randn(4), torch.tensor(n)) for n in (3.0, 7.5, 1.0)]),
