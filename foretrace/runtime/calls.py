@@ -21,7 +21,7 @@ from foretrace.ir.structure import hand_back
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import Arrived
 from foretrace.passes.hooks import hooked
-from foretrace.runtime.tangents import agree, lay_out, sizes_by_data, strides_of
+from foretrace.runtime.tangents import agree, lay_out, only_numbers, sizes_by_data, strides_of
 from foretrace.runtime.untrained import Untrained, mark, mark_spent
 from foretrace.symbols.sizes import Numbers
 from foretrace.targets.semantics import Captured
@@ -125,7 +125,7 @@ def _as_given(
     strides = tuple(map(partial(strides_of, sizes=sizes), wanted, given))
     if strides != tuple([item.value.type.stride for item in wanted]):
         cuts = cuts[-1].again(strides)
-        there = cuts[-1].small.there(sizes)
+        there = cuts[-1].small.there(only_numbers(sizes))
         if there is not None:
             return _as_given(cuts[-1].at(there), tangents, sizes)
     return cuts, wanted, list(map(partial(lay_out, sizes=sizes), given, strides))

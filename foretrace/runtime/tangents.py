@@ -1,6 +1,7 @@
 """The gradients that a caller gives of a program's outputs: their sizes, and how they lie."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import sympy
@@ -10,6 +11,9 @@ from foretrace.errors import Refusal
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.types import Size
 from foretrace.symbols.sizes import Numbers
+
+APPLIED = (sympy.Function, sympy.Max, sympy.Min)
+"""What sizes are made of beside sums and products"""
 
 
 def sizes_by_data(item: Input, tangent: Tensor, known: Numbers) -> Numbers:
@@ -23,34 +27,44 @@ def sizes_by_data(item: Input, tangent: Tensor, known: Numbers) -> Numbers:
         if isinstance(size, int) or size in found:
             continue
         rest = sympy.expand(size.xreplace(found))
-        symbol = next((s for s in sorted(rest.free_symbols, key=str) if _linear(rest, s)), None)
-        if symbol is None:
-            found[size] = given
+        parts = (*sorted(rest.free_symbols, key=str), *sorted(rest.atoms(*APPLIED), key=str))
+        part = next((each for each in parts if _linear(rest, each)), None)
+        found[size] = given
+        if part is None:
             continue
-        step = rest.coeff(symbol)
-        told = {symbol: sympy.expand((given - (rest - step * symbol)) / step)}
+        step = rest.coeff(part)
+        told = {part: sympy.expand((given - (rest - step * part)) / step)}
         found = {name: _put(told, each) for name, each in found.items()} | told
     return found
 
 
-def _linear(size: sympy.Expr, symbol: sympy.Symbol) -> bool:
-    step = size.coeff(symbol)
-    return step != 0 and symbol not in (size - step * symbol).free_symbols
+def _linear(size: sympy.Expr, part: sympy.Expr) -> bool:
+    step = size.coeff(part)
+    return step != 0 and not (size - step * part).has(part)
 
 
-def _put(told: dict[sympy.Symbol, sympy.Expr], each: int | sympy.Expr) -> int | sympy.Expr:
+def _put(told: dict[sympy.Expr, sympy.Expr], each: int | sympy.Expr) -> int | sympy.Expr:
     return each if isinstance(each, int) else sympy.expand(each.xreplace(told))
 
 
+def only_numbers(sizes: Numbers) -> Numbers:
+    """The symbols that are known for themselves."""
+    return {name: int(each) for name, each in sizes.items()
+            if isinstance(name, sympy.Symbol) and sympy.sympify(each).is_Integer}  # fmt: skip
+
+
 def _number(size: Size, sizes: Numbers) -> int:
-    found = size if isinstance(size, int) else sympy.expand(size.xreplace(sizes))
-    if not (isinstance(found, int) or found.is_Integer):
+    if isinstance(size, int):
+        return size
+    with suppress(TypeError):  # what is compared is known in part alone
+        size = sympy.expand(size.xreplace(sizes))
+    if not size.is_Integer:
         raise Refusal(
             f"the strides of a tangent depend on {size}, which data decides while the graph runs",
             kind="wrong tangents",
             do="let the program return a loss, and name it: cut(..., loss=0)",
         )
-    return int(found)
+    return int(size)
 
 
 def strides_of(item: Input, tangent: Tensor, sizes: Numbers) -> tuple[Size, ...]:
