@@ -18,7 +18,7 @@ from foretrace.guards.calls import number
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.types import Arrived, Size
 from foretrace.partition.split import Pair
-from foretrace.runtime.calls import lay_out, sizes_by_data, strides_of
+from foretrace.runtime.tangents import lay_out, sizes_by_data, strides_of
 from foretrace.symbols.sizes import Numbers
 
 Flat = Callable[..., Sequence[Any]]
@@ -97,7 +97,7 @@ class Trained:
         """What the symbols are in this call: those of the inputs, and those that data decides."""
         found = numbers_of(self.inputs, inputs)
         for item, place in zip(self.tangents, self.wanting, strict=True):
-            found = {**sizes_by_data(item, outputs[place]), **found}
+            found = sizes_by_data(item, outputs[place], found)
         return found
 
 

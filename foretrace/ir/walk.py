@@ -123,3 +123,15 @@ def binds(op: Op) -> frozenset[sympy.Symbol]:
         return made
     given = free_symbols((op.args, op.kwargs)).union(*(v.type.symbols for v in op.operands))
     return made - given
+
+
+def hides(op: Op) -> bool:
+    """Whether a number that data decides is made in the op, and none of its results is it.
+
+    Where a view begins that the op takes with such a number speaks of it, as does a size that
+    follows from it. A call of the op would give nobody the number.
+    """
+    made = binds(op)
+    if not made or isinstance(op.result, sympy.Symbol):
+        return False
+    return not made <= set[object]().union(*(out.type.shape for out in op.outs))

@@ -26,7 +26,7 @@ from foretrace.ir.op import (
 )
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
 from foretrace.ir.types import Arrived, TensorType
-from foretrace.ir.walk import subgraphs_of, with_subgraphs
+from foretrace.ir.walk import hides, subgraphs_of, with_subgraphs
 from foretrace.ops.holders import runs_wider
 from foretrace.ops.schemas import schema_of
 from foretrace.passes.asserted import with_assertions
@@ -56,13 +56,13 @@ class Level:
         target = op.target
         if isinstance(target, Backward):
             return self.whole(target.of) and (not target.of.leaf or self.kept(target.of))
-        if op.leaf or (self.keep and self.kept(op)):
+        if op.leaf or (self.keep and self.kept(op) and not hides(op)):
             return True
         if op.own and subgraphs_of(op):
             return not self.differentiated
         if self.open and any(selects(s, op) for s in self.open):
             return False
-        if not self.written or op.opened or isinstance(target, ModuleCall):
+        if not self.written or op.opened or isinstance(target, ModuleCall) or hides(op):
             return False
         # what writes to what lives outside, itself or below, cannot be called
         writes = hasattr(target, "overloadpacket") and schema_of(target).writes

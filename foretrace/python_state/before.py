@@ -19,6 +19,7 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.ir.members import CONTENT, attributes_of, own_length, reached, slot_names
 from foretrace.ir.requirements import Change, Entry, Place
+from foretrace.python_state.casts import CASTS, places_of, uses_of
 from foretrace.python_state.kept import (
     ATOMS,
     STATES,
@@ -33,7 +34,15 @@ from foretrace.python_state.kept import (
     KeptTensor,
     kept_container,
 )
-from foretrace.python_state.mentioned import FOLLOWS, MEMO, UNNAMED, home, members_of, mentioned_by
+from foretrace.python_state.mentioned import (
+    FOLLOWS,
+    MEMO,
+    UNNAMED,
+    functions_in,
+    home,
+    members_of,
+    mentioned_by,
+)
 from foretrace.python_state.outside import origin_of
 from foretrace.python_state.restoring import changes_in, put_all_back
 from foretrace.tensors.abstract import Abstract
@@ -76,6 +85,8 @@ class Before:
         self._foreign: list[dict[str, Any]] = []
         """the attributes of objects of a library's classes (argparse.Namespace)"""
         self.mentioned: set[str] = set(UNNAMED)
+        self._casting: dict[int, dict[str, Any]] = {}
+        """the globals of functions that call `int` or `float`"""
         self._met: dict[type, set[str]] = {}
         """classes of objects, and the members that were looked at"""
         self._changed: list[Kept] | None = None
@@ -92,6 +103,10 @@ class Before:
     def met(self) -> set[int]:
         """The ids of what was looked at, which lives as long as this."""
         return set(self._seen)
+
+    def casts(self) -> list[tuple[dict[str, Any], str]]:
+        """The globals in which `int` and `float` may stand for others while the program runs."""
+        return places_of(self._casting.values(), functions_in)
 
     def put_back(self) -> list[str]:
         """Leave everything as it was; gives what could not be, in words."""
@@ -291,6 +306,8 @@ class Before:
         self._of_function(function)
         found = mentioned_by(function)
         self.mentioned |= found.names
+        if not CASTS.isdisjoint(found.names) and uses_of(function)[0]:
+            self._casting[id(function.__globals__)] = function.__globals__
         self._memos += found.memos
         queue += found.called
         if found.values:

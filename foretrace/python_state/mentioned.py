@@ -14,6 +14,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from foretrace.ir.members import attributes_of
+from foretrace.python_state.casts import CASTS
 from foretrace.python_state.kept import ATOMS, STATES
 from foretrace.python_state.outside import origin_of
 
@@ -94,7 +95,7 @@ class Mentioned:
         names, told = code.co_names, set(code.co_code[::2])
         self.names.update(names)
         if told & BINDING:
-            self.bound += [(space, name) for name in names]
+            self.bound += [(space, name) for name in names if name in space or name not in CASTS]
         here: list[tuple[Mapping[str, Any], str]] = [(space, n) for n in names if n in space]
         for owner in [table[name] for table, name in here]:
             here += self._members(owner, names, setting=bool(told & SETTING))

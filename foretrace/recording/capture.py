@@ -246,6 +246,10 @@ class Capture:
         self.as_given[index] = view
         return view
 
+    def given(self) -> list[Any]:
+        """What the program computed with in the place of each input that there is by now."""
+        return [*self.as_given, *self.placeholders[len(self.as_given) :]]
+
     def opened(self, given: list[Any]) -> list[Any]:
         """The arguments with symbols in the place of the numbers that the program counts with."""
         names = {id(p): i.role.name for i, p in zip(self.inputs, self.placeholders, strict=True)
@@ -365,6 +369,7 @@ def record(
 def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
     before = Before((fn, args, kwargs), owners_of(fn).values())
     check_iterators(before, capture.outside, partial(capture.lines, fn))
+    capture.steps.casts = before.casts
     with put_back(before.put_back, always=False), normal_mode(capture.recorder):
         recorded = _recorded(fn, args, kwargs, capture, before)
         capture.release(fn)
@@ -481,8 +486,7 @@ def _outputs(
 ) -> list[Output]:  # fmt: skip
     """What the program returns, and then what it leaves in Python state."""
     written = {mutation.index for mutation in mutations}
-    given = [*capture.as_given, *capture.placeholders[len(capture.as_given) :]]
-    made = Outputs(capture.recorder, given, capture.lift, written)
+    made = Outputs(capture.recorder, capture.given, capture.lift, written)
     outputs = [made.of(Role("output", name), leaf) for name, leaf in outs]
     requires.states, states = states_of(kept, made.of, len(outputs), lines)
     given = [leaf for _, leaf in outs]

@@ -20,7 +20,7 @@ class Outputs:
 
     Args:
         recorder: what recorded it.
-        placeholders: what the program computed with in the place of each input.
+        given: what the program computed with in the place of each input; lifting adds some.
         lift: makes an input of a real tensor.
         written: the inputs that it wrote to.
     """
@@ -28,11 +28,11 @@ class Outputs:
     def __init__(
         self,
         recorder: Recorder,
-        placeholders: list[Any],
+        given: Callable[[], list[Any]],
         lift: Callable[[torch.Tensor], Abstract],
         written: Collection[int],
     ) -> None:
-        self.recorder, self.placeholders = recorder, placeholders
+        self.recorder, self.given = recorder, given
         self.lift, self.written = lift, written
 
     def of(self, role: Role, leaf: Any) -> Output:
@@ -48,7 +48,7 @@ class Outputs:
         return self._tensor(role, leaf if isinstance(leaf, Abstract) else self.lift(leaf))
 
     def _tensor(self, role: Role, placeholder: Abstract) -> Output:
-        recorder, placeholders = self.recorder, self.placeholders
+        recorder, placeholders = self.recorder, self.given()
         value = returned_value(placeholder, recorder)
         same_as = next((i for i, each in enumerate(placeholders) if each is placeholder), None)
         owner = alias_of(placeholder).root

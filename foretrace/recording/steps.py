@@ -17,7 +17,10 @@ import torch
 from foretrace import torch_api
 from foretrace.ir.op import Choice, Op, Value
 from foretrace.recording.questions import Questions
+from foretrace.symbols.casts import bound
+from foretrace.symbols.integers import as_int
 from foretrace.symbols.questions import free_symbols
+from foretrace.tensors.abstract import Abstract
 from foretrace.trace.constants import depends_on_inputs
 from foretrace.trace.recorder import Recorder
 
@@ -43,6 +46,8 @@ class Steps:
         self.symbols = recorder.types.symbols
         self.fixed = set[Any]()
         """numbers that the program needs as they are"""
+        self.casts: Callable[[], list[tuple[dict[str, Any], str]]] = list
+        """the globals in which `int` and `float` may be ours while the program runs"""
         self._open: ExitStack | None = None
         self._followed: torch_api.FollowedFloats | None = None
 
@@ -52,6 +57,7 @@ class Steps:
         if self.questions.constants.guarded:  # `math.exp(x.item())` looks `exp` up before
             self._followed = torch_api.FollowedFloats(self.step, self._follows, self._called)
             self._open.enter_context(self._followed)
+            self._open.enter_context(bound(self.casts(), int=self._int, float=self._float))
 
     def __exit__(self, *error: object) -> None:
         self.symbols.floats.ended()
@@ -63,6 +69,23 @@ class Steps:
         """From the first number of data on, Python's functions of numbers are followed."""
         if self._open is not None and self._followed is not None:
             self._followed.follow_all()
+
+    def _float(self, given: Any) -> Any:
+        number = self._held(given)
+        whole = issubclass(type(number), torch.SymInt) and self._follows(number)
+        return torch.sym_float(number) if whole else number
+
+    def _int(self, given: Any) -> Any:
+        number = self._held(given)
+        if issubclass(type(number), torch.SymFloat) and self._follows(number):
+            return as_int(math.trunc(number))
+        return number
+
+    def _held(self, given: Any) -> Any:
+        """The number that a tensor holds; anything else as it is."""
+        if not isinstance(given, Abstract) or not torch_api.is_active(self.recorder):
+            return given
+        return given if given.dtype.is_complex or given.dtype is torch.bool else given.item()
 
     def _called(
         self, operator: Any, function: Callable[..., Any], *args: Any, **kwargs: Any

@@ -19,8 +19,9 @@ from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
 from foretrace.ir.requirements import put_all
 from foretrace.ir.structure import hand_back
 from foretrace.ir.tree import map_tree
-from foretrace.ir.types import Arrived, Size
+from foretrace.ir.types import Arrived
 from foretrace.passes.hooks import hooked
+from foretrace.runtime.tangents import agree, lay_out, only_numbers, sizes_by_data, strides_of
 from foretrace.runtime.untrained import Untrained, mark, mark_spent
 from foretrace.symbols.sizes import Numbers
 from foretrace.targets.semantics import Captured
@@ -64,7 +65,7 @@ def run_joint(
 ) -> tuple[Any, dict[str, Tensor | None]]:
     """Call a joint cut: the outputs, and the gradient of everything that requires one."""
     cuts, flat, sizes = _at_sizes((cut,), args, kwargs)
-    (cut,), placed = _as_given(cuts, tangents, sizes)
+    (cut,), wanted, placed = _as_given(cuts, tangents, sizes)
     # Some kernels do another thing under no_grad (mkldnn_rnn_layer keeps no workspace), so the
     # grad mode is eager's, and nothing is followed because nothing requires grad.
     check_unhooked(cut.graph, flat)
@@ -72,6 +73,7 @@ def run_joint(
     with torch.enable_grad(), uncast():
         results = cut.graph_module(*detached)
     recorded = cut.calls.recorded
+    agree(recorded, wanted, placed, results)
     results = mark_spent(recorded, results)
     outputs, rest = finish(recorded, flat, sizes, results, (args, kwargs))
     return outputs, _named(cut.graph, rest)
@@ -82,10 +84,12 @@ def run_pair(
 ) -> tuple[Any, dict[str, Tensor | None]]:
     """Call two halves as a joint cut is called; what the forward writes is written in between."""
     cuts, flat, sizes = _at_sizes((forward, backward), args, kwargs)
-    (forward, backward), placed = _as_given(cuts, tangents, sizes)
+    (forward, backward), wanted, placed = _as_given(cuts, tangents, sizes)
     recorded = forward.calls.recorded
     check_unhooked(forward.graph, flat)
-    results = mark_spent(recorded, forward(*flat))
+    results = forward(*flat)
+    agree(recorded, wanted, placed, results)
+    results = mark_spent(recorded, results)
     outputs, saved = finish(recorded, flat, sizes, results, (args, kwargs))
     return outputs, _named(backward.graph, backward(*saved, *placed))
 
@@ -106,8 +110,8 @@ def _at_sizes(
 
 def _as_given(
     cuts: tuple[Called, ...], tangents: Sequence[Tensor] | None, sizes: Numbers
-) -> tuple[tuple[Called, ...], list[Tensor]]:
-    """The cuts for tangents that lie as these, and these: sums run in the order of memory."""
+) -> tuple[tuple[Called, ...], list[Input], list[Tensor]]:
+    """The cuts for tangents that lie as these, what they are of, and these: sums run in order."""
     wanted = [item for item in cuts[-1].graph.inputs if item.role.kind == "tangent"]
     given = [tangent.detach() for tangent in tangents or ()]
     if len(wanted) != len(given):
@@ -117,14 +121,14 @@ def _as_given(
             do="pass tangents=[...], one for each output that requires grad, in order",
         )
     for item, tangent in zip(wanted, given, strict=True):
-        sizes = {**sizes_by_data(item, tangent), **sizes}
+        sizes = sizes_by_data(item, tangent, sizes)
     strides = tuple(map(partial(strides_of, sizes=sizes), wanted, given))
     if strides != tuple([item.value.type.stride for item in wanted]):
         cuts = cuts[-1].again(strides)
-        there = cuts[-1].small.there(sizes)
+        there = cuts[-1].small.there(only_numbers(sizes))
         if there is not None:
             return _as_given(cuts[-1].at(there), tangents, sizes)
-    return cuts, list(map(partial(lay_out, sizes=sizes), given, strides))
+    return cuts, wanted, list(map(partial(lay_out, sizes=sizes), given, strides))
 
 
 def check_unhooked(graph: Graph, flat: Sequence[Any]) -> None:
@@ -167,39 +171,6 @@ def uncast() -> Iterator[None]:
 def _detached(flat: Sequence[Any]) -> list[Any]:
     """Inputs that nothing follows; a number is as it is."""
     return [each.detach() if isinstance(each, Tensor) else each for each in flat]
-
-
-def sizes_by_data(item: Input, tangent: Tensor) -> Numbers:
-    """The sizes that data has decided, as the gradient of a result has them."""
-    pairs = zip(item.value.type.shape, tangent.shape, strict=False)
-    return {size: number for size, number in pairs if isinstance(size, sympy.Symbol)}
-
-
-def strides_of(item: Input, tangent: Tensor, sizes: Numbers) -> tuple[Size, ...]:
-    """The strides that a tangent is to be taken in: its own, or those of its output if equal.
-
-    With open sizes they are those of its order in memory.
-    """
-    type = item.value.type
-    shape, stride = (tuple(number(n, sizes) for n in part) for part in (type.shape, type.stride))
-    if tuple(tangent.shape) != shape or tangent.dtype != type.dtype:
-        raise Refusal(
-            f"the {item.role} is {tangent.dtype}{list(tangent.shape)},"
-            f" its output is {type.dtype}{list(shape)}",
-            kind="wrong tangents", do="pass tangents of the outputs' shapes and dtypes",
-        )  # fmt: skip
-    if tangent.stride() == stride or not tangent.numel():
-        return type.stride
-    return type.ordered(tangent.stride()).stride if type.symbols else tangent.stride()
-
-
-def lay_out(tangent: Tensor, stride: Sequence[Size], sizes: Numbers) -> Tensor:
-    """A tangent with such strides, conjugated or negated if it was to be later."""
-    steps = tuple([number(n, sizes) for n in stride])
-    put_off = tangent.is_conj() or tangent.is_neg()
-    if not put_off and (tangent.stride() == steps or not tangent.numel()):
-        return tangent
-    return tangent.new_empty_strided(tangent.shape, steps).copy_(tangent)
 
 
 def finish(

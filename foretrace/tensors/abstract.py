@@ -16,6 +16,7 @@ from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Symbols
 from foretrace.tensors.admitted import makes_subclass, sparse_dims
 from foretrace.tensors.classes import AsTensor
+from foretrace.tensors.index_parts import open_number
 from foretrace.tensors.indexing import Indexing
 
 TENSOR: Any = torch.Tensor
@@ -27,6 +28,8 @@ OFFSET: Any = torch.Tensor.storage_offset
 """As torch has it, of an abstract tensor too: it is not the program that asks"""
 STRIDE: Any = torch.Tensor.stride
 IS_CONTIGUOUS: Any = torch.Tensor.is_contiguous
+INDEXING = Indexing()
+"""It has no state"""
 OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_hooked", "ft_indexing", "ft_leaf",
         "ft_told", "ft_value", "ft_viewed")  # fmt: skip
 """Attributes of an abstract tensor that no tensor of torch's has"""
@@ -278,11 +281,13 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         return result
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        return self.ft_indexing.get(self, index) if self.ft_indexing else super().__getitem__(index)
+        if self.ft_indexing or (open_number(index) and not torch_api.function_modes()):
+            return INDEXING.get(self, index)
+        return super().__getitem__(index)
 
     def __setitem__(self, index: Any, new: Any) -> None:
-        if self.ft_indexing:
-            self.ft_indexing.set(self, index, new)
+        if self.ft_indexing or (open_number(index) and not torch_api.function_modes()):
+            INDEXING.set(self, index, new)
         else:
             super().__setitem__(index, new)
 

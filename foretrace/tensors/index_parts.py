@@ -95,6 +95,22 @@ def _stays(index: torch.Tensor, tensor: torch.Tensor) -> bool:
 # ------------------------------------------------------------------------- reading an index
 
 
+def open_number(index: Any) -> bool:
+    """Whether a number in the index is not known, for which the binding in C++ would ask."""
+    parts = index if type(index) is tuple else (index,)
+    for part in parts:
+        bounds = (part.start, part.stop, part.step) if type(part) is slice else (part,)
+        if any(isinstance(each, torch.SymInt) or _holds_number(each) for each in bounds):
+            return True
+    return False
+
+
+def _holds_number(part: Any) -> bool:
+    if not isinstance(part, torch.Tensor) or type(part) is torch.Tensor or part.dim():
+        return False
+    return not (part.dtype in MASKS or part.is_floating_point() or part.is_complex())
+
+
 def _parts_of(index: Any) -> tuple[Any, ...]:
     """The index as a tuple; a short sequence of more than numbers counts as one."""
     if isinstance(index, tuple):
@@ -133,13 +149,15 @@ def is_integer(item: Any) -> bool:
     return isinstance(item, numbers.Integral) and not isinstance(item, bool)
 
 
-def integer(item: Any) -> int:
-    """The integer that it stands for.
+def integer(item: Any) -> Any:
+    """The integer that it stands for; an open one stays so.
 
     Raises:
         IndexError: It stands for none.
         ValueError: It does not fit 64 bits.
     """
+    if isinstance(item, torch.SymInt):
+        return item
     try:
         number = operator.index(item)
     except TypeError:
@@ -176,6 +194,8 @@ def _bounds(part: slice) -> tuple[Any, Any, Any]:
 def _bound(item: Any, default: int) -> Any:
     if item is None or isinstance(item, torch.SymInt):
         return default if item is None else item
+    if _holds_number(item):
+        return _bound(aten.item.default(item), default)
     if not hasattr(type(item), "__index__"):
         raise TypeError("slice indices must be integers or None or have an __index__ method")
     number = min(operator.index(item), LARGEST)

@@ -31,7 +31,13 @@ from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_asked_for
 from foretrace.tensors.autocast import INSIDE
 from foretrace.trace.constants import GUARD
-from foretrace.trace.from_data import of_open_size, open_number, takes_doubles
+from foretrace.trace.from_data import (
+    PLACES,
+    ask_where,
+    of_open_size,
+    open_number,
+    takes_doubles,
+)
 
 ITEM = torch.ops.aten.item.default
 """Its body refuses the label "meta", although a constant has a value on any device."""
@@ -70,6 +76,8 @@ def learn(
         return Outcome(None, inline=functionalize)
     if not schema.returns_tensors:
         return Outcome(None, inline=answer)
+    if func in PLACES:
+        ask_where(recorder, func, args, kwargs)
     typed = [map_values(tree, lambda v: v.type) for tree in (args, kwargs)]
     try:
         result = recorder.semantics.infer(func, *typed)
@@ -297,7 +305,10 @@ class Fold:
 
     def _open(self, call: Call) -> bool:
         dense = not any(value.type.sparse for value in call.values)
-        return dense and (torch_api.sized_by_data(call.func) or call.schema.viewed is not None)
+        floats = call.recorder.types.symbols.floats.among((call.args, call.kwargs))
+        made = bool(floats) and not call.values  # `arange(v)`
+        sized = torch_api.sized_by_data(call.func) or call.schema.viewed is not None
+        return dense and (sized or made)
 
     def _of_example(self, call: Call) -> Any:
         try:

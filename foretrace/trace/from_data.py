@@ -4,6 +4,8 @@ The run has the example's values, so such a call has an answer; its sizes stay o
 What the program then asks of them is answered from the example, and asserted in the graph.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -24,6 +26,10 @@ NUMBER = Choice("number", "whole", "data decides it: the graph computes it when 
 ITEM = torch.ops.aten.item.default
 READ = torch.ops.aten._local_scalar_dense.default
 """What `item` is made of: compilers know this one"""
+PLACES: Mapping[Any, tuple[str, ...]] = MappingProxyType({
+    torch.ops.aten.select.int: ("index",), torch.ops.aten.slice.Tensor: ("start", "end"),
+})  # fmt: skip
+"""Which arguments of a view are places in its dimension"""
 
 
 def of_open_size(call: Call) -> Any:
@@ -46,6 +52,22 @@ def of_open_size(call: Call) -> Any:
     views = call.schema.view_positions(call.args, call.kwargs, len(types_in(result)))
     outcome = Outcome(map_tree(result, typed), views=views, lasting=False)
     return recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
+
+
+def ask_where(recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
+    """Let it be known from which end a view counts its places, and that they are inside.
+
+    Where it begins, and how long it is, then follows: no op would give a symbol for where it begins
+    its number, and a slice that is taken twice would have two sizes. What is asked is asserted.
+    """
+    named, symbols = schema_of(func).bind(args, kwargs), recorder.types.symbols
+    for place in filter(None, map(named.get, PLACES[func])):
+        if isinstance(place, sympy.Basic) and not symbols.data.isdisjoint(place.free_symbols):
+            size = args[0].type.shape[named.get("dim", 0)]
+            if symbols.decide(sympy.Ge(place, 0)):
+                symbols.decide(sympy.Le(place, size))
+            else:
+                symbols.decide(sympy.Ge(place, -size))
 
 
 def open_number(call: Call) -> torch.SymInt | torch.SymFloat:

@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Callable
 from functools import partial
+from math import copysign as with_sign, fabs as absolute
 from typing import Any
 
 import pytest
@@ -99,6 +100,15 @@ def listed(x: Tensor) -> Tensor:
     return (x * a + b).sum()
 
 
+def ranged(x: Tensor) -> Tensor:
+    v = x.detach().abs().sum().item()
+    return (
+        torch.arange(v).sum() * x.sum()
+        + torch.arange(0, float(x.detach().max()) + 4, 0.3).sin().sum()
+        + x.pow(2).sum()
+    )
+
+
 class Counted(nn.Module):
     """Batch norm that averages over all batches: its momentum is 1 / their number."""
 
@@ -129,7 +139,8 @@ class Averaged(nn.Module):
 
 CASES: dict[str, tuple[Callable[[], Callable[..., Tensor]], list[Inputs]]] = {
     **{fn.__name__: (partial(copy.copy, fn), made(lambda: (torch.randn(3),)))
-       for fn in (scaled, as_scalars, as_tensors, rounded, divided, rooted, of_libm, listed)},
+       for fn in (scaled, as_scalars, as_tensors, rounded, divided, rooted, of_libm, listed,
+                  ranged)},
     "by_alpha": (lambda: by_alpha, made(lambda: (torch.randn(4), torch.randn(4)))),
     "corrected": (lambda: corrected, [(torch.randn(4), torch.tensor(n)) for n in (3, 7, 12)]),
     "of_floats": (lambda: corrected, [(torch.randn(4), torch.tensor(n)) for n in (3.0, 7.5, 1.0)]),
@@ -282,11 +293,11 @@ def looked_at(x: Tensor) -> Tensor:
 
 
 def fixed(x: Tensor) -> Tensor:
-    return x * float(x.sum())
+    return x * absolute(x.sum().item())
 
 
 def of_sign(x: Tensor) -> Tensor:
-    return x + math.copysign(1.0, float(x.sum().item() * 0.0))
+    return x + with_sign(1.0, x.sum().item() * 0.0)
 
 
 ONES = torch.ones(3)
@@ -296,9 +307,9 @@ ASKED = {
     "formatted": (formatted, ONES, ONES * 2, ":.3f"),
     "keyed": (keyed, ONES, ONES * 2, "{3.0: 2}"),
     "looked_at": (looked_at, ONES, NAN, "math.isnan"),
-    "fixed": (fixed, ONES, ONES * 2, "float(x.sum())"),
-    "fixed_nan": (fixed, NAN, ONES, "float(x.sum())"),
-    "of_sign": (of_sign, ONES, -ONES, "copysign"),
+    "fixed": (fixed, ONES, ONES * 2, "absolute(x.sum()"),
+    "fixed_nan": (fixed, NAN, ONES, "absolute(x.sum()"),
+    "of_sign": (of_sign, ONES, -ONES, "with_sign"),
 }
 
 

@@ -138,6 +138,21 @@ def selected(x: Tensor, mask: Tensor) -> Tensor:
     return torch.masked_select(x, mask).sin().sum() + x[mask].numel()
 
 
+def placed(x: Tensor, n: Tensor) -> Tensor:
+    k = n.item()
+    row = x[n] * x[..., k] + x[n, 0] + x.select(1, k) + x[-1, n] + x[[0, 1]][:, n].sum()
+    return row.sum() + x[k:, :n].sin().sum() + x[None, n : k + 2].cos().sum()
+
+
+def put_where(x: Tensor, n: Tensor) -> Tensor:
+    y = x * 2
+    y[n] = y[0].exp()
+    y[:, n] = 0.5
+    y[n, n] += x[n, n].sin()
+    y[: n + 1] *= x[: n.item() + 1]
+    return y.cos().sum()
+
+
 def of_columns(x: Tensor, mask: Tensor) -> Tensor:
     columns = torch.stack([x[mask], x[mask].cos(), x[mask].exp()], 1)
     return (columns[:, 1] * columns[:, 0]).sum() + torch.combinations(x[0], 4).sin().sum()
@@ -213,6 +228,11 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Tensor]], list[Inputs]]] = {
     "selected": (
         lambda: selected, [(torch.randn(6, 3), m) for m in (flags(6, 3), NONE, ONE)],
     ),
+    "placed": (lambda: placed, [(torch.randn(6, 6), torch.tensor(n)) for n in (2, 4, 0)]),
+    "placed_from_behind": (
+        lambda: placed, [(torch.randn(6, 6), torch.tensor(n)) for n in (-4, -3, -6)],
+    ),
+    "put_where": (lambda: put_where, [(torch.randn(6, 6), torch.tensor(n)) for n in (1, 3, 2)]),
     "of_columns": (
         lambda: of_columns, [(torch.randn(6, 3), m) for m in (flags(6, 3), NONE, ONE)],
     ),

@@ -1,0 +1,87 @@
+"""Where a program calls `int` and `float`: what it calls may be another while it is recorded.
+
+Python makes a number of whatever `float(t)` is given, and a number is fixed. A name of the module's
+own, which is looked up before Python's, may give one that stays open. It is no `float` to `is` and
+to C, so it is there only where the code of the whole module calls it or asks `isinstance`.
+"""
+
+import dis
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+CASTS: Final = frozenset({"int", "float"})
+TESTS: Final = frozenset({"isinstance", "issubclass"})
+BETWEEN: Final = frozenset({"LOAD_GLOBAL", "LOAD_ATTR", "BUILD_TUPLE", "BINARY_OP", "PRECALL"})
+"""What may stand between a class and the end of `isinstance(x, (int, torch.Tensor))`"""
+
+GLOBAL, NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
+WIDE: Final = 128
+"""From here on the place of a name in the code takes more than a byte"""
+
+Uses = tuple[frozenset[str], frozenset[str]]
+"""The names that are called, and those that are used otherwise"""
+KNOWN: Final = WeakKeyDictionary[types.FunctionType, Uses]()
+
+
+def uses_of(function: types.FunctionType) -> Uses:
+    """How a function uses the names."""
+    known = KNOWN.get(function)
+    if known is None:
+        called, otherwise = set[str](), set[str]()
+        for code in _codes(function.__code__):
+            if not CASTS.isdisjoint(code.co_names) and _looks_up(code):
+                _read(code, called, otherwise)
+        known = KNOWN[function] = frozenset(called), frozenset(otherwise)
+    return known
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if type(inner) is types.CodeType:
+            yield from _codes(inner)
+
+
+def _looks_up(code: types.CodeType) -> bool:
+    """Whether one is a name in the code, and not only an attribute, as that of `x.float()`."""
+    places = {n for n, name in enumerate(code.co_names) if name in CASTS}
+    if max(places) >= WIDE:
+        return True
+    steps = zip(code.co_code[::2], code.co_code[1::2], strict=True)
+    return any((op == GLOBAL and arg >> 1 in places) or (op == NAME and arg in places)
+               for op, arg in steps)  # fmt: skip
+
+
+def _read(code: types.CodeType, called: set[str], otherwise: set[str]) -> None:
+    steps = list(dis.get_instructions(code))
+    for place, step in enumerate(steps):
+        if step.argval not in CASTS or step.opname not in ("LOAD_GLOBAL", "LOAD_NAME"):
+            continue
+        if step.opname == "LOAD_GLOBAL" and step.arg is not None and step.arg & 1:
+            called.add(step.argval)  # pushed with a NULL beneath, as what is called next is
+        elif TESTS.isdisjoint(code.co_names) or not _tested(steps[place + 1 :]):
+            otherwise.add(step.argval)
+
+
+def _tested(after: Iterable[dis.Instruction]) -> bool:
+    end = next((step for step in after if step.opname not in BETWEEN), None)
+    return end is not None and end.opname == "CALL" and end.arg == len(("item", "classes"))
+
+
+def places_of(
+    spaces: Iterable[dict[str, Any]], functions_in: Callable[[Any], list[types.FunctionType]]
+) -> list[tuple[dict[str, Any], str]]:
+    """The globals of modules, and the names that may stand for others in them."""
+    found = list[tuple[dict[str, Any], str]]()
+    for space in spaces:
+        otherwise = set[str]()
+        for item in [*space.values()]:
+            own = isinstance(item, type) and item.__module__ == space.get("__name__")
+            for each in vars(item).values() if own else (item,):
+                for function in functions_in(each):
+                    if function.__globals__ is space:
+                        otherwise |= uses_of(function)[1]
+        found += [(space, name) for name in sorted(CASTS - otherwise) if name not in space]
+    return found

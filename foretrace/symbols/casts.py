@@ -1,0 +1,58 @@
+"""`int` and `float` as a program calls them while it is recorded: an open number stays open."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def bound(
+    places: Iterable[tuple[dict[str, Any], str]], **reads: Callable[[Any], Any]
+) -> Iterator[None]:
+    """Names of modules stand for such classes inside.
+
+    Args:
+        places: globals, and the names that stand for Python's own in them.
+        reads: by name, the number that is in what is converted: open, or as Python takes it.
+    """
+    put, made = list[tuple[dict[str, Any], str]](), dict[str, type]()
+    try:
+        for space, name in places:
+            made[name] = made.get(name) or _like({"int": int, "float": float}[name], reads[name])
+            space[name] = made[name]
+            put.append((space, name))
+        yield
+    finally:
+        for space, name in put:
+            space.pop(name, None)
+
+
+def _like(kind: type, read: Callable[[Any], Any]) -> type:
+    return Like(kind.__name__, (kind,), {"__module__": kind.__module__, "ft": (kind, read)})
+
+
+class Like(type):
+    """A class that gives what another one gives, and open numbers as they are."""
+
+    ft: tuple[type, Callable[[Any], Any]]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        kind, read = cls.ft
+        number = read(args[0]) if len(args) == 1 and not kwargs else None
+        if issubclass(type(number), (torch.SymInt, torch.SymFloat)) and isinstance(number, kind):
+            return number
+        return kind(*args, **kwargs)
+
+    def __instancecheck__(cls, item: Any) -> bool:
+        return isinstance(item, cls.ft[0])
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, cls.ft[0])
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls.ft[0] or other is cls
+
+    def __hash__(cls) -> int:
+        return hash(cls.ft[0])
