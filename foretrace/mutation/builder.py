@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from types import CodeType
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -106,6 +107,12 @@ class Builder(torch_api.TorchDispatchMode):
         """numbers that data decides, each by what it is of a value: two calls give one symbol"""
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
+        self.duals: list[ref[Abstract]] = []
+        """tensors that have a tangent in the level of dual numbers that is on"""
+        self.below_duals = self.making_dual = False
+        """whether the calls that come are those which forward-mode autograd makes of one"""
+        self.rooms: dict[Value, Size] = {}
+        """for how many elements there is room in memory that was asked about, by its first value"""
         self.seeing: dict[Value, Op] = {}  # what composites gave as views of memory made inside
         self.rebased: list[Alias] = []
         """views through which the program has just written"""

@@ -15,8 +15,8 @@ import torch
 # What TorchScript makes of functions and methods, and runs them by; what an inference mode is.
 from torch import _C
 
-# The functions behind `torch.func.grad`, which builds autograd nodes.
-from torch._functorch import eager_transforms
+# The functions behind `torch.func.grad`, which builds autograd nodes, and where levels are left.
+from torch._functorch import eager_transforms, predispatch
 
 # What `torch.cond` and its like compile themselves by.
 from torch._higher_order_ops import utils as hop_utils
@@ -175,6 +175,10 @@ PLACES: dict[str, tuple[Any, str]] = {
     # `flex_attention` calls it on what it holds; `cond` and its like the other
     "compile": (torch, "compile"),
     "hop": (hop_utils, "_hop_compile_and_call"),
+    # `forward_ad.exit_dual_level` looks it up when it is called
+    "dual exit": (predispatch, "_exit_dual_level"),
+    # `torch.func.linearize` traces by it
+    "make_fx": (eager_transforms, "make_fx"),
     "Generator": (torch, "Generator"),
     # `torch.manual_seed` and its like seed it by this name, by whatever name they were imported
     "default generator": (torch.random, "default_generator"),

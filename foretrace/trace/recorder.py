@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from foretrace.duals.numbers import MAKE_DUAL, UNPACK_DUAL, of_duals
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Origin, Target, Tree, Value, values_in
 from foretrace.ir.text import neighbourhood
@@ -41,6 +42,10 @@ class Recorder(Builder):
         """Record one call and answer it with abstract tensors."""
         if func is SIZE or func is STRIDE:
             return self._numbers(args[0], func is STRIDE)
+        if self.duals or func is MAKE_DUAL or func is UNPACK_DUAL:
+            answer = of_duals(self, func, args, kwargs or {})
+            if answer is not NotImplemented:
+                return answer
         if self.rebased and not self._depth:
             self.view_rebased()
         if func is CAST and self.casts.devices and not isinstance(args[0], Abstract):
