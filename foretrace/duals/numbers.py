@@ -12,8 +12,9 @@ from weakref import ref
 import torch
 
 from foretrace import torch_api
+from foretrace.duals.plain import check_plain
 from foretrace.errors import Refusal
-from foretrace.ir.op import Value
+from foretrace.ir.op import map_values, values_in
 from foretrace.ir.tree import map_tree
 from foretrace.mutation.alias import alias_of
 from foretrace.mutation.builder import REQUIRES_GRAD, Builder
@@ -46,8 +47,13 @@ def of_duals(recorder: Builder, func: Any, args: Any, kwargs: Any) -> Any:
     _check(recorder, func)
     if not schema_of(func).returns_tensors:
         return NotImplemented
-    kernel = recorder.semantics.body_kernel(func, *_in_values(recorder, (args, kwargs)))[0]
+    values = _in_values(recorder, (args, kwargs))
+    kernel = recorder.semantics.body_kernel(func, *values)[0]
     if kernel is None:
+        types = map_values(values, lambda value: value.type)
+        with_tangents = [tangent_of(each) is not None for each in _tensors((args, kwargs))]
+        followed = recorder.grad_mode() and any(v.type.requires_grad for v in values_in(values))
+        check_plain(recorder, func, types, with_tangents, followed)
         return _through_level(recorder, func, args, kwargs)
     with recorder.listening():
         return kernel(*args, **kwargs)

@@ -109,6 +109,8 @@ class Builder(torch_api.TorchDispatchMode):
         """values that their memory no longer holds"""
         self.duals: list[ref[Abstract]] = []
         """tensors that have a tangent in the level of dual numbers that is on"""
+        self.as_plain: dict[Any, bool] = {}
+        """whether forward mode computes tangents as in a plain program, by operator and types"""
         self.below_duals = self.making_dual = False
         """whether the calls that come are those which forward-mode autograd makes of one"""
         self.rooms: dict[Value, Size] = {}

@@ -157,7 +157,7 @@ class Gradients:
 
     def _not_the_program(self, tensor: torch.Tensor) -> bool:
         answering = self._busy or self.ours() or torch_api.functorch_active()
-        return answering or not plain_class(type(tensor))
+        return answering or not plain_class(type(tensor)) or torch_api.of_a_level(tensor)
 
     def _index(self, tensor: torch.Tensor) -> int:
         placeholder = self.lift(tensor)

@@ -315,6 +315,9 @@ def followed_by_level(tensor: torch.Tensor) -> bool:
     return bool(_C._functorch.is_gradtrackingtensor(tensor))
 
 
+# Whether a tensor is one of a level of `torch.func`, over or not, which holds another.
+of_a_level: Callable[[torch.Tensor], bool] = _C._functorch.is_functorch_wrapped_tensor
+
 # How many transforms of `torch.func` are running.
 levels: Callable[[], int] = _C._functorch.get_dynamic_layer_stack_depth
 
@@ -371,3 +374,31 @@ class forward_level:  # noqa: N801 - used as a context manager
         unwrap = _C._functorch._unwrap_for_grad
         tangent = torch._unpack_dual(tensor, level=0)[1]
         return unwrap(tensor, self.level), None if tangent is None else unwrap(tangent, self.level)
+
+
+class no_level:  # noqa: N801 - as the other
+    """The same without a level: as in a plain program inside one of `forward_ad`."""
+
+    def __enter__(self) -> "no_level":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def dual(self, tensor: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
+        """The tensor with a tangent."""
+        return torch._make_dual(tensor, tangent, level=0)
+
+    def given(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor."""
+        return tensor
+
+    def parts(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A tensor without its tangent, and that."""
+        primal, tangent = torch._unpack_dual(tensor, level=0)
+        return primal, tangent
+
+
+def forward_mode_of(level: bool) -> forward_level | no_level:
+    """Forward mode inside a level of `forward_ad`: in a level above, or plainly."""
+    return forward_level() if level else no_level()

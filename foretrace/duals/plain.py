@@ -1,0 +1,151 @@
+"""Whether forward mode does the same above a mode as in a plain program.
+
+Some formulas ask whether a tensor is one of a class of its own, which all are while a mode is
+active, and compute otherwise then: in another order, or not in place. No mode sees what they do in
+a plain program. So both are run over numbers, once for operands of equal types, and compared.
+Source: aten/src/ATen/TensorSubclassLikeUtils.h, and who asks in torch/csrc/autograd/FunctionsManual.cpp.
+"""
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+
+from foretrace import torch_api
+from foretrace.errors import Refusal
+from foretrace.ir.op import Tree
+from foretrace.ir.tree import map_tree
+from foretrace.ir.types import TensorType
+from foretrace.mutation.builder import Builder
+from foretrace.ops.kernel import RAISED, draws_undone
+from foretrace.symbols.sizes import Symbols
+
+
+HERE = object()
+"""In the place of a tensor among arguments"""
+
+
+class Kind(NamedTuple):
+    """A tensor among the arguments."""
+
+    type: TensorType
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dual: bool
+
+
+def check_plain(recorder: Builder, func: Any, call: Tree, duals: Any, followed: bool) -> None:
+    """Refuse an operator whose tangents eager computes otherwise than could be recorded.
+
+    Args:
+        recorder: who records it.
+        func: the operator.
+        call: its arguments, with a type for each tensor.
+        duals: for each of these in order, whether it has a tangent.
+        followed: whether autograd follows the call.
+    """
+    key = (func, repr(_keyed(call)), tuple(duals), followed)
+    if key not in recorder.as_plain:
+        given, kinds = _with_numbers(call, duals, recorder.types.symbols)
+        # in a thread of its own everything is as torch has it: engine, modes, levels
+        with ThreadPoolExecutor(1) as thread:
+            same = thread.submit(_same, func, given, kinds, followed=followed)
+        recorder.as_plain[key] = same.result()
+    if not recorder.as_plain[key]:
+        raise Refusal(
+            f"forward_ad computes the tangent of {func} otherwise in a plain program than where"
+            " anything sees its operators",
+            kind="unsupported",
+            do="use torch.func.jvp, which computes it in one way",
+        )
+
+
+def _keyed(tree: Tree) -> Any:
+    return map_tree(tree, lambda leaf: leaf.key if isinstance(leaf, TensorType) else leaf)
+
+
+def _with_numbers(call: Tree, duals: Any, symbols: Symbols) -> tuple[Any, list[Kind]]:
+    """The arguments with a number for each open one, and what is known of their tensors."""
+    flags, kinds = iter(duals), list[Kind]()
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorType):
+            return symbols.concrete(leaf)
+        shape, stride = (tuple(map(symbols.hint, each)) for each in (leaf.shape, leaf.stride))
+        kinds.append(Kind(leaf, shape, stride, next(flags)))
+        return HERE
+
+    return map_tree(call, of), kinds
+
+
+def _same(func: Any, call: Tree, kinds: list[Kind], *, followed: bool) -> bool:
+    try:
+        with draws_undone(), warnings.catch_warnings(action="ignore"):
+            one, other = (_run(func, call, kinds, followed, level=on) for on in (False, True))
+    except RAISED:
+        return False
+    return len(one) == len(other) and all(map(_equal, one, other))
+
+
+def _run(
+    func: Any, call: Tree, kinds: list[Kind], followed: bool, *, level: bool
+) -> list[torch.Tensor | None]:
+    """What an operator gives of numbers, its tangents, and the gradients of both."""
+    torch.default_generator.manual_seed(0)
+    made = [[_numbers(kind) for _ in range(1 + kind.dual)] for kind in kinds]
+    leaves = [each for numbers in made for each in numbers if each.is_floating_point() or each.is_complex()]
+    for leaf in leaves:
+        leaf.requires_grad_(followed)
+    with torch.set_grad_enabled(followed):
+        numbers = iter([[each.clone() for each in kind] for kind in made])
+    with torch.set_grad_enabled(followed), torch_api.forward_mode_of(level) as forward:
+
+        def operand(leaf: Any) -> Any:
+            if leaf is not HERE:
+                return leaf
+            primal, *tangents = next(numbers)
+            return forward.dual(primal, *tangents) if tangents else forward.given(primal)
+
+        args, kwargs = map_tree(call, operand)
+        result = func(*args, **kwargs)
+        tensors = [t for t in torch_api.tree_leaves(result) if isinstance(t, torch.Tensor)]
+        parts = [part for each in tensors for part in forward.parts(each)]
+    if all(tangent is None for tangent in parts[1::2]):
+        return []  # nothing is computed, and what an empty tensor holds is not compared
+    return [*parts, *_gradients(parts, leaves)]
+
+
+def _gradients(parts: list[Any], made: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Those of all that autograd follows; none where eager has none."""
+    of = [part for part in parts if part is not None and part.requires_grad]
+    if not of or not made:
+        return []
+    around = [torch.ones_like(part) for part in of]
+    try:
+        return list(torch.autograd.grad(of, made, around, allow_unused=True))
+    except RuntimeError:  # eager's backward raises, and nobody compares with it
+        return []
+
+
+def _numbers(kind: Kind) -> torch.Tensor:
+    """Numbers for a tensor: in an interval above zero; matrices can be inverted."""
+    type, shape = kind.type, kind.shape
+    made = torch.empty_strided(shape, kind.stride, dtype=type.dtype)
+    if type.dtype is torch.bool:
+        return made.copy_(torch.rand(shape) > 0.5)
+    if not type.differentiable:
+        return made.zero_()
+    drawn = torch.rand(shape) + 0.5
+    if len(shape) > 1 and shape[-1] == shape[-2]:
+        drawn = drawn + shape[-1] * torch.eye(shape[-1])
+    return torch_api.put_off(made.copy_(drawn), type.lazy)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return one is other
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    bits = [t.detach().resolve_conj().resolve_neg().clone().reshape(-1) for t in (one, other)]
+    return torch.equal(*[each.contiguous().view(torch.uint8) for each in bits])
