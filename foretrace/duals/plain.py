@@ -82,23 +82,28 @@ def _with_numbers(call: Tree, duals: Any, symbols: Symbols) -> tuple[Any, list[K
 def _same(func: Any, call: Tree, kinds: list[Kind], *, followed: bool) -> bool:
     try:
         with draws_undone(), warnings.catch_warnings(action="ignore"):
-            one, other = (_run(func, call, kinds, followed, level=on) for on in (False, True))
+            (parts, grads), other = (
+                _run(func, call, kinds, followed, level=on) for on in (False, True)
+            )
     except RAISED:
         return False
-    return len(one) == len(other) and all(map(_equal, one, other))
+    one, two = [*parts], [*other[0]]
+    if grads is not None and other[1] is not None:  # else eager's backward raises
+        one, two = [*one, *grads], [*two, *other[1]]
+    return len(one) == len(two) and all(map(_equal, one, two))
 
 
 def _run(
     func: Any, call: Tree, kinds: list[Kind], followed: bool, *, level: bool
-) -> list[torch.Tensor | None]:
-    """What an operator gives of numbers, its tangents, and the gradients of both."""
+) -> tuple[list[Any], list[Any] | None]:
+    """What an operator gives of numbers and its tangents, and the gradients of both."""
     torch.default_generator.manual_seed(0)
     made = [[_numbers(kind) for _ in range(1 + kind.dual)] for kind in kinds]
-    leaves = [each for numbers in made for each in numbers if each.is_floating_point() or each.is_complex()]
+    leaves: list[torch.Tensor] = [each for numbers in made for each in numbers if each.is_floating_point() or each.is_complex()]
     for leaf in leaves:
         leaf.requires_grad_(followed)
     with torch.set_grad_enabled(followed):
-        numbers = iter([[each.clone() for each in kind] for kind in made])
+        numbers = iter([[_as(kind, each.clone()) for each in m] for kind, m in zip(kinds, made, strict=True)])
     with torch.set_grad_enabled(followed), torch_api.forward_mode_of(level) as forward:
 
         def operand(leaf: Any) -> Any:
@@ -112,25 +117,27 @@ def _run(
         tensors = [t for t in torch_api.tree_leaves(result) if isinstance(t, torch.Tensor)]
         parts = [part for each in tensors for part in forward.parts(each)]
     if all(tangent is None for tangent in parts[1::2]):
-        return []  # nothing is computed, and what an empty tensor holds is not compared
-    return [*parts, *_gradients(parts, leaves)]
+        return [], []  # nothing is computed, and what an empty tensor holds is not compared
+    return parts, _gradients(parts, leaves)
 
 
-def _gradients(parts: list[Any], made: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Those of all that autograd follows; none where eager has none."""
+def _gradients(parts: list[Any], made: list[torch.Tensor]) -> list[Any] | None:
+    """Those of all that autograd follows; None where the backward raises."""
     of = [part for part in parts if part is not None and part.requires_grad]
     if not of or not made:
         return []
     around = [torch.ones_like(part) for part in of]
     try:
         return list(torch.autograd.grad(of, made, around, allow_unused=True))
-    except RuntimeError:  # eager's backward raises, and nobody compares with it
-        return []
+    except RuntimeError:
+        return None
 
 
 def _numbers(kind: Kind) -> torch.Tensor:
     """Numbers for a tensor: in an interval above zero; matrices can be inverted."""
     type, shape = kind.type, kind.shape
+    if type.overlapping:  # what one place of its memory holds, each
+        return (torch.rand(_room(kind)) + 0.5).to(type.dtype)
     made = torch.empty_strided(shape, kind.stride, dtype=type.dtype)
     if type.dtype is torch.bool:
         return made.copy_(torch.rand(shape) > 0.5)
@@ -140,6 +147,16 @@ def _numbers(kind: Kind) -> torch.Tensor:
     if len(shape) > 1 and shape[-1] == shape[-2]:
         drawn = drawn + shape[-1] * torch.eye(shape[-1])
     return torch_api.put_off(made.copy_(drawn), type.lazy)
+
+
+def _room(kind: Kind) -> int:
+    steps = zip(kind.shape, kind.stride, strict=True)
+    return 1 + sum((size - 1) * step for size, step in steps)
+
+
+def _as(kind: Kind, numbers: torch.Tensor) -> torch.Tensor:
+    """The tensor of these numbers."""
+    return numbers.as_strided(kind.shape, kind.stride) if kind.type.overlapping else numbers
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -76,12 +76,30 @@ def called_as_written(fn: Any, args: Any, kwargs: Any = None) -> Any:
 
     Operands may be nested there, which Dynamo takes apart, and the operator does not take.
     """
+    if _C._are_functorch_transforms_active():
+        return _with_flat_results(fn, args, kwargs or {})
     *others, operands = args
     if any(isinstance(each, (tuple, list, dict)) for each in operands):
         leaves, spec = tree_flatten(operands)
         others = [partial(_nested, each, spec) if callable(each) else each for each in others]
         operands = tuple(leaves)
     return fn(*others, operands, **(kwargs or {}))
+
+
+def _with_flat_results(fn: Any, args: Any, kwargs: Any) -> Any:
+    """Call an operator whose rule for a level of `torch.func` takes and gives flat results.
+
+    In eager Dynamo makes them so, and nests what the operator gives.
+    """
+    specs = list[TreeSpec]()
+
+    def flat(program: Any, *operands: Any) -> tuple[Any, ...]:
+        leaves, spec = tree_flatten(program(*operands))
+        specs.append(spec)
+        return tuple(leaves)
+
+    result = fn(*[partial(flat, each) if callable(each) else each for each in args], **kwargs)
+    return tree_unflatten(list(result), specs[0])
 
 
 def _nested(program: Callable[..., Any], spec: TreeSpec, *leaves: Any) -> Any:
