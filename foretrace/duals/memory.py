@@ -1,7 +1,7 @@
-"""What forward-mode autograd asks of memory: it keeps a tangent as it is where it lies as its tensor.
+"""What forward-mode autograd asks of memory.
 
-It asks by operators, and no data answers them: sizes do, and how much memory a tensor has, which of
-an input is a guard.
+It keeps a tangent as it is where it lies as its tensor does. It asks by operators, and no data
+answers them: sizes do, and how much memory a tensor has, which of an input is a guard.
 Source: has_same_meta in torch/csrc/autograd/autograd_meta.cpp.
 """
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from foretrace.ir.types import Size, TensorType
+from foretrace.mutation.alias import alias_of
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
 from foretrace.ops.outcome import Outcome
@@ -51,10 +52,8 @@ ANSWERS = {SAME_SIZE: same_size, SAME_MEMORY: same_memory, LIKE: zeros_like_in_m
 
 def _room(recorder: Builder, tensor: Abstract) -> Size:
     """For how many elements of its dtype the memory of a tensor has room."""
-    alias = tensor.ft_alias
-    owner, value = (tensor, tensor.ft_value) if alias is None else (
-        alias.root.tensor(), alias.root.initial
-    )  # fmt: skip
+    root = alias_of(tensor).root
+    owner, value = root.tensor(), root.initial
     known = recorder.rooms.get(value)
     if known is None:
         known = recorder.rooms[value] = _of_owner(recorder, owner, value.type)

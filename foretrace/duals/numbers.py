@@ -5,7 +5,7 @@ that is called on a dual number, in a level of `torch.func.jvp`: what it calls t
 composite operator is taken apart first, as autograd does.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
@@ -88,8 +88,14 @@ def _through_level(recorder: Builder, func: Any, args: Any, kwargs: Any) -> Any:
             parts = {id(each): level.parts(each) for each in _tensors(result)}
         finally:
             recorder.below_duals = False
-    return map_tree(result, lambda leaf: _seen(recorder, *parts[id(leaf)], written)
-                    if isinstance(leaf, torch.Tensor) else leaf)  # fmt: skip
+
+    def seen(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        tensor, tangent = parts[id(leaf)]
+        return _seen(recorder, tensor, tangent, written)
+
+    return map_tree(result, seen)
 
 
 def _given(recorder: Builder, level: Any, call: Any, written: list[Any]) -> Any:

@@ -3,7 +3,7 @@
 Some formulas ask whether a tensor is one of a class of its own, which all are while a mode is
 active, and compute otherwise then: in another order, or not in place. No mode sees what they do in
 a plain program. So both are run over numbers, once for operands of equal types, and compared.
-Source: aten/src/ATen/TensorSubclassLikeUtils.h, and who asks in torch/csrc/autograd/FunctionsManual.cpp.
+Source: aten/src/ATen/TensorSubclassLikeUtils.h; torch/csrc/autograd/FunctionsManual.cpp asks.
 """
 
 import warnings
@@ -20,7 +20,6 @@ from foretrace.ir.types import TensorType
 from foretrace.mutation.builder import Builder
 from foretrace.ops.kernel import RAISED, draws_undone
 from foretrace.symbols.sizes import Symbols
-
 
 HERE = object()
 """In the place of a tensor among arguments"""
@@ -99,17 +98,18 @@ def _run(
     """What an operator gives of numbers and its tangents, and the gradients of both."""
     torch.default_generator.manual_seed(0)
     made = [[_numbers(kind) for _ in range(1 + kind.dual)] for kind in kinds]
-    leaves: list[torch.Tensor] = [each for numbers in made for each in numbers if each.is_floating_point() or each.is_complex()]
+    pairs = list(zip(kinds, made, strict=True))
+    leaves = [each for kind, numbers in pairs for each in numbers if kind.type.differentiable]
     for leaf in leaves:
         leaf.requires_grad_(followed)
     with torch.set_grad_enabled(followed):
-        numbers = iter([[_as(kind, each.clone()) for each in m] for kind, m in zip(kinds, made, strict=True)])
+        operands = iter([[_as(kind, each.clone()) for each in numbers] for kind, numbers in pairs])
     with torch.set_grad_enabled(followed), torch_api.forward_mode_of(level) as forward:
 
         def operand(leaf: Any) -> Any:
             if leaf is not HERE:
                 return leaf
-            primal, *tangents = next(numbers)
+            primal, *tangents = next(operands)
             return forward.dual(primal, *tangents) if tangents else forward.given(primal)
 
         args, kwargs = map_tree(call, operand)
@@ -140,7 +140,7 @@ def _numbers(kind: Kind) -> torch.Tensor:
         return (torch.rand(_room(kind)) + 0.5).to(type.dtype)
     made = torch.empty_strided(shape, kind.stride, dtype=type.dtype)
     if type.dtype is torch.bool:
-        return made.copy_(torch.rand(shape) > 0.5)
+        return made.copy_(torch.rand(shape).round())
     if not type.differentiable:
         return made.zero_()
     drawn = torch.rand(shape) + 0.5

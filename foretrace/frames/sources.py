@@ -128,7 +128,7 @@ def _held(cell: CellType) -> list[Any]:
 
 
 def _without_tensors(item: Any, seen: set[int]) -> Any:
-    """A function, in whose closure are no tensors, which it would keep alive; else what is given."""
+    """A function without the tensors in its closure, which it would keep alive; else the same."""
     if not isinstance(item, FunctionType) or not item.__closure__:
         return item
     if id(item) in seen:

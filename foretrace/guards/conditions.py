@@ -208,7 +208,7 @@ class Conditions(Checks):
             self.add(f"not {is_view}({name})", repr(words), at)
 
     def _rooms(self) -> None:
-        """How much memory inputs have, as where forward-mode autograd takes a tangent for theirs."""
+        """How much memory inputs have, where forward-mode autograd asks."""
         for index, (then, at) in self.recorded.requires.rooms.items():
             room = self.source.bind(torch_api.room, "room")
             now, name = f"{room}({self.inputs[index]})", self.recorded.inputs[index].role.name

@@ -25,6 +25,7 @@ from foretrace.ir.op import (
     Write,
 )
 from foretrace.ir.tree import map_tree
+from foretrace.ir.types import Size
 from foretrace.mutation.alias import Alias, Held
 from foretrace.ops.cache import Cache
 from foretrace.ops.outcome import Outcome

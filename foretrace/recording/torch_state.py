@@ -122,7 +122,7 @@ def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
     """The engine for `torch.func`, which brings its own levels of autograd; else a refusal."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        inputs = args[4] if len(args) > 4 else ()
+        *_, inputs = [(), *args[4:5]]  # after outputs, their gradients and two switches
         if inputs and all(map(_followed_by_level, inputs)):
             return original(*args, **kwargs)
         return _no_gradient()

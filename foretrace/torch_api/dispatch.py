@@ -17,15 +17,8 @@ from torch._higher_order_ops import auto_functionalize
 # What operators that hold programs take for one that is closed.
 from torch._higher_order_ops.base_hop import FunctionWithNoFreeVars
 
-# The level of `torch.func.jvp`, and where those of dual numbers are left.
-from torch._functorch import predispatch
-from torch._functorch.eager_transforms import jvp_increment_nesting
-
 # Rules for an operator under one mode, which Python registers.
 from torch._library import simple_registry
-
-# Which level of dual numbers is on; there is no public way to ask.
-from torch.autograd import forward_ad
 
 # The base class of a mode that sees every operator call; it has no public name.
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -303,102 +296,3 @@ ASKED_MODE = "torch_dispatch_class"
 
 # How many modes see every operator.
 dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
-
-
-def followed_by_level(tensor: torch.Tensor) -> bool:
-    """Whether a level of `torch.func.grad` or its like, over or not, has a history of the tensor.
-
-    What `torch.func.vjp` gives is called after its level: its tensors are still those of it.
-    """
-    while _C._functorch.is_batchedtensor(tensor):
-        tensor = _C._functorch.get_unwrapped(tensor)
-    return bool(_C._functorch.is_gradtrackingtensor(tensor))
-
-
-# Whether a tensor is one of a level of `torch.func`, over or not, which holds another.
-of_a_level: Callable[[torch.Tensor], bool] = _C._functorch.is_functorch_wrapped_tensor
-
-# How many transforms of `torch.func` are running.
-levels: Callable[[], int] = _C._functorch.get_dynamic_layer_stack_depth
-
-
-def leave_levels(count: int) -> None:
-    """Leave transforms that were entered and never left, until `count` are left."""
-    _C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(count)
-
-
-def dual_level() -> int:
-    """The level of `torch.autograd.forward_ad` that is on; -1 if none is."""
-    level: int = forward_ad._current_level
-    return level
-
-
-# What `forward_ad.exit_dual_level` calls.
-leave_dual_level: Callable[..., None] = predispatch._exit_dual_level
-
-
-def leave_dual_levels(level: int) -> None:
-    """Leave levels of it that were entered and never left, until this one is on."""
-    while dual_level() > level:
-        forward_ad.exit_dual_level()
-
-
-# Whether operators compute the tangents of what they give (`forward_ad._set_fwd_grad_enabled`).
-forward_mode: Callable[[], bool] = _C._is_fwd_grad_enabled
-
-
-class forward_level:  # noqa: N801 - used as a context manager
-    """Inside, autograd's forward mode runs above the modes that see operators.
-
-    It is the level of `torch.func.jvp`, which needs one of `forward_ad` around it.
-    """
-
-    def __enter__(self) -> "forward_level":
-        self._around = jvp_increment_nesting()
-        self.level = self._around.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._around.__exit__(*error)
-
-    def dual(self, tensor: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
-        """The tensor with a tangent."""
-        return torch._make_dual(tensor, tangent, level=0)
-
-    def given(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor without one, which an operator may write to: it has one then."""
-        return _C._functorch._wrap_for_grad(tensor, self.level)
-
-    def parts(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What is under a tensor that was made inside, and its tangent."""
-        unwrap = _C._functorch._unwrap_for_grad
-        tangent = torch._unpack_dual(tensor, level=0)[1]
-        return unwrap(tensor, self.level), None if tangent is None else unwrap(tangent, self.level)
-
-
-class no_level:  # noqa: N801 - as the other
-    """The same without a level: as in a plain program inside one of `forward_ad`."""
-
-    def __enter__(self) -> "no_level":
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        pass
-
-    def dual(self, tensor: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
-        """The tensor with a tangent."""
-        return torch._make_dual(tensor, tangent, level=0)
-
-    def given(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor."""
-        return tensor
-
-    def parts(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A tensor without its tangent, and that."""
-        primal, tangent = torch._unpack_dual(tensor, level=0)
-        return primal, tangent
-
-
-def forward_mode_of(level: bool) -> forward_level | no_level:
-    """Forward mode inside a level of `forward_ad`: in a level above, or plainly."""
-    return forward_level() if level else no_level()
