@@ -5,7 +5,9 @@ answers them: sizes do, and how much memory a tensor has, which of an input is a
 Source: has_same_meta in torch/csrc/autograd/autograd_meta.cpp.
 """
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
@@ -43,20 +45,23 @@ def zeros_like_in_memory(call: Call) -> Any:
     result = recorder.types.intern(recorder.semantics.infer(func, args, kwargs))
     made: Abstract = recorder.record(func, call.args, call.kwargs, Outcome(result), call.tensors)
     if made.ft_value is not None:
-        recorder.rooms[made.ft_value] = _room(recorder, call.tensors[1])
+        recorder.forward.rooms[made.ft_value] = _room(recorder, call.tensors[1])
     return made
 
 
-ANSWERS = {SAME_SIZE: same_size, SAME_MEMORY: same_memory, LIKE: zeros_like_in_memory}
+ANSWERS: Final[Mapping[Any, Callable[[Call], Any]]] = MappingProxyType(
+    {SAME_SIZE: same_size, SAME_MEMORY: same_memory, LIKE: zeros_like_in_memory}
+)
+"""Who answers what it asks"""
 
 
 def _room(recorder: Builder, tensor: Abstract) -> Size:
     """For how many elements of its dtype the memory of a tensor has room."""
     root = alias_of(tensor).root
     owner, value = root.tensor(), root.initial
-    known = recorder.rooms.get(value)
+    known = recorder.forward.rooms.get(value)
     if known is None:
-        known = recorder.rooms[value] = _of_owner(recorder, owner, value.type)
+        known = recorder.forward.rooms[value] = _of_owner(recorder, owner, value.type)
     mine, itemsize = recorder.types.of(tensor).dtype.itemsize, value.type.dtype.itemsize
     return known if mine == itemsize else known * itemsize // mine
 

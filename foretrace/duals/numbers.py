@@ -34,8 +34,8 @@ JVP = "use torch.func.jvp, which has levels of its own"
 
 def of_duals(recorder: Builder, func: Any, args: Any, kwargs: Any) -> Any:
     """What a call comes to that forward-mode autograd takes part in; else NotImplemented."""
-    if recorder.below_duals:
-        return args[0] if recorder.making_dual and func is ALIAS else NotImplemented
+    if recorder.forward.below:
+        return args[0] if recorder.forward.making and func is ALIAS else NotImplemented
     if func is MAKE_DUAL:
         return _through_level(recorder, func, (_inside(recorder, args[0]), *args[1:]), kwargs)
     duals = [each for each in _tensors((args, kwargs)) if tangent_of(each) is not None]
@@ -68,10 +68,10 @@ def leaving(recorder: Builder) -> Callable[..., Any]:
     """In the place of what ends a level of dual numbers: they are none any more."""
 
     def left(*args: Any, **kwargs: Any) -> None:
-        for dual in [each() for each in recorder.duals]:
+        for dual in [each() for each in recorder.forward.duals]:
             if tangent_of(dual) is not None:
                 del dual.ft_tangent  # type: ignore[union-attr]
-        recorder.duals.clear()
+        recorder.forward.duals.clear()
         torch_api.leave_dual_level(*args, **kwargs)
 
     return left
@@ -81,13 +81,13 @@ def _through_level(recorder: Builder, func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operator under autograd's forward mode; what it calls is recorded."""
     written = _written(func, args, kwargs)
     with torch_api.above_modes(), recorder.listening(), torch_api.forward_level() as level:
-        recorder.below_duals = True
+        recorder.forward.below = True
         try:
             given = _given(recorder, level, (args, kwargs), written)
             result = func(*given[0], **given[1])
             parts = {id(each): level.parts(each) for each in _tensors(result)}
         finally:
-            recorder.below_duals = False
+            recorder.forward.below = False
 
     def seen(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -101,7 +101,7 @@ def _through_level(recorder: Builder, func: Any, args: Any, kwargs: Any) -> Any:
 def _given(recorder: Builder, level: Any, call: Any, written: list[Any]) -> Any:
     """The arguments with dual numbers of the level; one for each tensor."""
     made: dict[int, torch.Tensor] = {}
-    recorder.making_dual = True
+    recorder.forward.making = True
     try:
         for tensor in _tensors(call):
             tangent = tangent_of(tensor)
@@ -110,7 +110,7 @@ def _given(recorder: Builder, level: Any, call: Any, written: list[Any]) -> Any:
             elif any(tensor is each for each in written):
                 made[id(tensor)] = level.given(tensor)
     finally:
-        recorder.making_dual = False
+        recorder.forward.making = False
     return map_tree(call, lambda leaf: made.get(id(leaf), leaf))
 
 
@@ -120,7 +120,7 @@ def _seen(recorder: Builder, tensor: Any, tangent: Any, written: list[Any]) -> A
         if any(tensor is each for each in written) and tangent_of(tensor) is None:
             _check_alone(tensor)
         tensor.ft_tangent = tangent
-        recorder.duals.append(ref(tensor))
+        recorder.forward.duals.append(ref(tensor))
     return tensor
 
 

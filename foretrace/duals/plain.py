@@ -45,13 +45,13 @@ def check_plain(recorder: Builder, func: Any, call: Tree, duals: Any, followed: 
         followed: whether autograd follows the call.
     """
     key = (func, repr(_keyed(call)), tuple(duals), followed)
-    if key not in recorder.as_plain:
+    if key not in recorder.forward.as_plain:
         given, kinds = _with_numbers(call, duals, recorder.types.symbols)
         # in a thread of its own everything is as torch has it: engine, modes, levels
         with ThreadPoolExecutor(1) as thread:
             same = thread.submit(_same, func, given, kinds, followed=followed)
-        recorder.as_plain[key] = same.result()
-    if not recorder.as_plain[key]:
+        recorder.forward.as_plain[key] = same.result()
+    if not recorder.forward.as_plain[key]:
         raise Refusal(
             f"forward_ad computes the tangent of {func} otherwise in a plain program than where"
             " anything sees its operators",

@@ -75,6 +75,22 @@ class Histories:
         return self.places.get(value, value)
 
 
+@dataclass(slots=True, eq=False)
+class ForwardMode:
+    """What autograd's forward mode has of a run."""
+
+    duals: list[ref[Abstract]] = field(default_factory=list)
+    """tensors that have a tangent in the level of dual numbers that is on"""
+    below: bool = False
+    """whether the calls that come are those which it makes of one operator's"""
+    making: bool = False
+    """whether these make a dual number of the level of a tensor that is one"""
+    as_plain: dict[Any, bool] = field(default_factory=dict)
+    """whether it computes tangents as in a plain program, by operator and types"""
+    rooms: dict[Value, Size] = field(default_factory=dict)
+    """for how many elements memory has room that it asked about, by what was first there"""
+
+
 class Builder(torch_api.TorchDispatchMode):
     """Holds the ops so far and adds others, as functional forms and views taken again need it."""
 
@@ -93,7 +109,7 @@ class Builder(torch_api.TorchDispatchMode):
         self.types, self.semantics, self.sources = types, semantics, sources
         self.lift, self.lift_constant = lift, lift_constant
         self.answer, self.example, self.outcomes = answer, answer, outcomes
-        self.casts, self.histories = Casts(), Histories()
+        self.casts, self.histories, self.forward = Casts(), Histories(), ForwardMode()
         self.scope = self._around = list[Op]()
         self.log: list[Op] = []
         self.fresh, self.leaves = set[Value](), set[Value]()
@@ -108,14 +124,6 @@ class Builder(torch_api.TorchDispatchMode):
         """numbers that data decides, each by what it is of a value: two calls give one symbol"""
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
-        self.duals: list[ref[Abstract]] = []
-        """tensors that have a tangent in the level of dual numbers that is on"""
-        self.as_plain: dict[Any, bool] = {}
-        """whether forward mode computes tangents as in a plain program, by operator and types"""
-        self.below_duals = self.making_dual = False
-        """whether the calls that come are those which forward-mode autograd makes of one"""
-        self.rooms: dict[Value, Size] = {}
-        """for how many elements there is room in memory that was asked about, by its first value"""
         self.seeing: dict[Value, Op] = {}  # what composites gave as views of memory made inside
         self.rebased: list[Alias] = []
         """views through which the program has just written"""

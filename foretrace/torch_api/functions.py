@@ -13,8 +13,7 @@ import torch
 from torch import _C
 
 # The level of `torch.func.jvp`, and where those of dual numbers are left.
-from torch._functorch import predispatch
-from torch._functorch.eager_transforms import jvp_increment_nesting
+from torch._functorch import eager_transforms, predispatch
 
 # Which level of dual numbers is on; there is no public way to ask.
 from torch.autograd import forward_ad
@@ -284,7 +283,7 @@ class forward_level:  # noqa: N801 - used as a context manager
     """
 
     def __enter__(self) -> Self:
-        self._around: Any = jvp_increment_nesting()
+        self._around: Any = eager_transforms.jvp_increment_nesting()
         self.level = self._around.__enter__()
         return self
 

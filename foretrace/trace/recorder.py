@@ -42,7 +42,7 @@ class Recorder(Builder):
         """Record one call and answer it with abstract tensors."""
         if func is SIZE or func is STRIDE:
             return self._numbers(args[0], func is STRIDE)
-        if self.duals or func is MAKE_DUAL or func is UNPACK_DUAL:
+        if self.forward.duals or func is MAKE_DUAL or func is UNPACK_DUAL:
             answer = of_duals(self, func, args, kwargs or {})
             if answer is not NotImplemented:
                 return answer

@@ -484,3 +484,21 @@ def dual_numbers_drawn(x: Tensor, v: Tensor) -> Any:
     with fwad.dual_level():
         dual = fwad.make_dual(x, v)
         return parts(nn.functional.dropout(dual, 0.4), torch.rand_like(dual) * dual)
+
+
+@program(t(3, 4), t(3, 4))
+def dual_numbers_of_a_level(x: Tensor, v: Tensor) -> Any:
+    def pushed(y: Tensor) -> Tensor:
+        with fwad.dual_level():
+            tangent = fwad.unpack_dual(bumps(fwad.make_dual(y, v))).tangent
+        assert tangent is not None
+        return tangent.sum()
+
+    return grad(pushed)(x)
+
+
+@program(t(3, 4), t(3, 4))
+def dual_numbers_that_are_none_any_more(x: Tensor, v: Tensor) -> Any:
+    with fwad.dual_level():
+        y = fwad.make_dual(x, v) * 2
+    return y, y.exp() * x, fwad.unpack_dual(y).tangent is None
