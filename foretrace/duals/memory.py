@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+import sympy
 import torch
 
 from foretrace.ir.types import Size, TensorType
@@ -28,14 +29,14 @@ LIKE = aten._new_zeros_with_same_feature_meta.default
 def same_size(call: Call) -> bool:
     """Answer whether two tensors have the same sizes."""
     one, other = (value.type.shape for value in call.values)
-    equal = call.recorder.types.symbols.equal
-    return len(one) == len(other) and all(map(equal, one, other))
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(_equal(call.recorder, *pair) for pair in pairs)
 
 
 def same_memory(call: Call) -> bool:
     """Answer whether the memory of two tensors has room for as many elements."""
     one, other = (_room(call.recorder, tensor) for tensor in call.tensors)
-    return call.recorder.types.symbols.equal(one, other)
+    return _equal(call.recorder, one, other)
 
 
 def zeros_like_in_memory(call: Call) -> Any:
@@ -53,6 +54,12 @@ ANSWERS: Final[Mapping[Any, Callable[[Call], Any]]] = MappingProxyType(
     {SAME_SIZE: same_size, SAME_MEMORY: same_memory, LIKE: zeros_like_in_memory}
 )
 """Who answers what it asks"""
+
+
+def _equal(recorder: Builder, one: Size, other: Size) -> bool:
+    """Whether two sizes are the same, which is a guard on open ones."""
+    same = sympy.Eq(one, other)
+    return bool(same) if same in (True, False) else recorder.types.symbols.decide(same)
 
 
 def _room(recorder: Builder, tensor: Abstract) -> Size:

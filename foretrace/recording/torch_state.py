@@ -43,8 +43,8 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins |= generators.refusing(recorder) | guards(recorder)
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
     stand_ins |= taking_steps(recorder) | dividing(recorder)
-    stand_ins |= {"dual exit": leaving(recorder), "make_fx": _not_traced}
-    return stand_ins | ({"func.grad": _no_gradient} if absent else {})
+    stand_ins |= {"dual exit": leaving(recorder), "linearize": _not_traced}
+    return stand_ins | ({"func.grad": partial(_absent, recorder)} if absent else {})
 
 
 def _compiled(recorder: Recorder) -> Callable[..., Any]:
@@ -140,6 +140,14 @@ def _no_gradient(*args: object, **kwargs: object) -> NoReturn:
         kind="autograd inside",
         do=(Way('let cut("joint") compute it', ("capture",)), *BACKWARD),
     )
+
+
+def _absent(recorder: Recorder, *_: object) -> NoReturn:
+    """Refuse a level; torch leaves it nevertheless, and raises an error of its own."""
+    try:
+        _no_gradient()
+    except Refusal as refusal:
+        raise recorder.refused(refusal) from None
 
 
 def _not_traced(*args: object, **kwargs: object) -> NoReturn:

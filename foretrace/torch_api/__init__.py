@@ -141,9 +141,11 @@ from foretrace.torch_api.functions import (
     leave_dual_levels as leave_dual_levels,
     leave_levels as leave_levels,
     levels as levels,
+    mapped_dim as mapped_dim,
     of_a_level as of_a_level,
     of_old_vmap as of_old_vmap,
     transformed as transformed,
+    under_level as under_level,
 )
 from foretrace.torch_api.graphs import (
     LazyGraphModule as LazyGraphModule,

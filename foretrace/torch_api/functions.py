@@ -234,6 +234,16 @@ of_a_level: Callable[[torch.Tensor], bool] = _C._functorch.is_functorch_wrapped_
 # Whether a tensor is one of torch's first `vmap`, which `torch.autograd.functional` has.
 of_old_vmap: Callable[[torch.Tensor], bool] = _C._functorch.is_legacy_batchedtensor
 
+# What it holds.
+under_level: Callable[[torch.Tensor], torch.Tensor] = _C._functorch.get_unwrapped
+
+
+def mapped_dim(tensor: torch.Tensor) -> int | None:
+    """Over which dimension of what it holds `torch.vmap` maps; None if it is of another level."""
+    dim: int = _C._functorch.maybe_get_bdim(tensor)
+    return dim if _C._functorch.is_batchedtensor(tensor) else None
+
+
 # How many transforms of `torch.func` are running.
 levels: Callable[[], int] = _C._functorch.get_dynamic_layer_stack_depth
 

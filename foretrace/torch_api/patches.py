@@ -195,8 +195,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     "hop": (hop_utils, "_hop_compile_and_call"),
     # `forward_ad.exit_dual_level` looks it up when it is called
     "dual exit": (predispatch, "_exit_dual_level"),
-    # `torch.func.linearize` traces by it
-    "make_fx": (eager_transforms, "make_fx"),
+    # by which `torch.func.linearize`, and nothing else, calls its tracer
+    "linearize": (eager_transforms, "lazy_dynamo_disallow"),
     "Generator": (torch, "Generator"),
     # `torch.manual_seed` and its like seed it by this name, by whatever name they were imported
     "default generator": (torch.random, "default_generator"),
