@@ -3,12 +3,14 @@
 import functools
 import inspect
 import linecache
+import operator
 import sys
 from collections import ChainMap
 from collections.abc import Mapping
 from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from foretrace import torch_api
@@ -75,6 +77,7 @@ class Sources:
                 if not self._meet(code):
                     held = at.f_locals if code.co_freevars else {}
                     names = {n: held[n] for n in code.co_freevars if isinstance(held.get(n), NAMED)}
+                    names = {n: _without_tensors(item, set()) for n, item in names.items()}
                     self.ran[code] = ChainMap(names, at.f_globals) if names else at.f_globals
             at = at.f_back
 
@@ -122,6 +125,23 @@ def _held(cell: CellType) -> list[Any]:
         return [cell.cell_contents]
     except ValueError:  # nothing yet
         return []
+
+
+def _without_tensors(item: Any, seen: set[int]) -> Any:
+    """A function without the tensors in its closure, which it would keep alive; else the same."""
+    if not isinstance(item, FunctionType) or not item.__closure__:
+        return item
+    if id(item) in seen:
+        return None
+    seen.add(id(item))
+    cells = list(item.__closure__)
+    for place, cell in enumerate(cells):
+        for held in _held(cell):
+            kept = None if isinstance(held, torch.Tensor) else _without_tensors(held, seen)
+            cells[place] = cell if kept is held else CellType(kept)
+    if all(map(operator.is_, cells, item.__closure__)):
+        return item
+    return FunctionType(item.__code__, item.__globals__, item.__name__, None, tuple(cells))
 
 
 def function_of(program: Any) -> FunctionType | None:

@@ -108,6 +108,7 @@ class Conditions(Checks):
         """Where inputs begin in memory, and which are no views."""
         self._begins()
         self._whole()
+        self._rooms()
 
     def answers(self, asked: Sequence[Answered]) -> None:
         """Questions about values that the program asked and that are asked again."""
@@ -205,6 +206,15 @@ class Conditions(Checks):
             is_view, name = self.source.bind(torch_api.is_view, "is_view"), self.inputs[index]
             words = f"{self.recorded.inputs[index].role.name} is a view, which it was not"
             self.add(f"not {is_view}({name})", repr(words), at)
+
+    def _rooms(self) -> None:
+        """How much memory inputs have, where forward-mode autograd asks."""
+        for index, (then, at) in self.recorded.requires.rooms.items():
+            room = self.source.bind(torch_api.room, "room")
+            now, name = f"{room}({self.inputs[index]})", self.recorded.inputs[index].role.name
+            words = f"the memory of {name} has room for {{}} elements, in the capture for {then}"
+            if _symbols(then) <= self.bound:
+                self.add(f"{now} == {size_text(then)}", telling(words, now), at)
 
     def _set_on(self) -> None:
         """Attributes of Python's on inputs."""

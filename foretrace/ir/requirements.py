@@ -14,7 +14,7 @@ from foretrace.errors import FirstCall, Frame
 from foretrace.ir.members import CONTENT, MISSING, held_by, own_items, own_kind
 from foretrace.ir.plain_data import plain, refill, same, snapshot
 from foretrace.ir.structure import Handed, Structure, pour, take_apart
-from foretrace.symbols.sizes import Numbers
+from foretrace.symbols.sizes import Numbers, Size
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
 """What Inductor puts into C++ as it stands"""
@@ -517,6 +517,8 @@ class Requirements:
     """inputs that are the memory of others, which are views of it while the program runs"""
     whole: dict[int, Frame | None] = field(default_factory=dict)
     """inputs that may be no views, and the line that asks it"""
+    rooms: dict[int, tuple[Size, Frame | None]] = field(default_factory=dict)
+    """inputs whose memory has room for so many elements, and the line that asks it"""
     cleared: list[int] = field(default_factory=list)
     """inputs whose `.grad` the program set to None"""
     changed: list[Change] = field(default_factory=list)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from types import CodeType
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -24,6 +25,7 @@ from foretrace.ir.op import (
     Write,
 )
 from foretrace.ir.tree import map_tree
+from foretrace.ir.types import Size
 from foretrace.mutation.alias import Alias, Held
 from foretrace.ops.cache import Cache
 from foretrace.ops.outcome import Outcome
@@ -73,6 +75,22 @@ class Histories:
         return self.places.get(value, value)
 
 
+@dataclass(slots=True, eq=False)
+class ForwardMode:
+    """What autograd's forward mode has of a run."""
+
+    duals: list[ref[Abstract]] = field(default_factory=list)
+    """tensors that have a tangent in the level of dual numbers that is on"""
+    below: bool = False
+    """whether the calls that come are those which it makes of one operator's"""
+    making: bool = False
+    """whether these make a dual number of the level of a tensor that is one"""
+    as_plain: dict[Any, bool] = field(default_factory=dict)
+    """whether it computes tangents as in a plain program, by operator and types"""
+    rooms: dict[Value, Size] = field(default_factory=dict)
+    """for how many elements memory has room that it asked about, by what was first there"""
+
+
 class Builder(torch_api.TorchDispatchMode):
     """Holds the ops so far and adds others, as functional forms and views taken again need it."""
 
@@ -91,7 +109,7 @@ class Builder(torch_api.TorchDispatchMode):
         self.types, self.semantics, self.sources = types, semantics, sources
         self.lift, self.lift_constant = lift, lift_constant
         self.answer, self.example, self.outcomes = answer, answer, outcomes
-        self.casts, self.histories = Casts(), Histories()
+        self.casts, self.histories, self.forward = Casts(), Histories(), ForwardMode()
         self.scope = self._around = list[Op]()
         self.log: list[Op] = []
         self.fresh, self.leaves = set[Value](), set[Value]()

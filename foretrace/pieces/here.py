@@ -41,7 +41,7 @@ HERE = Here()
 
 def watched() -> bool:
     """Whether somebody sees operators, or what autograd saves: then the program itself runs."""
-    seen = torch_api.dispatch_modes() or torch_api.functorch_active()
+    seen = torch_api.dispatch_modes() or torch_api.transformed()
     return bool(seen) or torch_api.saving_hooks(True) is not None
 
 
@@ -75,7 +75,7 @@ def answered_by(
     """
     slowly, space, here, key, miss = caller(module), vars(module), HERE, torch_api.CALLED_BY, MISS
     modes, levels, hooks = (
-        torch_api.dispatch_modes, torch_api.functorch_active, torch_api.saving_hooks
+        torch_api.dispatch_modes, torch_api.transformed, torch_api.saving_hooks
     )  # fmt: skip
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -68,6 +68,10 @@ SWITCHES: dict[str, tuple[tuple[str, ...], Callable[[], Any], Callable[[Any], An
     "torch function modes": (
         ("__enter__", "enter_context"), torch_api.function_modes, torch_api.leave_function_modes,
     ),
+    "levels of torch.func": (("increment_nesting",), torch_api.levels, torch_api.leave_levels),
+    "dual level": (
+        ("dual_level",), torch_api.dual_level, torch_api.leave_dual_levels,
+    ),
     "default_device": ((), torch_api.default_device, torch.set_default_device),
     "float32_matmul_precision": (
         (), torch.get_float32_matmul_precision, torch.set_float32_matmul_precision,

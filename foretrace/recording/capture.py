@@ -126,7 +126,7 @@ class Capture:
         self.recorder = WatchedRecorder(self.outside, *made) if self.outside else Recorder(*made)
         self.recorder.example = self.example
         types.told.hooking = Hooking(self.recorder)
-        types.told.written = self._written
+        types.told.written, types.told.room = self._written, self.gradients.room
         self.steps = Steps(self.recorder, self.questions)
 
     def placeholder(

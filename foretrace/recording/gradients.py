@@ -19,7 +19,7 @@ from foretrace.errors import Frame, Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.ir.program import Input
 from foretrace.ir.requirements import Requirements
-from foretrace.ir.types import TensorType
+from foretrace.ir.types import Size, TensorType
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import plain_class
 
@@ -58,6 +58,8 @@ class Gradients:
         """inputs whose `.grad` is None now"""
         self.whole: dict[int, Frame | None] = {}
         """inputs that may be no views, and the line that asks it"""
+        self.rooms: dict[int, tuple[Size, Frame | None]] = {}
+        """inputs of which it was asked how much memory they have: how much, and the line"""
 
     def reading(self) -> AbstractContextManager[None]:
         """Inside, attributes of real tensors are those of what stands for them."""
@@ -66,13 +68,29 @@ class Gradients:
     def note(self, requires: Requirements) -> None:
         """What a later call has to be like, and to clear."""
         requires.gradients, requires.cleared = self.found, list(self.cleared)
-        requires.whole = self.whole
+        requires.whole, requires.rooms = self.whole, self.rooms
 
     def is_whole(self, placeholder: Abstract) -> bool:
         """Whether an input is no view, in this call, and so in each."""
         index = placeholder.ft_gradient[1]
         self.whole.setdefault(index, asking_line())
         return not torch_api.is_view(self.real[index])
+
+    def room(self, tensor: Abstract, needed: Size, number: int) -> Size:
+        """For how many elements there is room in memory, which of an input calls decide.
+
+        Args:
+            tensor: who owns the memory.
+            needed: for how many it needs room.
+            number: the same in the captured run.
+        """
+        index = next((i for i, each in enumerate(self.placeholders) if each is tensor), None)
+        if index is None or not plain_class(type(self.real[index])):
+            return needed
+        there = torch_api.room(self.real[index])
+        found = needed if there == number else there
+        self.rooms.setdefault(index, (found, asking_line()))
+        return found
 
     def get(self, index: int) -> Abstract | None:
         """The gradient of an input."""
@@ -139,7 +157,7 @@ class Gradients:
 
     def _not_the_program(self, tensor: torch.Tensor) -> bool:
         answering = self._busy or self.ours() or torch_api.functorch_active()
-        return answering or not plain_class(type(tensor))
+        return answering or not plain_class(type(tensor)) or torch_api.of_a_level(tensor)
 
     def _index(self, tensor: torch.Tensor) -> int:
         placeholder = self.lift(tensor)

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from foretrace import torch_api
+from foretrace.duals.numbers import leaving
 from foretrace.errors import Frame, Refusal, Way
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import function_of
@@ -42,7 +43,8 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins |= generators.refusing(recorder) | guards(recorder)
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
     stand_ins |= taking_steps(recorder) | dividing(recorder)
-    return stand_ins | ({"func.grad": _no_gradient} if absent else {})
+    stand_ins |= {"dual exit": leaving(recorder), "linearize": _not_traced}
+    return stand_ins | ({"func.grad": partial(_absent, recorder)} if absent else {})
 
 
 def _compiled(recorder: Recorder) -> Callable[..., Any]:
@@ -120,11 +122,16 @@ def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
     """The engine for `torch.func`, which brings its own levels of autograd; else a refusal."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if torch_api.functorch_active():
+        *_, inputs = [(), *args[4:5]]  # after outputs, their gradients and two switches
+        if inputs and all(map(_followed_by_level, inputs)):
             return original(*args, **kwargs)
         return _no_gradient()
 
     return run
+
+
+def _followed_by_level(given: Any) -> bool:
+    return isinstance(given, torch.Tensor) and torch_api.followed_by_level(given)
 
 
 def _no_gradient(*args: object, **kwargs: object) -> NoReturn:
@@ -132,6 +139,22 @@ def _no_gradient(*args: object, **kwargs: object) -> NoReturn:
         "the program computes a gradient itself",
         kind="autograd inside",
         do=(Way('let cut("joint") compute it', ("capture",)), *BACKWARD),
+    )
+
+
+def _absent(recorder: Recorder, *_: object) -> NoReturn:
+    """Refuse a level; torch leaves it nevertheless, and raises an error of its own."""
+    try:
+        _no_gradient()
+    except Refusal as refusal:
+        raise recorder.refused(refusal) from None
+
+
+def _not_traced(*args: object, **kwargs: object) -> NoReturn:
+    raise Refusal(
+        "torch.func.linearize traces the function by a tracer of its own",
+        kind="unsupported",
+        do=("use torch.func.jvp, once for each tangent", "or linearize outside of the program"),
     )
 
 

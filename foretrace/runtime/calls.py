@@ -132,11 +132,18 @@ def _as_given(
 
 
 def check_unhooked(graph: Graph, flat: Sequence[Any]) -> None:
-    """Refuse inputs with hooks, which no graph runs.
+    """Refuse inputs with hooks, which no graph runs, and dual numbers, whose tangents it has not.
 
     Raises:
-        Refusal: one has a hook on its gradient, from before or from an earlier call of the program.
+        Refusal: one has a hook on its gradient, from before or from an earlier call of the program;
+            or is a dual number.
     """
+    if any(isinstance(given, Tensor) and torch_api.has_tangent(given) for given in flat):
+        raise Refusal(
+            "an input is a dual number of forward_ad, and a graph with a backward has no tangents",
+            kind="guard broken",
+            do='call the program itself, or its cut("export"), which compute with tangents',
+        )
     for item, given in zip(graph.inputs, flat, strict=False):
         if item.value.type.requires_grad and torch_api.has_hooks(given):
             raise hooked(item, asking_line())

@@ -114,7 +114,7 @@ class Compiled:
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         told = [(known, known.unmet.taken()) for known in self._entries]  # of the first call
-        if torch_api.dispatch_modes() or torch_api.functorch_active():
+        if torch_api.dispatch_modes() or torch_api.transformed():
             return self.fn(*args, **kwargs)  # what watches or transforms sees the program itself
         tried: Tried = {known: unmet for known, unmet in told if unmet is not None}
         entry: Entry | None = None

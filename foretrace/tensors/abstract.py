@@ -13,7 +13,7 @@ from foretrace.errors import PACKAGE_DIR, Frame, Refusal
 from foretrace.frames.sources import asked, asking_line
 from foretrace.ir.op import Value
 from foretrace.ir.types import TensorType
-from foretrace.symbols.sizes import Symbols
+from foretrace.symbols.sizes import Size, Symbols
 from foretrace.tensors.admitted import makes_subclass, sparse_dims
 from foretrace.tensors.classes import AsTensor
 from foretrace.tensors.index_parts import open_number
@@ -31,7 +31,7 @@ IS_CONTIGUOUS: Any = torch.Tensor.is_contiguous
 INDEXING = Indexing()
 """It has no state"""
 OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_hooked", "ft_indexing", "ft_leaf",
-        "ft_told", "ft_value", "ft_viewed")  # fmt: skip
+        "ft_tangent", "ft_told", "ft_value", "ft_viewed")  # fmt: skip
 """Attributes of an abstract tensor that no tensor of torch's has"""
 
 
@@ -58,6 +58,9 @@ class Told:
         """what records hooks; None where no program is recorded"""
         self.written: Callable[[Abstract], int]
         """how often the memory of one that the program has made was written to"""
+        self.room: Callable[[Abstract, Size, int], Size] = lambda _, needed, __: needed
+        """for how many elements there is room in memory: of its owner, what that needs, that as a
+        number; a later call's input may have more"""
 
     def lies(self, asking: FrameType) -> None:
         """Note that it asks so, if it is no op that does and nothing of ours."""
@@ -90,6 +93,8 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     ft_hooked: Value
     """what its hooks are of; no attribute where it has none"""
     ft_indexing: Any
+    ft_tangent: "Abstract"
+    """what forward-mode autograd has of it; no attribute where it has nothing"""
     ft_told: "Told"
     """what the program was told, of all tensors"""
 

@@ -54,10 +54,19 @@ def _unlike(tensor: torch.Tensor, *, fake: bool) -> tuple[str, str] | None:
         return f"a {kind.__name__}, a tensor class of its own", way_out(kind)
     if tensor.is_quantized:
         return f"quantized ({tensor.dtype})", "pass what its dequantize() gives"
+    return _transformed(tensor)
+
+
+def _transformed(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """What a transform around the capture has made of it; None of a plain one."""
     if torch_api.is_functional(tensor):
         return "a functional tensor, inside of torch.func.functionalize", (
             "capture the function, and functionalize nothing around it"
         )
+    if torch_api.of_a_level(tensor) or torch_api.of_old_vmap(tensor):
+        return "of a level of torch.func or vmap", "call torch.func inside of what is captured"
+    if torch_api.has_tangent(tensor):
+        return "a dual number of forward_ad", "call make_dual inside of what is captured"
     return None
 
 

@@ -15,8 +15,8 @@ import torch
 # What TorchScript makes of functions and methods, and runs them by; what an inference mode is.
 from torch import _C
 
-# The functions behind `torch.func.grad`, which builds autograd nodes.
-from torch._functorch import eager_transforms
+# The functions behind `torch.func.grad`, which builds autograd nodes, and where levels are left.
+from torch._functorch import eager_transforms, predispatch
 
 # What `torch.cond` and its like compile themselves by.
 from torch._higher_order_ops import utils as hop_utils
@@ -76,12 +76,30 @@ def called_as_written(fn: Any, args: Any, kwargs: Any = None) -> Any:
 
     Operands may be nested there, which Dynamo takes apart, and the operator does not take.
     """
+    if _C._are_functorch_transforms_active():
+        return _with_flat_results(fn, args, kwargs or {})
     *others, operands = args
     if any(isinstance(each, (tuple, list, dict)) for each in operands):
         leaves, spec = tree_flatten(operands)
         others = [partial(_nested, each, spec) if callable(each) else each for each in others]
         operands = tuple(leaves)
     return fn(*others, operands, **(kwargs or {}))
+
+
+def _with_flat_results(fn: Any, args: Any, kwargs: Any) -> Any:
+    """Call an operator whose rule for a level of `torch.func` takes and gives flat results.
+
+    In eager Dynamo makes them so, and nests what the operator gives.
+    """
+    specs = list[TreeSpec]()
+
+    def flat(program: Any, *operands: Any) -> tuple[Any, ...]:
+        leaves, spec = tree_flatten(program(*operands))
+        specs.append(spec)
+        return tuple(leaves)
+
+    result = fn(*[partial(flat, each) if callable(each) else each for each in args], **kwargs)
+    return tree_unflatten(list(result), specs[0])
 
 
 def _nested(program: Callable[..., Any], spec: TreeSpec, *leaves: Any) -> Any:
@@ -175,6 +193,10 @@ PLACES: dict[str, tuple[Any, str]] = {
     # `flex_attention` calls it on what it holds; `cond` and its like the other
     "compile": (torch, "compile"),
     "hop": (hop_utils, "_hop_compile_and_call"),
+    # `forward_ad.exit_dual_level` looks it up when it is called
+    "dual exit": (predispatch, "_exit_dual_level"),
+    # by which `torch.func.linearize`, and nothing else, calls its tracer
+    "linearize": (eager_transforms, "lazy_dynamo_disallow"),
     "Generator": (torch, "Generator"),
     # `torch.manual_seed` and its like seed it by this name, by whatever name they were imported
     "default generator": (torch.random, "default_generator"),

@@ -201,6 +201,12 @@ def is_view(tensor: torch.Tensor) -> bool:
     return bool(attribute_of(tensor, "_is_view")())
 
 
+def room(tensor: torch.Tensor) -> int:
+    """For how many elements there is room in its memory, whatever of it the tensor sees."""
+    nbytes: int = attribute_of(tensor, "untyped_storage")().nbytes()
+    return nbytes // tensor.dtype.itemsize
+
+
 def base_of(tensor: torch.Tensor) -> torch.Tensor:
     """What autograd keeps a view of."""
     base: torch.Tensor | None = attribute_of(tensor, "_base")

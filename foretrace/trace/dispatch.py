@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
+from foretrace.duals.memory import ANSWERS
 from foretrace.errors import Refusal
 from foretrace.holding.hold import hold
 from foretrace.ir.op import Definition, Op, Tree, Value, map_values, values_in
@@ -119,6 +120,8 @@ def _procedure(func: Any, args: Tree, grad_mode: bool) -> Callable[[Call], Any] 
         return answer
     if func is REQUIRES_GRAD:
         return require_grad
+    if func in ANSWERS:
+        return ANSWERS[func]
     if func in READS_NUMBERS:
         return with_numbers_of
     followed = func in PUTS and grad_mode and args[2].type.requires_grad

@@ -18,6 +18,7 @@ from torch.autograd.function import Function, FunctionCtx
 from torch.utils.checkpoint import CheckpointFunction
 
 from foretrace import torch_api
+from foretrace.duals.numbers import JVP, tangent_of
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.mutation.alias import Alias, alias_of
@@ -179,6 +180,8 @@ class _Call:
         self.followed = self.origin.grad_mode and any(needs)
         if any(needs):
             check_mode(recorder, cls.__name__)
+        if any(tangent_of(arg) is not None for arg in torch_api.tree_leaves(self.args)):
+            self._refuse("its jvp is not called for a dual number of forward_ad", JVP)
 
     def recorded(self) -> Any:
         """Run the forward, and add the op; what the caller gets."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from foretrace import torch_api
+from foretrace.duals.numbers import MAKE_DUAL, UNPACK_DUAL, of_duals
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Origin, Target, Tree, Value, values_in
 from foretrace.ir.text import neighbourhood
@@ -41,6 +43,10 @@ class Recorder(Builder):
         """Record one call and answer it with abstract tensors."""
         if func is SIZE or func is STRIDE:
             return self._numbers(args[0], func is STRIDE)
+        if self.forward.duals or func is MAKE_DUAL or func is UNPACK_DUAL:
+            answer = of_duals(self, func, args, kwargs or {})
+            if answer is not NotImplemented:
+                return answer
         if self.rebased and not self._depth:
             self.view_rebased()
         if func is CAST and self.casts.devices and not isinstance(args[0], Abstract):
@@ -67,10 +73,18 @@ class Recorder(Builder):
         except Refusal as refusal:
             raise self._located(refusal, func, values, named) from None
 
-    def _numbers(self, tensor: Abstract, strides: bool) -> tuple[int, ...]:
+    def _numbers(self, tensor: Any, strides: bool) -> tuple[int, ...]:
         """Sizes or strides as numbers, which become guards."""
+        if torch_api.of_a_level(tensor):
+            return self._numbers_in_level(tensor, strides)
         type = (tensor.ft_value or current(tensor.ft_alias, self)).type
         return tuple(map(self.types.symbols.fixed, type.stride if strides else type.shape))
+
+    def _numbers_in_level(self, tensor: Any, strides: bool) -> tuple[int, ...]:
+        """Those of a tensor of a level: of what it holds, without the dimension that is mapped."""
+        dim = torch_api.mapped_dim(tensor)
+        numbers = list(self._numbers(torch_api.under_level(tensor), strides))
+        return tuple(numbers if dim is None else numbers[:dim] + numbers[dim + 1 :])
 
     # ---- outcome ----------------------------------------------------------------------------
 

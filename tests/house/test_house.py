@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 # The import rule: a file imports from rooms to its left and from its own.
 ROOMS = (
-    *("errors", "torch_api", "frames", "symbols", "ir", "tensors", "ops", "mutation"),
-    *("holding", "trace", "rules", "targets", "python_state", "recording", "emit", "history"),
+    *("errors", "torch_api", "frames", "symbols", "ir", "tensors", "ops", "mutation", "holding"),
+    *("duals", "trace", "rules", "targets", "python_state", "recording", "emit", "history"),
     *("through", "branches", "passes", "partition", "guards", "runtime", "backends", "pieces"),
     *("dispatcher", "explain", "compare", "alignment", "program", "compat", "cli"),
     *("__init__", "__main__"),

@@ -4,7 +4,17 @@ Each case has the program, the line that its refusal names (marked `# here`), th
 foretrace that raises it, and for each line of `do` the program changed as the line says.
 """
 
-from tests.refusals import asked, entries, gradients, holes, hooks, state, tensors, values
+from tests.refusals import (
+    asked,
+    entries,
+    gradients,
+    holes,
+    hooks,
+    levels,
+    state,
+    tensors,
+    values,
+)
 from tests.refusals.registry import CASES, EXCUSED, Case
 
 __all__ = [
@@ -16,6 +26,7 @@ __all__ = [
     "gradients",
     "holes",
     "hooks",
+    "levels",
     "state",
     "tensors",
     "values",
