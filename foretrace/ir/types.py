@@ -37,6 +37,7 @@ class TensorType:
 
     `lazy` is "conj", "neg" or both where torch has put off a conjugation or negation. `sparse` is
     the number of sparse dimensions of one in COO layout; its strides are those of a dense one.
+    `wrapped` is what a tensor of a class that wraps others holds (a `Wrapping`), None of others.
 
     Immutable and compared by value. The hash is kept, because every recorded call is looked up
     by the types of its operands.
@@ -44,7 +45,7 @@ class TensorType:
 
     __slots__ = (
         "_hash", "_symbols", "device", "dtype", "key", "lazy", "offset", "requires_grad", "shape",
-        "sparse", "stride",
+        "sparse", "stride", "wrapped",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a type is
@@ -57,11 +58,12 @@ class TensorType:
         requires_grad: bool = False,
         lazy: str = "",
         sparse: int = 0,
+        wrapped: Any = None,
     ) -> None:
         self.shape, self.stride, self.offset = shape, stride, offset
         self.dtype, self.device, self.requires_grad = dtype, device, requires_grad
-        self.lazy, self.sparse = lazy, sparse
-        self.key = (shape, stride, offset, dtype, device, requires_grad, lazy, sparse)
+        self.lazy, self.sparse, self.wrapped = lazy, sparse, wrapped
+        self.key = (shape, stride, offset, dtype, device, requires_grad, lazy, sparse, wrapped)
         self._hash = hash(self.key)
         self._symbols: frozenset[sympy.Symbol] | None = None
 
@@ -73,7 +75,8 @@ class TensorType:
 
     def __repr__(self) -> str:
         name = DTYPE_NAMES.get(self.dtype, str(self.dtype).removeprefix("torch."))
-        return f"{'sparse ' * bool(self.sparse)}{name}[{', '.join(map(str, self.shape))}]"
+        kind = f"{self.wrapped} " if self.wrapped else "sparse " * bool(self.sparse)
+        return f"{kind}{name}[{', '.join(map(str, self.shape))}]"
 
     @property
     def differentiable(self) -> bool:
@@ -109,7 +112,7 @@ class TensorType:
         if requires_grad == self.requires_grad:
             return self
         layout = (self.shape, self.stride, self.dtype, self.device, self.offset)
-        return TensorType(*layout, requires_grad, self.lazy, self.sparse)
+        return TensorType(*layout, requires_grad, self.lazy, self.sparse, self.wrapped)
 
     @property
     def dense(self) -> bool:
@@ -178,7 +181,13 @@ class TensorType:
     def but(self, **changed: Any) -> "TensorType":
         """The same type with other values of some attributes."""
         names = ("shape", "stride", "dtype", "device", "offset", "requires_grad", "lazy", "sparse")
-        return TensorType(**({name: getattr(self, name) for name in names} | changed))
+        known = {name: getattr(self, name) for name in (*names, "wrapped")}
+        return TensorType(**(known | changed))
+
+    @property
+    def plain(self) -> "TensorType":
+        """The type of a tensor of torch's own class that lies as this one does."""
+        return self.but(wrapped=None) if self.wrapped is not None else self
 
     def same_layout(self, other: "TensorType") -> bool:
         """Whether both have the same shape, strides and dtype."""

@@ -107,6 +107,8 @@ class Builder(torch_api.TorchDispatchMode):
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
         self.seeing: dict[Value, Op] = {}  # what composites gave as views of memory made inside
+        self.held = set[Value]()
+        """what tensors hold that wrap others; no write to it is followed"""
         self.rebased: list[Alias] = []
         """views through which the program has just written"""
         self.first_refusal: Refusal | None = None

@@ -6,6 +6,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
+from foretrace.holding.wrapped import check_unchanged
 from foretrace.frames.lines import Lines
 from foretrace.ir.op import Op, Value, ViewStep, Write, values_in
 from foretrace.ir.program import Input, Mutation, Output, Overwritten, Role
@@ -188,6 +189,9 @@ def check_attributes_kept(
     loan.check_attributes({id(placeholder) for placeholder in placeholders}, lines)
     for tensor, placeholder in zip(real, placeholders, strict=True):
         if not isinstance(placeholder, Abstract) or isinstance(tensor, torch_api.FakeTensor):
+            continue
+        if placeholder.ft_instance is not None:
+            check_unchanged(placeholder.ft_instance(), placeholder)
             continue
         before, now = vars(tensor), vars(placeholder)
         names = (before.keys() | now.keys()) - torch_api.CACHED_SIZES

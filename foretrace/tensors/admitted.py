@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from foretrace import torch_api
 from foretrace.errors import FirstCall, Refusal
 from foretrace.ir.op import Tree
+from foretrace.tensors.wrapped import flattened, wraps
 
 QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 
@@ -50,6 +51,8 @@ def _unlike(tensor: torch.Tensor, *, fake: bool) -> tuple[str, str] | None:
         return "a nested tensor", "pass a padded tensor (torch.nested.to_padded_tensor)"
     if tensor.layout is not torch.strided:
         return f"{tensor.layout}, not a dense tensor", "pass it dense: .to_dense()"
+    if wraps(kind) and not hasattr(kind, "to_local"):
+        return _unlike_inside(tensor, kind.__name__, fake=fake)
     if not plain_class(kind):
         return f"a {kind.__name__}, a tensor class of its own", way_out(kind)
     if tensor.is_quantized:
@@ -58,6 +61,20 @@ def _unlike(tensor: torch.Tensor, *, fake: bool) -> tuple[str, str] | None:
         return "a functional tensor, inside of torch.func.functionalize", (
             "capture the function, and functionalize nothing around it"
         )
+    return None
+
+
+def _unlike_inside(tensor: torch.Tensor, name: str, *, fake: bool) -> tuple[str, str] | None:
+    """The same of one that wraps others: what it holds may be of such a class, too."""
+    for each in flattened(tensor)[0]:
+        inner = getattr(tensor, each)
+        found = _unlike(inner, fake=fake)
+        if found is not None:
+            return f"a {name} that holds {found[0]}", "let it hold dense tensors of torch's own"
+        if inner.requires_grad:
+            return f"a {name} that holds what requires grad", (
+                f"make it of detached tensors, and call requires_grad_() of the {name}"
+            )
     return None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.holding.wrapped import as_program_has
 from foretrace.ir.op import Op, Origin, Target, Tree, Value, values_in
 from foretrace.ir.text import neighbourhood
 from foretrace.ir.tree import map_tree
@@ -63,7 +64,8 @@ class Recorder(Builder):
             op = self.emit(func, values, named, outcome, read.values)
             if outcome.factory and not self._depth:
                 self.fresh.update(op.outs)
-            return self._abstract(op, outcome, tensors)
+            made = self._abstract(op, outcome, tensors)
+            return as_program_has(made, self) if read.wrapped else made
         except Refusal as refusal:
             raise self._located(refusal, func, values, named) from None
 
