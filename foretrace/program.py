@@ -46,6 +46,7 @@ from foretrace.runtime.compiled import Compiled, not_copied
 from foretrace.runtime.untrained import Untrained, untrained
 from foretrace.symbols.sizes import Guard
 from foretrace.targets.semantics import Captured, TargetSemantics
+from foretrace.wrappers.opened import unwrapped
 
 HALVES = ("forward", "backward")
 
@@ -239,8 +240,10 @@ def _graph(
     given: Arrived | None,
 ) -> Graph:  # fmt: skip
     if kind == "joint":
-        return joint_graph(recorded, semantics, level, loss, given)
-    if kind in ("export", "aten"):
+        return unwrapped(joint_graph(recorded, semantics, level, loss, given), semantics)
+    if kind == "aten":
+        return unwrapped(forward_graph(recorded, semantics, level, kind), semantics)
+    if kind == "export":
         return forward_graph(recorded, semantics, level, kind)
     raise Refusal(
         f"there is no cut {kind!r}", kind="unknown cut",

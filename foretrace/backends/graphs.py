@@ -31,6 +31,7 @@ from foretrace.runtime.results import (
 )
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.semantics import Captured, TargetSemantics
+from foretrace.wrappers.opened import unwrapped
 
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 """What torch.compile takes as a backend"""
@@ -73,7 +74,7 @@ def join(
     core = core_of(recorded)
     if not core.gives_followed:
         return Untrained(backend.whole(core, semantics), core)
-    joint = differentiated(core, semantics, Level(False), None)
+    joint = unwrapped(differentiated(core, semantics, Level(False), None), semantics)
     return Trained(core, *backend.halves(joint, core, semantics), relaid=backend.relaid)
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = (
     *("errors", "torch_api", "frames", "symbols", "ir", "tensors", "ops", "mutation"),
     *("holding", "trace", "rules", "targets", "python_state", "recording", "emit", "history"),
-    *("through", "branches", "passes", "partition", "guards", "runtime", "backends", "pieces"),
+    *("through", "branches", "passes", "wrappers", "partition", "guards", "runtime", "backends", "pieces"),
     *("dispatcher", "explain", "compare", "alignment", "program", "compat", "cli"),
     *("__init__", "__main__"),
 )
