@@ -19,7 +19,7 @@ from foretrace.guards.calls import CallGuards
 from foretrace.guards.small import SmallSizes
 from foretrace.ir.program import Graph, Recorded, Signature, Target
 from foretrace.ir.requirements import Answered
-from foretrace.ir.types import Arrived
+from foretrace.ir.types import Arrived, Laid
 from foretrace.ir.verify import verify_graph, verify_module, verify_pair, verify_record
 from foretrace.partition.policies import Policy
 from foretrace.partition.split import Pair, Saved, partition
@@ -129,7 +129,9 @@ class Program:
         def make(
             recorded: Recorded, semantics: TargetSemantics, put: Callable[[Any], Any]
         ) -> Graph:
-            arrived = given and tuple([s and tuple(map(put, s)) for s in given])
+            arrived = given and tuple([
+                s and (s if isinstance(s, Laid) else tuple(map(put, s))) for s in given
+            ])  # fmt: skip
             graph = _graph(recorded, semantics, kind, level, loss, arrived)
             return graph if table is None else decompose(graph, table, semantics, level.kept)
 

@@ -13,6 +13,26 @@ Size: TypeAlias = int | sympy.Expr
 NO_SYMBOLS: frozenset[sympy.Symbol] = frozenset()
 """One for all types, as Python makes an empty one anew each time"""
 
+
+class Laid(tuple[Size, ...]):
+    """Strides of a tensor that wraps others, with what it holds (a `Wrapping`)."""
+
+    wrapped: Any
+
+    def __new__(cls, strides: tuple[Size, ...], wrapped: Any) -> "Laid":
+        """The strides; not equal to those of a tensor that holds something else."""
+        new = super().__new__(cls, strides)
+        new.wrapped = wrapped
+        return new
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Laid) and self.wrapped == other.wrapped
+        return same and tuple.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        return hash((tuple(self), self.wrapped))
+
+
 Arrived: TypeAlias = tuple[tuple[Size, ...] | None, ...]
 """Of each tangent the strides that it comes in; None: it did not arrive."""
 
@@ -164,7 +184,7 @@ class TensorType:
 
     def without_gaps(self) -> "TensorType":
         """The same type, or laid out in order if it has gaps or overlaps itself."""
-        return self if self.dense else self.contiguous()
+        return self if self.dense or self.wrapped is not None else self.contiguous()
 
     def ordered(self, strides: tuple[int, ...]) -> "TensorType":
         """The same type laid out in the order of these strides, expanded where they are zero."""
@@ -183,6 +203,15 @@ class TensorType:
         names = ("shape", "stride", "dtype", "device", "offset", "requires_grad", "lazy", "sparse")
         known = {name: getattr(self, name) for name in (*names, "wrapped")}
         return TensorType(**(known | changed))
+
+    @property
+    def laid(self) -> tuple[Size, ...]:
+        """Its strides, by which a tangent of it is known; with what it holds, if it wraps."""
+        return Laid(self.stride, self.wrapped) if self.wrapped is not None else self.stride
+
+    def arrived(self, strides: tuple[Size, ...]) -> "TensorType":
+        """The type of a tangent of it that lies so."""
+        return self.but(stride=strides, lazy="", wrapped=getattr(strides, "wrapped", None))
 
     @property
     def plain(self) -> "TensorType":

@@ -67,7 +67,7 @@ class Pair:
     def strides(self) -> Arrived:
         """Of the tangents that the backward takes."""
         return tuple(
-            [i.value.type.stride for i in self.backward.inputs if i.role.kind == "tangent"]
+            [i.value.type.laid for i in self.backward.inputs if i.role.kind == "tangent"]
         )
 
     @property

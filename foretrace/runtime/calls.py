@@ -19,11 +19,12 @@ from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
 from foretrace.ir.requirements import put_all
 from foretrace.ir.structure import hand_back
 from foretrace.ir.tree import map_tree
-from foretrace.ir.types import Arrived, Size
+from foretrace.ir.types import Arrived, Laid, Size
 from foretrace.passes.hooks import hooked
 from foretrace.runtime.untrained import Untrained, mark, mark_spent
 from foretrace.symbols.sizes import Numbers
 from foretrace.targets.semantics import Captured
+from foretrace.tensors.wrapped import held_by, wraps
 
 
 class Called(Protocol):
@@ -119,7 +120,7 @@ def _as_given(
     for item, tangent in zip(wanted, given, strict=True):
         sizes = {**sizes_by_data(item, tangent), **sizes}
     strides = tuple(map(partial(strides_of, sizes=sizes), wanted, given))
-    if strides != tuple([item.value.type.stride for item in wanted]):
+    if strides != tuple([item.value.type.laid for item in wanted]):
         cuts = cuts[-1].again(strides)
         there = cuts[-1].small.there(sizes)
         if there is not None:
@@ -188,13 +189,32 @@ def strides_of(item: Input, tangent: Tensor, sizes: Numbers) -> tuple[Size, ...]
             f" its output is {type.dtype}{list(shape)}",
             kind="wrong tangents", do="pass tangents of the outputs' shapes and dtypes",
         )  # fmt: skip
+    if type.wrapped or _wraps(tangent):
+        return _as_it_holds(item, tangent)
     if tangent.stride() == stride or not tangent.numel():
         return type.stride
     return type.ordered(tangent.stride()).stride if type.symbols else tangent.stride()
 
 
+def _wraps(tangent: Tensor) -> bool:
+    return wraps(type(tangent))
+
+
+def _as_it_holds(item: Input, tangent: Tensor) -> tuple[Size, ...]:
+    """The same of a tangent that wraps others, or should: what it holds decides the backward."""
+    now, then = held_by(tangent), item.value.type.wrapped
+    if now is None or then is None or now.kind is not then.kind:
+        raise Refusal(
+            f"the {item.role} is a {now or 'plain tensor'}, its output is a {then or 'plain one'}",
+            kind="wrong tangents", do="pass a tangent of the class of the output",
+        )  # fmt: skip
+    return Laid(tangent.stride(), now)
+
+
 def lay_out(tangent: Tensor, stride: Sequence[Size], sizes: Numbers) -> Tensor:
     """A tangent with such strides, conjugated or negated if it was to be later."""
+    if _wraps(tangent):
+        return tangent  # the backward is that of what it holds
     steps = tuple([number(n, sizes) for n in stride])
     put_off = tangent.is_conj() or tangent.is_neg()
     if not put_off and (tangent.stride() == steps or not tangent.numel()):

@@ -94,6 +94,52 @@ def flattened(tensor: Any) -> tuple[tuple[str, ...], Any]:
     )  # fmt: skip
 
 
+def held_by(tensor: torch.Tensor) -> Wrapping | None:
+    """What a tensor of a call holds; open sizes are numbers. None of one that holds none."""
+    return wrapping_of(tensor, _type_now)
+
+
+def _type_now(tensor: torch.Tensor) -> TensorType:
+    facts = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+    if tensor.layout is torch.strided and (wrapped := held_by(tensor)) is not None:
+        return TensorType(*facts, wrapped=wrapped)
+    lazy = "conj" * tensor.is_conj() + "neg" * tensor.is_neg()
+    return TensorType(*facts, tensor.storage_offset(), lazy=lazy)
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """Whether a tensor of a call holds what that of the capture held; calls give the difference."""
+
+    name: str
+    wrapped: Wrapping | None
+
+    def __call__(self, tensor: Any) -> str:
+        """In words; empty if there is none."""
+        try:
+            now = held_by(tensor)
+        except Refusal as refusal:
+            return refusal.what
+        return "" if now == self.wrapped else self._told(now)
+
+    def _told(self, now: Wrapping | None) -> str:
+        then = self.wrapped
+        if now is None or then is None or now.kind is not then.kind:
+            return f"{self.name} is a {now or 'plain tensor'}, in the capture a {then}"
+        if (now.names, now.context) != (then.names, then.context):
+            return (
+                f"the metadata of {self.name} is {now.context.held!r:.60},"
+                f" in the capture {then.context.held!r:.60}"
+            )
+        pairs = zip(then.names, now.inner, then.inner, strict=True)
+        name, found, before = next((n, a, b) for n, a, b in pairs if a != b)
+        return f"{self.name}.{name} is {_lies(found)}, in the capture {_lies(before)}"
+
+
+def _lies(type: TensorType) -> str:
+    return f"{type!r} with strides {list(type.stride)} at {type.offset}"
+
+
 class _Called(torch.nn.Module):
     """The call of such a target, for a graph."""
 
