@@ -27,7 +27,7 @@ from foretrace.partition.split import Pair, partition
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.passes.decompose import decompose
 from foretrace.targets.semantics import TargetSemantics
-from foretrace.wrappers.edges import Edges
+from foretrace.wrappers.edges import Edges, gradient_counts
 from foretrace.wrappers.opened import unwrapped
 
 Compiler: TypeAlias = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -71,7 +71,8 @@ class TorchCompilers:
         joint = self.opened(joint, semantics)
         pair = with_sizes(partition(joint, recorded, semantics, self.policy), recorded.symbols)
         halves = TorchHalves(recorded.symbols, semantics.fakes)
-        ends = Edges(pair.forward), Edges(pair.backward)
+        counts = gradient_counts(pair.backward)
+        ends = Edges(pair.forward, counts), Edges(pair.backward, counts)
         flat = replace(pair, forward=ends[0].graph, backward=ends[1].graph)
         forward = halves.forward(flat)
         backward = halves.backward(flat, flat.backward, forward)
@@ -81,7 +82,7 @@ class TorchCompilers:
             part = partial_backward(
                 recorded, semantics, joint, pair, given, lambda g: self.opened(g, semantics)
             )
-            edges = Edges(part)
+            edges = Edges(part, counts)
             arrived = edges.spread([strides is not None for strides in given], "tangent", part)
             return edges.around(Later(both, halves.backward(flat, edges.graph, forward, arrived)))
 

@@ -24,7 +24,7 @@ from foretrace.passes.hooks import hooked
 from foretrace.runtime.untrained import Untrained, mark, mark_spent
 from foretrace.symbols.sizes import Numbers
 from foretrace.targets.semantics import Captured
-from foretrace.tensors.wrapped import held_by, wraps
+from foretrace.tensors.wrapped import held_by, holding_alike, wraps
 
 
 class Called(Protocol):
@@ -213,8 +213,8 @@ def _as_it_holds(item: Input, tangent: Tensor) -> tuple[Size, ...]:
 
 def lay_out(tangent: Tensor, stride: Sequence[Size], sizes: Numbers) -> Tensor:
     """A tangent with such strides, conjugated or negated if it was to be later."""
-    if _wraps(tangent):
-        return tangent  # the backward is that of what it holds
+    if isinstance(stride, Laid):
+        return holding_alike(tangent, stride, stride.wrapped)
     steps = tuple([number(n, sizes) for n in stride])
     put_off = tangent.is_conj() or tangent.is_neg()
     if not put_off and (tangent.stride() == steps or not tangent.numel()):

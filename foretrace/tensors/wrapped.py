@@ -107,6 +107,45 @@ def _type_now(tensor: torch.Tensor) -> TensorType:
     return TensorType(*facts, tensor.storage_offset(), lazy=lazy)
 
 
+def holding_alike(tensor: Any, stride: tuple[Any, ...], wrapped: Wrapping) -> Any:
+    """A tensor of a class that wraps others, of which what it holds lies as told.
+
+    Raises:
+        Refusal: it holds something else.
+    """
+    now = held_by(tensor)
+    if now == wrapped and tensor.stride() == tuple(stride):
+        return tensor
+    told = Holds("a tangent", wrapped)
+    if now is None or (now.kind, now.names, now.context) != (
+        wrapped.kind, wrapped.names, wrapped.context,
+    ):  # fmt: skip
+        raise _other_tangent(told(tensor))
+    held = [
+        _lying(getattr(tensor, name), type, told)
+        for name, type in zip(wrapped.names, wrapped.inner, strict=True)
+    ]
+    return wrapped.make(tuple(held), tensor.shape, stride)
+
+
+def _lying(tensor: torch.Tensor, type: TensorType, told: "Holds") -> torch.Tensor:
+    if tuple(tensor.shape) != type.shape or tensor.dtype != type.dtype:
+        raise _other_tangent(told(tensor))
+    if type.wrapped is not None:
+        laid: torch.Tensor = holding_alike(tensor, type.stride, type.wrapped)
+        return laid
+    if tensor.stride() == type.stride:
+        return tensor
+    return tensor.new_empty_strided(tensor.shape, type.stride).copy_(tensor)
+
+
+def _other_tangent(what: str) -> Refusal:
+    return Refusal(
+        f"a gradient arrives that no backward was made for: {what}", kind="wrong tangents",
+        do="use backend='eager', which calls the class itself",
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Holds:
     """Whether a tensor of a call holds what that of the capture held; calls give the difference."""

@@ -8,11 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Value
+from foretrace.history.history_ops import rename
+from foretrace.ir.op import Op, Value, substitute
 from foretrace.ir.program import Graph, Input, Output, Role
 from foretrace.ir.types import TensorType
 from foretrace.tensors.wrapped import Unwrap, Wrap
 
+GIVEN = ("saved", "tangent")
+"""Kinds of inputs that a second half has"""
 Flat = Callable[..., Sequence[Any]]
 
 
@@ -21,16 +24,24 @@ class Edges:
 
     Args:
         graph: one that `unwrapped` gave, or a half of it.
+        gradients: for each input of the program that requires grad, how many tensors its gradient
+            is; such a number of what the input holds requires grad in the flat graph.
 
     Raises:
         Refusal: an op in it, which is kept whole, takes a wrapping tensor.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, gradients: Sequence[int] = ()) -> None:
         self.takes = [item.value.type for item in graph.inputs]
-        self.gives = [_type_of(output.value) for output in graph.outputs]
-        self.wraps = any(t is not None and t.wrapped for t in (*self.takes, *self.gives))
+        counts, gives = iter(gradients), list[TensorType | int | None]()
+        for output in graph.outputs:
+            count = next(counts, 1) if output.role.kind == "gradient" else 1
+            gives.append(count if output.value is None else _type_of(output.value))
+        self.gives = gives
+        types = [t for t in (*self.takes, *gives) if isinstance(t, TensorType)]
+        self.wraps = any(t.wrapped for t in types)
         self._parts = dict(_parts(graph.ops))
+        self._gradients, self._flagged = iter(gradients), dict[Value, Value]()
         self.graph = self._flat(graph) if self.wraps else graph
 
     def _flat(self, graph: Graph) -> Graph:
@@ -39,23 +50,35 @@ class Edges:
             if whole and any(v.type.wrapped for v in (*op.operands, *op.outs)):
                 raise _kept(op)
         inputs = [each for item in graph.inputs for each in self._input(item)]
-        outputs = [each for output in graph.outputs for each in self._output(output)]
+        pairs = zip(graph.outputs, self.gives, strict=True)
+        outputs = [each for output, type in pairs for each in self._output(output, type)]
         ops = [op for op in graph.ops if type(op.target) not in (Unwrap, Wrap)]
+        ops = [rename(op, self._flagged) for op in ops]
         return replace(graph, inputs=inputs, ops=ops, outputs=outputs)
 
     def _input(self, item: Input) -> Iterator[Input]:
+        count = next(self._gradients, 0) if item.value.type.requires_grad else 0
         if not item.value.type.wrapped:
             yield item
             return
+        kind = item.role.kind if item.role.kind in GIVEN else "input"
         for value, name in self._leaves(item.value, item.role.name):
-            yield Input(value, Role(item.role.kind, name), argument=item.argument)
+            if count > 0:
+                self._flagged[value] = Value(value.type.with_grad(True), value.hint)
+            count -= 1
+            yield Input(self._flagged.get(value, value), Role(kind, name))
+        if count > 0:
+            raise _more(item)
 
-    def _output(self, output: Output) -> Iterator[Output]:
-        if not (isinstance(output.value, Value) and output.value.type.wrapped):
-            yield output
-            return
-        for value, name in self._leaves(output.value, output.role.name):
-            yield Output(value, Role(output.role.kind, name))
+    def _output(self, output: Output, type: TensorType | int | None) -> Iterator[Output]:
+        if isinstance(type, int):
+            yield from [output] * type
+        elif type is None or not type.wrapped:
+            yield replace(output, value=substitute(output.value, self._flagged))
+        else:
+            for value, name in self._leaves(output.value, output.role.name):
+                known = self._flagged.get(value, value)
+                yield Output(known, Role(output.role.kind, name))
 
     def _leaves(self, value: Value, name: str) -> Iterator[tuple[Value, str]]:
         """The values of what a wrapping one holds, and what these hold."""
@@ -115,11 +138,26 @@ def _held(item: Any, type: TensorType) -> Iterator[Any]:
         yield from _held(None if item is None else getattr(item, name), inner)
 
 
-def _made(results: Iterator[Any], type: TensorType | None) -> Any:
+def _made(results: Iterator[Any], type: TensorType | int | None) -> Any:
+    if isinstance(type, int):
+        return [next(results) for _ in range(type)] and None
     if type is None or not type.wrapped:
         return next(results)
     inner = tuple([_made(results, each) for each in type.wrapped.inner])
     return Wrap(type)(*inner)
+
+
+def gradient_counts(backward: Graph) -> list[int]:
+    """How many tensors each gradient is that a backward gives."""
+    gradients = [o.value for o in backward.outputs if o.role.kind == "gradient"]
+    return [1 if value is None else _count(value.type) for value in gradients]
+
+
+def _more(item: Input) -> Refusal:
+    return Refusal(
+        f"the gradient of {item.role} holds more tensors than a {item.value.type.wrapped} does",
+        kind="unsupported tensor", do="use backend='eager'",
+    )  # fmt: skip
 
 
 def _kept(op: Op) -> Refusal:
