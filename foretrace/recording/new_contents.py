@@ -20,6 +20,7 @@ from foretrace.mutation.outs import LEAVE_OUT
 from foretrace.mutation.overlap import place
 from foretrace.python_state.module_state import Borrowed
 from foretrace.tensors.abstract import Abstract
+from foretrace.tensors.wrapped import wraps
 from foretrace.trace.recorder import Recorder
 
 NEW = "use the operator that returns a new tensor, such as detach() or transpose()"
@@ -190,8 +191,9 @@ def check_attributes_kept(
     for tensor, placeholder in zip(real, placeholders, strict=True):
         if not isinstance(placeholder, Abstract) or isinstance(tensor, torch_api.FakeTensor):
             continue
-        if placeholder.ft_instance is not None:
-            check_unchanged(placeholder.ft_instance(), placeholder)
+        if wraps(type(tensor)):
+            if placeholder.ft_instance is not None:
+                check_unchanged(placeholder.ft_instance(), placeholder)
             continue
         before, now = vars(tensor), vars(placeholder)
         names = (before.keys() | now.keys()) - torch_api.CACHED_SIZES

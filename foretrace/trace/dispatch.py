@@ -58,8 +58,17 @@ def learn(
 ) -> Outcome:
     """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
     types = [value.type for value in values_in((args, kwargs))]
-    if any(type.wrapped for type in types):
-        check_takes(func, args, kwargs, types)
+    if not any(type.wrapped for type in types):
+        return _learn(recorder, func, args, kwargs, grad_mode)
+    check_takes(func, args, kwargs, types)
+    outcome = _learn(recorder, func, args, kwargs, grad_mode)
+    outcome.lasting = False  # what a class does may be another in the next capture
+    return outcome
+
+
+def _learn(
+    recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
+) -> Outcome:
     if (known := _known(recorder, func, args, kwargs, grad_mode)) is not None:
         return known
     schema = schema_of(func)
@@ -224,7 +233,6 @@ def _of_wrapper(
     outcome = _definition_meaning(params, ops, result, stand_ins, places, DISPATCHED)
     if outcome is None or outcome.definition is None:
         raise unshared("uses a tensor from outside, or gives one tensor twice")
-    outcome.lasting = False
     outs, views = outcome.definition.outs, schema_of(func).viewed is not None
     if outs and (grad_mode or views) and any(v.type.requires_grad for v in occurrences):
         args, kwargs = (map_values(tree, lambda v: v.type.plain) for tree in (args, kwargs))

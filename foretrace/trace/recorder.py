@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.holding.wrapped import as_program_has
+from foretrace.holding.wrapped import as_program_has, check_no_autocast
 from foretrace.ir.op import Op, Origin, Target, Tree, Value, values_in
 from foretrace.ir.text import neighbourhood
 from foretrace.ir.tree import map_tree
@@ -45,6 +45,7 @@ class Recorder(Builder):
         if self.rebased and not self._depth:
             self.view_rebased()
         if func is CAST and self.casts.devices and not isinstance(args[0], Abstract):
+            check_no_autocast(args[0])
             args = (self.lift(args[0]), *args[1:])  # a leaf from outside is cast once, too
         if func is CAST and self.casts.remembers(*args):
             with self.before_bodies():
