@@ -42,6 +42,7 @@ from foretrace.recording.setup import (
 )
 from foretrace.symbols.shapes import by_name, shapes_tree
 from foretrace.targets.semantics import Captured, TargetSemantics
+from foretrace.tensors.wrapped import Unwrap, Wrap
 from foretrace.trace.calls import CallSite, submodule_calls
 from foretrace.trace.constants import GUARD
 
@@ -253,6 +254,14 @@ def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
 
 def _check_op(op: Op) -> None:
     """Refuse what a graph can do and a file cannot hold."""
+    if isinstance(op.target, Unwrap | Wrap):
+        raise locate(Refusal(
+            "the program takes what a tensor class of its own holds, or makes such a tensor, which"
+            " no file can hold",
+            kind="unsupported tensor",
+            do=("do it outside of the exported program, and pass what is held as arguments",
+                "or use foretrace.capture(...).cut('export')"),
+        ), op)  # fmt: skip
     if _is_function(op) and not torch_api.held_by_files(op.target.function):
         raise locate(Refusal(
             f"{op.target} is an autograd.Function, which no file can hold",
@@ -285,7 +294,7 @@ def _check_op(op: Op) -> None:
 
 
 def _is_function(op: Op) -> bool:
-    return hasattr(op.target, "as_module")
+    return hasattr(op.target, "as_module") and not isinstance(op.target, Unwrap | Wrap)
 
 
 def _not_followed(op: Op) -> bool:

@@ -14,6 +14,7 @@ from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.walk import every_op, subgraphs_of
 from foretrace.passes.asserted import ASSERT_NUMBER
 from foretrace.targets.semantics import COMPOSITE
+from foretrace.tensors.wrapped import dispatched
 from foretrace.trace.functions import FunctionCall
 from foretrace.trace.hooks import HookCall
 
@@ -154,6 +155,8 @@ class Levels:
         for program in subgraphs_of(op):
             if inner in every_op(program.ops):
                 return (f"{name} holds it, in {program.name}",), "program"
+        if dispatched(op):
+            return ("by the __torch_dispatch__ of the class of an operand",), "wrapper"
         if chosen:
             return chosen, "choice"
         return (f"what takes {name} apart is not known",), None

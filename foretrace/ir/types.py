@@ -2,7 +2,7 @@
 
 import operator
 from functools import reduce
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import sympy
 import torch
@@ -14,12 +14,12 @@ NO_SYMBOLS: frozenset[sympy.Symbol] = frozenset()
 """One for all types, as Python makes an empty one anew each time"""
 
 
-class Laid(tuple[Size, ...]):
+class Laid(tuple[Size, ...]):  # noqa: SLOT001 - a tuple has no room for them
     """Strides of a tensor that wraps others, with what it holds (a `Wrapping`)."""
 
     wrapped: Any
 
-    def __new__(cls, strides: tuple[Size, ...], wrapped: Any) -> "Laid":
+    def __new__(cls, strides: tuple[Size, ...], wrapped: Any) -> Self:
         """The strides; not equal to those of a tensor that holds something else."""
         new = super().__new__(cls, strides)
         new.wrapped = wrapped

@@ -94,8 +94,8 @@ class Builder(torch_api.TorchDispatchMode):
         self.casts, self.histories = Casts(), Histories()
         self.scope = self._around = list[Op]()
         self.log: list[Op] = []
-        self.fresh, self.leaves = set[Value](), set[Value]()
-        """what factories have made; leaves of autograd that the program has"""
+        self.fresh, self.leaves, self.held = set[Value](), set[Value](), set[Value]()
+        """what factories have made; leaves of autograd that the program has; what others wrap"""
         self.inference = self.inferred = self.holding = False
         """in inference mode; whether it has been; in a program that an operator holds"""
         self.module: ModuleCall | None = None
@@ -107,8 +107,6 @@ class Builder(torch_api.TorchDispatchMode):
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
         self.seeing: dict[Value, Op] = {}  # what composites gave as views of memory made inside
-        self.held = set[Value]()
-        """what tensors hold that wrap others; no write to it is followed"""
         self.rebased: list[Alias] = []
         """views through which the program has just written"""
         self.first_refusal: Refusal | None = None

@@ -248,8 +248,12 @@ class Capture:
         self.as_given[index] = view
         return view
 
-    def opened(self, given: list[Any]) -> list[Any]:
-        """The arguments with symbols in the place of the numbers that the program counts with."""
+    def opened(self, given: list[Any], loan: Borrowed) -> list[Any]:
+        """The arguments with symbols in the place of the numbers that the program counts with.
+
+        What wraps others is of its own class, there and in the modules.
+        """
+        loan.show(partial(as_program_has, recorder=self.recorder))
         names = {id(p): i.role.name for i, p in zip(self.inputs, self.placeholders, strict=True)
                  if i.number is not None}  # fmt: skip
         self.as_given = [*self.placeholders]
@@ -390,8 +394,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         given = capture.arguments(leaves, requires)
         absent = target.device.type not in torch_api.device_types_here()
         with running(recorder, loan.paths(), absent), capture.steps:
-            loan.show(partial(as_program_has, recorder=recorder))
-            given = capture.opened(given)
+            given = capture.opened(given, loan)
             call = call_args, call_kwargs = in_structure.build(iter(given))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
             found = capture.outside.lent if capture.outside is not None else {}

@@ -6,8 +6,8 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.holding.wrapped import check_unchanged
 from foretrace.frames.lines import Lines
+from foretrace.holding.wrapped import check_unchanged
 from foretrace.ir.op import Op, Value, ViewStep, Write, values_in
 from foretrace.ir.program import Input, Mutation, Output, Overwritten, Role
 from foretrace.ir.requirements import FIRST_CALL

@@ -47,11 +47,9 @@ def _unlike(tensor: torch.Tensor, *, fake: bool) -> tuple[str, str] | None:
         return "not initialized yet", FirstCall("call the module once before the capture")
     if isinstance(tensor, torch_api.FakeTensor):
         return None if fake else ("a FakeTensor, without data", "pass a tensor with data")
-    if tensor.is_nested:
-        return "a nested tensor", "pass a padded tensor (torch.nested.to_padded_tensor)"
-    if tensor.layout is not torch.strided:
-        return f"{tensor.layout}, not a dense tensor", "pass it dense: .to_dense()"
-    if wraps(kind) and not hasattr(kind, "to_local"):
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return _of_another_layout(tensor)
+    if wraps(kind):
         return _unlike_inside(tensor, kind.__name__, fake=fake)
     if not plain_class(kind):
         return f"a {kind.__name__}, a tensor class of its own", way_out(kind)
@@ -62,6 +60,12 @@ def _unlike(tensor: torch.Tensor, *, fake: bool) -> tuple[str, str] | None:
             "capture the function, and functionalize nothing around it"
         )
     return None
+
+
+def _of_another_layout(tensor: torch.Tensor) -> tuple[str, str]:
+    if tensor.is_nested:
+        return "a nested tensor", "pass a padded tensor (torch.nested.to_padded_tensor)"
+    return f"{tensor.layout}, not a dense tensor", "pass it dense: .to_dense()"
 
 
 def _unlike_inside(tensor: torch.Tensor, name: str, *, fake: bool) -> tuple[str, str] | None:

@@ -19,7 +19,12 @@ DISPATCHED = Choice("wrapper", "dispatched", "the class of an operand says what 
 
 
 def wraps(kind: type) -> bool:
-    """Whether tensors of a class are made of those that they hold, and nothing else."""
+    """Whether tensors of a class are made of those that they hold, and nothing else.
+
+    One that gives its part of what several processes hold (`to_local`) is more than that.
+    """
+    if hasattr(kind, "to_local"):
+        return False
     both = hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
     dispatches = getattr(kind, "__torch_dispatch__", None)
     return both and getattr(dispatches, "__func__", None) is not None
@@ -39,10 +44,9 @@ class Metadata:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Metadata) or type(other.held) is not type(self.held):
             return False
-        same, attempt = self.held is other.held, Attempt(Exception)
-        with attempt:
-            same = same or bool(self.held == other.held)
-        return same
+        with Attempt(Exception):
+            return self.held is other.held or bool(self.held == other.held)
+        return False
 
 
 @dataclass(frozen=True, slots=True)

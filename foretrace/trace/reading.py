@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from foretrace.ir.op import Tree, Value
 from foretrace.holding.wrapped import check_no_autocast, known_as
+from foretrace.ir.op import Tree, Value
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.made_leaves import value_of
 from foretrace.ops.cache import PLAIN

@@ -94,9 +94,7 @@ class Edges:
     def spread(self, flags: Sequence[bool], kind: str, graph: Graph) -> list[bool]:
         """For each input of a kind, what is said of it, for each of what it holds."""
         types = [item.value.type for item in graph.inputs if item.role.kind == kind]
-        return [
-            flag for flag, type in zip(flags, types, strict=True) for _ in range(_count(type))
-        ]
+        return [flag for flag, type in zip(flags, types, strict=True) for _ in range(_count(type))]
 
     def around(self, run: Flat) -> Flat:
         """Calls `run` with what the inputs hold; gives outputs of their own classes."""
@@ -162,6 +160,6 @@ def _more(item: Input) -> Refusal:
 
 def _kept(op: Op) -> Refusal:
     return Refusal(
-        f"{op.target} is kept whole, and a tensor class of its own is among its operands or results",
+        f"{op.target} is kept whole, and takes or gives a tensor class of its own",
         kind="unsupported tensor", at=op.origin.frame, do="do not keep it whole",
     )  # fmt: skip
