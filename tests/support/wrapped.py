@@ -1,7 +1,7 @@
 """Tensor classes that wrap others, and how two of their tensors are compared."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ class Int8(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, rows: Tensor, _scale: Tensor, turned: bool) -> "Int8":
+    def __new__(cls, rows: Tensor, _scale: Tensor, turned: bool) -> Self:
         shape, stride = (rows.shape, rows.stride())
         if turned:
             shape, stride = shape[::-1], stride[::-1]
@@ -90,7 +90,7 @@ class Masked(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, held: Tensor, _mask: Tensor) -> "Masked":
+    def __new__(cls, held: Tensor, _mask: Tensor) -> Self:
         return torch.Tensor._make_wrapper_subclass(
             cls, held.shape, strides=held.stride(), dtype=held.dtype
         )
