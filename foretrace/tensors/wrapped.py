@@ -23,7 +23,7 @@ def wraps(kind: type) -> bool:
 
     One that gives its part of what several processes hold (`to_local`) is more than that.
     """
-    if hasattr(kind, "to_local"):
+    if not issubclass(kind, torch.Tensor) or hasattr(kind, "to_local"):
         return False
     both = hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
     dispatches = getattr(kind, "__torch_dispatch__", None)
