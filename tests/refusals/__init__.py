@@ -4,7 +4,7 @@ Each case has the program, the line that its refusal names (marked `# here`), th
 foretrace that raises it, and for each line of `do` the program changed as the line says.
 """
 
-from tests.refusals import asked, entries, gradients, holes, hooks, state, tensors, values
+from tests.refusals import asked, entries, gradients, holes, hooks, state, tensors, values, wrapped
 from tests.refusals.registry import CASES, EXCUSED, Case
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "state",
     "tensors",
     "values",
+    "wrapped",
 ]
