@@ -69,7 +69,9 @@ def same_call(op: Op, wanted: Op) -> bool:
     if subgraphs_of(op):
         return bool(op.outs) and op.outs is wanted.outs
     same_body = op.region is not None and op.region is wanted.region
-    return same_body or (bool(op.args) and op.args is wanted.args)
+    if same_body or (bool(op.args) and op.args is wanted.args):
+        return True
+    return bool(op.outs) and op.outs == wanted.outs  # with other operands: what was unwrapped
 
 
 def makers_of(ops: Sequence[Op], value: Value) -> list[Op]:

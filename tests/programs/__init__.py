@@ -24,6 +24,7 @@ from tests.programs import (
     reread,
     state,
     structure,
+    wrapped,
 )
 from tests.programs.registry import CASES, Case
 
@@ -53,4 +54,5 @@ __all__ = [
     "reread",
     "state",
     "structure",
+    "wrapped",
 ]
