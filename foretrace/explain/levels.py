@@ -71,7 +71,7 @@ def same_call(op: Op, wanted: Op) -> bool:
     same_body = op.region is not None and op.region is wanted.region
     if same_body or (bool(op.args) and op.args is wanted.args):
         return True
-    return bool(op.outs) and op.outs == wanted.outs  # with other operands: what was unwrapped
+    return op.leaf and bool(op.outs) and op.outs == wanted.outs  # of operands that were unwrapped
 
 
 def makers_of(ops: Sequence[Op], value: Value) -> list[Op]:
