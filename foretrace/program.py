@@ -19,7 +19,7 @@ from foretrace.guards.calls import CallGuards
 from foretrace.guards.small import SmallSizes
 from foretrace.ir.program import Graph, Recorded, Signature, Target
 from foretrace.ir.requirements import Answered
-from foretrace.ir.types import Arrived
+from foretrace.ir.types import Arrived, Laid
 from foretrace.ir.verify import verify_graph, verify_module, verify_pair, verify_record
 from foretrace.partition.policies import Policy
 from foretrace.partition.split import Pair, Saved, partition
@@ -46,6 +46,7 @@ from foretrace.runtime.compiled import Compiled, not_copied
 from foretrace.runtime.untrained import Untrained, untrained
 from foretrace.symbols.sizes import Guard
 from foretrace.targets.semantics import Captured, TargetSemantics
+from foretrace.wrappers.opened import unwrapped
 
 HALVES = ("forward", "backward")
 
@@ -128,7 +129,9 @@ class Program:
         def make(
             recorded: Recorded, semantics: TargetSemantics, put: Callable[[Any], Any]
         ) -> Graph:
-            arrived = given and tuple([s and tuple(map(put, s)) for s in given])
+            arrived = given and tuple([
+                s and (s if isinstance(s, Laid) else tuple(map(put, s))) for s in given
+            ])  # fmt: skip
             graph = _graph(recorded, semantics, kind, level, loss, arrived)
             return graph if table is None else decompose(graph, table, semantics, level.kept)
 
@@ -239,8 +242,10 @@ def _graph(
     given: Arrived | None,
 ) -> Graph:  # fmt: skip
     if kind == "joint":
-        return joint_graph(recorded, semantics, level, loss, given)
-    if kind in ("export", "aten"):
+        return unwrapped(joint_graph(recorded, semantics, level, loss, given), semantics)
+    if kind == "aten":
+        return unwrapped(forward_graph(recorded, semantics, level, kind), semantics)
+    if kind == "export":
         return forward_graph(recorded, semantics, level, kind)
     raise Refusal(
         f"there is no cut {kind!r}", kind="unknown cut",

@@ -20,6 +20,7 @@ from foretrace.ir.types import Arrived, Size
 from foretrace.partition.split import Pair
 from foretrace.runtime.tangents import lay_out, sizes_by_data, strides_of
 from foretrace.symbols.sizes import Numbers
+from foretrace.tensors.wrapped import wraps
 
 Flat = Callable[..., Sequence[Any]]
 """Flat inputs, one an argument, to flat results"""
@@ -79,7 +80,7 @@ class Trained:
     def strides(self, item: Input, tangent: torch.Tensor, sizes: Numbers) -> tuple[Size, ...]:
         """Those in which the backward takes a tangent."""
         found = strides_of(item, tangent, sizes)
-        return found if self.relaid else item.value.type.stride
+        return found if self.relaid else item.value.type.laid
 
     def place(self, outputs: list[Any], inputs: Sequence[Any]) -> None:
         """Make the outputs what autograd may give a history: one tensor for each place.
@@ -210,6 +211,8 @@ def _loose(outputs: list[Any], inputs: Sequence[Any]) -> list[int]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
+    if wraps(type(tensor)):
+        return 0  # it has none of its own
     return tensor.untyped_storage().data_ptr()
 
 

@@ -6,7 +6,7 @@ when it first runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
 import sympy
@@ -27,6 +27,8 @@ from foretrace.partition.split import Pair, partition
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.passes.decompose import decompose
 from foretrace.targets.semantics import TargetSemantics
+from foretrace.wrappers.edges import Edges, gradient_counts
+from foretrace.wrappers.opened import unwrapped
 
 Compiler: TypeAlias = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 """What torch takes as `fw_compiler=`: a graph and example inputs, to a callable."""
@@ -56,9 +58,11 @@ class TorchCompilers:
         """What runs a forward that is not trained."""
         graph = forward_graph(recorded, semantics, Level(False), "aten", trains=False)
         halves = TorchHalves(recorded.symbols, semantics.fakes)
-        half = halves.whole(self.opened(graph, semantics))
+        edges = Edges(self.opened(unwrapped(graph, semantics), semantics))
+        half = halves.whole(edges.graph)
         with torch_api.compiling(semantics.fakes.mode):
-            return half.as_the_pair(self.inference(half.module, half.examples))
+            run = half.as_the_pair(self.inference(half.module, half.examples))
+        return edges.around(run)
 
     def halves(
         self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
@@ -67,18 +71,22 @@ class TorchCompilers:
         joint = self.opened(joint, semantics)
         pair = with_sizes(partition(joint, recorded, semantics, self.policy), recorded.symbols)
         halves = TorchHalves(recorded.symbols, semantics.fakes)
-        forward = halves.forward(pair)
-        backward = halves.backward(pair, pair.backward, forward)
-        both = CompiledPair(self, pair, forward, backward, halves)
+        counts = gradient_counts(pair.backward)
+        ends = Edges(pair.forward, counts), Edges(pair.backward, counts)
+        flat = replace(pair, forward=ends[0].graph, backward=ends[1].graph)
+        forward = halves.forward(flat)
+        backward = halves.backward(flat, flat.backward, forward)
+        both = CompiledPair(self, flat, forward, backward, halves)
 
         def partial(given: Arrived) -> Flat:
             part = partial_backward(
                 recorded, semantics, joint, pair, given, lambda g: self.opened(g, semantics)
             )
-            arrived = [strides is not None for strides in given]
-            return Later(both, halves.backward(pair, part, forward, arrived))
+            edges = Edges(part, counts)
+            arrived = edges.spread([strides is not None for strides in given], "tangent", part)
+            return edges.around(Later(both, halves.backward(flat, edges.graph, forward, arrived)))
 
-        return pair, both.forward, both.backward, partial
+        return pair, ends[0].around(both.forward), ends[1].around(both.backward), partial
 
 
 def _check_sizes(graph: Graph) -> None:

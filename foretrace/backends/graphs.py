@@ -31,6 +31,8 @@ from foretrace.runtime.results import (
 )
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.semantics import Captured, TargetSemantics
+from foretrace.wrappers.edges import Edges
+from foretrace.wrappers.opened import unwrapped
 
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 """What torch.compile takes as a backend"""
@@ -73,7 +75,7 @@ def join(
     core = core_of(recorded)
     if not core.gives_followed:
         return Untrained(backend.whole(core, semantics), core)
-    joint = differentiated(core, semantics, Level(False), None)
+    joint = unwrapped(differentiated(core, semantics, Level(False), None), semantics)
     return Trained(core, *backend.halves(joint, core, semantics), relaid=backend.relaid)
 
 
@@ -106,7 +108,10 @@ class ByBackend:
 
     def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
         """What the backend makes of the forward, its ops as written."""
-        graph = forward_graph(recorded, semantics, Level(True), "export", trains=False)
+        plain = not any(item.value.type.wrapped for item in recorded.inputs)
+        level = Level(plain), "export" if plain else "aten"
+        graph = forward_graph(recorded, semantics, *level, trains=False)
+        graph = unwrapped(graph, semantics)
         graph.ops = list(map(unmark, graph.ops))  # results are made leaves after the call
         return self._compiled(graph, recorded, semantics)
 
@@ -136,7 +141,8 @@ class ByBackend:
         return pair, forward, partial(pair.strides) if pair.open else None, partial
 
     def _compiled(self, graph: Graph, recorded: Recorded, semantics: TargetSemantics) -> Flat:
-        module = interpretable(to_fx(graph, recorded.symbols, semantics.fakes, needs))
+        edges = Edges(graph)
+        module = interpretable(to_fx(edges.graph, recorded.symbols, semantics.fakes, needs))
         examples = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
         found = self.compile(module, examples)
         if not callable(found):
@@ -145,7 +151,7 @@ class ByBackend:
                 kind="wrong backend",
                 do="let it return a function of the graph's inputs, or the graph module itself",
             )
-        return found
+        return edges.around(found)
 
 
 class Untrained:

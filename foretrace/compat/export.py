@@ -13,9 +13,10 @@ from torch.export import AdditionalInputs, ExportedProgram
 from foretrace import torch_api
 from foretrace.branches.explore import explored
 from foretrace.compat.export_calls import module_calls
+from foretrace.compat.export_containers import check_keys, check_leaf, check_plain
 from foretrace.compat.export_sizes import Shown, places
 from foretrace.compat.settled import check_settled, tell_answers, without_hooks, without_states
-from foretrace.emit.export_graph import Exported, emitter_for, spelled, to_export
+from foretrace.emit.export_graph import Exported, emitter_for, to_export
 from foretrace.emit.export_inputs import Interface, interface, separated
 from foretrace.emit.fx import SPELLED
 from foretrace.errors import Refusal
@@ -25,7 +26,6 @@ from foretrace.history.call_facts import locate
 from foretrace.ir.names import called_like_a_keyword
 from foretrace.ir.op import Op, Subgraph, Value, values_in
 from foretrace.ir.program import Graph, Recorded
-from foretrace.ir.structure import Structure
 from foretrace.passes.cut import Level, forward_graph, written_over
 from foretrace.passes.live import needs
 from foretrace.passes.steps import in_file
@@ -42,6 +42,7 @@ from foretrace.recording.setup import (
 )
 from foretrace.symbols.shapes import by_name, shapes_tree
 from foretrace.targets.semantics import Captured, TargetSemantics
+from foretrace.tensors.wrapped import Unwrap, Wrap
 from foretrace.trace.calls import CallSite, submodule_calls
 from foretrace.trace.constants import GUARD
 
@@ -238,13 +239,13 @@ def _small(program: Program, *, around: bool) -> SmallSizes:
 def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
     """The export cut, with its writes explicit, and nothing in it that a file cannot hold."""
     recorded = program.recorded
-    _check_plain(recorded.requires.in_structure, "an argument")
-    _check_keys(recorded.requires.in_structure)
-    _check_plain(recorded.out_structure, "what the program returns")
+    check_plain(recorded.requires.in_structure, "an argument")
+    check_keys(recorded.requires.in_structure)
+    check_plain(recorded.out_structure, "what the program returns")
     for name, leaf in recorded.requires.constants.items():
-        _check_leaf(leaf, f"the argument {name}")
+        check_leaf(leaf, f"the argument {name}")
     for output in recorded.outputs:
-        _check_leaf(output.value, f"the output {output.role.name}")
+        check_leaf(output.value, f"the output {output.role.name}")
     graph = forward_graph(recorded, program.semantics, LEVEL, "export", around=around, also=seen)
     for op in graph.ops:
         _check_op(op)
@@ -253,6 +254,14 @@ def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
 
 def _check_op(op: Op) -> None:
     """Refuse what a graph can do and a file cannot hold."""
+    if isinstance(op.target, Unwrap | Wrap):
+        raise locate(Refusal(
+            "the program takes what a tensor class of its own holds, or makes such a tensor, which"
+            " no file can hold",
+            kind="unsupported tensor",
+            do=("do it outside of the exported program, and pass what is held as arguments",
+                "or use foretrace.capture(...).cut('export')"),
+        ), op)  # fmt: skip
     if _is_function(op) and not torch_api.held_by_files(op.target.function):
         raise locate(Refusal(
             f"{op.target} is an autograd.Function, which no file can hold",
@@ -285,7 +294,7 @@ def _check_op(op: Op) -> None:
 
 
 def _is_function(op: Op) -> bool:
-    return hasattr(op.target, "as_module")
+    return hasattr(op.target, "as_module") and not isinstance(op.target, Unwrap | Wrap)
 
 
 def _not_followed(op: Op) -> bool:
@@ -299,35 +308,6 @@ def _for_hooks(op: Op) -> bool:
 
 
 LEVEL = Level(written=True, open=(_not_followed, _for_hooks))
-
-
-def _check_plain(structure: Structure, what: str) -> None:
-    if structure.objects:
-        name = structure.objects[0][1].__name__
-        raise Refusal(
-            f"{what} is a {name}, which torch's pytree does not know",
-            kind="unknown container",
-            do=(f"torch.export.register_dataclass({name}), if it is a dataclass",
-                "register it with torch.utils._pytree, or use dicts and tuples"),
-        )  # fmt: skip
-
-
-def _check_keys(structure: Structure) -> None:
-    """Refuse what torch's own `ExportedProgram` cannot name."""
-    kind = torch_api.without_keys(structure.spec)
-    if kind is not None:
-        raise Refusal(
-            f"an argument is a {kind.__name__}, which torch's pytree knows without keys",
-            kind="unknown container", do="give register_pytree_node its flatten_with_keys_fn",
-        )  # fmt: skip
-
-
-def _check_leaf(leaf: Any, what: str) -> None:
-    if not spelled(leaf):
-        raise Refusal(
-            f"{what} is a {type(leaf).__name__}, which an exported program cannot hold",
-            kind="unknown value", do="use tensors, numbers, strings and None",
-        )  # fmt: skip
 
 
 def _graph(program: Program, mod: nn.Module, written: Written, inputs: Interface) -> Exported:

@@ -31,12 +31,18 @@ class Vals:
         """The fake tensor of a value."""
         known = self._known.get(value)
         if known is None:
-            type, meta = value.type, self._meta(value.type)
-            if self.followed and type.requires_grad:
-                meta.requires_grad_()
-            known = self.fakes.make(meta, type.device)
-            self._known[value] = known
+            known = self._known[value] = self._made(value.type)
         return known
+
+    def _made(self, type: TensorType) -> torch.Tensor:
+        if type.wrapped is not None:
+            inner = tuple(map(self._made, type.wrapped.inner))
+            made: torch.Tensor = type.wrapped.make(inner, type.shape, type.stride)
+            return made.requires_grad_(self.followed and type.requires_grad)
+        meta = self._meta(type)
+        if self.followed and type.requires_grad:
+            meta.requires_grad_()
+        return self.fakes.make(meta, type.device)
 
     def tree(self, tree: Tree) -> Any:
         """A structure with fake tensors for values."""

@@ -14,6 +14,7 @@ from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.walk import every_op, subgraphs_of
 from foretrace.passes.asserted import ASSERT_NUMBER
 from foretrace.targets.semantics import COMPOSITE
+from foretrace.tensors.wrapped import dispatched
 from foretrace.trace.functions import FunctionCall
 from foretrace.trace.hooks import HookCall
 
@@ -68,7 +69,9 @@ def same_call(op: Op, wanted: Op) -> bool:
     if subgraphs_of(op):
         return bool(op.outs) and op.outs is wanted.outs
     same_body = op.region is not None and op.region is wanted.region
-    return same_body or (bool(op.args) and op.args is wanted.args)
+    if same_body or (bool(op.args) and op.args is wanted.args):
+        return True
+    return op.leaf and bool(op.outs) and op.outs == wanted.outs  # of operands that were unwrapped
 
 
 def makers_of(ops: Sequence[Op], value: Value) -> list[Op]:
@@ -154,6 +157,8 @@ class Levels:
         for program in subgraphs_of(op):
             if inner in every_op(program.ops):
                 return (f"{name} holds it, in {program.name}",), "program"
+        if dispatched(op):
+            return ("by the __torch_dispatch__ of the class of an operand",), "wrapper"
         if chosen:
             return chosen, "choice"
         return (f"what takes {name} apart is not known",), None

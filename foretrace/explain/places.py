@@ -15,6 +15,7 @@ from foretrace.explain.explanation import Link, Place
 from foretrace.explain.levels import LAYOUT, TABLE
 from foretrace.history.history import with_history
 from foretrace.holding.hold import hold
+from foretrace.holding.wrapped import Through
 from foretrace.mutation.functionalize import functionalize
 from foretrace.ops.infer import Inference
 from foretrace.partition.policies import choose
@@ -62,6 +63,7 @@ OPENED: dict[str, tuple[str, Callable[..., Any]]] = {
     "functional form": ("write", functionalize),
     "autograd.Function": ("body", function_calls),
     "program": ("body", hold),
+    "wrapper": ("body", Through.__call__),
     "choice": ("choice", choose_attention),
     TABLE: ("opened", decompose),
     LAYOUT: ("opened", decompose),

@@ -21,6 +21,7 @@ from foretrace.ir.members import MISSING
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.requirements import Answered, memory_of, one_memory, tensor_of
 from foretrace.symbols.sizes import MANY, Numbers, Size, put_in, solved
+from foretrace.tensors.wrapped import Holds
 
 GONE = "except (KeyError, AttributeError, ValueError, IndexError, ZeroDivisionError)"
 """What looking at a name raises that is no longer bound, or asking what has no answer"""
@@ -109,6 +110,7 @@ class Conditions(Checks):
         self._begins()
         self._whole()
         self._rooms()
+        self._wrapped()
 
     def answers(self, asked: Sequence[Answered]) -> None:
         """Questions about values that the program asked and that are asked again."""
@@ -215,6 +217,14 @@ class Conditions(Checks):
             words = f"the memory of {name} has room for {{}} elements, in the capture for {then}"
             if _symbols(then) <= self.bound:
                 self.add(f"{now} == {size_text(then)}", telling(words, now), at)
+
+    def _wrapped(self) -> None:
+        """What inputs hold that wrap others."""
+        for item, local in zip(self.recorded.inputs, self.inputs, strict=True):
+            if item.size is None and item.value.type.wrapped:
+                tell = Holds(item.role.name, item.value.type.wrapped)
+                told = self.source.bind(tell, "holds")
+                self.add(f"not {told}({local})", f"{told}({local})")
 
     def _set_on(self) -> None:
         """Attributes of Python's on inputs."""

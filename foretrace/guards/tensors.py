@@ -9,6 +9,7 @@ import torch
 
 from foretrace.guards.guard import shown
 from foretrace.ir.types import TensorType
+from foretrace.tensors.wrapped import wraps
 
 FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType({
     "class": lambda tensor: type(tensor).__name__,
@@ -20,6 +21,7 @@ FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType({
     "conjugate bit": lambda tensor: tensor.is_conj(),
     "negative bit": lambda tensor: tensor.is_neg(),
     "inference mode": lambda tensor: tensor.is_inference(),
+    "wrapping class": lambda tensor: type(tensor).__name__ if wraps(type(tensor)) else None,
 })  # fmt: skip
 """What is looked at of a tensor, beside its sizes and strides."""
 
@@ -53,6 +55,7 @@ class TensorFacts:
             ("layout", torch.strided),
             ("conjugate bit", "conj" in type.lazy),
             ("negative bit", "neg" in type.lazy),
+            ("wrapping class", str(type.wrapped) if type.wrapped else None),
         )
         shape = tuple(size if isinstance(size, int) else None for size in type.shape)
         stride = None if type.symbols or 0 in shape else _strides(type)

@@ -7,8 +7,9 @@ Beside the containers that torch's pytree knows, dataclasses and plain objects t
 import dataclasses
 import inspect
 import operator
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -106,16 +107,34 @@ def _attributes(leaf: Any) -> dict[str, Any] | None:
     """The attributes of an object that is a container of tensors, or None for a leaf."""
     if isinstance(leaf, (torch.Tensor, nn.Module, type, str, int, float)) or callable(leaf):
         return None
-    if not _made_of_names(type(leaf)):
+    base = _made_of(type(leaf))
+    if base is None:
         return None
     attributes = names_in(leaf)
+    if base in CONTAINERS:
+        content = [item for _, item in own_items(leaf)]
+        whole = dict(own_items(leaf)) if issubclass(base, dict) else CONTAINERS[base](content)
+        attributes = {ITEMS: whole, **(attributes or {})}
     held = attributes is not None and _holds_tensors(attributes, depth=4)
     return attributes if held or attribute(type(leaf), "__dataclass_fields__") else None
 
 
-def _made_of_names(kind: type) -> bool:
-    """Whether an object of the class is what its attributes are: no container, no number."""
-    return next(base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE) is object
+CONTAINERS: Mapping[type, Callable[[list[Any]], Any]] = MappingProxyType(
+    {dict: list, OrderedDict: list, list: list, tuple: tuple}
+)
+"""Python's own containers of which a class of the user's may be made"""
+ITEMS = "<items>"
+"""Stands for an attribute that has what such an object contains"""
+
+
+def _made_of(kind: type) -> type | None:
+    """What an object of the class is beside its attributes: nothing, or a container of Python's.
+
+    None of one that is something else: a number, a set, what C has made.
+    """
+    base = next(base for base in kind.__mro__ if not base.__flags__ & HEAP_TYPE)
+    known = base in (object, SimpleNamespace) or (base in CONTAINERS and base is not kind)
+    return base if known else None
 
 
 def _holds_tensors(item: Any, depth: int) -> bool:
@@ -128,7 +147,13 @@ def _holds_tensors(item: Any, depth: int) -> bool:
 
 
 def _rebuild(kind: type, attributes: dict[str, Any]) -> Any:
-    new: Any = object.__new__(kind)
+    base: Any = _made_of(kind)
+    items = attributes.pop(ITEMS, ())
+    new: Any = base.__new__(kind, items) if base is tuple else base.__new__(kind)
+    if base is list:
+        list.extend(new, items)
+    for key in items if base in (dict, OrderedDict) else ():
+        base.__setitem__(new, key, items[key])
     for name, item in attributes.items():
         object.__setattr__(new, name, item)
     return new
@@ -144,14 +169,16 @@ def pour(fresh: Any, live: Any) -> Any:
     if type(fresh) is not kind or isinstance(live, torch.Tensor):
         return fresh
     if isinstance(live, dict):
-        items = {key: pour(item, dict.get(live, key)) for key, item in dict.items(fresh)}
-        if [*items] != [*dict.keys(live)]:
-            dict.clear(live)
-        dict.update(live, items)
-        return live
+        own: Any = OrderedDict if isinstance(live, OrderedDict) else dict  # which has its own order
+        items = {key: pour(item, dict.get(live, key)) for key, item in own.items(fresh)}
+        if [*items] != [*own.keys(live)]:
+            own.clear(live)
+        for key, item in items.items():
+            own.__setitem__(live, key, item)
+        return _with_attributes(fresh, live)
     if isinstance(live, list):
         live[:] = [*map(pour, fresh, live), *fresh[len(live) :]]
-        return live
+        return _with_attributes(fresh, live)
     if isinstance(live, deque):
         held = [*map(pour, fresh, live), *list(fresh)[len(live) :]]
         deque.clear(live)
@@ -161,9 +188,11 @@ def pour(fresh: Any, live: Any) -> Any:
         parts = [*map(pour, fresh, live), *fresh[len(live) :]]
         same = len(parts) == len(live) and all(map(operator.is_, parts, live))
         return live if same else fresh
-    attributes = _attributes(fresh)
-    if attributes is None:
-        return fresh
+    return fresh if _attributes(fresh) is None else _with_attributes(fresh, live)
+
+
+def _with_attributes(fresh: Any, live: Any) -> Any:
+    attributes = names_in(fresh) or {}
     for name, item in attributes.items():
         object.__setattr__(live, name, pour(item, getattr(live, name, None)))
     for name in (names_in(live) or {}).keys() - attributes.keys():

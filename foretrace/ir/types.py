@@ -2,7 +2,7 @@
 
 import operator
 from functools import reduce
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import sympy
 import torch
@@ -12,6 +12,26 @@ Size: TypeAlias = int | sympy.Expr
 
 NO_SYMBOLS: frozenset[sympy.Symbol] = frozenset()
 """One for all types, as Python makes an empty one anew each time"""
+
+
+class Laid(tuple[Size, ...]):  # noqa: SLOT001 - a tuple has no room for them
+    """Strides of a tensor that wraps others, with what it holds (a `Wrapping`)."""
+
+    wrapped: Any
+
+    def __new__(cls, strides: tuple[Size, ...], wrapped: Any) -> Self:
+        """The strides; not equal to those of a tensor that holds something else."""
+        new = super().__new__(cls, strides)
+        new.wrapped = wrapped
+        return new
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Laid) and self.wrapped == other.wrapped
+        return same and tuple.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        return hash((tuple(self), self.wrapped))
+
 
 Arrived: TypeAlias = tuple[tuple[Size, ...] | None, ...]
 """Of each tangent the strides that it comes in; None: it did not arrive."""
@@ -37,6 +57,7 @@ class TensorType:
 
     `lazy` is "conj", "neg" or both where torch has put off a conjugation or negation. `sparse` is
     the number of sparse dimensions of one in COO layout; its strides are those of a dense one.
+    `wrapped` is what a tensor of a class that wraps others holds (a `Wrapping`), None of others.
 
     Immutable and compared by value. The hash is kept, because every recorded call is looked up
     by the types of its operands.
@@ -44,7 +65,7 @@ class TensorType:
 
     __slots__ = (
         "_hash", "_symbols", "device", "dtype", "key", "lazy", "offset", "requires_grad", "shape",
-        "sparse", "stride",
+        "sparse", "stride", "wrapped",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a type is
@@ -57,11 +78,12 @@ class TensorType:
         requires_grad: bool = False,
         lazy: str = "",
         sparse: int = 0,
+        wrapped: Any = None,
     ) -> None:
         self.shape, self.stride, self.offset = shape, stride, offset
         self.dtype, self.device, self.requires_grad = dtype, device, requires_grad
-        self.lazy, self.sparse = lazy, sparse
-        self.key = (shape, stride, offset, dtype, device, requires_grad, lazy, sparse)
+        self.lazy, self.sparse, self.wrapped = lazy, sparse, wrapped
+        self.key = (shape, stride, offset, dtype, device, requires_grad, lazy, sparse, wrapped)
         self._hash = hash(self.key)
         self._symbols: frozenset[sympy.Symbol] | None = None
 
@@ -73,7 +95,8 @@ class TensorType:
 
     def __repr__(self) -> str:
         name = DTYPE_NAMES.get(self.dtype, str(self.dtype).removeprefix("torch."))
-        return f"{'sparse ' * bool(self.sparse)}{name}[{', '.join(map(str, self.shape))}]"
+        kind = f"{self.wrapped} " if self.wrapped else "sparse " * bool(self.sparse)
+        return f"{kind}{name}[{', '.join(map(str, self.shape))}]"
 
     @property
     def differentiable(self) -> bool:
@@ -109,7 +132,7 @@ class TensorType:
         if requires_grad == self.requires_grad:
             return self
         layout = (self.shape, self.stride, self.dtype, self.device, self.offset)
-        return TensorType(*layout, requires_grad, self.lazy, self.sparse)
+        return TensorType(*layout, requires_grad, self.lazy, self.sparse, self.wrapped)
 
     @property
     def dense(self) -> bool:
@@ -161,7 +184,7 @@ class TensorType:
 
     def without_gaps(self) -> "TensorType":
         """The same type, or laid out in order if it has gaps or overlaps itself."""
-        return self if self.dense else self.contiguous()
+        return self if self.dense or self.wrapped is not None else self.contiguous()
 
     def ordered(self, strides: tuple[int, ...]) -> "TensorType":
         """The same type laid out in the order of these strides, expanded where they are zero."""
@@ -178,7 +201,22 @@ class TensorType:
     def but(self, **changed: Any) -> "TensorType":
         """The same type with other values of some attributes."""
         names = ("shape", "stride", "dtype", "device", "offset", "requires_grad", "lazy", "sparse")
-        return TensorType(**({name: getattr(self, name) for name in names} | changed))
+        known = {name: getattr(self, name) for name in (*names, "wrapped")}
+        return TensorType(**(known | changed))
+
+    @property
+    def laid(self) -> tuple[Size, ...]:
+        """Its strides, by which a tangent of it is known; with what it holds, if it wraps."""
+        return Laid(self.stride, self.wrapped) if self.wrapped is not None else self.stride
+
+    def arrived(self, strides: tuple[Size, ...]) -> "TensorType":
+        """The type of a tangent of it that lies so."""
+        return self.but(stride=strides, lazy="", wrapped=getattr(strides, "wrapped", None))
+
+    @property
+    def plain(self) -> "TensorType":
+        """The type of a tensor of torch's own class that lies as this one does."""
+        return self.but(wrapped=None) if self.wrapped is not None else self
 
     def same_layout(self, other: "TensorType") -> bool:
         """Whether both have the same shape, strides and dtype."""

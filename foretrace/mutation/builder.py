@@ -112,8 +112,8 @@ class Builder(torch_api.TorchDispatchMode):
         self.casts, self.histories, self.forward = Casts(), Histories(), ForwardMode()
         self.scope = self._around = list[Op]()
         self.log: list[Op] = []
-        self.fresh, self.leaves = set[Value](), set[Value]()
-        """what factories have made; leaves of autograd that the program has"""
+        self.fresh, self.leaves, self.held = set[Value](), set[Value](), set[Value]()
+        """what factories have made; leaves of autograd that the program has; what others wrap"""
         self.inference = self.inferred = self.holding = False
         """in inference mode; whether it has been; in a program that an operator holds"""
         self.module: ModuleCall | None = None

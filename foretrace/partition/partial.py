@@ -19,6 +19,7 @@ from foretrace.partition.sides import Sides
 from foretrace.partition.split import SAVED_COPY, Pair, Saved, second
 from foretrace.passes.cut import Level, differentiated
 from foretrace.targets.semantics import TargetSemantics
+from foretrace.wrappers.opened import unwrapped
 
 WHY = "the backward for all gradients needs it"
 
@@ -40,7 +41,8 @@ def partial_backward(
     Raises:
         Refusal: it needs a value that the forward did not save.
     """
-    part = opened(differentiated(recorded, semantics, Level(False), None, given))
+    part = differentiated(recorded, semantics, Level(False), None, given)
+    part = opened(unwrapped(part, semantics))
     halves = Sides(part, recorded, semantics)
     meant = _counterparts(part.ops, joint.ops)
     saved = set(map(_original, pair.saved))

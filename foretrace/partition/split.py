@@ -66,9 +66,7 @@ class Pair:
     @property
     def strides(self) -> Arrived:
         """Of the tangents that the backward takes."""
-        return tuple(
-            [i.value.type.stride for i in self.backward.inputs if i.role.kind == "tangent"]
-        )
+        return tuple([i.value.type.laid for i in self.backward.inputs if i.role.kind == "tangent"])
 
     @property
     def bytes(self) -> Size:

@@ -278,9 +278,9 @@ def _seed(
     tangents = []
     followed = [output for output in recorded.returned if recorded.differentiable(output.value)]
     types = [output.value.type.without_gaps().with_grad(False) for output in followed]
-    for i, strides in enumerate(given or [type.stride for type in types]):
+    for i, strides in enumerate(given or [type.laid for type in types]):
         if strides is not None:
-            tangent, output = Value(types[i].but(stride=strides, lazy="")), followed[i]
+            tangent, output = Value(types[i].arrived(strides)), followed[i]
             tangents.append(Input(tangent, Role("tangent", output.role.name or "output")))
             maker = maker_of(recorded.ops, output.value) or NOWHERE
             walk.add(output.value, tangent, maker)

@@ -42,6 +42,7 @@ from foretrace.rules.own_backward import own_rule
 from foretrace.rules.rule import Rule
 from foretrace.rules.table import RuleTable
 from foretrace.symbols.sizes import Symbols
+from foretrace.tensors.wrapped import dispatched
 from foretrace.through.scanned import differentiate as differentiate_held
 from foretrace.trace.functions import FunctionCall
 
@@ -117,7 +118,8 @@ class Differentiation:
 
     def _by_itself(self, op: Op) -> bool:
         """Whether what lies below an op has no part in its derivative."""
-        return bool(op.own and subgraphs_of(op)) or self.table.wins(op.target)
+        held = bool(op.own and subgraphs_of(op))
+        return held or dispatched(op) or self.table.wins(op.target)
 
     def _without_gradient(self, op: Op) -> None:
         """Where none arrives, the engine goes on, as a user's Function may make one."""
@@ -177,10 +179,12 @@ class Differentiation:
         followed = any(value.type.requires_grad for value in occurrences)
         if not followed or all(t is None for t in tangents):
             return None, occurrences  # what is not followed is a leaf that the program makes
-        typed_args, typed_kwargs = substitute(both, {value: value.type for value in occurrences})
-        given = tuple([None if t is None else t.type for t in tangents])
+        types = {value: value.type.plain for value in occurrences}
+        typed_args, typed_kwargs = substitute(both, types)
+        given = tuple([None if t is None else t.type.plain for t in tangents])
         positions = frozenset(written_positions(op, occurrences))
-        known = map_values(op.result, lambda v: v.type) if binds(op) else None
+        told = binds(op) or dispatched(op)
+        known = map_values(op.result, lambda v: v.type.plain) if told else None
         try:
             rule = self.derivatives.rule(func, typed_args, typed_kwargs, given, positions, known)
         except Refusal as refusal:

@@ -30,6 +30,7 @@ from foretrace.ir.requirements import (
     Requirements,
 )
 from foretrace.python_state.outside import Outside, origin_of
+from foretrace.tensors.wrapped import flattened, wraps
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -128,8 +129,10 @@ class Reading:
                 self._take(name, "cell", place.holder, None, place.before, DEEPEST)
 
     def set_on(self, index: int, tensor: torch.Tensor) -> list[tuple[int, str, object]]:
-        """What Python has set on an input."""
-        mentioned = [(n, item) for n, item in vars(tensor).items() if n in self.mentioned]
+        """What Python has set on an input, but for the tensors that it wraps: these are its own."""
+        own = flattened(tensor)[0] if wraps(type(tensor)) else ()
+        space = vars(tensor).items()
+        mentioned = [(n, item) for n, item in space if n in self.mentioned and n not in own]
         for name, item in mentioned:
             self.follow(name, item)
         return [(index, n, snapshot(item) if plain(item) else item) for n, item in mentioned]

@@ -27,6 +27,7 @@ from foretrace.ir.walk import every_op
 from foretrace.mutation.alias import Stranded
 from foretrace.python_state.counts import is_open
 from foretrace.tensors.abstract import Abstract, Types
+from foretrace.tensors.wrapped import wraps
 from foretrace.trace.functions import Context, FunctionCall
 
 METHODS = (staticmethod, classmethod, types.FunctionType)
@@ -150,7 +151,7 @@ def held_before(function: type[Function], args: Any) -> bool:
 
 
 def _inside(item: Any) -> Iterable[Any]:
-    if isinstance(item, Context):
+    if isinstance(item, Context) or wraps(type(item)):
         return list(vars(item).values())
     if isinstance(item, type) and issubclass(item, Function):
         return [each for each in vars(item).values() if isinstance(each, METHODS)]

@@ -95,6 +95,12 @@ class Borrowed:
                         owner = (loan.module, name)
                         table[name] = placeholder(tensor, kind, loan.full_name(name), owner)
 
+    def show(self, as_program_has: Callable[[Any], Any]) -> None:
+        """Let the program find what wraps others in the class that it is of."""
+        for loan in self._loans:
+            for table in torch_api.tensor_tables(loan.module):
+                table.update({name: as_program_has(each) for name, each in table.items()})
+
     def states(self) -> list[ModuleState]:
         """How the modules are now."""
         return [state_of(loan.path, loan.module) for loan in self._loans]

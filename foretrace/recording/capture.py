@@ -13,6 +13,7 @@ import torch
 from foretrace import torch_api
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import Sources, function_of, names_of, place_of
+from foretrace.holding.wrapped import as_program_has, check_unwritten
 from foretrace.ir.op import Value
 from foretrace.ir.program import Input, Mutation, Output, Recorded, Role, size_input
 from foretrace.ir.requirements import (
@@ -148,7 +149,8 @@ class Capture:
         if isinstance(tensor, torch.nn.Parameter):
             torch_api.mark_parameter(abstract)
             abstract.__class__ = AbstractParameter
-        lend_attributes(abstract, tensor)
+        if not value.type.wrapped:
+            lend_attributes(abstract, tensor)
         self._known[id(tensor)] = abstract
         live = None if kind == "input" else tensor
         role = Role(kind, self._unique(name))
@@ -157,7 +159,7 @@ class Capture:
         self._append(item, tensor, abstract)
         if kind == "constant":
             self.constants.give(value, tensor)
-        elif not (tensor.is_meta or self.dynamic.knows(tensor)):
+        elif not (tensor.is_meta or value.type.wrapped or self.dynamic.knows(tensor)):
             self.constants.lend(value, tensor, len(self.inputs) - 1)
         return abstract
 
@@ -250,14 +252,19 @@ class Capture:
         """What the program computed with in the place of each input that there is by now."""
         return [*self.as_given, *self.placeholders[len(self.as_given) :]]
 
-    def opened(self, given: list[Any]) -> list[Any]:
-        """The arguments with symbols in the place of the numbers that the program counts with."""
+    def opened(self, given: list[Any], loan: Borrowed) -> list[Any]:
+        """The arguments with symbols in the place of the numbers that the program counts with.
+
+        What wraps others is of its own class, there and in the modules.
+        """
+        loan.show(partial(as_program_has, recorder=self.recorder))
         names = {id(p): i.role.name for i, p in zip(self.inputs, self.placeholders, strict=True)
                  if i.number is not None}  # fmt: skip
         self.as_given = [*self.placeholders]
         seen = {id(x): self._view(x) for x in given}
         given = [seen[id(x)] for x in given]
-        return [self._symbol(x, names[id(x)]) if id(x) in names else x for x in given]
+        given = [self._symbol(x, names[id(x)]) if id(x) in names else x for x in given]
+        return [as_program_has(x, self.recorder) for x in given]
 
     def count(self, read: StateRead, name: str) -> Any:
         """A symbol for a number that is read at each call."""
@@ -304,7 +311,8 @@ class Capture:
 
     def _type(self, tensor: torch.Tensor, name: str, kind: str) -> TensorType:
         known = self.types.of(tensor, self.device if tensor.device != self.device else None)
-        geometry = self.dynamic.geometry(tensor, name) if kind == "input" else None
+        plain = kind == "input" and not known.wrapped
+        geometry = self.dynamic.geometry(tensor, name) if plain else None
         if geometry is None:
             return known
         shape, stride, offset = geometry.shape, geometry.stride, geometry.offset
@@ -391,7 +399,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         given = capture.arguments(leaves, requires)
         absent = target.device.type not in torch_api.device_types_here()
         with running(recorder, loan.paths(), absent), capture.steps:
-            given = capture.opened(given)
+            given = capture.opened(given, loan)
             call = call_args, call_kwargs = in_structure.build(iter(given))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
             found = capture.outside.lent if capture.outside is not None else {}
@@ -508,6 +516,7 @@ def _run(fn: Any, args: Any, kwargs: Any, recorder: Recorder) -> Any:
     with reported(recorder):
         result = fn(*args, **kwargs)
         recorder.view_rebased()
+    check_unwritten(recorder)
     if recorder.first_refusal is not None:  # the program caught it
         raise recorder.first_refusal
     return result

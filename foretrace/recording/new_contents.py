@@ -7,6 +7,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.frames.lines import Lines
+from foretrace.holding.wrapped import check_unchanged
 from foretrace.ir.op import Op, Value, ViewStep, Write, values_in
 from foretrace.ir.program import Input, Mutation, Output, Overwritten, Role
 from foretrace.ir.requirements import FIRST_CALL
@@ -19,6 +20,7 @@ from foretrace.mutation.outs import LEAVE_OUT
 from foretrace.mutation.overlap import place
 from foretrace.python_state.module_state import Borrowed
 from foretrace.tensors.abstract import Abstract
+from foretrace.tensors.wrapped import wraps
 from foretrace.trace.recorder import Recorder
 
 NEW = "use the operator that returns a new tensor, such as detach() or transpose()"
@@ -188,6 +190,10 @@ def check_attributes_kept(
     loan.check_attributes({id(placeholder) for placeholder in placeholders}, lines)
     for tensor, placeholder in zip(real, placeholders, strict=True):
         if not isinstance(placeholder, Abstract) or isinstance(tensor, torch_api.FakeTensor):
+            continue
+        if wraps(type(tensor)):
+            if placeholder.ft_instance is not None:
+                check_unchanged(placeholder.ft_instance(), placeholder)
             continue
         before, now = vars(tensor), vars(placeholder)
         names = (before.keys() | now.keys()) - torch_api.CACHED_SIZES

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.holding.wrapped import known_as
 from foretrace.ir.program import Output, Role
 from foretrace.mutation.alias import alias_of
 from foretrace.mutation.made_leaves import returned_value
@@ -45,7 +46,7 @@ class Outputs:
             return Output(self.recorder.types.symbols.scalar(leaf), role)
         if not isinstance(leaf, torch.Tensor):
             return Output(leaf, role)
-        return self._tensor(role, leaf if isinstance(leaf, Abstract) else self.lift(leaf))
+        return self._tensor(role, known_as(leaf, self.recorder))
 
     def _tensor(self, role: Role, placeholder: Abstract) -> Output:
         recorder, placeholders = self.recorder, self.given()

@@ -14,6 +14,7 @@ from foretrace.duals.numbers import leaving
 from foretrace.errors import Frame, Refusal, Way
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import function_of
+from foretrace.holding.wrapped import known_as
 from foretrace.ir.members import cell_content, cells_of, held_by
 from foretrace.ir.op import Checkpoint
 from foretrace.ir.requirements import Place
@@ -77,7 +78,7 @@ class Checkpoints:
         saves = torch_api.selective_policy(context)
         if outer is None and recorder.grad_mode():
             tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-            given = [t if isinstance(t, Abstract) else recorder.lift(t) for t in tensors]
+            given = [known_as(t, recorder) for t in tensors]
             inputs = tuple([value_of(tensor, recorder) for tensor in given])
             region = recorder.checkpoint = Checkpoint(saves, inputs)
             self.read.append((region, recorder.sources.here(), list(_named_by(fn, set()))))

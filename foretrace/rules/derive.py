@@ -31,6 +31,7 @@ from foretrace.rules.table import BackwardCall, Registered, RuleTable, fit
 from foretrace.rules.tape import RULE, FormulaSemantics, Tape, current_value, ops_for, tensors_in
 from foretrace.symbols.floats import ASKED_NUMBER, asked_number
 from foretrace.tensors.abstract import Abstract, Types
+from foretrace.tensors.wrapped import Unwrap, Wrap
 
 
 @dataclass(slots=True)
@@ -68,6 +69,8 @@ class Derivatives:
 
         `known`: the types of what it returns, where they depend on data.
         """
+        if isinstance(func, Unwrap | Wrap):
+            return (False,) * (len(func.names) if isinstance(func, Unwrap) else 1)
         args, kwargs = self._at_numbers((args, kwargs))
         key = (_traits((func, args, kwargs)), self._count(func, args, kwargs, known))
         found = self._followed.get(key)
@@ -114,6 +117,8 @@ class Derivatives:
 
         One that autograd refuses to follow, such as a scatter of complex numbers, saves nothing.
         """
+        if isinstance(func, Unwrap | Wrap):
+            return frozenset(), frozenset()
         args, kwargs = self._at_numbers((args, kwargs))
         if written:  # no size is asked for in place, and an open number would be fixed
             args, kwargs = map_tree((args, kwargs), self.types.symbols.concrete)

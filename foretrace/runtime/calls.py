@@ -123,7 +123,7 @@ def _as_given(
     for item, tangent in zip(wanted, given, strict=True):
         sizes = sizes_by_data(item, tangent, sizes)
     strides = tuple(map(partial(strides_of, sizes=sizes), wanted, given))
-    if strides != tuple([item.value.type.stride for item in wanted]):
+    if strides != tuple([item.value.type.laid for item in wanted]):
         cuts = cuts[-1].again(strides)
         there = cuts[-1].small.there(only_numbers(sizes))
         if there is not None:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from foretrace.errors import Refusal
 from foretrace.ir.program import Input, Recorded
-from foretrace.ir.types import Size
+from foretrace.ir.types import Laid, Size
 from foretrace.symbols.sizes import Numbers
+from foretrace.tensors.wrapped import held_by, holding_alike, wraps
 
 APPLIED = (sympy.Function, sympy.Max, sympy.Min)
 """What sizes are made of beside sums and products"""
@@ -72,13 +73,18 @@ def strides_of(item: Input, tangent: Tensor, sizes: Numbers) -> tuple[Size, ...]
 
     With open sizes they are those of its order in memory.
     """
-    type = item.value.type
-    shape, stride = (tuple(_number(n, sizes) for n in part) for part in (type.shape, type.stride))
-    if tuple(tangent.shape) != shape or tangent.dtype != type.dtype:
+    expected = item.value.type
+    shape, stride = (
+        tuple(_number(n, sizes) for n in part) for part in (expected.shape, expected.stride)
+    )
+    if tuple(tangent.shape) != shape or tangent.dtype != expected.dtype:
         raise _wrong(item, tangent, shape)
+    if expected.wrapped or wraps(type(tangent)):
+        return _as_it_holds(item, tangent)
     if tangent.stride() == stride or not tangent.numel():
-        return type.stride
-    return type.ordered(tangent.stride()).stride if type.symbols else tangent.stride()
+        return expected.stride
+    known = expected.symbols
+    return expected.ordered(tangent.stride()).stride if known else tangent.stride()
 
 
 def _wrong(item: Input, tangent: Tensor, shape: Sequence[int]) -> Refusal:
@@ -89,8 +95,21 @@ def _wrong(item: Input, tangent: Tensor, shape: Sequence[int]) -> Refusal:
     )  # fmt: skip
 
 
+def _as_it_holds(item: Input, tangent: Tensor) -> tuple[Size, ...]:
+    """The same of a tangent that wraps others, or should: what it holds decides the backward."""
+    now, then = held_by(tangent), item.value.type.wrapped
+    if now is None or then is None or now.kind is not then.kind:
+        raise Refusal(
+            f"the {item.role} is a {now or 'plain tensor'}, its output is a {then or 'plain one'}",
+            kind="wrong tangents", do="pass a tangent of the class of the output",
+        )  # fmt: skip
+    return Laid(tangent.stride(), now)
+
+
 def lay_out(tangent: Tensor, stride: Sequence[Size], sizes: Numbers) -> Tensor:
     """A tangent with such strides, conjugated or negated if it was to be later."""
+    if isinstance(stride, Laid):
+        return holding_alike(tangent, stride, stride.wrapped)
     steps = tuple([_number(n, sizes) for n in stride])
     put_off = tangent.is_conj() or tangent.is_neg()
     if not put_off and (tangent.stride() == steps or not tangent.numel()):

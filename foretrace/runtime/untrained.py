@@ -14,6 +14,7 @@ from foretrace.ir.op import ModuleCall, Op, Value
 from foretrace.ir.program import Graph, Mutation, Recorded
 from foretrace.ir.walk import every_op, subgraphs_of
 from foretrace.passes.hooks import left_out
+from foretrace.tensors.wrapped import dispatched
 from foretrace.trace.functions import FunctionCall
 from foretrace.trace.hooks import HookCall
 
@@ -31,6 +32,8 @@ def untrained(graph: Graph, recorded: Recorded) -> Untrained:
             each for each in calls if each.target.followed and each.target.context not in whole
         )
         found = next(opened, None) or next((due[v] for v in op.operands if v in due), None)
+        if found is None and graph.kind == "aten" and _dispatched_in(op):
+            found = op
         if found is not None:
             due |= {out: found for out in op.outs if out.type.requires_grad and out not in due}
     return {
@@ -46,6 +49,11 @@ def _as_written(ops: Iterable[Op]) -> Iterator[Op]:
             yield from _as_written(op.region or ())
         if not isinstance(op.target, ModuleCall):
             yield op
+
+
+def _dispatched_in(op: Op) -> bool:
+    """Whether it is, or is made of, what a class of its own does, which autograd is above of."""
+    return dispatched(op) or any(map(_dispatched_in, op.template or ()))
 
 
 def _with_held(op: Op) -> Iterator[Op]:
@@ -84,6 +92,12 @@ def _opened(op: Op) -> Refusal:
             " gradient is asked for that it would see",
             kind="hook", at=op.origin.frame,
             do=('use cut("joint"), which has it', "or train by foretrace.compile"),
+        )  # fmt: skip
+    if not isinstance(op.target, FunctionCall):
+        return Refusal(
+            f"the cut shows what a tensor class of its own does for {op.target}, and autograd is"
+            " above that", kind="unsupported tensor", at=op.origin.frame,
+            do=("train by cut('export'), which calls the operator itself", "or use cut('joint')"),
         )  # fmt: skip
     return Refusal(
         f"the cut shows what {op.target} does forward, which is not to be differentiated",

@@ -46,7 +46,7 @@ class Varying:
 
     def _sizes(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
         leaves, _ = named_arguments(fn, args, kwargs)
-        tensors = {name: leaf for name, leaf in leaves if isinstance(leaf, torch.Tensor)}
+        tensors = {n: t for n, t in leaves if isinstance(t, torch.Tensor) and not t.is_nested}
         if self.dynamic is not None:
             every = {name: Asked(name, (FREE,) * t.dim()) for name, t in tensors.items()}
             return every if self.dynamic else {}

@@ -148,7 +148,7 @@ class _Reader:
         for dim in by_dim:
             if not isinstance(dim, int) or not -rank <= dim < rank:
                 raise wrong_shapes(f"{name} has {rank} dimensions, not one numbered {dim}")
-        for dim, size in enumerate(tensor.shape):
+        for dim, size in enumerate(() if tensor.is_nested else tensor.shape):
             yield self._want(by_dim.get(dim, by_dim.get(dim - rank)), size, f"{name}, size {dim}")
 
     def _want(self, want: Any, size: int, where: str) -> Want | None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 from weakref import ref
@@ -18,6 +19,7 @@ from foretrace.tensors.admitted import makes_subclass, sparse_dims
 from foretrace.tensors.classes import AsTensor
 from foretrace.tensors.index_parts import open_number
 from foretrace.tensors.indexing import Indexing
+from foretrace.tensors.wrapped import wrapping_of
 
 TENSOR: Any = torch.Tensor
 """To torch's stubs its descriptors are plain attributes"""
@@ -30,8 +32,8 @@ STRIDE: Any = torch.Tensor.stride
 IS_CONTIGUOUS: Any = torch.Tensor.is_contiguous
 INDEXING = Indexing()
 """It has no state"""
-OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_hooked", "ft_indexing", "ft_leaf",
-        "ft_tangent", "ft_told", "ft_value", "ft_viewed")  # fmt: skip
+OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_held", "ft_hooked", "ft_indexing",
+        "ft_instance", "ft_leaf", "ft_tangent", "ft_told", "ft_value", "ft_viewed")  # fmt: skip
 """Attributes of an abstract tensor that no tensor of torch's has"""
 
 
@@ -92,7 +94,11 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     """what `.grad` of an input is asked of; None where it is not followed"""
     ft_hooked: Value
     """what its hooks are of; no attribute where it has none"""
+    ft_held: Any
+    """of one that wraps others: its attributes, and what it holds with the Values of that"""
     ft_indexing: Any
+    ft_instance: Any
+    """a weak reference to the tensor that the program has in its place; None of most"""
     ft_tangent: "Abstract"
     """what forward-mode autograd has of it; no attribute where it has nothing"""
     ft_told: "Told"
@@ -382,6 +388,9 @@ class Types:
             dense = TensorType(sizes(tensor.shape), (), tensor.dtype, device).contiguous()
             return self.intern(dense.but(requires_grad=followed, sparse=sparse))
         shape, stride = sizes(tensor.shape), sizes(tensor.stride())
+        if (wrapped := wrapping_of(tensor, partial(self.of, device=device))) is not None:
+            known = TensorType(shape, stride, tensor.dtype, device, 0, followed, wrapped=wrapped)
+            return self.intern(known)
         offset = self.symbols.size(OFFSET(tensor))
         lazy = "conj" * tensor.is_conj() + "neg" * tensor.is_neg()
         return self.intern(TensorType(shape, stride, tensor.dtype, device, offset, followed, lazy))
@@ -411,6 +420,7 @@ class Types:
         else:  # the guard would take a third of the time
             tensor = torch_api.make_subclass(Abstract, prototype, type.requires_grad)
         tensor.ft_value, tensor.ft_alias, tensor.ft_gradient = value, None, None
+        tensor.ft_instance = None
         tensor.ft_leaf = tensor.ft_asked = False
         tensor.ft_told, tensor.ft_indexing = self.told, indexing
         self._made.append(ref(tensor))

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from foretrace import torch_api
 from foretrace.errors import FirstCall, Refusal
 from foretrace.ir.op import Tree
+from foretrace.tensors.wrapped import flattened, wraps
 
 QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 
@@ -46,10 +47,10 @@ def _unlike(tensor: torch.Tensor, *, fake: bool) -> tuple[str, str] | None:
         return "not initialized yet", FirstCall("call the module once before the capture")
     if isinstance(tensor, torch_api.FakeTensor):
         return None if fake else ("a FakeTensor, without data", "pass a tensor with data")
-    if tensor.is_nested:
-        return "a nested tensor", "pass a padded tensor (torch.nested.to_padded_tensor)"
-    if tensor.layout is not torch.strided:
-        return f"{tensor.layout}, not a dense tensor", "pass it dense: .to_dense()"
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return _of_another_layout(tensor)
+    if wraps(kind):
+        return _unlike_inside(tensor, kind.__name__, fake=fake)
     if not plain_class(kind):
         return f"a {kind.__name__}, a tensor class of its own", way_out(kind)
     if tensor.is_quantized:
@@ -67,6 +68,26 @@ def _transformed(tensor: torch.Tensor) -> tuple[str, str] | None:
         return "of a level of torch.func or vmap", "call torch.func inside of what is captured"
     if torch_api.has_tangent(tensor):
         return "a dual number of forward_ad", "call make_dual inside of what is captured"
+    return None
+
+
+def _of_another_layout(tensor: torch.Tensor) -> tuple[str, str]:
+    if tensor.is_nested:
+        return "a nested tensor", "pass a padded tensor (torch.nested.to_padded_tensor)"
+    return f"{tensor.layout}, not a dense tensor", "pass it dense: .to_dense()"
+
+
+def _unlike_inside(tensor: torch.Tensor, name: str, *, fake: bool) -> tuple[str, str] | None:
+    """The same of one that wraps others: what it holds may be of such a class, too."""
+    for each in flattened(tensor)[0]:
+        inner = getattr(tensor, each)
+        found = _unlike(inner, fake=fake)
+        if found is not None:
+            return f"a {name} that holds {found[0]}", "let it hold dense tensors of torch's own"
+        if inner.requires_grad:
+            return f"a {name} that holds what requires grad", (
+                f"make it of detached tensors, and call requires_grad_() of the {name}"
+            )
     return None
 
 

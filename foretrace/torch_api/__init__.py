@@ -184,6 +184,7 @@ from foretrace.torch_api.pytree import (
     flatten_as_dict as flatten_as_dict,
     is_container as is_container,
     key_of as key_of,
+    keys_in as keys_in,
     keystr as keystr,
     tree_flatten as tree_flatten,
     tree_flatten_with_path as tree_flatten_with_path,

@@ -1,5 +1,6 @@
 """Containers are flattened as torch flattens them, so that registered classes are known."""
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -61,6 +62,17 @@ def without_keys(spec: TreeSpec) -> type | None:
         found: type = spec.type
         return found
     return next(filter(None, map(without_keys, spec.children())), None)
+
+
+def keys_in(spec: TreeSpec) -> Iterator[Any]:
+    """The keys of the dicts of a structure."""
+    context = spec.context
+    if spec.type is defaultdict:
+        context = context[1]
+    if spec.type in (dict, OrderedDict, defaultdict):
+        yield from context
+    for child in spec.children():
+        yield from keys_in(child)
 
 
 def _registered(tree: Any) -> Any:

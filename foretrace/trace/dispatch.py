@@ -14,6 +14,7 @@ from foretrace import torch_api
 from foretrace.duals.memory import ANSWERS
 from foretrace.errors import Refusal
 from foretrace.holding.hold import hold
+from foretrace.holding.wrapped import Through, check_takes, unshared
 from foretrace.ir.op import Definition, Op, Tree, Value, map_values, values_in
 from foretrace.ir.tree import leaves, map_tree
 from foretrace.ir.types import TensorType
@@ -31,6 +32,7 @@ from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_asked_for
 from foretrace.tensors.autocast import INSIDE
+from foretrace.tensors.wrapped import DISPATCHED
 from foretrace.trace.constants import GUARD
 from foretrace.trace.from_data import (
     PLACES,
@@ -62,12 +64,26 @@ def learn(
     recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
 ) -> Outcome:
     """What a call means: a body, a leaf with results of these types, or a procedure of its own."""
+    types = [value.type for value in values_in((args, kwargs))]
+    if not any(type.wrapped for type in types):
+        return _learn(recorder, func, args, kwargs, grad_mode)
+    check_takes(func, args, kwargs, types)
+    outcome = _learn(recorder, func, args, kwargs, grad_mode)
+    outcome.lasting = False  # what a class does may be another in the next capture
+    return outcome
+
+
+def _learn(
+    recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
+) -> Outcome:
     if (known := _known(recorder, func, args, kwargs, grad_mode)) is not None:
         return known
     schema = schema_of(func)
     if schema.outs and schema.functional is not None:  # its kernels write as it suits them
         return Outcome(None, inline=functionalize)
     kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
+    if kernel is None and any(value.type.wrapped for value in values_in((args, kwargs))):
+        return _of_wrapper(recorder, func, args, kwargs, grad_mode)
     if kernel is not None:
         body = _learn_body(recorder, func, kernel, args, kwargs, choice)
         if body is not None:
@@ -205,6 +221,41 @@ def _learn_body(
         return inline
     places = [occurrences.index(v) for v in operands]
     return _definition_meaning(params, ops, result, stand_ins, places, choice) or inline
+
+
+def _of_wrapper(
+    recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree], grad_mode: bool
+) -> Outcome:
+    """An op on tensors that wrap others: its body is what their class does, below autograd."""
+    occurrences = values_in((args, kwargs))
+    operands = list(dict.fromkeys(occurrences))
+    params = [Value(v.type.with_grad(False), v.hint) for v in operands]
+    kernel, before = Through(func, recorder), recorder.held
+    try:
+        recorder.held = set()
+        ran = _run_body(recorder, kernel, (args, kwargs), operands, params)
+        ops, result, stand_ins = ran
+        wrote = any(op.writes and not recorder.held.isdisjoint(op.operands[:1]) for op in ops)
+    finally:
+        recorder.held = before
+    if wrote or any(s.ft_value is not p for s, p in zip(stand_ins, params, strict=True)):
+        raise unshared("writes to an operand, or to what that holds")
+    places = [occurrences.index(value) for value in operands]
+    outcome = _definition_meaning(params, ops, result, stand_ins, places, DISPATCHED)
+    if outcome is None or outcome.definition is None:
+        raise unshared("uses a tensor from outside, or gives one tensor twice")
+    outs, views = outcome.definition.outs, schema_of(func).viewed is not None
+    if outs and (grad_mode or views) and any(v.type.requires_grad for v in occurrences):
+        args, kwargs = (map_values(tree, lambda v: v.type.plain) for tree in (args, kwargs))
+        known = map_tree(outcome.result, lambda t: t.plain if isinstance(t, TensorType) else t)
+        followed = recorder.semantics.followed(func, args, kwargs, known)
+        for out, on in zip(outs, followed, strict=bool(followed)):
+            out.type = recorder.types.intern(out.type.with_grad(on))
+        types = iter(out.type for out in outs)
+        outcome.result = map_tree(
+            outcome.result, lambda t: next(types) if isinstance(t, TensorType) else t
+        )
+    return outcome
 
 
 def _of_any_float(

@@ -20,10 +20,12 @@ from torch.utils.checkpoint import CheckpointFunction
 from foretrace import torch_api
 from foretrace.duals.numbers import JVP, tangent_of
 from foretrace.errors import Refusal
+from foretrace.holding.wrapped import as_program_has, known_as
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.mutation.alias import Alias, alias_of
 from foretrace.mutation.made_leaves import value_of
 from foretrace.tensors.abstract import Abstract, follow
+from foretrace.tensors.wrapped import wraps
 from foretrace.trace.inference import check_mode
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.reported import reported
@@ -174,7 +176,7 @@ class _Call:
 
     def __init__(self, recorder: Recorder, cls: type[Function], args: tuple[Any, ...]) -> None:
         self.recorder, self.cls = recorder, cls
-        self.args = tuple(recorder.lift(arg) if _real(arg) else arg for arg in args)
+        self.args = tuple(self._given(arg) for arg in args)
         needs = tuple(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in self.args)
         self.context, self.origin = Context(needs, recorder), recorder.origin()
         self.followed = self.origin.grad_mode and any(needs)
@@ -182,6 +184,13 @@ class _Call:
             check_mode(recorder, cls.__name__)
         if any(tangent_of(arg) is not None for arg in torch_api.tree_leaves(self.args)):
             self._refuse("its jvp is not called for a dual number of forward_ad", JVP)
+
+    def _given(self, arg: Any) -> Any:
+        """An argument as forward gets it: what comes from outside is an input."""
+        if not _real(arg):
+            return arg
+        known = known_as(arg, self.recorder)
+        return as_program_has(known, self.recorder)
 
     def recorded(self) -> Any:
         """Run the forward, and add the op; what the caller gets."""
@@ -256,8 +265,7 @@ class _Call:
         return item
 
     def _value(self, tensor: torch.Tensor) -> Value:
-        abstract: Any = self.recorder.lift(tensor) if _real(tensor) else tensor
-        return value_of(abstract, self.recorder)
+        return value_of(known_as(tensor, self.recorder), self.recorder)
 
     # ---- results ------------------------------------------------------------------------------
 
@@ -281,6 +289,8 @@ class _Call:
             if type(given) is dict and values_in(self._values(given)):
                 self._refuse("a dict of tensors among its results", "return them in a tuple")
             return given
+        if wraps(type(given)):
+            self._refuse(f"a {type(given).__name__} among its results", "return what it holds")
         item: Any = given
         dirty = _among(item, self.context.dirty_tensors)
         loose = _among(item, self.context.non_differentiable)

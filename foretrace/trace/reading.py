@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 
+from foretrace.holding.wrapped import check_no_autocast, known_as
 from foretrace.ir.op import Tree, Value
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.made_leaves import value_of
 from foretrace.ops.cache import PLAIN
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.parameters import AbstractParameter
+from foretrace.tensors.wrapped import wraps
 
 
 class Reading:
@@ -21,11 +23,13 @@ class Reading:
     tensors among the arguments, each occurrence, in order, and `values` what they stand for.
     """
 
-    __slots__ = ("key", "recorder", "tensors", "values")
+    __slots__ = ("key", "recorder", "tensors", "values", "wrapped")
 
     def __init__(self, recorder: Builder, func: Any, grad_mode: bool) -> None:
         self.recorder = recorder
         self.key: list[Any] = [func, grad_mode, torch.get_default_dtype()]
+        self.wrapped = False
+        """whether the program has given a tensor that wraps others, and wants such"""
         self.tensors: list[Abstract] = []
         self.values: list[Value] = []
 
@@ -73,7 +77,10 @@ class Reading:
             self.key.append(expr)
             return expr
         if isinstance(arg, torch.Tensor):
-            return self._each((self.recorder.lift(arg),))[0]
+            self.wrapped |= wraps(type(arg))
+            if self.recorder.casts.devices:
+                check_no_autocast(arg)
+            return self._each((known_as(arg, self.recorder),))[0]
         self.key.append(id(arg) if callable(arg) else arg)  # a function may hold tensors
         return arg
 

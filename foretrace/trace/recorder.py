@@ -12,6 +12,7 @@ import torch
 from foretrace import torch_api
 from foretrace.duals.numbers import MAKE_DUAL, UNPACK_DUAL, of_duals
 from foretrace.errors import Refusal
+from foretrace.holding.wrapped import as_program_has, check_no_autocast
 from foretrace.ir.op import Op, Origin, Target, Tree, Value, values_in
 from foretrace.ir.text import neighbourhood
 from foretrace.ir.tree import map_tree
@@ -50,6 +51,7 @@ class Recorder(Builder):
         if self.rebased and not self._depth:
             self.view_rebased()
         if func is CAST and self.casts.devices and not isinstance(args[0], Abstract):
+            check_no_autocast(args[0])
             args = (self.lift(args[0]), *args[1:])  # a leaf from outside is cast once, too
         if func is CAST and self.casts.remembers(*args):
             with self.before_bodies():
@@ -69,7 +71,8 @@ class Recorder(Builder):
             op = self.emit(func, values, named, outcome, read.values)
             if outcome.factory and not self._depth:
                 self.fresh.update(op.outs)
-            return self._abstract(op, outcome, tensors)
+            made = self._abstract(op, outcome, tensors)
+            return as_program_has(made, self) if read.wrapped else made
         except Refusal as refusal:
             raise self._located(refusal, func, values, named) from None
 

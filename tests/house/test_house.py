@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 ROOMS = (
     *("errors", "torch_api", "frames", "symbols", "ir", "tensors", "ops", "mutation", "holding"),
     *("duals", "trace", "rules", "targets", "python_state", "recording", "emit", "history"),
-    *("through", "branches", "passes", "partition", "guards", "runtime", "backends", "pieces"),
-    *("dispatcher", "explain", "compare", "alignment", "program", "compat", "cli"),
+    *("through", "branches", "passes", "wrappers", "partition", "guards", "runtime", "backends"),
+    *("pieces", "dispatcher", "explain", "compare", "alignment", "program", "compat", "cli"),
     *("__init__", "__main__"),
 )
 FUNCTION_LINES, FUNCTION_LINES_P90, ROOM_FILES, COLUMNS = 40, 20, 14, 100

@@ -25,6 +25,7 @@ from tests.programs import (
     reread,
     state,
     structure,
+    wrapped,
 )
 from tests.programs.registry import CASES, Case
 
@@ -55,4 +56,5 @@ __all__ = [
     "reread",
     "state",
     "structure",
+    "wrapped",
 ]

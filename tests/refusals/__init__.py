@@ -14,6 +14,7 @@ from tests.refusals import (
     state,
     tensors,
     values,
+    wrapped,
 )
 from tests.refusals.registry import CASES, EXCUSED, Case
 
@@ -30,4 +31,5 @@ __all__ = [
     "state",
     "tensors",
     "values",
+    "wrapped",
 ]

@@ -62,7 +62,7 @@ class OfABatch(nn.Module):
 
 
 refuses(
-    "unknown container", "compat/export.py:_check_plain", exports(OfABatch(), Batch(X)),
+    "unknown container", "compat/export_containers.py:check_plain", exports(OfABatch(), Batch(X)),
     OfABatch.forward, exported(OfABatch(), Known(X)), exported(of_a_dict, {"x": X}),
 )  # fmt: skip
 
@@ -94,7 +94,8 @@ class OfAKeyless(nn.Module):
         return out
 
 
-refuses("unknown container", "compat/export.py:_check_keys", exports(OfAKeyless(), Keyless((X, X))),
+refuses("unknown container", "compat/export_containers.py:check_keys",
+        exports(OfAKeyless(), Keyless((X, X))),
         OfAKeyless.forward, exported(OfAKeyless(), Keyed((X, X))))  # fmt: skip
 
 
@@ -103,7 +104,8 @@ class OfAType(nn.Module):
         return x * 2
 
 
-refuses("unknown value", "compat/export.py:_check_leaf", exports(OfAType(), X, frozenset({1})),
+refuses("unknown value", "compat/export_containers.py:check_leaf",
+        exports(OfAType(), X, frozenset({1})),
         OfAType.forward, exported(OfAType(), X, 1))  # fmt: skip
 
 

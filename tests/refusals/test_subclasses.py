@@ -11,6 +11,7 @@ from torch.nn.attention.bias import causal_upper_left
 from torch.testing._internal.two_tensor import TwoTensor
 
 import foretrace
+from tests.support.wrapped import Masked
 
 
 class Plain(Tensor):
@@ -43,31 +44,68 @@ class Weighted(nn.Module):
         return nn.functional.linear(x, self.weight)
 
 
-def pair() -> TwoTensor:
-    return TwoTensor(torch.randn(3, 3), torch.randn(3, 3))
+class Placed(TwoTensor):
+    """A class that gives its part of the work, as DTensor does."""
+
+    def to_local(self) -> Tensor:
+        return self.a
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, _meta: Any, size: Any, stride: Any) -> "Placed":
+        return Placed(inner["a"], inner["b"], size, stride)
+
+
+def pair() -> Placed:
+    return Placed(torch.randn(3, 3), torch.randn(3, 3))
+
+
+def jagged() -> Tensor:
+    rows = [torch.randn(2, 3), torch.randn(1, 3)]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged)
+
+
+def quietly(make: Callable[[], Tensor]) -> Tensor:
+    with warnings.catch_warnings():  # torch says that it is new, or will leave
+        warnings.simplefilter("ignore")
+        return make()
 
 
 def quantized() -> Tensor:
-    with warnings.catch_warnings():  # torch says that it will leave
-        warnings.simplefilter("ignore")
-        return torch.quantize_per_tensor(torch.ones(3, 3), 0.1, 0, torch.qint8)
+    return quietly(lambda: torch.quantize_per_tensor(torch.ones(3, 3), 0.1, 0, torch.qint8))
 
 
 X, GLOBAL = torch.randn(3, 3), pair()
 
 REFUSED: dict[str, tuple[Callable[..., Any], Any, str]] = {
-    "argument": (lambda x: x * 2, pair(), "x is a TwoTensor"),
+    "argument": (lambda x: x * 2, pair(), "x is a Placed"),
     "argument, no dispatch": (lambda x: x * 2, X.as_subclass(Plain), "x is a Plain"),
     "quantized": (
         lambda x: x.dequantize(), quantized(), "quantized",
     ),
     "sparse": (lambda x: x * 2, X.to_sparse(), "x is torch.sparse_coo"),
-    "parameter": (Weighted(nn.Parameter(pair())), X, "weight is a TwoTensor"),
+    "sparse rows": (lambda x: x * 2, quietly(X.to_sparse_csr), "x is torch.sparse_csr"),
+    "sparse blocks": (lambda x: x * 2, quietly(lambda: torch.ones(4, 4).to_sparse_bsr((2, 2))),
+                      "torch.sparse_bsr"),
+    "nested": (
+        lambda x: x * 2,
+        quietly(lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])), "a nested",
+    ),
+    "jagged": (lambda x: x * 2, jagged(), "x is a nested tensor"),
+    "sparse parameter": (Weighted(nn.Parameter(X.to_sparse())), X, "weight is torch.sparse_coo"),
+    "jagged made inside": (lambda x: torch.nested.as_nested_tensor([x, x], layout=torch.jagged)
+                           .sum(), X, "is a nested tensor"),
+    "holds a sparse one": (lambda x: x * 2, Masked(X, (X > 0).to_sparse()),
+                           "x is a Masked that holds torch.sparse_coo"),
+    "holds what requires grad": (
+        lambda x: x * 2, TwoTensor(X.clone().requires_grad_(), X.clone().requires_grad_()),
+        "x is a TwoTensor that holds what requires grad",
+    ),
+    "parameter": (Weighted(nn.Parameter(pair())), X, "weight is a Placed"),
     "parameter of a class": (Weighted(Doubling(X)), X, "weight is a Doubling"),
     "marked parameter": (Weighted(Marked(X)), X, "weight is a Marked"),
-    "buffer": (Weighted(pair(), buffer=True), X, "weight is a TwoTensor"),
-    "captured": (lambda x: x * GLOBAL, X, "GLOBAL is a TwoTensor"),
-    "made inside": (lambda x: (TwoTensor(x, x * 2) * 2).a, X, "is a TwoTensor"),
+    "buffer": (Weighted(pair(), buffer=True), X, "weight is a Placed"),
+    "captured": (lambda x: x * GLOBAL, X, "GLOBAL is a Placed"),
+    "made inside": (lambda x: (Placed(x, x * 2) * 2).a, X, "is a Placed"),
     "made by as_subclass": (lambda x: x.as_subclass(Plain) * 2, X, "makes a Plain"),
     "made by the constructor": (
         lambda x: nn.functional.scaled_dot_product_attention(

@@ -1,0 +1,346 @@
+"""Tensors of classes that wrap others: what of them no graph has a place for."""
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+import foretrace
+from tests.refusals.registry import captured, captures, cuts, exported, exports, refuses
+from tests.support.wrapped import Int8, Scaled, aten, differences, two
+
+TWO, OTHER = two(3, 4), two(3, 4)
+FOLLOWED = two(3, 4, grad=True)
+X, Y = torch.randn(3, 4), torch.randn(3, 4)
+WEIGHT = Int8.of(torch.randn(5, 4))
+OUTSIDE = "what is done outside is no part of the program"
+
+
+def taken(fn: Callable[..., Any], *args: Any) -> Callable[[], None]:
+    """The program is captured, and gives what eager gives."""
+
+    def follow() -> None:
+        cut = foretrace.capture(fn, args).cut("export")
+        assert differences(fn(*args), cut(*args)) == []
+
+    return follow
+
+
+def trains(fn: Callable[..., Any], *args: Any, by: Callable[..., Any]) -> Callable[[], None]:
+    """What `by` makes of the program gives the gradients of eager."""
+
+    def follow() -> None:
+        of = [each for each in args if each.requires_grad]
+        eager, found = fn(*args), by(fn, args)(*args)
+        pairs = [torch.autograd.grad(each, of, torch.ones_like(eager)) for each in (eager, found)]
+        assert differences(*pairs) == []
+
+    return follow
+
+
+def export_cut(fn: Callable[..., Any], args: Any) -> Callable[..., Any]:
+    return foretrace.capture(fn, args).cut("export")
+
+
+def by_compile(fn: Callable[..., Any], args: Any) -> Callable[..., Any]:
+    return foretrace.compile(fn, fullgraph=True)
+
+
+def doubled(w: Any) -> Any:
+    return w * 2
+
+
+def tags(w: Any) -> Any:
+    w.tag = 1
+    return w * 2  # here
+
+
+def makes_anew(w: Any) -> Any:
+    return TwoTensor(w.b + 1, w.a) * 2
+
+
+refuses("unsupported tensor", "holding/wrapped.py:_changed", captures(tags, two(3, 4)), tags,
+        taken(makes_anew, TWO), OUTSIDE)  # fmt: skip
+
+
+def writes_inside(w: Any) -> Any:
+    w.a.add_(1)
+    return w * 2  # here
+
+
+refuses("unsupported tensor", "holding/wrapped.py:_changed", captures(writes_inside, TWO),
+        writes_inside, taken(makes_anew, TWO), OUTSIDE)  # fmt: skip
+
+
+def multiplied_under_autocast(w: Any) -> Any:
+    with torch.autocast("cpu"):
+        return w @ w.t()  # here
+
+
+def multiplied(w: Any) -> Any:
+    with torch.autocast("cpu", enabled=False):
+        return w.bfloat16() @ w.bfloat16().t()
+
+
+refuses("autocast", "holding/wrapped.py:check_no_autocast",
+        captures(multiplied_under_autocast, TWO), multiplied_under_autocast,
+        taken(multiplied, TWO))  # fmt: skip
+
+
+def makes_a_leaf(x: Tensor, y: Tensor) -> Any:
+    return TwoTensor(x, y) * 2  # here
+
+
+def makes_of_detached(x: Tensor, y: Tensor) -> Any:
+    return TwoTensor(x.detach(), y.detach()) * 2
+
+
+LEAVES = X.clone().requires_grad_(), Y.clone().requires_grad_()
+refuses(
+    "unsupported tensor",
+    "holding/wrapped.py:_made_by_program",
+    captures(makes_a_leaf, *LEAVES),
+    makes_a_leaf,
+    taken(makes_of_detached, *LEAVES),
+)
+
+
+def makes_of_open_sizes(x: Tensor, y: Tensor) -> Any:
+    return TwoTensor(x, y) * 2  # here
+
+
+refuses("unsupported tensor", "holding/wrapped.py:check_sizes",
+        captures(makes_of_open_sizes, X, Y, dynamic_shapes=True), makes_of_open_sizes,
+        taken(makes_of_open_sizes, X, Y))  # fmt: skip
+
+
+def adds_in_place(w: Any, x: Any) -> Any:
+    return w.add_(x)  # here
+
+
+def adds(w: Any, x: Any) -> Any:
+    return w.add(x)
+
+
+refuses("unsupported tensor", "holding/wrapped.py:_no_place", captures(adds_in_place, TWO, OTHER),
+        adds_in_place, taken(adds, TWO, OTHER), OUTSIDE)  # fmt: skip
+
+
+class Counting(Int8):
+    """A class that computes with what is not its own."""
+
+    beside = torch.ones(5, 1)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = super().__torch_dispatch__(func, types, args, kwargs)
+        return made if isinstance(made, cls) else made * cls.beside.t()
+
+
+def by_weight(x: Tensor, w: Any) -> Any:
+    return torch.mm(x, w.t())  # here
+
+
+COUNTING = Counting.of(torch.randn(5, 4))
+refuses(
+    "unsupported tensor",
+    "holding/wrapped.py:_no_place",
+    captures(by_weight, X, COUNTING),
+    by_weight,
+    taken(by_weight, X, WEIGHT),
+    OUTSIDE,
+)
+
+
+def writes_held(w: Any) -> Any:
+    made = w * 2
+    w.a[0].add_(1)  # here
+    return made
+
+
+def writes_a_clone(w: Any) -> Any:
+    made = w * 2
+    w.a[0].clone().add_(1)
+    return made
+
+
+refuses("unsupported tensor", "holding/wrapped.py:check_unwritten", captures(writes_held, TWO),
+        writes_held, taken(writes_a_clone, TWO), OUTSIDE)  # fmt: skip
+
+
+class Flatless(TwoTensor):
+    """Its flattening names what is not there."""
+
+    def __tensor_flatten__(self) -> Any:
+        return ["a", "c"], None
+
+
+def doubled_of_any(w: Any) -> Any:  # here
+    return w * 2
+
+
+refuses(
+    "unsupported tensor",
+    "tensors/wrapped.py:flattened",
+    captures(doubled_of_any, Flatless(X, Y)),
+    doubled_of_any,
+    taken(doubled_of_any, TWO),
+)
+
+
+class Turning(Int8):
+    """Its products lie in columns."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = super().__torch_dispatch__(func, types, args, kwargs)
+        return made if isinstance(made, cls) else made.t().contiguous().t()
+
+
+class Onward(Int8):
+    """It multiplies in one direction alone."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.mm.default and not args[1].turned:
+            raise NotImplementedError("the other way round")
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+TRAINED = X.clone().requires_grad_()
+TURNING, ONWARD = Turning.of(torch.randn(5, 4)), Onward.of(torch.randn(5, 4))
+refuses(
+    "unsupported tensor", "wrappers/opened.py:_otherwise", cuts(by_weight, TRAINED, TURNING),
+    by_weight, trains(by_weight, TRAINED, TURNING, by=by_compile),
+    trains(by_weight, TRAINED, TURNING, by=export_cut),
+)  # fmt: skip
+refuses(
+    "unsupported tensor", "wrappers/opened.py:_raises", cuts(by_weight, TRAINED, ONWARD),
+    by_weight, trains(by_weight, TRAINED, WEIGHT, by=by_compile), taken(by_weight, X, ONWARD),
+)  # fmt: skip
+
+
+def called_with_a_plain_tangent() -> object:
+    return foretrace.capture(doubled_of_any, (FOLLOWED,)).cut("joint")(FOLLOWED, tangents=[X])
+
+
+def with_one_of_the_class() -> None:
+    joint = foretrace.capture(doubled_of_any, (FOLLOWED,)).cut("joint")
+    _, gradients = joint(FOLLOWED, tangents=[OTHER])
+    assert differences(OTHER * 2, gradients["w"]) == []
+
+
+refuses("wrong tangents", "runtime/calls.py:_as_it_holds", called_with_a_plain_tangent,
+        doubled_of_any, with_one_of_the_class)  # fmt: skip
+
+
+def wrapping_asked_of_the_aten_cut() -> None:
+    foretrace.capture(doubled_here, (FOLLOWED,)).cut("aten")(FOLLOWED).sum().backward()
+
+
+def doubled_here(w: Any) -> Any:
+    return w * 2  # here
+
+
+refuses(
+    "unsupported tensor", "runtime/untrained.py:_opened", wrapping_asked_of_the_aten_cut,
+    doubled_here, trains(doubled_here, FOLLOWED, by=export_cut), with_one_of_the_class,
+)  # fmt: skip
+
+
+class TakesApart(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        made: Any = TwoTensor(x, y) * 2  # here
+        held: Tensor = made.a
+        return held
+
+
+def of_what_is_held(x: Tensor) -> Tensor:
+    return x * 2
+
+
+refuses(
+    "unsupported tensor", "compat/export.py:_check_op", exports(TakesApart(), X, Y),
+    TakesApart.forward, exported(of_what_is_held, TWO.a), captured(of_what_is_held, TWO.a),
+)  # fmt: skip
+
+
+class GivesWeight(torch.autograd.Function):
+    """Gives its weight on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Any) -> Any:
+        return w
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, None
+
+
+def given_on(x: Tensor, w: Any) -> Any:
+    return GivesWeight.apply(x, w)  # here
+
+
+def scaled(x: Tensor, w: Any) -> Any:
+    return Scaled.apply(x, w, x.new_ones(5))
+
+
+refuses("unsupported", "trace/functions.py:_refuse", captures(given_on, X, WEIGHT), given_on,
+        taken(scaled, X, WEIGHT))  # fmt: skip
+
+
+class Side(enum.Enum):
+    LEFT = 1
+
+
+class OfASide(nn.Module):
+    def forward(self, sides: dict[Any, Tensor]) -> Tensor:  # here
+        (x,) = sides.values()
+        return x * 2
+
+
+refuses(
+    "unknown container",
+    "compat/export_containers.py:check_keys",
+    exports(OfASide(), {Side.LEFT: X}),
+    OfASide.forward,
+    exported(OfASide(), {"left": X}),
+)
+
+
+class Held:
+    """No dataclass."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+class Registered(Held):
+    """Known to torch."""
+
+
+torch.utils._pytree.register_pytree_node(
+    Registered, lambda held: ([held.x], None), lambda items, _: Registered(*items),
+    flatten_with_keys_fn=lambda held: ([(torch.utils._pytree.GetAttrKey("x"), held.x)], None),
+    serialized_type_name="tests.refusals.wrapped.Registered",
+)  # fmt: skip
+
+
+class OfAHeld(nn.Module):
+    def forward(self, held: Any) -> Tensor:  # here
+        out: Tensor = held.x * 2
+        return out
+
+
+class OfADict(nn.Module):
+    def forward(self, held: dict[str, Tensor]) -> Tensor:
+        return held["x"] * 2
+
+
+refuses(
+    "unknown container", "compat/export_containers.py:check_plain", exports(OfAHeld(), Held(X)),
+    OfAHeld.forward, exported(OfAHeld(), Registered(X)), exported(OfADict(), {"x": X}),
+)  # fmt: skip
