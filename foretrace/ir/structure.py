@@ -9,7 +9,7 @@ import inspect
 import operator
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -137,10 +137,14 @@ def _made_of(kind: type) -> type | None:
     return base if known else None
 
 
+NO_CONTAINER = (str, int, float, type, ModuleType, nn.Module, set, frozenset, deque)
+"""What is not looked into: a module of Python's, as `self.torch`, leads to all that is loaded"""
+
+
 def _holds_tensors(item: Any, depth: int) -> bool:
     if isinstance(item, torch.Tensor):
         return True
-    if depth == 0 or isinstance(item, (str, int, float, type, nn.Module, set, frozenset, deque)):
+    if depth == 0 or isinstance(item, NO_CONTAINER):
         return False
     below = depth if isinstance(item, (dict, list, tuple)) else depth - 1
     return any(_holds_tensors(each, below) for _, each in members(item))

@@ -20,7 +20,7 @@ from foretrace.ir.op import Op, RuleName, Value
 from foretrace.rules.tape import Tape, current_value, flat_ops
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.hooks import HookCall
-from foretrace.trace.reported import reported
+from foretrace.trace.reported import adding_nothing, reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def name_of_hook(op: Op, of: str) -> RuleName:
 
 def _reporting(call: HookCall, tape: Tape) -> Callable[..., Any]:
     def called(*args: Any) -> Any:
-        with reported(tape):
+        with reported(tape), adding_nothing():
             return call.hook(*args)
 
     called.__name__ = call.name  # the engine tells of it

@@ -28,7 +28,7 @@ from foretrace.tensors.abstract import Abstract, follow
 from foretrace.tensors.wrapped import wraps
 from foretrace.trace.inference import check_mode
 from foretrace.trace.recorder import Recorder
-from foretrace.trace.reported import reported
+from foretrace.trace.reported import adding_nothing, reported
 
 ALIAS = torch.ops.aten.alias.default
 DIRTY = "a tensor that it marks as written in place"
@@ -372,7 +372,7 @@ def backward_of(
         )
 
     def run(backward: Callable[..., Any], *gradients: Any) -> Any:
-        with reported(recorder):
+        with reported(recorder), adding_nothing():
             return call.context.unpacked_by(backward, gradients)
 
     zeros = call.context.materialize_grads

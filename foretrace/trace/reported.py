@@ -5,7 +5,8 @@ and that torch cannot run over tensors without data. Which it is, is asked of ea
 runs once on small values of the operands' types.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from traceback import walk_tb
 from types import TracebackType
 from typing import Any, Final
@@ -121,6 +122,28 @@ def _inner_gradient(what: str) -> Refusal:
         kind="autograd inside",
         do="compute the gradient by a formula from what ctx has saved, without torch.autograd",
     )
+
+
+@contextmanager
+def adding_nothing() -> Iterator[None]:
+    """Inside, the engine adds no gradient to a `.grad`: no graph has it, and the object would stay.
+
+    Raises:
+        Refusal: the program asks for it, by `torch.autograd.backward`.
+    """
+    engine = torch_api.engine()
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("accumulate_grad", True):
+            raise Refusal(
+                "a backward or hook of the program's own adds to .grad by torch.autograd.backward",
+                kind="autograd inside",
+                do="compute the gradient by a formula, without torch.autograd, and return it",
+            )
+        return engine(*args, **kwargs)
+
+    with torch_api.replaced({"engine": run}):
+        yield
 
 
 def _tracer(trace: TracebackType | None) -> str:

@@ -4,6 +4,7 @@ import copy
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -274,3 +275,25 @@ def test_an_open_number_among_the_arguments_is_a_number() -> None:
     same(program.cut("aten")(x, 4), fn(x, 4), "result")
     behind = torch.compile(fn, backend="foretrace", dynamic=True)
     same(behind(x, 3), fn(x, 3), "result behind Dynamo")
+
+
+class Framework:
+    """Knows a module of Python's by name, as the backends of einops do."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module, self.factor = module, 2
+
+
+def test_a_module_that_a_made_object_knows_is_no_container() -> None:
+    module, made = ModuleType("module"), dict[type, Framework]()
+    vars(module)["all"] = [vars(module)]
+
+    def fn(x: Tensor) -> Tensor:
+        if Tensor not in made:
+            made[Tensor] = Framework(module)
+        return x * made[Tensor].factor
+
+    x = drawn()
+    program = foretrace.capture(fn, (x,))
+    assert made == {}
+    same(program.cut("export")(x), x * 2, "result")

@@ -844,6 +844,50 @@ refuses("autograd inside", "trace/reported.py:_inner_gradient", cuts(integrates,
         Integral.backward, trained(cubes_alone, W))  # fmt: skip
 
 
+class Again(torch.autograd.Function):
+    """Runs a function again in its backward, which adds up the gradients of what that holds."""
+
+    @staticmethod
+    def forward(ctx: Any, fn: Any, w: Tensor) -> Tensor:
+        ctx.fn = fn
+        ctx.save_for_backward(w)
+        with torch.no_grad():
+            result: Tensor = fn(w)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        with torch.enable_grad():
+            w = ctx.saved_tensors[0].detach().requires_grad_()
+            torch.autograd.backward(ctx.fn(w), gradient)  # here
+        return None, w.grad
+
+
+LAYER = nn.Linear(8, 2)
+
+
+def runs_again(w: Tensor) -> Tensor:
+    return Again.apply(LAYER, w * 2).sum()
+
+
+def runs_again_in_a_hook(w: Tensor) -> Tensor:
+    def adds(gradient: Tensor) -> None:
+        v = gradient.detach().requires_grad_()
+        torch.autograd.backward(v * v, gradient)  # here
+
+    v = w * 2
+    v.register_hook(adds)
+    return v.sum()
+
+
+refuses("autograd inside", "trace/reported.py:adding_nothing", cuts(runs_again, W, loss=0),
+        Again.backward, trained(cubes_alone, W))  # fmt: skip
+refuses(
+    "autograd inside", "trace/reported.py:adding_nothing", cuts(runs_again_in_a_hook, W, loss=0),
+    runs_again_in_a_hook, trained(cubes_alone, W),
+)  # fmt: skip
+
+
 def detaches_a_view(w: Tensor) -> Tensor:
     row = (w * 2)[0]
     row.detach_()  # here

@@ -30,7 +30,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import foretrace
 from tests.programs import CASES, Case
-from tests.refusals import test_refusals
+from tests.refusals import gradients, test_refusals
 from tests.support.compare import same_as_eager
 from tests.support.whole import ENTRIES, Build, behind_dynamo, left_whole
 
@@ -631,3 +631,9 @@ def test_behind_dynamo(name: str) -> None:
     """Which has its own way of putting back."""
     behind_dynamo(torch.sin, (X,))  # its first run replaces methods of nn.Module
     left_whole(anew(FUNCTIONS[name]), entries={"dynamo": behind_dynamo}, at=())
+
+
+def test_a_refused_backward_leaves_no_gradient_at_what_it_holds() -> None:
+    with pytest.raises(foretrace.Refusal):
+        foretrace.capture(gradients.runs_again, (gradients.W,)).cut("joint", loss=0)
+    assert all(weight.grad is None for weight in gradients.LAYER.parameters())
