@@ -264,7 +264,8 @@ class Capture:
         seen = {id(x): self._view(x) for x in given}
         given = [seen[id(x)] for x in given]
         given = [self._symbol(x, names[id(x)]) if id(x) in names else x for x in given]
-        return [as_program_has(x, self.recorder) for x in given]
+        wraps = partial(as_program_has, recorder=self.recorder)
+        return [wraps(x) if issubclass(type(x), Abstract) else x for x in given]
 
     def count(self, read: StateRead, name: str) -> Any:
         """A symbol for a number that is read at each call."""

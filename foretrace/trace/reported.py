@@ -133,7 +133,7 @@ def adding_nothing() -> Iterator[None]:
     """
     engine = torch_api.engine()
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def unless_it_adds(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("accumulate_grad", True):
             raise Refusal(
                 "a backward or hook of the program's own adds to .grad by torch.autograd.backward",
@@ -142,7 +142,7 @@ def adding_nothing() -> Iterator[None]:
             )
         return engine(*args, **kwargs)
 
-    with torch_api.replaced({"engine": run}):
+    with torch_api.replaced({"engine": unless_it_adds}):
         yield
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
+from foretrace.ir.types import TensorType
 from foretrace.ops.cache import Cache, Lasting, Learned, lasts
 from foretrace.ops.infer import Inference
 from foretrace.ops.meta import MetaKernels
@@ -161,7 +162,7 @@ class Compared(MetaKernels):
         if found is not None:
             self.answered += 1
             faked = vars(Inference)["_run"](self.inference, func, args, kwargs)
-            if flat(faked) != flat(found):
+            if list(map(steps, flat(faked))) != list(map(steps, flat(found))):
                 self.different.append((func, args, found, faked))
         return found
 
@@ -172,6 +173,14 @@ def flat(result: Any) -> list[Any]:
         if isinstance(result, (tuple, list))
         else [result]
     )
+
+
+def steps(item: Any) -> Any:
+    """Of a dimension of one element FakeTensor's `view` has another stride than C++, and eager."""
+    if not isinstance(item, TensorType):
+        return item
+    pairs = zip(item.shape, item.stride, strict=True)
+    return item.but(stride=tuple(0 if size == 1 else step for size, step in pairs))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

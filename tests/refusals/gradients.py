@@ -611,7 +611,7 @@ def doubles(w: Tensor) -> Tensor:  # here
 
 refuses("wrong tangents", "runtime/calls.py:_as_given", called_without_tangents, doubles,
         trained(doubles, W, loss=None))  # fmt: skip
-refuses("wrong tangents", "runtime/calls.py:strides_of", called_with_wrong_tangents, doubles,
+refuses("wrong tangents", "runtime/tangents.py:_wrong", called_with_wrong_tangents, doubles,
         trained(doubles, W, loss=None))  # fmt: skip
 
 
@@ -880,10 +880,10 @@ def runs_again_in_a_hook(w: Tensor) -> Tensor:
     return v.sum()
 
 
-refuses("autograd inside", "trace/reported.py:adding_nothing", cuts(runs_again, W, loss=0),
+refuses("autograd inside", "trace/reported.py:unless_it_adds", cuts(runs_again, W, loss=0),
         Again.backward, trained(cubes_alone, W))  # fmt: skip
 refuses(
-    "autograd inside", "trace/reported.py:adding_nothing", cuts(runs_again_in_a_hook, W, loss=0),
+    "autograd inside", "trace/reported.py:unless_it_adds", cuts(runs_again_in_a_hook, W, loss=0),
     runs_again_in_a_hook, trained(cubes_alone, W),
 )  # fmt: skip
 

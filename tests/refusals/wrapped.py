@@ -233,7 +233,7 @@ def with_one_of_the_class() -> None:
     assert differences(OTHER * 2, gradients["w"]) == []
 
 
-refuses("wrong tangents", "runtime/calls.py:_as_it_holds", called_with_a_plain_tangent,
+refuses("wrong tangents", "runtime/tangents.py:_as_it_holds", called_with_a_plain_tangent,
         doubled_of_any, with_one_of_the_class)  # fmt: skip
 
 
