@@ -12,7 +12,7 @@ from typing import Any, Final
 import sympy
 import torch
 
-from foretrace.ir.types import Size, TensorType
+from foretrace.ir.types import Size, TensorType, reach
 from foretrace.mutation.alias import alias_of
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
@@ -74,14 +74,7 @@ def _room(recorder: Builder, tensor: Abstract) -> Size:
 
 
 def _of_owner(recorder: Builder, owner: Abstract | None, type: TensorType) -> Size:
-    needed, types = type.offset + _reach(type), recorder.types
+    needed, types = type.offset + reach(type.shape, type.stride), recorder.types
     if owner is None:
         return needed
     return types.told.room(owner, needed, types.symbols.hint(needed))
-
-
-def _reach(type: TensorType) -> Size:
-    """How many elements of memory there are from its first to its last."""
-    if 0 in type.shape:
-        return 0
-    return 1 + sum((n - 1) * step for n, step in zip(type.shape, type.stride, strict=True))

@@ -16,7 +16,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Tree
 from foretrace.ir.tree import map_tree
-from foretrace.ir.types import TensorType
+from foretrace.ir.types import TensorType, reach
 from foretrace.mutation.builder import Builder
 from foretrace.ops.kernel import RAISED, draws_undone
 from foretrace.symbols.sizes import Symbols
@@ -137,7 +137,7 @@ def _numbers(kind: Kind) -> torch.Tensor:
     """Numbers for a tensor: in an interval above zero; matrices can be inverted."""
     type, shape = kind.type, kind.shape
     if type.overlapping:  # what one place of its memory holds, each
-        return (torch.rand(_room(kind)) + 0.5).to(type.dtype)
+        return (torch.rand(reach(shape, kind.stride)) + 0.5).to(type.dtype)
     made = torch.empty_strided(shape, kind.stride, dtype=type.dtype)
     if type.dtype is torch.bool:
         return made.copy_(torch.rand(shape).round())
@@ -147,11 +147,6 @@ def _numbers(kind: Kind) -> torch.Tensor:
     if len(shape) > 1 and shape[-1] == shape[-2]:
         drawn = drawn + shape[-1] * torch.eye(shape[-1])
     return torch_api.put_off(made.copy_(drawn), type.lazy)
-
-
-def _room(kind: Kind) -> int:
-    steps = zip(kind.shape, kind.stride, strict=True)
-    return 1 + sum((size - 1) * step for size, step in steps)
 
 
 def _as(kind: Kind, numbers: torch.Tensor) -> torch.Tensor:

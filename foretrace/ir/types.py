@@ -1,6 +1,7 @@
 """Types of values: what is known of a tensor before it exists."""
 
 import operator
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any, Self, TypeAlias
 
@@ -31,6 +32,13 @@ class Laid(tuple[Size, ...]):  # noqa: SLOT001 - a tuple has no room for them
 
     def __hash__(self) -> int:
         return hash((tuple(self), self.wrapped))
+
+
+def reach(shape: Sequence[Size], stride: Sequence[Size]) -> Size:
+    """How many elements of memory there are from the first to the last of a tensor that lies so."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 Arrived: TypeAlias = tuple[tuple[Size, ...] | None, ...]

@@ -257,15 +257,15 @@ class Capture:
 
         What wraps others is of its own class, there and in the modules.
         """
-        loan.show(partial(as_program_has, recorder=self.recorder))
+        shown = partial(as_program_has, recorder=self.recorder)
+        loan.show(shown)
         names = {id(p): i.role.name for i, p in zip(self.inputs, self.placeholders, strict=True)
                  if i.number is not None}  # fmt: skip
         self.as_given = [*self.placeholders]
         seen = {id(x): self._view(x) for x in given}
         given = [seen[id(x)] for x in given]
         given = [self._symbol(x, names[id(x)]) if id(x) in names else x for x in given]
-        wraps = partial(as_program_has, recorder=self.recorder)
-        return [wraps(x) if issubclass(type(x), Abstract) else x for x in given]
+        return [shown(x) if issubclass(type(x), Abstract) else x for x in given]
 
     def count(self, read: StateRead, name: str) -> Any:
         """A symbol for a number that is read at each call."""

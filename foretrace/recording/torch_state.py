@@ -119,11 +119,15 @@ def _named_by(fn: Any, seen: set[int]) -> Iterator[Place]:
         yield from _named_by(item, seen) if isinstance(item, FunctionType) else ()
 
 
+INPUTS = 4
+"""Where the engine has what gradients are wanted of: after outputs, gradients, two switches"""
+
+
 def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
     """The engine for `torch.func`, which brings its own levels of autograd; else a refusal."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        *_, inputs = [(), *args[4:5]]  # after outputs, their gradients and two switches
+        inputs = args[INPUTS] if len(args) > INPUTS else ()
         if inputs and all(map(_followed_by_level, inputs)):
             return original(*args, **kwargs)
         return _no_gradient()

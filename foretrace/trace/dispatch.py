@@ -35,10 +35,16 @@ from foretrace.tensors.autocast import INSIDE
 from foretrace.tensors.wrapped import DISPATCHED
 from foretrace.trace.constants import GUARD
 from foretrace.trace.from_data import (
+    FILLS,
     PLACES,
+    PUTS,
     ask_where,
+    constant_places,
+    fill_at_places,
+    is_mask,
     of_open_size,
     open_number,
+    put_at_places,
     takes_doubles,
 )
 
@@ -52,10 +58,6 @@ EQUAL = torch.ops.aten.equal.default
 CHECKS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
 """They look at data when the graph runs, and return nothing"""
 INDEX = torch.ops.aten.index.Tensor
-PUTS = frozenset({torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default})
-FILLS = frozenset({
-    torch.ops.aten.index_fill.int_Tensor, torch.ops.aten.index_fill_.int_Tensor
-})  # fmt: skip
 LIFTED = torch.ops.aten.lift_fresh_copy.default
 """What `torch.tensor` ends in"""
 
@@ -141,7 +143,7 @@ def _procedure(func: Any, args: Tree, grad_mode: bool) -> Callable[[Call], Any] 
     if func in READS_NUMBERS:
         return with_numbers_of
     followed = func in PUTS and grad_mode and args[2].type.requires_grad
-    if followed and any(map(_is_mask, args[1])):
+    if followed and any(map(is_mask, args[1])):
         return put_at_places
     if func in FILLS and grad_mode and args[3].type.requires_grad:
         return fill_at_places
@@ -344,7 +346,7 @@ class Fold:
 
     def __call__(self, call: Call) -> Any:
         recorder, func = call.recorder, call.func
-        if func is INDEX and (places := _places(recorder, call.args[1])) is not None:
+        if func is INDEX and (places := constant_places(recorder, call.args[1])) is not None:
             return recorder.again(func, (call.tensors[0], places))
         try:
             result = answer(call)
@@ -375,85 +377,6 @@ class Fold:
         told = copy(self.refusal)  # one that was raised holds all that ran
         told.ways += (GUARD,) if GUARD in refusal.ways else ()
         return told
-
-
-def put_at_places(call: Call) -> Any:
-    """Record a write at a mask as one at the places where it is true.
-
-    The gradient of what is written is read at a mask, and only the run knows how long that is.
-    """
-    recorder, (tensor, indices, new, *rest) = call.recorder, call.args
-    tensors, places = call.by_value, list[Any]()
-    for index in indices:
-        if not _is_mask(index):
-            places.append(None if index is None else tensors[index])
-        else:
-            found = recorder.again(torch.ops.aten.nonzero.default, (tensors[index],))
-            places += recorder.again(torch.ops.aten.unbind.int, (found, 1))
-    return recorder.again(call.func, (tensors[tensor], places, tensors[new], *rest), call.kwargs)
-
-
-def fill_at_places(call: Call) -> Any:
-    """Record a fill with a number that has a gradient as a copy to the places, each of them once.
-
-    The gradient is summed over the places without repetition, and only the run knows how many
-    these are. The derivative of the copy sums as that of the fill does.
-    """
-    again = call.recorder.again
-    tensor, dim, index, value = call.args
-    made, number = call.by_value[tensor], call.by_value[value]
-    if not _known_numbers(call.recorder, index):
-        return _filled(call)  # a joint cut is refused then
-    places, _ = again(torch.ops.aten._unique.default, (call.by_value[index], False))
-    if call.func is torch.ops.aten.index_fill.int_Tensor:
-        made = again(torch.ops.aten.clone.default, (made,))
-    if number.dtype != made.dtype:
-        number = again(torch.ops.aten._to_copy.default, (number,), {"dtype": made.dtype})
-    size = list(made.shape)
-    if size:
-        size[dim] = places.shape[0]
-    source = again(torch.ops.aten.expand.default, (number, size))
-    return again(torch.ops.aten.index_copy_.default, (made, dim, places, source))
-
-
-def _known_numbers(recorder: Builder, value: Value) -> bool:
-    """Whether what a tensor holds is known: of a constant, or of the example."""
-    for ask in (recorder.answer, recorder.example):
-        try:
-            ask(recorder, torch.ops.aten.clone.default, (value,), {})
-        except Refusal:
-            continue
-        return True
-    return False
-
-
-def _filled(call: Call) -> Any:
-    """Record a fill as it is."""
-    if call.schema.written_now(call.args, call.kwargs):
-        return functionalize(call)
-    recorder = call.recorder
-    made = recorder.semantics.infer(call.func, *call.types).with_grad(True)
-    outcome = Outcome(recorder.types.intern(made), lasting=False)
-    return recorder.record(call.func, call.args, call.kwargs, outcome, call.tensors)
-
-
-def _is_mask(index: Value | None) -> bool:
-    return index is not None and index.type.dtype in (torch.bool, torch.uint8)
-
-
-def _places(recorder: Builder, indices: list[Value | None]) -> list[Abstract | None] | None:
-    """Constant masks among indices as the places where they are true; None if a mask is unknown."""
-    places: list[Abstract | None] = []
-    for index in indices:
-        if index is None or not _is_mask(index):
-            places.append(None if index is None else recorder.abstract(index))
-            continue
-        try:
-            found = recorder.answer(recorder, torch.ops.aten.nonzero.default, (index,), {})
-        except Refusal:
-            return None
-        places += [recorder.lift_constant(place) for place in found.unbind(1)]
-    return places
 
 
 def with_numbers_of(call: Call) -> Any:

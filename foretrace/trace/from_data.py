@@ -12,15 +12,18 @@ import sympy
 import torch
 
 from foretrace import torch_api
+from foretrace.errors import Refusal
 from foretrace.ir.op import Choice, Definition, Op, Origin, Tree, Value
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
+from foretrace.mutation.functionalize import functionalize
 from foretrace.ops.kernel import depends_on_data, types_in
 from foretrace.ops.outcome import Outcome
 from foretrace.ops.schemas import schema_of
 from foretrace.symbols.integers import as_int
+from foretrace.tensors.abstract import Abstract
 
 NUMBER = Choice("number", "whole", "data decides it: the graph computes it when it runs")
 ITEM = torch.ops.aten.item.default
@@ -30,6 +33,10 @@ PLACES: Mapping[Any, tuple[str, ...]] = MappingProxyType({
     torch.ops.aten.select.int: ("index",), torch.ops.aten.slice.Tensor: ("start", "end"),
 })  # fmt: skip
 """Which arguments of a view are places in its dimension"""
+PUTS = frozenset({torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default})
+FILLS = frozenset({
+    torch.ops.aten.index_fill.int_Tensor, torch.ops.aten.index_fill_.int_Tensor
+})  # fmt: skip
 
 
 def of_open_size(call: Call) -> Any:
@@ -86,6 +93,86 @@ def open_number(call: Call) -> torch.SymInt | torch.SymFloat:
     recorder.record(func, call.args, call.kwargs, outcome, call.tensors)
     made: Any = as_int(recorder.types.symbols.symbolic(symbol))
     return made
+
+
+def put_at_places(call: Call) -> Any:
+    """Record a write at a mask as one at the places where it is true.
+
+    The gradient of what is written is read at a mask, and only the run knows how long that is.
+    """
+    recorder, (tensor, indices, new, *rest) = call.recorder, call.args
+    tensors, places = call.by_value, list[Any]()
+    for index in indices:
+        if not is_mask(index):
+            places.append(None if index is None else tensors[index])
+        else:
+            found = recorder.again(torch.ops.aten.nonzero.default, (tensors[index],))
+            places += recorder.again(torch.ops.aten.unbind.int, (found, 1))
+    return recorder.again(call.func, (tensors[tensor], places, tensors[new], *rest), call.kwargs)
+
+
+def fill_at_places(call: Call) -> Any:
+    """Record a fill with a number that has a gradient as a copy to the places, each of them once.
+
+    The gradient is summed over the places without repetition, and only the run knows how many
+    these are. The derivative of the copy sums as that of the fill does.
+    """
+    again = call.recorder.again
+    tensor, dim, index, value = call.args
+    made, number = call.by_value[tensor], call.by_value[value]
+    if not _known_numbers(call.recorder, index):
+        return _filled(call)  # a joint cut is refused then
+    places, _ = again(torch.ops.aten._unique.default, (call.by_value[index], False))
+    if call.func is torch.ops.aten.index_fill.int_Tensor:
+        made = again(torch.ops.aten.clone.default, (made,))
+    if number.dtype != made.dtype:
+        number = again(torch.ops.aten._to_copy.default, (number,), {"dtype": made.dtype})
+    size = list(made.shape)
+    if size:
+        size[dim] = places.shape[0]
+    source = again(torch.ops.aten.expand.default, (number, size))
+    return again(torch.ops.aten.index_copy_.default, (made, dim, places, source))
+
+
+def _known_numbers(recorder: Builder, value: Value) -> bool:
+    """Whether what a tensor holds is known: of a constant, or of the example."""
+    for ask in (recorder.answer, recorder.example):
+        try:
+            ask(recorder, torch.ops.aten.clone.default, (value,), {})
+        except Refusal:
+            continue
+        return True
+    return False
+
+
+def _filled(call: Call) -> Any:
+    """Record a fill as it is."""
+    if call.schema.written_now(call.args, call.kwargs):
+        return functionalize(call)
+    recorder = call.recorder
+    made = recorder.semantics.infer(call.func, *call.types).with_grad(True)
+    outcome = Outcome(recorder.types.intern(made), lasting=False)
+    return recorder.record(call.func, call.args, call.kwargs, outcome, call.tensors)
+
+
+def is_mask(index: Value | None) -> bool:
+    """Whether an index is one for each element, and so as many places as are true."""
+    return index is not None and index.type.dtype in (torch.bool, torch.uint8)
+
+
+def constant_places(recorder: Builder, indices: list[Value | None]) -> list[Abstract | None] | None:
+    """Constant masks among indices as the places where they are true; None if a mask is unknown."""
+    places: list[Abstract | None] = []
+    for index in indices:
+        if index is None or not is_mask(index):
+            places.append(None if index is None else recorder.abstract(index))
+            continue
+        try:
+            found = recorder.answer(recorder, torch.ops.aten.nonzero.default, (index,), {})
+        except Refusal:
+            return None
+        places += [recorder.lift_constant(place) for place in found.unbind(1)]
+    return places
 
 
 def takes_doubles(recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:

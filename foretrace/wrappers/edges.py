@@ -138,7 +138,9 @@ def _held(item: Any, type: TensorType) -> Iterator[Any]:
 
 def _made(results: Iterator[Any], type: TensorType | int | None) -> Any:
     if isinstance(type, int):
-        return [next(results) for _ in range(type)] and None
+        for _ in range(type):
+            next(results)  # a gradient that did not arrive, once for each tensor that it would be
+        return None
     if type is None or not type.wrapped:
         return next(results)
     inner = tuple([_made(results, each) for each in type.wrapped.inner])

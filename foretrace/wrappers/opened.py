@@ -31,8 +31,8 @@ def unwrapped(graph: Graph, semantics: TargetSemantics) -> Graph:
     Raises:
         Refusal: the class gives something that lies otherwise than the derivative takes it to.
     """
-    given = (value.type.wrapped for item in graph.inputs for value in (item.value,))
-    if not any(given) and not any(out.type.wrapped for op in graph.ops for out in op.outs):
+    made = (out for op in graph.ops for out in op.outs)
+    if not any(value.type.wrapped for value in (*(i.value for i in graph.inputs), *made)):
         return graph
     walk = _Opening(semantics)
     ops = list(walk.opened(graph.ops))
