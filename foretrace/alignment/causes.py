@@ -1,11 +1,13 @@
 """Which value of one cut is which of the other, and why a value is not what it is there."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from foretrace.alignment.difference import Found, Reason
 from foretrace.alignment.given import aspects
-from foretrace.alignment.marked import Node
-from foretrace.ir.op import Op, Value
+from foretrace.alignment.marked import Node, with_held
+from foretrace.ir.op import Op, Value, target_name, values_in
+from foretrace.ir.program import Graph
 from foretrace.ir.walk import subgraphs_of
 
 
@@ -65,6 +67,10 @@ class Causes:
         alone = found is None and value in self.of
         return value if found is None and self.one_record and not alone else found
 
+    def knows(self, value: Value) -> bool:
+        """Whether it is known which value of the other side it is."""
+        return self.counterpart(self.original(value)) is not None
+
     def among(self, values: Iterable[Value]) -> Reason | None:
         """The first reason that one of the values has."""
         return next((self.of[value] for value in values if value in self.of), None)
@@ -123,6 +129,31 @@ class Causes:
             ):
                 return self.of[mine]
         return None
+
+
+class Uses:
+    """What is done with each value of a cut: which call takes it, at which line and place."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.of = dict[Value, Counter[Hashable]]()
+        for op in with_held(graph.ops):
+            frame = op.origin.frame
+            for place, value in enumerate(op.operands):
+                self._add(value, (target_name(op.target), frame and frame.text, place))
+        for output in graph.outputs:
+            for value in values_in(output.value):
+                self._add(value, (output.role.kind, output.role.name))
+
+    def _add(self, value: Value, use: Hashable) -> None:
+        self.of.setdefault(value, Counter())[use] += 1
+
+    def unlike(self, mine: Sequence[Value], other: "Uses", theirs: Sequence[Value]) -> int:
+        """How many uses of some values have no counterpart among those of others."""
+        none, count = Counter[Hashable](), 0
+        for a, b in zip(mine, theirs, strict=False):
+            one, two = self.of.get(a, none), other.of.get(b, none)
+            count += ((one - two) + (two - one)).total()
+        return count
 
 
 class Users:

@@ -1,10 +1,10 @@
 """Walk two aligned trees and name every difference: the forward in order, then the backward."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 
-from foretrace.alignment.causes import Causes, Users
+from foretrace.alignment.causes import Causes, Users, Uses
 from foretrace.alignment.difference import Found, Kind, Part, Reason, kind_of, op_name
 from foretrace.alignment.given import Side, aspect_text, aspects
 from foretrace.alignment.marked import Marked, Node, with_held
@@ -20,7 +20,7 @@ from foretrace.alignment.pairing import (
     paired,
 )
 from foretrace.alignment.reasons import Reasons
-from foretrace.alignment.sequences import running_order
+from foretrace.alignment.sequences import by_rules, running_order
 from foretrace.alignment.settings import Settings
 from foretrace.explain.levels import choice_notes
 from foretrace.ir.op import Op, Value
@@ -38,6 +38,7 @@ class Comparison:
         )  # fmt: skip
         self.reasons = Reasons(left, right, self.settings, self.causes)
         self.marked = Marked(left.recorded, left.graph), Marked(right.recorded, right.graph)
+        self.uses = Uses(left.graph), Uses(right.graph)
         self.found: list[Found] = []
         self.matched: list[tuple[Op, Op]] = []
         self._late: list[tuple[Sequence[Op], Callable[[], object]]] = []
@@ -247,28 +248,35 @@ class Comparison:
         self, left: Sequence[Op], right: Sequence[Op]
     ) -> Iterator[tuple[Op | None, Op | None]]:
         """The same ops on the same values, in whatever order; what is left over comes last."""
-        waiting, over = list(right), list[Op]()
-        tree = self.marked[0].values if self.causes.one_record else ()
-        for a in left:
-            same = [b for b in waiting if not self.causes.apart(a, b, tree)]
-            b = max(same, key=partial(fit, a), default=None)
-            if b is None or not fit(a, b):
-                over.append(a)
-                continue
-            waiting.remove(b)
+        made = [{out for op in ops for out in op.outs} for ops in (left, right)]
+
+        def within(rule: Callable[[Op, Op], bool]) -> Callable[[Op, Op], bool]:
+            return lambda a, b: rule(a, b) and _made_alike(a, b, *made)
+
+        rules = (self._on_the_same, self._same_call, self._on_what_may_be_the_same)
+        over, waiting = dict.fromkeys(left), dict.fromkeys(right)
+        for a, b in by_rules(left, right, list(map(within, rules)), self._score):
+            del over[a], waiting[b]
             self.causes.match(a.outs, b.outs)
             yield a, b
-        for a in [*over]:  # the same call of another tensor, which differs for a reason of its own
-            b = next((b for b in waiting if self._same_call(a, b)), None)
-            if b is not None:
-                over.remove(a)
-                waiting.remove(b)
-                self.causes.match(a.outs, b.outs)
-                yield a, b
         yield from ((a, None) for a in over)
         yield from ((None, b) for b in waiting)
 
+    def _score(self, a: Op, b: Op) -> tuple[int, int]:
+        """How well two ops fit, and then how well the ops that use what they make."""
+        return fit(a, b), -self.uses[0].unlike(a.outs, self.uses[1], b.outs)
+
+    def _on_the_same(self, a: Op, b: Op) -> bool:
+        """Whether two ops get the same values, of which one at least is known to be."""
+        known = not a.operands or any(map(self.causes.knows, a.operands))
+        return known and self._on_what_may_be_the_same(a, b)
+
+    def _on_what_may_be_the_same(self, a: Op, b: Op) -> bool:
+        tree = self.marked[0].values if self.causes.one_record else ()
+        return not self.causes.apart(a, b, tree)
+
     def _same_call(self, a: Op, b: Op) -> bool:
+        """Whether it is the same call of another tensor, which differs for a reason of its own."""
         same = key_of(a) == key_of(b) and constants(a) == constants(b)
         return same and not any(self.causes.rewired(a, b))
 
@@ -339,6 +347,12 @@ class Comparison:
                     on_left=bool(each.left)
                 )
                 each.reason = each.reason or self.reasons.fallback(ops)
+
+
+def _made_alike(a: Op, b: Op, left: Collection[Value], right: Collection[Value]) -> bool:
+    """Whether what two ops of two sequences get is made in these, or in neither."""
+    both = zip(a.operands, b.operands, strict=False)
+    return all((mine in left) == (theirs in right) for mine, theirs in both)
 
 
 def _choices(above: Pair) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
+from functools import partial
 from typing import TypeVar
 
 A = TypeVar("A", bound=Hashable)
@@ -38,6 +39,35 @@ def align(
     else:
         yield from _by_runs(*inner, score, key)
     yield from zip(left[len(left) - end :], right[len(right) - end :], strict=True)
+
+
+def by_rules(
+    left: Sequence[A], right: Sequence[A], rules: Sequence[Callable[[A, A], bool]],
+    score: Callable[[A, A], tuple[int, ...]],
+) -> Iterator[tuple[A, A]]:  # fmt: skip
+    """Pairs in whatever order, by the first rule that allows one; none fits two better apart.
+
+    Args:
+        left: the one.
+        right: the other.
+        rules: whether two items may be a pair; asked anew after each pair, which may tell more.
+        score: how well two items fit; they do not where it begins with 0.
+    """
+    over, waiting = list(left), list(right)
+    for may in rules:
+        found = True
+        while found:
+            found = False
+            for a in [*over]:
+                b = max((b for b in waiting if may(a, b)), key=partial(score, a), default=None)
+                if b is None or not score(a, b)[0]:
+                    continue
+                if any(may(each, b) and score(each, b) > score(a, b) for each in over):
+                    continue
+                over.remove(a)
+                waiting.remove(b)
+                found = True
+                yield a, b
 
 
 def running_order(

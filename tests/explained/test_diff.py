@@ -131,6 +131,26 @@ def test_the_sums_of_two_gradients_are_told_apart() -> None:
     one_reason(foretrace.diff(*cuts), "program")
 
 
+def test_sums_wait_for_what_they_add() -> None:
+    """The operands of the second sum are known when those of the first are."""
+    lines = ["h1 = torch.mul(h0, h0)", "h2 = torch.add(h1, h0)", "h3 = torch.add(h2, w)"]
+    other = [*lines[:2], "h3 = torch.exp(h2)"]
+    cuts = [joint(captured([*each, "return h3.sum()"])) for each in (lines, other)]
+    one_reason(foretrace.diff(*cuts), "program")
+
+
+def test_equal_sums_are_told_apart_by_what_uses_them() -> None:
+    """The gradients of `h2` and of `w` are made by two equal calls; the right side has one."""
+    lines = [
+        "h1 = torch.sin(h0)", "h2 = torch.add(h1, w)", "h3 = torch.add(h2, w)",
+        "h4 = torch.sin(h3)", "h5 = torch.add(h4, h2)", "h6 = torch.add(h5, w)",
+        "h7 = torch.sin(h6)",
+    ]  # fmt: skip
+    other = [*lines[:4], "h5 = torch.exp(h4)", *lines[5:]]
+    cuts = [joint(captured([*each, "return h7.sum()"])) for each in (lines, other)]
+    one_reason(foretrace.diff(*cuts), "program")
+
+
 @DRAWN
 @given(programs(), st.data())
 def test_an_op_more(lines: list[str], data: st.DataObject) -> None:

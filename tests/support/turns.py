@@ -21,3 +21,11 @@ def at_other_sizes(turn: int) -> Sequence[Any]:
         )
         for place, name in enumerate(names)
     ]  # fmt: skip
+
+
+def every_other(cases: Sequence[Any]) -> list[Any]:
+    """Parameters of a test, of which every second one is slow: other suites run these programs."""
+    return [
+        pytest.param(*each.values, id=each.id, marks=[pytest.mark.slow] if place % 2 else [])
+        for place, each in enumerate(cases)
+    ]
