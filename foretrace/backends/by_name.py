@@ -12,9 +12,9 @@ from foretrace.backends.eager import eager_entry
 from foretrace.backends.graphs import ByBackend, Compile, pair_with
 from foretrace.backends.inductor import inductor_compilers
 from foretrace.backends.steps import numbers_refused, with_opaque_steps
+from foretrace.backward.hooks import holds_tensors, standing
 from foretrace.errors import Refusal
 from foretrace.guards.entry import Entry
-from foretrace.passes.hooks import holds_tensors, standing
 from foretrace.runtime.compiled import Building
 from foretrace.targets.semantics import Captured
 

@@ -19,8 +19,8 @@ from foretrace.errors import Frame, Refusal
 from foretrace.ir.op import ModuleCall, Op, Origin, Subgraph, Value, values_in
 from foretrace.ir.walk import binds, every_op, leaves_that_run, read_outside
 from foretrace.mutation.builder import REQUIRES_GRAD
-from foretrace.ops.holders import HOLDERS
-from foretrace.recording.path import KIND, ONE, SIDES
+from foretrace.ops.holders import HOLDERS, SIDES
+from foretrace.recording.path import KIND, ONE
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.constants import draws

@@ -19,8 +19,7 @@ from foretrace.errors import Frame
 from foretrace.ir.op import Op, Subgraph, Tree, Value, ViewStep, values_in
 from foretrace.ir.program import Graph
 from foretrace.ir.walk import binds, subgraphs_of
-from foretrace.ops.holders import holder_of
-from foretrace.recording.path import SIDES
+from foretrace.ops.holders import SIDES, holder_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.trace.functions import FunctionCall
 

@@ -7,6 +7,7 @@ from types import CodeType
 from typing import Any, Final
 
 from foretrace import torch_api
+from foretrace.backward.differentiate import Differentiation
 from foretrace.dispatcher.named import operator
 from foretrace.dispatcher.registrations import PACKAGES, Kernel, registered
 from foretrace.emit.fx import to_fx
@@ -23,7 +24,6 @@ from foretrace.partition.split import partition, second
 from foretrace.passes.asserted import with_assertions
 from foretrace.passes.cut import flatten
 from foretrace.passes.decompose import decompose
-from foretrace.passes.differentiate import Differentiation
 from foretrace.recording.capture import record
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.hooked import run_hook

@@ -12,10 +12,9 @@ from foretrace.history.call_facts import locate, results_of, written_positions
 from foretrace.ir.op import Checkpoint, Op, Value, map_values, substitute, target_name, values_in
 from foretrace.ir.program import Overwritten
 from foretrace.ir.walk import binds
-from foretrace.ops.holders import holder_of
+from foretrace.ops.holders import SIDES, holder_of
 from foretrace.ops.outcome import Share
 from foretrace.ops.schemas import schema_of
-from foretrace.recording.path import SIDES
 from foretrace.rules.derive import Derivatives
 from foretrace.trace.functions import FunctionCall
 

@@ -6,13 +6,15 @@ Source: the implementations of CompositeExplicitAutograd in torch/_higher_order_
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
-from foretrace.ir.op import Subgraph, Value
+from foretrace.ir.op import Choice, Subgraph, Value
 from foretrace.ir.types import TensorType
 
+SIDES: Final = Choice("the answer", "both", "the program asks data, and each answer was run")
+"""Of a cond that is a Python `if`: what calls it in Python may run the one side alone"""
 Groups: TypeAlias = list[list[Any]]
 """Operands, in the groups in which an operator takes them"""
 Hint: TypeAlias = Callable[[Any], int]

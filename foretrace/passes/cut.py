@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from foretrace.backward.differentiate import Differentiation
+from foretrace.backward.hooks import Hooks, hooked, standing, state_kept, with_hooks
 from foretrace.errors import Refusal
 from foretrace.history.applied import apart, called, overwritten
 from foretrace.history.history import History, with_history
@@ -30,8 +32,6 @@ from foretrace.ir.walk import hides, subgraphs_of, with_subgraphs
 from foretrace.ops.holders import runs_wider
 from foretrace.ops.schemas import schema_of
 from foretrace.passes.asserted import with_assertions
-from foretrace.passes.differentiate import Differentiation
-from foretrace.passes.hooks import Hooks, hooked, standing, state_kept, with_hooks
 from foretrace.passes.live import live, values_of, with_saved, without_unread
 from foretrace.passes.select import Selector, selects
 from foretrace.targets.semantics import TargetSemantics

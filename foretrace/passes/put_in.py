@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
+from foretrace.backward.hooks import holds_tensors
 from foretrace.branches.memory import Memory
 from foretrace.ir.op import (
     Checkpoint,
@@ -34,7 +35,6 @@ from foretrace.mutation.builder import LEAF
 from foretrace.ops.outcome import Outcome, fill
 from foretrace.passes.alike import Alike, Unlike, differs
 from foretrace.passes.asked_again import Again, check_asked
-from foretrace.passes.hooks import holds_tensors
 from foretrace.symbols.sizes import Numbers, Symbols, put_in
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Types

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.ir.op import Choice, Op, Tree, Value
+from foretrace.ir.op import Op, Tree, Value
 from foretrace.ir.tree import map_tree
 from foretrace.ir.walk import subgraphs_of
 from foretrace.symbols.questions import free_symbols
@@ -21,8 +21,6 @@ QUESTIONS: Final = 8
 SYMBOLS: Final = 10_000
 """More symbols than data decides between two questions"""
 KIND: Final = "both sides"
-SIDES: Final = Choice("the answer", "both", "the program asks data, and each answer was run")
-"""Of a cond that is a Python `if`: what calls it in Python may run the one side alone"""
 ONE: Final = 'or leave branches="guard": the example answers, and the answer is guarded'
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from foretrace import torch_api
+from foretrace.backward.hooks import hooked
 from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.guards.calls import CallGuards, number
@@ -20,7 +21,6 @@ from foretrace.ir.requirements import put_all
 from foretrace.ir.structure import hand_back
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import Arrived
-from foretrace.passes.hooks import hooked
 from foretrace.runtime.tangents import agree, lay_out, only_numbers, sizes_by_data, strides_of
 from foretrace.runtime.untrained import Untrained, mark, mark_spent
 from foretrace.symbols.sizes import Numbers

@@ -7,6 +7,7 @@ from typing import Any
 
 import sympy
 
+from foretrace.backward.hooks import at_input, holds_tensors, standing
 from foretrace.emit.python import Straight
 from foretrace.emit.python_sizes import size_text
 from foretrace.emit.python_source import Source
@@ -15,7 +16,6 @@ from foretrace.guards.calls import check_repeatable
 from foretrace.ir.op import Tree, Value
 from foretrace.ir.program import Mutation, Output, Recorded, Role
 from foretrace.ir.requirements import put_all
-from foretrace.passes.hooks import at_input, holds_tensors, standing
 from foretrace.runtime.calls import in_memory, loose, write_back
 from foretrace.symbols.questions import free_symbols
 from foretrace.trace.hooks import RETAIN

@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 
 import torch
 
+from foretrace.backward.hooks import left_out
 from foretrace.errors import Refusal
 from foretrace.ir.op import ModuleCall, Op, Value
 from foretrace.ir.program import Graph, Mutation, Recorded
 from foretrace.ir.walk import every_op, subgraphs_of
-from foretrace.passes.hooks import left_out
 from foretrace.tensors.wrapped import dispatched
 from foretrace.trace.functions import FunctionCall
 from foretrace.trace.hooks import HookCall

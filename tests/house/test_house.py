@@ -18,8 +18,9 @@ ROOT = Path(__file__).parents[2]
 # The import rule: a file imports from rooms to its left and from its own.
 ROOMS = (
     *("errors", "torch_api", "frames", "symbols", "ir", "tensors", "ops", "mutation", "holding"),
-    *("duals", "trace", "rules", "targets", "python_state", "recording", "emit", "history"),
-    *("through", "branches", "passes", "wrappers", "partition", "guards", "runtime", "backends"),
+    *("duals", "trace", "rules", "targets", "python_state", "history", "through"),
+    *("backward", "recording", "emit", "branches", "passes", "wrappers", "partition", "guards"),
+    *("runtime", "backends"),
     *("pieces", "dispatcher", "explain", "compare", "alignment", "program", "compat", "cli"),
     *("__init__", "__main__"),
 )

@@ -42,10 +42,10 @@ def change_the_gradient() -> None:
     same(gradient * 2, torch.autograd.grad(hooked(HOOKED), HOOKED)[0])
 
 
-refuses("hook", "passes/hooks.py:hooked", cuts(hooked, HOOKED, loss=0), hooked,
+refuses("hook", "backward/hooks.py:hooked", cuts(hooked, HOOKED, loss=0), hooked,
         change_the_gradient)  # fmt: skip
 refuses(
-    "hook", "passes/hooks.py:hooked",
+    "hook", "backward/hooks.py:hooked",
     lambda: foretrace.capture(hooked, (W,)).cut("joint", loss=0)(HOOKED), None,
     change_the_gradient,
 )  # fmt: skip
@@ -145,7 +145,7 @@ class OfView(Layer):
         return (w * weight).sum()
 
 
-refuses("hook", "passes/hooks.py:_check_argument", cuts(Layer(), W, loss=0), Layer.forward,
+refuses("hook", "backward/hooks.py:_check_argument", cuts(Layer(), W, loss=0), Layer.forward,
         trained(Removes(), W), trained(OfView(), W))  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def view_and_tensor(w: Tensor) -> Tensor:
 
 
 refuses(
-    "hook", "passes/hooks.py:at_input",
+    "hook", "backward/hooks.py:at_input",
     lambda: foretrace.compile(input_and_tensor, fullgraph=True)(W),
     input_and_tensor, trained(input_and_tensor, W), trained_compiled(view_and_tensor, W),
 )  # fmt: skip
@@ -242,7 +242,7 @@ def writes_to_a_clone(w: Tensor) -> Tensor:
     return ((y + z) * w).sum()
 
 
-refuses("shared gradient", "passes/hooks.py:_check_alone", cuts(writes_to_another_too, W, loss=0),
+refuses("shared gradient", "backward/hooks.py:_check_alone", cuts(writes_to_another_too, W, loss=0),
         writes_to_another_too, trained(writes_to_a_clone, W))  # fmt: skip
 
 SEEN: list[Tensor] = []
@@ -267,7 +267,7 @@ def keeps_compiled() -> None:
     SEEN.clear()
 
 
-refuses("hook", "passes/hooks.py:state_kept", cuts(keeps_gradients, W, loss=0), keeps_gradients,
+refuses("hook", "backward/hooks.py:state_kept", cuts(keeps_gradients, W, loss=0), keeps_gradients,
         trained(gives_what_it_keeps, W), keeps_compiled)  # fmt: skip
 
 
@@ -280,5 +280,5 @@ class Remembers(nn.Module):
         return (self.last * w).sum()
 
 
-refuses("hook", "passes/hooks.py:state_kept", cuts(Remembers(), W, loss=0), Remembers.forward,
+refuses("hook", "backward/hooks.py:state_kept", cuts(Remembers(), W, loss=0), Remembers.forward,
         trained(holds_a_tensor, W), trained_compiled(Remembers(), W))  # fmt: skip

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from foretrace.backward.differentiate import Differentiation
 from foretrace.errors import Refusal
 from foretrace.history.stale import Stale
 from foretrace.ir.op import Backward, Op, Value
 from foretrace.ir.program import Recorded
 from foretrace.passes.cut import Level, flatten
-from foretrace.passes.differentiate import Differentiation
 from tests.support.trees import assert_tree, recorded, semantics, tree
 
 LEAVES = Level(written=False)

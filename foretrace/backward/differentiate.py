@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from foretrace.backward.hooks import Hooks, as_is
 from foretrace.errors import Refusal
 from foretrace.history.call_facts import locate, results_of, values_used, written_positions
 from foretrace.history.stale import Stale
@@ -36,7 +37,6 @@ from foretrace.ir.types import TensorType
 from foretrace.ir.walk import binds, made_in, subgraphs_of
 from foretrace.ops.infer import Inference
 from foretrace.ops.views import put_back
-from foretrace.passes.hooks import Hooks, as_is
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.own_backward import own_rule
 from foretrace.rules.rule import Rule
