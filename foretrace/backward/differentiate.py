@@ -17,9 +17,10 @@ import torch
 from foretrace.backward.hooks import Hooks, as_is
 from foretrace.errors import Refusal
 from foretrace.history.call_facts import locate, results_of, values_used, written_positions
-from foretrace.history.stale import Stale
+from foretrace.history.stale import Stale, saved_by
 from foretrace.ir.op import (
     Backward,
+    GradientCall,
     ModuleCall,
     Op,
     RuleName,
@@ -73,6 +74,12 @@ class Differentiation:
     ) -> None:  # fmt: skip
         self.derivatives, self.inference = derivatives, inference
         self.table, self.keep = table, keep
+        self.again = self.narrow = False
+        """whether what the walk gives is differentiated once more; whether not all is wanted"""
+        self.freed = set[Op]()
+        """what a backward of the program's own has gone through, and let go of what was saved"""
+        self.through_ops = list[Op]()
+        """what the walk has taken a gradient through"""
         self.outside = outside
         """by id, the real tensors behind inputs, and what they hold when the backward runs"""
         self.stale, self.hooks = stale, hooks or Hooks(())
@@ -92,7 +99,9 @@ class Differentiation:
             self.passed.update(op.outs)
 
     def _op(self, op: Op) -> None:
-        if isinstance(op.target, ModuleCall):
+        if isinstance(op.target, ModuleCall | GradientCall):
+            if isinstance(op.target, GradientCall):
+                self.freed.update(op.target.freed)
             if self.keep(op):
                 self._whole(op)
             else:
@@ -130,9 +139,10 @@ class Differentiation:
         else:
             if op.origin.grad_mode:  # and takes out what was saved, of use or not
                 self.stale.check_unpacked(op, self.derivatives)
+                self._passes(op)
             hidden = isinstance(op.target, Write) and not op.target.followed
             on = op.args[:1] if hidden else op.operands if op.origin.grad_mode else ()
-            self.reached.update(v for v in on if v.type.requires_grad)
+            self.reached.update(v for v in on if self.wants(v))
 
     def _composite(self, op: Op) -> None:
         if self.keep(op):
@@ -162,7 +172,10 @@ class Differentiation:
         if op.alike is None:
             return self._rule(op.target, op, op.args, op.kwargs, tangents)
         operands = op.operands
-        key = (op.alike, *[v.type for v in operands], *[t and t.type for t in tangents])
+        key = (
+            op.alike, *[v.type for v in operands], *[t and t.type for t in tangents],
+            *(map(self.wants, operands) if self.narrow else ()),
+        )  # fmt: skip
         known = self._known.get(key)
         if known is None:
             rule, occurrences = self._rule(op.target, op, op.args, op.kwargs, tangents)
@@ -176,26 +189,56 @@ class Differentiation:
         """The derivative of a call, and the values among its arguments, each occurrence."""
         both = (args, kwargs)
         occurrences = values_in(both)
-        followed = any(value.type.requires_grad for value in occurrences)
+        followed = any(map(self.wants, occurrences))
         if not followed or all(t is None for t in tangents):
             return None, occurrences  # what is not followed is a leaf that the program makes
-        types = {value: value.type.plain for value in occurrences}
+        types = {v: v.type.plain.with_grad(self.wants(v)) for v in occurrences}
         typed_args, typed_kwargs = substitute(both, types)
-        given = tuple([None if t is None else t.type.plain for t in tangents])
+        given = tuple([None if t is None else self._tangent(t) for t in tangents])
         positions = frozenset(written_positions(op, occurrences))
         told = binds(op) or dispatched(op)
         known = map_values(op.result, lambda v: v.type.plain) if told else None
         try:
-            rule = self.derivatives.rule(func, typed_args, typed_kwargs, given, positions, known)
+            rule = self.derivatives.rule(
+                func, typed_args, typed_kwargs, given, positions, known, again=self.again
+            )
         except Refusal as refusal:
             raise locate(refusal, op) from None
         return rule, occurrences
+
+    def _tangent(self, value: Value) -> TensorType:
+        """The type of a gradient, as a formula gets it."""
+        return value.type.plain if self.again else value.type.plain.with_grad(False)
+
+    def wants(self, value: Value) -> bool:
+        """Whether the gradient of a value is asked for, or goes on to what it is asked for of."""
+        return value.type.requires_grad
+
+    def now(self, gradient: Value) -> Value:
+        """What a gradient is in the program, where the walk is a part of one."""
+        return gradient
+
+    def _passes(self, op: Op) -> None:
+        """Note that autograd's node of an op runs.
+
+        Raises:
+            Refusal: what it had saved was let go of by a backward before.
+        """
+        self.through_ops.append(op)
+        if op in self.freed and saved_by(op, self.derivatives):
+            raise locate(Refusal(
+                f"the backward of {target_name(op.target)} runs a second time, and the first has"
+                " let go of what it had saved; eager raises, too",
+                kind="graph freed",
+                do="pass retain_graph=True to the first backward(), or torch.autograd.grad",
+            ), op)  # fmt: skip
 
     def _apply(
         self, op: Op, rule: Rule, occurrences: Sequence[Value], results: Sequence[Value],
         tangents: Sequence[Value | None],
     ) -> None:  # fmt: skip
         """Put the rule's ops in the words of this call, and give its gradients on."""
+        self._passes(op)
         env = rule.env()
         env.update(zip(rule.operands, occurrences, strict=True))
         env.update(zip(rule.results, results, strict=True))
@@ -208,9 +251,9 @@ class Differentiation:
         self._put(op, rule, env)
         found = [g and env.get(g, g) for g in rule.gradients]
         for value, gradient in zip(occurrences, found, strict=True):
-            if gradient is not None and value.type.requires_grad:
+            if gradient is not None and self.wants(value):
                 self.add(value, gradient, op)
-            elif value.type.requires_grad:
+            elif self.wants(value):
                 self.reached.add(value)
 
     def _reread(self, op: Op, rule: Rule, env: dict[Value, Any], written: Sequence[int]) -> None:
@@ -250,9 +293,9 @@ class Differentiation:
         if scope.inside is not None and value not in scope.inside:
             scope.pending.append((value, gradient, because))
             return
-        before = self.gradients.get(value)
+        before, gradient = self.gradients.get(value), self.now(gradient)
         self.gradients[value] = (
-            gradient if before is None else self._call(ADD, (before, gradient), because)
+            gradient if before is None else self.now(self._call(ADD, (before, gradient), because))
         )
 
     def _call(self, func: Any, args: Tree, because: Op) -> Value:
@@ -279,7 +322,7 @@ class Differentiation:
     def _unfollowed(self, op: Op) -> None:
         """A write that autograd does not see: the history of the base goes on as it was."""
         (out,), base = op.outs, op.args[0]
-        if base.type.requires_grad:
+        if self.wants(base):
             self.add(base, self.gradients[out], op)
 
     def _unfollowed_in(self, op: Op) -> None:
@@ -294,6 +337,7 @@ class Differentiation:
         """
         base, args = op.args
         (out,) = op.outs
+        self._passes(op)
         whole = self._in_layout(self.gradients[out], base.type, op)
         bases = [whole]
         for step in write.steps:
@@ -314,7 +358,7 @@ class Differentiation:
         found = [g and env[g] for g in rule.gradients]
         self._put_back(op, write, base, bases, found[0])
         for value, gradient in list(zip(occurrences, found, strict=True))[1:]:
-            if gradient is not None and value.type.requires_grad:
+            if gradient is not None and self.wants(value):
                 self.add(value, gradient, op)
 
     def _part(self, write: Write, whole: Value, op: Op) -> Value:
@@ -326,7 +370,7 @@ class Differentiation:
     def _put_back(
         self, op: Op, write: Write, base: Value, bases: list[Value], gradient: Value | None
     ) -> None:
-        if not base.type.requires_grad:
+        if not self.wants(base):
             return
         gradient = gradient or self._call(aten.zeros_like.default, (bases[-1],), op)
 
@@ -366,6 +410,7 @@ class Differentiation:
         passed = self.passed.union(op.outs)
         held = {g for v, g in self.gradients.items() if v not in passed}
         try:
+            self._passes(op)
             rule = own_rule(op, tangents, held, self.outside, self.derivatives.tape)
         except Refusal as refusal:
             raise locate(refusal, op) from None
@@ -378,9 +423,9 @@ class Differentiation:
         """The same with hooks on its node, which may keep gradients for each other."""
         self.scope.ops += as_is(rule.ops, op, rule.name)
         for value, gradient in zip(rule.operands, rule.gradients, strict=True):
-            if gradient is not None and value.type.requires_grad:
+            if gradient is not None and self.wants(value):
                 self.add(value, gradient, op)
-            elif value.type.requires_grad:
+            elif self.wants(value):
                 self.reached.add(value)
 
     # ---- operators that hold programs ---------------------------------------------------------

@@ -12,6 +12,8 @@ from foretrace.history.call_facts import locate, results_of, written_positions
 from foretrace.ir.op import Checkpoint, Op, Value, map_values, substitute, target_name, values_in
 from foretrace.ir.program import Overwritten
 from foretrace.ir.walk import binds
+from foretrace.mutation.builder import Builder
+from foretrace.mutation.current import current
 from foretrace.ops.holders import SIDES, holder_of
 from foretrace.ops.outcome import Share
 from foretrace.ops.schemas import schema_of
@@ -206,6 +208,17 @@ class Stale:
             if found is not None and found.now is None and found.form is not op:
                 self.check_kept(found, op)
                 raise written_since(op, found, also=EAGER_TOO)
+
+
+def overwritten_in(recorder: Builder) -> dict[Value, Overwritten]:
+    """The values that their memory no longer holds, and what it holds if autograd cannot tell."""
+    return {
+        value: Overwritten(
+            None if held.seen else current(held.alias, recorder), held.origin.frame, held.form,
+            held.origin.checkpoint, held.before, held.detached,
+        )
+        for value, held in recorder.overwritten.items()
+    }  # fmt: skip
 
 
 def applied(op: Op) -> bool:

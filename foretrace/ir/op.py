@@ -113,6 +113,24 @@ class Backward:
         return f"{target_name(self.of.target)}_backward"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GradientCall:
+    """Target of a gradient that the program asks for, of what it has computed so far.
+
+    The ops below are those of its walk back, each the derivative of one before.
+    """
+
+    name: str
+    """"backward" or "grad", as the program has asked"""
+    again: bool
+    """whether it may be differentiated once more: create_graph"""
+    freed: frozenset["Op"] = frozenset()
+    """the ops of which it lets go what autograd had saved"""
+
+    def __str__(self) -> str:
+        return self.name
+
+
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
 class ViewStep:
     """How a tensor was made as a view of another: the call, and which of its results it is."""

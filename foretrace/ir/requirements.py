@@ -153,6 +153,14 @@ class OnInput(Place):
         self.index = index
 
 
+class OnGradient(Place):
+    """The `.grad` of an input; each call binds that of the input that it has."""
+
+    def __init__(self, name: str, index: int) -> None:
+        super().__init__(name, {}, MISSING)
+        self.index = index
+
+
 class OnArguments(Place):
     """What containers and objects among the arguments hold; each call fills those that it has."""
 
@@ -230,6 +238,8 @@ class State:
         made.append(item := self._made(outputs) if self.like is None else made[self.like])
         if isinstance(self.place, OnInput):
             vars(inputs[self.place.index])[self.place.name] = item
+        elif isinstance(self.place, OnGradient):
+            inputs[self.place.index].grad = item
         elif isinstance(self.place, OnArguments):
             pour(item, call)
         else:

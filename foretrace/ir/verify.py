@@ -15,12 +15,12 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.names import calls_target
-from foretrace.ir.op import Op, Tree, Value, Write, map_values, values_in
+from foretrace.ir.op import GradientCall, Op, Tree, Value, Write, map_values, values_in
 from foretrace.ir.program import Graph, Output, Recorded
 from foretrace.ir.text import neighbourhood
 from foretrace.ir.tree import leaves
 from foretrace.ir.types import Size, TensorType
-from foretrace.ir.walk import binds, subgraphs_of
+from foretrace.ir.walk import binds, every_op, subgraphs_of
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Symbols
 
@@ -116,6 +116,8 @@ class _Stage:
         self.symbols = recorded.symbols
         self.made, self.given = made, frozenset(made)
         self.definitions: set[int] = set()
+        self.asks = any(type(op.target) is GradientCall for op in every_op(recorded.ops))
+        """whether the program computes gradients itself"""
         given = frozenset().union(*(value.type.symbols for value in made))
         self.data = {s for s in recorded.symbols.data if self.symbols.simplify(s).free_symbols}
         """the symbols that data decides; one that is asserted to be a number is that number"""
@@ -164,7 +166,7 @@ class _Stage:
         """Each op has a line, as far as the program has any, or something that it is there for."""
         if (op.because is None) != (op.rule is None):
             yield "an op of a backward has `because` and `rule`, any other neither"
-        if op.because is not None and self.name in FORWARD:
+        if op.because is not None and self.name in FORWARD and not self.asks:
             yield "there is no backward in this stage"
         place = op.origin.frame or op.origin.module or self.recorded.requires.defined is None
         if not (place or op.because or op.choice or op.piece_of or self.name == BODY):

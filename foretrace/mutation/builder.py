@@ -65,6 +65,8 @@ class Histories:
 
     places: dict[Value, Value] = field(default_factory=dict)
     """new content by a write that autograd does not see, and the value whose history it has"""
+    leaves: dict[Value, ref[Abstract]] = field(default_factory=dict)
+    """leaves that the program has made, and what keeps its gradient"""
     functions: dict[Value, Any] = field(default_factory=dict)
     """what calls of autograd.Functions gave that it follows, and their targets"""
     hooks: list[Op] = field(default_factory=list)
@@ -110,7 +112,7 @@ class Builder(torch_api.TorchDispatchMode):
         self.lift, self.lift_constant = lift, lift_constant
         self.answer, self.example, self.outcomes = answer, answer, outcomes
         self.casts, self.histories, self.forward = Casts(), Histories(), ForwardMode()
-        self.scope = self._around = list[Op]()
+        self.root = self.scope = self._around = list[Op]()
         self.log: list[Op] = []
         self.fresh, self.leaves, self.held = set[Value](), set[Value](), set[Value]()
         """what factories have made; leaves of autograd that the program has; what others wrap"""

@@ -3,6 +3,8 @@
 Each is recorded as a call that makes it one, so that what a graph makes requires grad as in eager.
 """
 
+from weakref import ref
+
 import torch
 
 from foretrace.errors import Refusal
@@ -46,6 +48,7 @@ def make_leaf(recorder: Builder, tensor: Abstract, value: Value) -> Value:
     if alias is not None:
         alias.become(leaf)
     tensor.ft_value, tensor.ft_leaf = leaf, True
+    recorder.histories.leaves[leaf] = ref(tensor)
     follow(tensor, True)
     return leaf
 

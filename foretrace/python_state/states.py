@@ -29,6 +29,7 @@ from foretrace.ir.requirements import (
     HeldNames,
     Kept,
     OnArguments,
+    OnGradient,
     OnInput,
     Place,
     Requirements,
@@ -48,7 +49,7 @@ from foretrace.tensors.abstract import Abstract
 
 CONTAINERS = (dict, list, tuple)
 FILLED = (dict, list, set, deque)
-ON_THE_CALL = (OnArguments, OnInput)
+ON_THE_CALL = (OnArguments, OnGradient, OnInput)
 """Places that each call has of its own"""
 
 

@@ -11,8 +11,10 @@ import sympy
 import torch
 
 from foretrace import torch_api
+from foretrace.backward.inside import Engine
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import Sources, function_of, names_of, place_of
+from foretrace.history.stale import overwritten_in
 from foretrace.holding.wrapped import as_program_has, check_unwritten
 from foretrace.ir.op import Value
 from foretrace.ir.program import Input, Mutation, Output, Recorded, Role, size_input
@@ -58,6 +60,7 @@ from foretrace.python_state.states import (
     unread,
 )
 from foretrace.recording.gradients import Gradients
+from foretrace.recording.leaves import RunLeaves
 from foretrace.recording.new_contents import (
     begins_read,
     check_attributes_kept,
@@ -65,7 +68,6 @@ from foretrace.recording.new_contents import (
     lend_attributes,
     line_of,
     mutations_of,
-    overwritten_in,
     viewed_anew,
 )
 from foretrace.recording.outputs import Outputs
@@ -126,6 +128,7 @@ class Capture:
         )  # fmt: skip
         self.recorder = WatchedRecorder(self.outside, *made) if self.outside else Recorder(*made)
         self.recorder.example = self.example
+        self.engine = Engine(self.recorder, RunLeaves(self))
         types.told.hooking = Hooking(self.recorder)
         types.told.written, types.told.room = self._written, self.gradients.room
         self.steps = Steps(self.recorder, self.questions)
@@ -348,6 +351,7 @@ class Capture:
         self.as_given.clear()
         self._views.clear()
         self._known.clear()
+        self.gradients.bound.clear()
         self.recorder.casts.forget()
         self.recorder.histories.functions.clear()  # of runs that were recorded anew, too
         interpreter = getattr(fn, "__self__", fn)
@@ -399,7 +403,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         loan.replace(capture.placeholder)
         given = capture.arguments(leaves, requires)
         absent = target.device.type not in torch_api.device_types_here()
-        with running(recorder, loan.paths(), absent), capture.steps:
+        with running(recorder, loan.paths(), absent, capture.engine), capture.steps:
             given = capture.opened(given, loan)
             call = call_args, call_kwargs = in_structure.build(iter(given))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
@@ -410,7 +414,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             outs, out_structure = take_apart(result)
             requires.handed = handed_back(result, call, ())
             kept, others = left_in(before, loan, capture.outside, capture, requires, lines)
-            kept += counting
+            kept += [*counting, *capture.gradients.left()]
             requires.handed += handed_back(result, (), _filled(kept))
             changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)

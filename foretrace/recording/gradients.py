@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Frame, Refusal
+from foretrace.errors import Frame
 from foretrace.frames.sources import asking_line
 from foretrace.ir.program import Input
-from foretrace.ir.requirements import Requirements
+from foretrace.ir.requirements import Change, OnGradient, Requirements
 from foretrace.ir.types import Size, TensorType
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import plain_class
@@ -56,6 +56,8 @@ class Gradients:
         """the input that is the gradient of each whose `.grad` was read; None if there was none"""
         self.cleared: dict[int, None] = {}
         """inputs whose `.grad` is None now"""
+        self.bound: dict[int, Abstract] = {}
+        """what the program has bound the `.grad` of inputs to"""
         self.whole: dict[int, Frame | None] = {}
         """inputs that may be no views, and the line that asks it"""
         self.rooms: dict[int, tuple[Size, Frame | None]] = {}
@@ -99,6 +101,8 @@ class Gradients:
 
     def _get(self, index: int) -> Abstract | None:
         real = self.real[index]
+        if index in self.bound:
+            return self.bound[index]
         if index in self.cleared or not (real.is_leaf or real.retains_grad):
             return None
         grad = torch_api.attribute_of(real, "grad")
@@ -116,21 +120,30 @@ class Gradients:
         return made
 
     def set(self, index: int, new: Any) -> None:
-        """None is bound by each call; a tensor would be another one for the caller.
+        """Each call binds it anew.
 
         Raises:
-            Refusal: it is a tensor.
+            TypeError, RuntimeError: eager refuses it, too.
         """
-        if new is not None:
-            raise Refusal(
-                f"the program binds {self.inputs[index].role.name}.grad to a tensor",
-                kind="side effect",
-                do=(
-                    "return the gradient, and bind it outside of the program",
-                    "or write to the one that is there: x.grad.copy_(new)",
-                ),
-            )
-        self.cleared[index] = None
+        if new is None:
+            self.bound.pop(index, None)
+            self.cleared[index] = None
+            return
+        with torch_api.switched(vars(self), _busy=True):
+            if not isinstance(new, Abstract):
+                new = self.lift(new)
+            check_gradient(self.placeholders[index], new)
+            self.cleared.pop(index, None)
+            self.bound[index] = new
+
+    def left(self) -> list[Change]:
+        """The gradients that the program has bound, but for those that were there before."""
+        given = [*self.placeholders]
+        return [
+            Change(OnGradient(f"{self.inputs[index].role.name}.grad", index), new, rebound=True)
+            for index, new in self.bound.items()
+            if (place := self.found.get(index)) is None or given[place] is not new
+        ]
 
     # ---- real tensors ------------------------------------------------------------------------
 
@@ -162,6 +175,22 @@ class Gradients:
     def _index(self, tensor: torch.Tensor) -> int:
         placeholder = self.lift(tensor)
         return next(i for i, each in enumerate(self.placeholders) if each is placeholder)
+
+
+def check_gradient(tensor: Abstract, gradient: Abstract) -> None:
+    """Refuse what torch refuses as a `.grad`.
+
+    Source: THPVariable_set_grad in torch/csrc/autograd/python_variable.cpp.
+
+    Raises:
+        RuntimeError: it has another dtype, device or shape than the tensor.
+    """
+    if gradient is tensor:
+        raise RuntimeError("can't assign Variable as its own grad")
+    facts = (("dtype", "type"), ("device", "device"), ("shape", "size"))
+    for fact, called in facts:
+        if getattr(gradient, fact) != getattr(tensor, fact):
+            raise RuntimeError(f"assigned grad has data of a different {called}")
 
 
 def _alike(tensor: torch.Tensor, grad: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ from foretrace.errors import Frame, Refusal
 from foretrace.frames.lines import Lines
 from foretrace.holding.wrapped import check_unchanged
 from foretrace.ir.op import Op, Value, ViewStep, Write, values_in
-from foretrace.ir.program import Input, Mutation, Output, Overwritten, Role
+from foretrace.ir.program import Input, Mutation, Output, Role
 from foretrace.ir.requirements import FIRST_CALL
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import Alias, alias_of
@@ -204,14 +204,3 @@ def check_attributes_kept(
                 kind="side effect", at=lines.binding(changed[0]),
                 do=("set it outside of the captured program", FIRST_CALL),
             )  # fmt: skip
-
-
-def overwritten_in(recorder: Recorder) -> dict[Value, Overwritten]:
-    """The values that their memory no longer holds, and what it holds if autograd cannot tell."""
-    return {
-        value: Overwritten(
-            None if held.seen else current(held.alias, recorder), held.origin.frame, held.form,
-            held.origin.checkpoint, held.before, held.detached,
-        )
-        for value, held in recorder.overwritten.items()
-    }  # fmt: skip

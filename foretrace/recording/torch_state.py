@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from foretrace import torch_api
+from foretrace.backward.inside import Engine
 from foretrace.duals.numbers import leaving
 from foretrace.errors import Frame, Refusal, Way
 from foretrace.frames.lines import Lines
@@ -40,7 +41,7 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
 
     `absent`: the target is not there; then an autograd node would abort the process.
     """
-    stand_ins: dict[str, Callable[..., Any]] = {"engine": _engine(torch_api.engine())}
+    stand_ins: dict[str, Callable[..., Any]] = {}
     stand_ins |= generators.refusing(recorder) | guards(recorder)
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
     stand_ins |= taking_steps(recorder) | dividing(recorder)
@@ -123,14 +124,14 @@ INPUTS = 4
 """Where the engine has what gradients are wanted of: after outputs, gradients, two switches"""
 
 
-def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The engine for `torch.func`, which brings its own levels of autograd; else a refusal."""
+def _engine(engine: Engine) -> Callable[..., Any]:
+    """Torch's engine for `torch.func`, which brings its own levels of autograd; else ours."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         inputs = args[INPUTS] if len(args) > INPUTS else ()
         if inputs and all(map(_followed_by_level, inputs)):
-            return original(*args, **kwargs)
-        return _no_gradient()
+            return engine.original(*args, **kwargs)
+        return engine(*args, **kwargs)
 
     return run
 
@@ -188,10 +189,13 @@ def _by_cudnn(original: Callable[..., Any], tensor: torch.Tensor) -> bool:
 
 
 @contextmanager
-def running(recorder: Recorder, paths: dict[int, str], absent: bool) -> Iterator[None]:
+def running(
+    recorder: Recorder, paths: dict[int, str], absent: bool, engine: Engine | None = None
+) -> Iterator[None]:
     """The recorder sees every call inside."""
     checkpoints = Checkpoints(recorder)
     stand_ins = refusing(recorder, absent)
+    stand_ins["engine"] = _engine(engine) if engine is not None else _no_gradient
     stand_ins["checkpoint"] = checkpoints.around
     stand_ins["cudnn"] = partial(_by_cudnn, torch.backends.cudnn.is_acceptable)
     with (

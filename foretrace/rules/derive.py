@@ -141,7 +141,7 @@ class Derivatives:
     def rule(
         self, func: Any, args: Tree, kwargs: dict[str, Tree],
         tangents: tuple[TensorType | None, ...], written: frozenset[int] = frozenset(),
-        known: Tree = None,
+        known: Tree = None, *, again: bool = False,
     ) -> Rule:  # fmt: skip
         """The derivative of a call whose tensors are given by type.
 
@@ -152,11 +152,13 @@ class Derivatives:
             tangents: for each tensor it returns, the type of its gradient, or None.
             written: positions of the operands that it writes to.
             known: the types of what it returns, where they depend on data.
+            again: whether the formula is to be differentiated once more; then torch may have
+                another one, as for silu and layer norm.
 
         Raises:
             Refusal: torch has no derivative for the operator.
         """
-        key = frozen((func, args, kwargs, tangents, written, known))
+        key = frozen((func, args, kwargs, tangents, written, known, again))
         found = self._rules.get(key)
         if found is not None:
             return found
@@ -168,7 +170,7 @@ class Derivatives:
             with torch_api.no_dispatch_modes(), torch_api.with_autograd():
                 if registered is not None:
                     return self._registered(registered, func, args, kwargs, tangents, known)
-                return self._derived(func, args, kwargs, tangents, written, known)
+                return self._derived(func, args, kwargs, tangents, written, known, again)
 
         def of_call() -> Rule:
             floats = self.types.symbols.floats.among((args, kwargs))
@@ -204,6 +206,7 @@ class Derivatives:
     def _derived(
         self, func: Any, args: Tree, kwargs: dict[str, Tree],
         tangents: tuple[TensorType | None, ...], written: frozenset[int], known: Tree,
+        again: bool,
     ) -> Rule:  # fmt: skip
         """The rule that torch has; where its C++ knows numbers only, sizes become guards.
 
@@ -216,7 +219,7 @@ class Derivatives:
                 args, kwargs = map_tree((args, kwargs), self._fixed)
             try:
                 forward = self._forward(func, args, kwargs, written, known)
-                return self._backward(func, forward, tangents)
+                return self._backward(func, forward, tangents, again)
             except RuntimeError as error:
                 if isinstance(error, Refusal) or NOT_SYMBOLIC not in str(error):
                     raise
@@ -319,10 +322,12 @@ class Derivatives:
         return map_tree(tree, lambda x: known.get(x, x) if isinstance(x, sympy.Symbol) else x)
 
     def _backward(
-        self, func: Any, forward: _Forward, tangents: tuple[TensorType | None, ...]
-    ) -> Rule:
+        self, func: Any, forward: _Forward, tangents: tuple[TensorType | None, ...], again: bool
+    ) -> Rule:  # fmt: skip
         tape = forward.tape
-        given = tuple(None if t is None else Value(t.with_grad(False)) for t in tangents)
+        given = tuple(
+            None if t is None else Value(t if again else t.with_grad(False)) for t in tangents
+        )
         pairs = [
             (out, tape.abstract(tangent))
             for out, tangent in zip(forward.outs, given, strict=True)
@@ -331,7 +336,7 @@ class Derivatives:
         wanted = [edge for edge in forward.edges if edge is not None]
         name = torch_api.node_name(pairs[0][0])
         with tape:
-            found = self._grad(func, pairs, wanted)
+            found = self._grad(func, pairs, wanted, again)
             if func in FIRST_MADE_LIKE_OPERAND and wanted[0] is forward.edges[0]:
                 found = (_in_operand_layout(wanted[0], found[0]), *found[1:])
         values = iter(g if g is None else current_value(g, tape) for g in found)
@@ -341,10 +346,14 @@ class Derivatives:
         rule_name = RuleName(name, "derived")
         return Rule(rule_name, forward.operands, results, tape.written, given, ops, gradients)
 
-    def _grad(self, func: Any, pairs: list[Any], wanted: list[Any]) -> tuple[Any, ...]:
+    def _grad(
+        self, func: Any, pairs: list[Any], wanted: list[Any], again: bool
+    ) -> tuple[Any, ...]:  # fmt: skip
         outs, tangents = zip(*pairs, strict=True)
         try:
-            return torch.autograd.grad(outs, wanted, tangents, allow_unused=True)
+            return torch.autograd.grad(
+                outs, wanted, tangents, allow_unused=True, create_graph=again
+            )
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, Refusal) or NOT_SYMBOLIC in str(error):
                 raise

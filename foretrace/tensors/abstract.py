@@ -32,8 +32,8 @@ STRIDE: Any = torch.Tensor.stride
 IS_CONTIGUOUS: Any = torch.Tensor.is_contiguous
 INDEXING = Indexing()
 """It has no state"""
-OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_gradient", "ft_held", "ft_hooked", "ft_indexing",
-        "ft_instance", "ft_leaf", "ft_tangent", "ft_told", "ft_value", "ft_viewed")  # fmt: skip
+OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_grad", "ft_gradient", "ft_held", "ft_hooked",
+        "ft_indexing", "ft_instance", "ft_leaf", "ft_tangent", "ft_told", "ft_value", "ft_viewed")  # fmt: skip
 """Attributes of an abstract tensor that no tensor of torch's has"""
 
 
@@ -90,6 +90,8 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     """the line that asked where its memory begins; no attribute where none has"""
     ft_viewed: Frame | None
     """the line that saw written memory of its, where it is followed; no attribute where none has"""
+    ft_grad: Any
+    """the `.grad` of a tensor that the program has made; no attribute where it has none"""
     ft_gradient: Any
     """what `.grad` of an input is asked of; None where it is not followed"""
     ft_hooked: Value
@@ -188,19 +190,12 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         if self.ft_gradient is not None:
             gradients, index = self.ft_gradient
             return gradients.get(index)
-        if self.ft_leaf and self.requires_grad:
-            raise Refusal(
-                "the program reads the gradient of an input or parameter",
-                kind="autograd inside", do="pass it as an argument",
-            )  # fmt: skip
-        return None
+        return getattr(self, "ft_grad", None)
 
     def _set_gradient(self, new: Any) -> None:
         if self.ft_gradient is None:
-            raise Refusal(
-                "the program sets tensor.grad", kind="side effect",
-                do="set it before or after the captured program is called",
-            )  # fmt: skip
+            self.ft_grad = new
+            return
         gradients, index = self.ft_gradient
         gradients.set(index, new)
 
@@ -352,7 +347,7 @@ def _cast(name: str) -> Any:
 
 for _name in torch_api.CASTS:
     setattr(Abstract, _name, _cast(_name))
-for _name in ("backward", "register_post_accumulate_grad_hook"):
+for _name in ("register_post_accumulate_grad_hook",):
     setattr(Abstract, _name, _refused(
         _name, "asks autograd, which does not run while a program is captured", "autograd inside",
         "return the tensor, and do it outside of the captured program",

@@ -1,0 +1,59 @@
+"""The tensors of a run in whose `.grad` a backward of the program's own accumulates."""
+
+from typing import Any, Protocol
+
+import torch
+
+from foretrace.errors import Refusal
+from foretrace.frames.sources import asking_line
+from foretrace.ir.op import Value
+from foretrace.ir.program import Input
+from foretrace.mutation.made_leaves import value_of
+from foretrace.tensors.abstract import Abstract
+from foretrace.trace.recorder import Recorder
+
+
+class Run(Protocol):
+    """The inputs of a run, as far as they are known."""
+
+    inputs: list[Input]
+    placeholders: list[Any]
+    real: list[Any]
+    recorder: Recorder
+
+
+class RunLeaves:
+    """Those of one run."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def of(self, value: Value) -> Any:
+        """The leaf that has a value; None for what is no leaf.
+
+        Raises:
+            Refusal: its gradient goes on to what made an argument, outside of the program.
+        """
+        made = self.run.recorder.histories.leaves.get(value)
+        if made is not None:
+            return made()
+        for item, placeholder in zip(self.run.inputs, self.run.placeholders, strict=True):
+            if item.value is value:
+                if not item.leaf:
+                    raise Refusal(
+                        f"a backward goes on from the {item.role} to what made it, outside of the"
+                        " program", kind="autograd inside", at=asking_line(),
+                        do=("pass a leaf: x.detach().requires_grad_()",
+                            "or return the loss, and call backward() outside"),
+                    )  # fmt: skip
+                return placeholder
+        return None
+
+    def outside(self) -> dict[int, Value]:
+        """By id, the real tensors behind inputs, and what they hold now."""
+        run = self.run
+        return {
+            id(real): value_of(placeholder, run.recorder)
+            for real, placeholder in zip(run.real, run.placeholders, strict=True)
+            if isinstance(placeholder, Abstract) and isinstance(real, torch.Tensor)
+        }
