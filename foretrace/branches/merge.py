@@ -59,7 +59,7 @@ class _Merging:
             check_python(one, other)
             return meet(self.one.levels, self.other.levels, known, self._one)
         except Otherwise as differ:
-            raise self._refused(differ.what, differ.at, ALIKE) from None
+            raise self._refused(differ.what, line_of(differ.at), ALIKE) from None
         except Apart as apart:
             what = f"the sides of a question of data do not give the same: {apart.what}"
             raise self._refused(what, None, LET_BOTH) from None
