@@ -12,7 +12,7 @@ from foretrace.branches.memory import Memory
 from foretrace.branches.requires import Otherwise, assume, check_python, required_of_both
 from foretrace.branches.sides import Around, Side, Sides, both_lines
 from foretrace.branches.uses import check_order, uses_after
-from foretrace.errors import Frame, Refusal
+from foretrace.errors import Frame, Refusal, line_of
 from foretrace.ir.op import Value, values_in
 from foretrace.ir.program import Input, Recorded, Role
 from foretrace.recording.path import KIND, ONE
