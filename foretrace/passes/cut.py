@@ -210,13 +210,19 @@ def _visible(ops: list[Op], results: list[Value]) -> set[Value]:
     return {*read, *results}
 
 
-def inference_graph(recorded: Recorded, semantics: TargetSemantics) -> Graph:
-    """The leaf ops of the forward, as they run where autograd follows nothing."""
+def inference_graph(
+    recorded: Recorded, semantics: TargetSemantics, level: Level | None = None,
+    kind: str = "inference",
+) -> Graph:  # fmt: skip
+    """The leaf ops of the program, as they run where autograd follows nothing."""
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
-    level = Level(written=False)
-    ops = live(list(flatten(recorded.ops, level)), values_of(outputs), semantics)
-    ops = with_assertions(cut_inside(ops, level, semantics), recorded)
-    return Graph(list(recorded.inputs), ops, outputs, "inference")
+    level = level or Level(written=False)
+    ops = list(map(unmark, flatten(recorded.ops, level)))
+    ops = live(ops, values_of(outputs), semantics)
+    ops = with_assertions(
+        with_saved(cut_inside(ops, level, semantics), values_of(outputs)), recorded
+    )
+    return Graph(list(recorded.inputs), ops, outputs, kind)
 
 
 def joint_graph(
