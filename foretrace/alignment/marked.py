@@ -91,7 +91,7 @@ class Marked:
 
     def _mark(self, op: Op) -> None:
         whole, *pieces = pieces_to(op)
-        node = self.node_of(whole.because if whole.late else whole)
+        node = self.node_of((whole.late and whole.because) or whole)
         if node is None:
             self.apart.append(op)
         elif whole.late:

@@ -334,8 +334,8 @@ class Engine:
         if not all(isinstance(each, torch.Tensor) for each in tensors):
             raise _refused("is asked of a gradient edge", "ask it of the tensor")
         if any(map(torch_api.of_a_level, filter(_is_tensor, gradients))):
-            raise _refused("is asked for a batch of gradients at once (is_grads_batched=True)",
-                           "ask for one after the other, or use torch.func.vmap of vjp")  # fmt: skip
+            what = "is asked for a batch of gradients at once (is_grads_batched=True)"
+            raise _refused(what, "ask for one after the other, or use torch.func.vmap of vjp")
         if any(map(torch_api.of_a_level, tensors)):
             raise _refused("is asked inside a transform of torch.func",
                            "use torch.func.grad or vjp there")  # fmt: skip

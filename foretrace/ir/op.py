@@ -224,8 +224,8 @@ class Op:
     """
 
     __slots__ = (
-        "_operands", "alike", "args", "asked", "because", "below", "choice", "kwargs", "origin", "outs",
-        "piece_of", "result", "rule", "target", "writes",
+        "_operands", "alike", "args", "asked", "because", "below", "choice", "kwargs", "origin",
+        "outs", "piece_of", "result", "rule", "target", "writes",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - an op is these facts; all callers use keywords

@@ -88,10 +88,19 @@ def _insides(op: Op) -> set[Value]:
 
 def read_by_gradients(ops: Iterable[Op]) -> frozenset[Value]:
     """What the walks of gradients read that the program asks for itself."""
-    asked = (op for op in every_op(ops) if isinstance(op.target, GradientCall))
-    return frozenset(
-        v for op in asked for inner in every_op(op.region or ()) for v in inner.operands
-    )
+    return frozenset(_read_by_gradients(ops))
+
+
+def _read_by_gradients(ops: Iterable[Op]) -> Iterator[Value]:
+    for op in ops:
+        region = op.region or ()
+        if isinstance(op.target, GradientCall):
+            yield from (value for inner in every_op(region) for value in inner.operands)
+            continue
+        own = set[Value]()
+        if isinstance(op.target, FunctionCall):  # what its forward asks for itself is its own
+            own = {out for inner in every_op(region) for out in inner.outs}
+        yield from (value for value in _read_by_gradients(region) if value not in own)
 
 
 def _body(op: Op) -> Iterable[Op]:
