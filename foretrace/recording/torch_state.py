@@ -14,7 +14,7 @@ from foretrace.backward.inside import Engine
 from foretrace.duals.numbers import leaving
 from foretrace.errors import Frame, Refusal, Way
 from foretrace.frames.lines import Lines
-from foretrace.frames.sources import function_of
+from foretrace.frames.sources import asking_line, function_of
 from foretrace.holding.wrapped import known_as
 from foretrace.ir.members import cell_content, cells_of, held_by
 from foretrace.ir.op import Checkpoint
@@ -32,7 +32,7 @@ from foretrace.trace.recorder import Recorder
 
 BACKWARD = (
     "return the loss, and ask for its gradient outside of the captured program",
-    "or use torch.func.grad, which brings its own autograd",
+    "or use torch.autograd.grad, of what the program has computed",
 )
 
 
@@ -144,6 +144,7 @@ def _no_gradient(*args: object, **kwargs: object) -> NoReturn:
     raise Refusal(
         "the program computes a gradient itself",
         kind="autograd inside",
+        at=asking_line(),
         do=(Way('let cut("joint") compute it', ("capture",)), *BACKWARD),
     )
 
