@@ -434,7 +434,8 @@ def grad_of_compiled() -> None:
 
 refuses(
     "autograd inside", "recording/torch_state.py:_no_gradient",
-    captures(asks_torch_func, X, target="cuda:sm90"), asks_torch_func, trained(squares, W), grad_of_compiled, captured(asks_for_a_gradient, W),
+    captures(asks_torch_func, X, target="cuda:sm90"), asks_torch_func,
+    trained(squares, W), grad_of_compiled, captured(asks_for_a_gradient, W),
 )  # fmt: skip
 
 
