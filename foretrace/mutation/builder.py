@@ -252,9 +252,12 @@ class Builder(torch_api.TorchDispatchMode):
         if self._depth == 0:
             self.log.append(op)
 
-    def origin(self, above: int = 2) -> Origin:
-        """The user's line, module and grad mode that are current; `above` as `here` has it."""
-        grad, last = self.grad_mode(), self._origin
+    def origin(self, above: int = 2, grad: bool | None = None) -> Origin:
+        """The user's line, module and grad mode that are current.
+
+        `above` as `here` has it; `grad`: the mode, for one who knows it.
+        """
+        grad, last = self.grad_mode() if grad is None else grad, self._origin
         frame = self._frame_inside if self._depth else self.sources.here(above)
         if (
             last.frame is frame and last.module is self.module and last.grad_mode is grad
