@@ -258,7 +258,8 @@ class Capture:
         What wraps others is of its own class, there and in the modules.
         """
         shown = partial(as_program_has, recorder=self.recorder)
-        loan.show(shown)
+        if any(item.value.type.wrapped for item in self.inputs):
+            loan.show(shown)
         names = {id(p): i.role.name for i, p in zip(self.inputs, self.placeholders, strict=True)
                  if i.number is not None}  # fmt: skip
         self.as_given = [*self.placeholders]

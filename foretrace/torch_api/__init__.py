@@ -150,7 +150,7 @@ from foretrace.torch_api.functions import (
 from foretrace.torch_api.graphs import (
     CaptureLog as CaptureLog,
     LazyGraphModule as LazyGraphModule,
-    append_node as append_node,
+    Nodes as Nodes,
     log_graph as log_graph,
     set_meta as set_meta,
 )

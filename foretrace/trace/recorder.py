@@ -232,10 +232,6 @@ class Recorder(Builder):
 
 
 def _each_once(occurrences: list[Value], args: tuple[Tree, ...]) -> tuple[Value, ...]:
-    """The values in order; most calls have one, or two that differ, and many nothing else."""
-    count = len(occurrences)
-    if count > 1 and (count > 2 or occurrences[0] is occurrences[1]):
-        return tuple(dict.fromkeys(occurrences))
-    # one tuple for both, which the collector of garbage has to look at once
-    same = count == len(args) and (not count or (args[0] is occurrences[0] and args[-1] is occurrences[-1]))
-    return args if same else tuple(occurrences)
+    """The values in order: where they are all arguments, and each once, the same tuple."""
+    found = tuple(dict.fromkeys(occurrences)) if len(occurrences) > 1 else tuple(occurrences)
+    return args if len(args) == len(found) and args == found else found  # less for gc to look at
