@@ -29,7 +29,7 @@ from foretrace.ir.requirements import (
 )
 from foretrace.ir.structure import Structure, handed_back, named_arguments, take_apart
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import alias_of, written
+from foretrace.mutation.alias import alias_of, part, written
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
 from foretrace.python_state.before import Before
 from foretrace.python_state.counts import Counts, counted_in
@@ -349,6 +349,8 @@ class Capture:
         self.as_given.clear()
         self._views.clear()
         self._known.clear()
+        self.steps.casts = list  # it holds all that was kept of Python's state
+        part(self.recorder.viewed)
         self.recorder.casts.forget()
         self.recorder.histories.functions.clear()  # of runs that were recorded anew, too
         interpreter = getattr(fn, "__self__", fn)

@@ -204,7 +204,10 @@ class Recorder(Builder):
         alone = self.inference and op.target is torch.ops.aten.view.dtype  # no view of autograd's
         for position, operand, share in outcome.views:
             seen = Share.MEMORY if alone else share
-            link(new[position], tensors[operand], op, position, grad, seen)
+            base = tensors[operand]
+            if base.ft_alias is None:
+                self.viewed.append(alias_of(base))
+            link(new[position], base, op, position, grad, seen)
             if self.overwritten:
                 place_view(self, new[position])
         if type(result) is TensorType:
