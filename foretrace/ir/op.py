@@ -267,7 +267,9 @@ class Op:
     def definition(self) -> Definition | None:
         """The definition that it shares with other calls."""
         below = self.below
-        return below if isinstance(below, Definition) else getattr(below, "definition", None)
+        if below is None or isinstance(below, Definition):
+            return below
+        return below.definition if isinstance(below, Copied) else None
 
     @property
     def template(self) -> "Sequence[Op] | None":

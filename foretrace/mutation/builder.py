@@ -125,10 +125,8 @@ class Builder(torch_api.TorchDispatchMode):
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
         self.seeing: dict[Value, Op] = {}  # what composites gave as views of memory made inside
-        self.viewed: list[Alias] = []
-        """tensors of which others are views"""
-        self.rebased: list[Alias] = []
-        """views through which the program has just written"""
+        self.rebased, self.viewed = list[Alias](), list[Alias]()
+        """views through which the program has just written; tensors that have views"""
         self.first_refusal: Refusal | None = None
         self.unwatched = Unwatched()
         """inside is work of ours, which nobody who watches the program has to see"""

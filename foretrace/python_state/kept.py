@@ -186,7 +186,7 @@ class KeptClass(KeptNames):
     __slots__ = ()
 
     def __init__(self, item: type) -> None:
-        self.item, self.before = item, dict(vars(item))
+        self.item, self.before = item, vars(item).copy()  # `dict` would ask it key by key
 
     @property
     def intact(self) -> bool:

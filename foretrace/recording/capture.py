@@ -96,7 +96,7 @@ class Capture:
     ) -> None:  # fmt: skip
         self.types, self.device, self.dynamic = types, device, dynamic
         self.semantics = semantics
-        torch_api.fake_mode(None)  # torch imports Dynamo for the first, which keeps what Tensor has
+        torch_api.load_dynamo()  # before `Tensor` has other attributes
         self.constants = Constants(types.symbols.concrete, guarded=guarded)
         self.questions = Questions(self.constants)
         self.inputs: list[Input] = []

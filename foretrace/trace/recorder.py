@@ -236,5 +236,11 @@ class Recorder(Builder):
 
 def _each_once(occurrences: list[Value], args: tuple[Tree, ...]) -> tuple[Value, ...]:
     """The values in order: where they are all arguments, and each once, the same tuple."""
-    found = tuple(dict.fromkeys(occurrences)) if len(occurrences) > 1 else tuple(occurrences)
+    match occurrences:
+        case [one]:
+            return args if len(args) == 1 and args[0] is one else (one,)
+        case [one, other] if one is not other:
+            found: tuple[Value, ...] = one, other
+        case _:
+            found = tuple(dict.fromkeys(occurrences))
     return args if len(args) == len(found) and args == found else found  # less for gc to look at
