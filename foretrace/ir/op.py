@@ -229,9 +229,10 @@ class Op:
     ) -> None:
         self.target, self.args, self.kwargs = target, args, kwargs
         self._operands, self.alike = operands, alike
-        self.result, self.outs, self.origin, self.below = result, outs, origin, below
-        self.because, self.rule, self.choice, self.writes = because, rule, choice, writes
-        self.piece_of = piece_of
+        self.result, self.outs = result, outs  # of four at once, Python would make a tuple
+        self.origin, self.below = origin, below
+        self.because, self.rule, self.choice = because, rule, choice
+        self.writes, self.piece_of = writes, piece_of
 
     def but(self, **facts: Any) -> "Op":
         """The op with other facts."""

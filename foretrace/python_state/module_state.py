@@ -128,9 +128,8 @@ class Borrowed:
     def rebound(self) -> Iterator[tuple[torch.Tensor, Any]]:
         """(tensor before, what is there now) of each buffer."""
         for loan in self._loans:
-            _, now = torch_api.tensor_tables(loan.module)
             for name, before in loan.registered("_buffers").items():
-                yield before, now.get(name)
+                yield before, torch_api.tensor_tables(loan.module)[1].get(name)
 
     def check_attributes(self, placeholders: set[int], lines: Lines) -> None:
         """Refuse a program that stored an abstract tensor in a plain attribute.
