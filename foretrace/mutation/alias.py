@@ -143,6 +143,19 @@ class Alias:
             tensor.ft_value = value
 
 
+def part(roots: list[Alias]) -> None:
+    """Undo the cycles of parents and children in those of which no tensor lives, and forget all.
+
+    Some are a third of what gc would have to look through after a run.
+    """
+    for root in roots:
+        members = [*root.members()]
+        if not any(member.tensor() is not None for member in members):
+            for member in members:
+                member.children.clear()
+    roots.clear()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
     """A value whose memory was written over: which tensor had it, and since which version."""

@@ -31,7 +31,7 @@ from foretrace.ir.requirements import (
 )
 from foretrace.ir.structure import Structure, handed_back, named_arguments, take_apart
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import alias_of, written
+from foretrace.mutation.alias import alias_of, part, written
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
 from foretrace.python_state.before import Before
 from foretrace.python_state.counts import Counts, counted_in, scheduled
@@ -97,7 +97,7 @@ class Capture:
     ) -> None:  # fmt: skip
         self.types, self.device, self.dynamic = types, device, dynamic
         self.semantics = semantics
-        torch_api.fake_mode(None)  # torch imports Dynamo for the first, which keeps what Tensor has
+        torch_api.load_dynamo()  # before `Tensor` has other attributes
         self.constants = Constants(types.symbols.concrete, guarded=guarded)
         self.questions = Questions(self.constants)
         self.inputs: list[Input] = []
@@ -269,7 +269,8 @@ class Capture:
         What wraps others is of its own class, there and in the modules.
         """
         shown = partial(as_program_has, recorder=self.recorder)
-        loan.show(shown)
+        if any(item.value.type.wrapped for item in self.inputs):
+            loan.show(shown)
         names = {id(p): i.role.name for i, p in zip(self.inputs, self.placeholders, strict=True)
                  if i.number is not None}  # fmt: skip
         self.as_given = [*self.placeholders]
@@ -362,6 +363,8 @@ class Capture:
         self._views.clear()
         self._known.clear()
         self.gradients.bound.clear()
+        self.steps.casts = list  # it holds all that was kept of Python's state
+        part(self.recorder.viewed)
         self.recorder.casts.forget()
         self.recorder.histories.functions.clear()  # of runs that were recorded anew, too
         interpreter = getattr(fn, "__self__", fn)

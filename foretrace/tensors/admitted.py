@@ -43,15 +43,16 @@ def check_admitted(tensor: torch.Tensor, name: str, *, fake: bool) -> None:
 def _unlike(tensor: torch.Tensor, *, fake: bool) -> tuple[str, str] | None:
     """What it is instead of a plain tensor, and the way out; None for a plain one."""
     kind = type(tensor)
-    if is_lazy(tensor):
+    plain = plain_class(kind)
+    if not plain and is_lazy(tensor):
         return "not initialized yet", FirstCall("call the module once before the capture")
-    if isinstance(tensor, torch_api.FakeTensor):
+    if not plain and isinstance(tensor, torch_api.FakeTensor):
         return None if fake else ("a FakeTensor, without data", "pass a tensor with data")
     if tensor.is_nested or tensor.layout is not torch.strided:
         return _of_another_layout(tensor)
-    if wraps(kind):
-        return _unlike_inside(tensor, kind.__name__, fake=fake)
-    if not plain_class(kind):
+    if not plain:
+        if wraps(kind):
+            return _unlike_inside(tensor, kind.__name__, fake=fake)
         return f"a {kind.__name__}, a tensor class of its own", way_out(kind)
     if tensor.is_quantized:
         return f"quantized ({tensor.dtype})", "pass what its dequantize() gives"

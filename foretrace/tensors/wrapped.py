@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.op import Choice, Op
@@ -23,6 +24,8 @@ def wraps(kind: type) -> bool:
 
     One that gives its part of what several processes hold (`to_local`) is more than that.
     """
+    if kind is torch.Tensor or kind is Parameter:  # nearly all are, and to ask takes time
+        return False
     if not issubclass(kind, torch.Tensor) or hasattr(kind, "to_local"):
         return False
     both = hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")

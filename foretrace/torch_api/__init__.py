@@ -106,6 +106,7 @@ from foretrace.torch_api.fake import (
     enable_python_dispatcher as enable_python_dispatcher,
     fake_mode as fake_mode,
     has_fake_rule as has_fake_rule,
+    load_dynamo as load_dynamo,
     plain_meta_kernel as plain_meta_kernel,
     put_counts as put_counts,
     sized_by_data as sized_by_data,
@@ -151,7 +152,7 @@ from foretrace.torch_api.functions import (
 from foretrace.torch_api.graphs import (
     CaptureLog as CaptureLog,
     LazyGraphModule as LazyGraphModule,
-    append_node as append_node,
+    Nodes as Nodes,
     log_graph as log_graph,
     set_meta as set_meta,
 )
