@@ -5,11 +5,13 @@ Python source has no pattern for are taken apart at the call, by torch's pytree.
 """
 
 from collections.abc import Container
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from foretrace import torch_api
 from foretrace.emit.python_source import Source
 from foretrace.guards.guard import Checks, telling
 from foretrace.ir.program import Recorded
@@ -47,6 +49,11 @@ class Arguments(Checks):
         elif kind is dict:
             self._typed(place, item)
             self._mapping(place, item, leaves, place)
+        elif _is_named_tuple(item):
+            here = self.source.bind(kind, kind.__name__)
+            words = telling(f"{place} is a {{}}, the capture saw {kind}", f"type({place})")
+            self.add(f"type({place}) is {here}", words)
+            self._sequence(place, item, leaves, place)
         elif _is_leaf(item):
             self._leaf(place, item, next(leaves))
         else:
@@ -55,6 +62,7 @@ class Arguments(Checks):
     def _leaf(self, place: str, item: Any, name: str) -> None:
         if name in self.constants:
             self.value(place, name, item)
+            self.checks[-1] = replace(self.checks[-1], of="value")
             return
         self.inputs.append(place)
         self.found.append(item)
@@ -103,6 +111,12 @@ class Arguments(Checks):
             self._leaf(local, leaf, next(leaves))
 
 
+def _is_named_tuple(item: Any) -> bool:
+    """Whether it is one that iterates as a tuple does, and that torch takes apart as such."""
+    kind = type(item)
+    return torch_api.is_namedtuple_class(kind) and kind.__iter__ is tuple.__iter__
+
+
 def _is_leaf(item: Any) -> bool:
     leaves, _ = take_apart(item)
     return len(leaves) == 1 and leaves[0][1] is item
@@ -130,7 +144,8 @@ def _nested(source: Source, spec: Any, leaves: Any) -> str | None:
     """A literal for tuples, lists and dicts; None where another class has to be built."""
     if spec.is_leaf():
         return str(next(leaves))
-    if spec.type not in (tuple, list, dict):
+    named = torch_api.named_tuple(spec)
+    if spec.type not in (tuple, list, dict) and not named:
         return None
     parts = [_nested(source, child, leaves) for child in spec.children()]
     known = [part for part in parts if part is not None]
@@ -140,4 +155,6 @@ def _nested(source: Source, spec: Any, leaves: Any) -> str | None:
         keys = [source.literal(key, "key") for key in spec.context]
         return f"{{{', '.join(f'{key}: {part}' for key, part in zip(keys, known, strict=True))}}}"
     inside = ", ".join(known)
+    if named:
+        return f"{source.bind(named, 'named')}({inside})"
     return f"[{inside}]" if spec.type is list else f"({inside}{',' * (len(known) == 1)})"

@@ -7,12 +7,13 @@ and all else by identity.
 
 import types
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from foretrace import torch_api
 from foretrace.emit.python_source import Source
 from foretrace.guards.guard import Checks
-from foretrace.ir.members import MISSING, own_length
+from foretrace.ir.members import MISSING, OWN, own_length
 from foretrace.ir.requirements import (
     AFTER_ONE,
     Held,
@@ -35,8 +36,10 @@ class Facts(Checks):
         self.mentioned = requires.mentioned
         for state in (*requires.modules, *requires.met):
             self._module(state)
+        modules = len(self.checks)
         for held in (*requires.held, *(requires.of_hooks if hooks else ())):
             self._held(held)
+        self.checks[modules:] = [replace(check, of="held") for check in self.checks[modules:]]
 
     # ---- modules -----------------------------------------------------------------------------
 
@@ -95,7 +98,9 @@ class Facts(Checks):
             condition = f"len({holder}) == {len(held.before)} or not {added}.names({holder})"
             self.add(condition, f"{added}.words({holder})")
         elif isinstance(held, HeldLength):
-            condition = f"{self.source.bind(own_length, 'length')}({holder}) == {held.before}"
+            known = type(held.holder) in OWN
+            length = "len" if known else self.source.bind(own_length, "length")
+            condition = f"{length}({holder}) == {held.before}"
             self.add(condition, repr(f"{held.name} has more or fewer items than it had"))
         elif held.itself:
             condition = f"{self._place(held, holder)} is {self.source.bind(held.before, 'itself')}"

@@ -285,7 +285,7 @@ class StateRead:
         pairs, structure = take_apart(self.place.now)
         now = [leaf for _, leaf in pairs]
         if structure != self.structure or not all(map(_alike, now, self.leaves)):
-            raise KeyError(self.place.name)
+            raise KeyError(f"what {self.place.name} held")
         return now
 
 
@@ -412,6 +412,11 @@ class Answered:
     """how many questions were asked before"""
 
     @property
+    def many(self) -> bool:
+        """Whether there are more answers than two."""
+        return not isinstance(self.answer, bool)
+
+    @property
     def about(self) -> str:
         """What was asked of what."""
         names = ", ".join([*self.inputs, *["random numbers"] * self.random])
@@ -455,6 +460,11 @@ class AskedOfNumbers(Answered):
     """the condition"""
     then: str
     """what they were in the capture"""
+
+    @property
+    def many(self) -> bool:
+        """That a number is one that it was is to ask for the number."""
+        return isinstance(self.of, sympy.Eq)
 
     @property
     def about(self) -> str:

@@ -6,7 +6,8 @@ calls is tried in turn. So the module whose own code has the hole is found witho
 
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ from torch import Tensor, is_grad_enabled as grad_enabled, nn
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.guards.entry import MISS
+from foretrace.guards.conditions import Broken
+from foretrace.guards.entry import MISS, Entry
+from foretrace.guards.guard import Of
 from foretrace.ir.walk import leaf_ops
 from foretrace.pieces.breaks import Break, Part
-from foretrace.pieces.here import Put, alone, answered_by, caller, run, seeing_all
+from foretrace.pieces.here import Put, alone, answered_by, caller, run, run_by, seeing_all
 from foretrace.python_state.module_state import owners_of
 from foretrace.runtime.compiled import Compiled
 from foretrace.runtime.module import CompiledModule
@@ -27,6 +30,9 @@ TRIES = 4
 """Refusals of one module after which it is not tried again"""
 RECAPTURES = 7
 """Captures again of a piece, after which it runs as Python: torch.compile, too, keeps eight"""
+UNUSED: Mapping[Of, int] = MappingProxyType({"held": 2, "value": 2, "answer": 4, "call": 8})
+"""Captures that answered no call but their own, after which there is not one more, by what the
+guard is about that failed (decision 045)"""
 LEAST = 8
 """Leaf ops of a piece that is worth its guards (bench/pieces.py)"""
 NOT_OF_PROGRAMS = frozenset({"wrong backend"})
@@ -121,11 +127,14 @@ class Partial(Compiled):
         """how many of the modules that it calls are too small"""
         module = self.fn if isinstance(self.fn, nn.Module) else None
         self.plain = self.fn if module is None else torch_api.plain_call(module)
-        self.module, self._tries, capture = module, 0, self._capture
+        self.module, self._tries, capture, build = module, 0, self._capture, self._build
         self._capture = lambda *call: self._counted(capture(*call))
+        self._build = lambda captured, *call: self._built(build(captured, *call), *call)
         self._seen: dict[int, nn.Module] = {}
         """modules that its code calls and that are not below it"""
         self._looked = False
+        self._made_for: dict[Entry, Key] = {}
+        """what the calls were like that its captures were made for"""
         self._put: tuple[int, Put] = (-1, [])
 
     @property
@@ -173,8 +182,6 @@ class Partial(Compiled):
     def _piece(
         self, target: Any, key: Any, plain: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        if torch_api.casts_kept():  # eager casts a parameter once for all who use it
-            return plain(*args, **kwargs)
         piece = self.pieces.of(target, key, self)
         if piece is None:
             return plain(*args, **kwargs)
@@ -195,6 +202,16 @@ class Partial(Compiled):
         self._looked = True
         with seeing_all(self):
             return run(self, put, self.plain, args, kwargs)
+
+    def passed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Its own code, where that is what is run and nothing is new; else MISS."""
+        version, put = self._put
+        if version != self.pieces.version or not self._looked:
+            return MISS
+        refused = self.refusals
+        if None not in refused and self._key(args, kwargs) not in refused:
+            return MISS
+        return run(self, put, self.plain, args, kwargs)
 
     def leads_anywhere(self) -> bool:
         """Whether it calls something that is captured, or may be."""
@@ -220,8 +237,10 @@ class Partial(Compiled):
                 yield vars(module), self._caller(module, known[1] if known else None)
 
     def _caller(self, module: nn.Module, piece: "Partial | None") -> Callable[..., Any]:
-        if piece is None or piece.refusals or not piece.tried:
+        if piece is None or not piece.tried:
             return caller(module)
+        if piece.refusals:
+            return run_by(module, piece.passed)
         return answered_by(module, lambda: piece.first)
 
     def _children(self, module: nn.Module | None) -> list[nn.Module]:
@@ -234,14 +253,33 @@ class Partial(Compiled):
 
     # ---- captures ----------------------------------------------------------------------------
 
-    def _check_count(self) -> None:
-        if self.around is not None and len(self.recaptures) >= RECAPTURES:
+    def _check_count(
+        self, broken: list[Broken], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Refuse one more capture where those before it were for nothing, or are many.
+
+        Raises:
+            Refusal: they were.
+        """
+        if not broken:
+            return
+        many = self.around is not None and len(self.recaptures) >= RECAPTURES
+        key = self._key(args, kwargs)
+        alike = [entry for entry, made_for in self._made_for.items() if made_for == key]
+        unused = sum(entry in self._entries and not entry.answered for entry in alike)
+        if many or unused >= min(UNUSED[each.of] for each in broken):
             raise Refusal(
-                f"a piece of the program was captured again {RECAPTURES} times,"
-                f" last because {self.recaptures[-1].reason}",
-                kind="captured again", at=self.recaptures[-1].at,
-                do="pass what changes as a tensor, or keep it out of the module",
+                f"captured {len(self._entries)} times, and each call"
+                f" is unlike those: {broken[0].reason}",
+                kind="captured again", at=broken[0].at,
+                do="pass what changes as a tensor, or keep it out of what is captured",
             )  # fmt: skip
+
+    def _built(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        """What is made of a capture, noted."""
+        self._made_for = {e: key for e, key in self._made_for.items() if e in self._entries}
+        self._made_for[entry] = self._key(args, kwargs)
+        return entry
 
     def _counted(self, captured: Captured) -> Captured:
         """A capture of it, noted."""

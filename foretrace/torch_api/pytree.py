@@ -1,6 +1,6 @@
 """Containers are flattened as torch flattens them, so that registered classes are known."""
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -16,6 +16,7 @@ from torch.utils._pytree import (
     SequenceKey,
     TreeSpec as TreeSpec,
     _get_node_type,
+    is_namedtuple_class as is_namedtuple_class,
     keystr as keystr,
     register_pytree_node,
     tree_flatten as tree_flatten,
@@ -53,6 +54,12 @@ def tree_unflatten(leaves: Iterable[Any], spec: TreeSpec) -> Any:
 
 def _holds_sizes(spec: TreeSpec) -> bool:
     return spec.type is torch.Size or any(map(_holds_sizes, spec.children()))
+
+
+def named_tuple(spec: TreeSpec) -> type | None:
+    """The class of a named tuple; None of all else. torch flattens all of them as one type."""
+    found: type | None = spec.context if spec.type is namedtuple else None  # noqa: PYI024
+    return found
 
 
 def without_keys(spec: TreeSpec) -> type | None:
