@@ -4,10 +4,8 @@ It goes from the outside in: a program that is refused runs as Python, and each 
 calls is tried in turn. So the module whose own code has the hole is found without being looked for.
 """
 
-import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,10 +15,11 @@ from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.guards.conditions import Broken
 from foretrace.guards.entry import MISS, Entry
-from foretrace.guards.guard import Of
 from foretrace.ir.walk import leaf_ops
+from foretrace.pieces.again import RECAPTURES, Again, Key
 from foretrace.pieces.breaks import Break, Part
 from foretrace.pieces.here import Put, alone, answered_by, caller, run, run_by, seeing_all
+from foretrace.pieces.paths import has_forward, name_of, path_of, paths_of, region_of
 from foretrace.python_state.module_state import owners_of
 from foretrace.runtime.compiled import Compiled
 from foretrace.runtime.module import CompiledModule
@@ -28,11 +27,6 @@ from foretrace.targets.semantics import Captured
 
 TRIES = 4
 """Refusals of one module after which it is not tried again"""
-RECAPTURES = 7
-"""Captures again of a piece, after which it runs as Python: torch.compile, too, keeps eight"""
-UNUSED: Mapping[Of, int] = MappingProxyType({"held": 2, "value": 2, "answer": 4, "call": 8})
-"""Captures that answered no call but their own, after which there is not one more, by what the
-guard is about that failed (decision 045)"""
 LEAST = 8
 """Leaf ops of a piece that is worth its guards (bench/pieces.py)"""
 NOT_OF_PROGRAMS = frozenset({"wrong backend"})
@@ -40,7 +34,6 @@ NOT_OF_PROGRAMS = frozenset({"wrong backend"})
 MOST = 2_000
 """Pieces of a program; regions of more objects than that run as Python"""
 
-Key = tuple[Any, ...]
 Making = Callable[[Any], tuple[Any, ...]]
 """The arguments of a `Compiled` for one piece"""
 
@@ -132,9 +125,7 @@ class Partial(Compiled):
         self._build = lambda captured, *call: self._built(build(captured, *call), *call)
         self._seen: dict[int, nn.Module] = {}
         """modules that its code calls and that are not below it"""
-        self._looked = False
-        self._made_for: dict[Entry, Key] = {}
-        """what the calls were like that its captures were made for"""
+        self._looked, self._worth = False, Again()
         self._put: tuple[int, Put] = (-1, [])
 
     @property
@@ -149,7 +140,12 @@ class Partial(Compiled):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the program."""
-        if self.refusals:
+        refused = self.refusals
+        if refused:
+            version, put = self._put
+            known = version == self.pieces.version and self._looked
+            if known and (None in refused or self._key(args, kwargs) in refused):
+                return run(self, put, self.plain, args, kwargs)  # few frames: some are told of all
             return self.call(args, kwargs)
         result = self.first(args, kwargs)
         return self._other(args, kwargs) if result is MISS else result
@@ -256,29 +252,13 @@ class Partial(Compiled):
     def _check_count(
         self, broken: list[Broken], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Refuse one more capture where those before it were for nothing, or are many.
-
-        Raises:
-            Refusal: they were.
-        """
-        if not broken:
-            return
-        many = self.around is not None and len(self.recaptures) >= RECAPTURES
-        key = self._key(args, kwargs)
-        alike = [entry for entry, made_for in self._made_for.items() if made_for == key]
-        unused = sum(entry in self._entries and not entry.answered for entry in alike)
-        if many or unused >= min(UNUSED[each.of] for each in broken):
-            raise Refusal(
-                f"captured {len(self._entries)} times, and each call"
-                f" is unlike those: {broken[0].reason}",
-                kind="captured again", at=broken[0].at,
-                do="pass what changes as a tensor, or keep it out of what is captured",
-            )  # fmt: skip
+        if broken:
+            many = self.around is not None and len(self.recaptures) >= RECAPTURES
+            self._worth.check(broken, self._key(args, kwargs), self._entries, many=many)
 
     def _built(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         """What is made of a capture, noted."""
-        self._made_for = {e: key for e, key in self._made_for.items() if e in self._entries}
-        self._made_for[entry] = self._key(args, kwargs)
+        self._worth.note(entry, self._key(args, kwargs), self._entries)
         return entry
 
     def _counted(self, captured: Captured) -> Captured:
@@ -307,44 +287,6 @@ class Partial(Compiled):
             for item in ((*args, *kwargs.values()) if kwargs else args)
         ]
         return self.module is not None and self.module.training, grad_enabled(), *kinds
-
-
-def has_forward(module: nn.Module) -> bool:
-    """Whether it can be called; a ModuleList cannot."""
-    return type(module).forward is not nn.Module.forward
-
-
-def region_of(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Any, Any]:
-    """The piece that a call of a region is: a callable, its key, and what it is called with.
-
-    A method is one for each object.
-    """
-    name = getattr(function, "__name__", "")
-    for base in type(args[0]).__mro__ if args else ():
-        found = vars(base).get(name)
-        if found is not None and getattr(found, "__wrapped__", None) is function:
-            bound = types.MethodType(function, args[0])
-            return bound, (id(function), id(args[0])), args[1:]
-    return function, id(function), args
-
-
-def name_of(fn: Any) -> str:
-    """How the user calls a program."""
-    return getattr(fn, "__qualname__", type(fn).__qualname__)
-
-
-def paths_of(fn: Any) -> dict[int, str]:
-    """The path of each module of a program."""
-    found = dict[int, str]()
-    for prefix, owner in owners_of(fn).items():
-        for path, module in owner.named_modules(prefix=prefix):
-            found.setdefault(id(module), path)
-    return found
-
-
-def path_of(fn: Any, paths: dict[int, str]) -> str:
-    """The path of a piece; of the program itself its name."""
-    return paths.get(id(fn)) or name_of(fn)
 
 
 def in_pieces(fn: Any, make: Making) -> Partial:
