@@ -36,10 +36,9 @@ class Facts(Checks):
         self.mentioned = requires.mentioned
         for state in (*requires.modules, *requires.met):
             self._module(state)
-        modules = len(self.checks)
         for held in (*requires.held, *(requires.of_hooks if hooks else ())):
             self._held(held)
-        self.checks[modules:] = [replace(check, of="held") for check in self.checks[modules:]]
+        self.checks = [replace(check, of="held") for check in self.checks]
 
     # ---- modules -----------------------------------------------------------------------------
 

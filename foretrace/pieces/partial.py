@@ -31,6 +31,8 @@ LEAST = 8
 """Leaf ops of a piece that is worth its guards (bench/pieces.py)"""
 NOT_OF_PROGRAMS = frozenset({"wrong backend"})
 """What is refused because of something else than the program"""
+RAISED = "raised before"
+"""Of a call that is not captured, as the one before that was to be raised"""
 MOST = 2_000
 """Pieces of a program; regions of more objects than that run as Python"""
 
@@ -125,7 +127,7 @@ class Partial(Compiled):
         self._build = lambda captured, *call: self._built(build(captured, *call), *call)
         self._seen: dict[int, nn.Module] = {}
         """modules that its code calls and that are not below it"""
-        self._looked, self._worth = False, Again()
+        self._looked, self._raised, self._worth = False, False, Again()
         self._put: tuple[int, Put] = (-1, [])
 
     @property
@@ -252,6 +254,13 @@ class Partial(Compiled):
     def _check_count(
         self, broken: list[Broken], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        """Refuse one more capture that would be for nothing.
+
+        Raises:
+            Refusal: it would be.
+        """
+        if self._raised:
+            raise Refusal("the program raised when it was captured last", kind=RAISED)
         if broken:
             many = self.around is not None and len(self.recaptures) >= RECAPTURES
             self._worth.check(broken, self._key(args, kwargs), self._entries, many=many)
@@ -267,13 +276,22 @@ class Partial(Compiled):
         return captured
 
     def _refused(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run as Python; a call in which that raises, too, tells nothing of the next."""
+        """Run as Python; a call in which that raises, too, tells nothing of the next.
+
+        But it is not captured at once: it may be of those that raise often.
+        """
         if refusal.kind in NOT_OF_PROGRAMS:
             raise refusal
-        key = self._key(args, kwargs)
-        if self._may_be_first(refusal) and self._tries < TRIES:
-            return self._as_first(refusal, self.plain, args, kwargs)
-        result = self.as_python(args, kwargs)
+        key, known = self._key(args, kwargs), refusal.kind == RAISED
+        first = not known and self._tries < TRIES and self._may_be_first(refusal)
+        self._raised = True  # until it has not
+        if first:
+            result = self._as_first(refusal, self.plain, args, kwargs)
+        else:
+            result = self.as_python(args, kwargs)
+        self._raised = False
+        if first or known:
+            return result
         with self._lock:
             self._tries += 1
             self.refusals[key if self._tries < TRIES else None] = refusal
