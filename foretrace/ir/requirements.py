@@ -13,7 +13,7 @@ import torch
 from foretrace.errors import FirstCall, Frame
 from foretrace.ir.members import CONTENT, MISSING, held_by, own_items, own_kind
 from foretrace.ir.plain_data import plain, refill, same, snapshot
-from foretrace.ir.structure import Handed, Structure, pour, take_apart
+from foretrace.ir.structure import Handed, Structure, leaves_like, pour, take_apart
 from foretrace.symbols.sizes import Numbers, Size
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
@@ -282,9 +282,12 @@ class StateRead:
         return bool(self._now() or True)
 
     def _now(self) -> list[Any]:
-        pairs, structure = take_apart(self.place.now)
-        now = [leaf for _, leaf in pairs]
-        if structure != self.structure or not all(map(_alike, now, self.leaves)):
+        item = self.place.now
+        now, alike = leaves_like(item, self.structure), True
+        if now is None:
+            pairs, structure = take_apart(item)
+            now, alike = [leaf for _, leaf in pairs], structure == self.structure
+        if not (alike and all(map(_alike, now, self.leaves))):
             raise KeyError(f"what {self.place.name} held")
         return now
 
@@ -304,7 +307,7 @@ def tensor_of(number: Any, kind: type) -> torch.Tensor:
     whole: Any = number
     if type(number) is not kind or (kind is int and not -(1 << 63) <= whole < 1 << 63):
         raise KeyError(f"a {kind.__name__}, where there is {number!r:.60} now")
-    return torch.tensor(number, dtype=NUMBERS[kind], device="cpu")
+    return torch.scalar_tensor(whole, dtype=NUMBERS[kind], device="cpu")
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,8 @@ UNUSED: Mapping[Of, int] = MappingProxyType({"held": 2, "value": 2, "answer": 4,
 """Captures that answered no call but their own, after which there is not one more, by what the
 guard is about that failed"""
 
+AGAIN = "captured again"
+"""Of calls for which there is not one more"""
 Key = tuple[Any, ...]
 """What a call is like: its modes, and the types of its arguments"""
 
@@ -28,11 +30,17 @@ class Again:
 
     def __init__(self) -> None:
         self.made_for: dict[Entry, Key] = {}
+        self._given_up = 0
 
     def note(self, entry: Entry, key: Key, known: Collection[Entry]) -> None:
         """One more, for a call that is like `key`; `known` are those that are kept."""
         self.made_for = {e: key for e, key in self.made_for.items() if e in known}
         self.made_for[entry] = key
+
+    def raises(self, broken: Sequence[Broken]) -> bool:
+        """Whether captures are given up again and again in their middle, for what raises then."""
+        self._given_up += any(each.asked is not None for each in broken)
+        return self._given_up >= RECAPTURES
 
     def check(
         self, broken: Sequence[Broken], key: Key, known: Collection[Entry], *, many: bool
@@ -53,6 +61,6 @@ class Again:
         if many or unused >= min(UNUSED[each.of] for each in broken):
             raise Refusal(
                 f"captured {len(known)} times, and each call is unlike those: {broken[0].reason}",
-                kind="captured again", at=broken[0].at,
+                kind=AGAIN, at=broken[0].at,
                 do="pass what changes as a tensor, or keep it out of what is captured",
             )  # fmt: skip

@@ -16,7 +16,7 @@ from foretrace.errors import Frame, Refusal
 from foretrace.guards.conditions import Broken
 from foretrace.guards.entry import MISS, Entry
 from foretrace.ir.walk import leaf_ops
-from foretrace.pieces.again import RECAPTURES, Again, Key
+from foretrace.pieces.again import AGAIN, RECAPTURES, Again, Key
 from foretrace.pieces.breaks import Break, Part
 from foretrace.pieces.here import Put, alone, answered_by, caller, run, run_by, seeing_all
 from foretrace.pieces.paths import has_forward, name_of, path_of, paths_of, region_of
@@ -259,10 +259,10 @@ class Partial(Compiled):
         Raises:
             Refusal: it would be.
         """
-        if self._raised:
+        if self._raised and not self._worth.raises(broken):
             raise Refusal("the program raised when it was captured last", kind=RAISED)
         if broken:
-            many = self.around is not None and len(self.recaptures) >= RECAPTURES
+            many = self._raised or (self.around is not None and len(self.recaptures) >= RECAPTURES)
             self._worth.check(broken, self._key(args, kwargs), self._entries, many=many)
 
     def _built(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
@@ -284,19 +284,25 @@ class Partial(Compiled):
             raise refusal
         key, known = self._key(args, kwargs), refusal.kind == RAISED
         first = not known and self._tries < TRIES and self._may_be_first(refusal)
+        if refusal.kind == AGAIN:  # whether it raises or not
+            self._gave_up(refusal, key)
         self._raised = True  # until it has not
         if first:
             result = self._as_first(refusal, self.plain, args, kwargs)
         else:
             result = self.as_python(args, kwargs)
         self._raised = False
-        if first or known:
-            return result
-        with self._lock:
-            self._tries += 1
-            self.refusals[key if self._tries < TRIES else None] = refusal
-            self.pieces.note(self, refusal)
+        if not (first or known):
+            self._gave_up(refusal, key)
         return result
+
+    def _gave_up(self, refusal: Refusal, key: Key) -> None:
+        """Calls like this one run as Python; after some refusals all do."""
+        with self._lock:
+            if refusal not in self.refusals.values():
+                self._tries += 1
+                self.refusals[key if self._tries < TRIES else None] = refusal
+                self.pieces.note(self, refusal)
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
         """What a call is like: others are tried again."""

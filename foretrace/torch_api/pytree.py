@@ -2,7 +2,6 @@
 
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from torch.utils._pytree import (
     register_pytree_node,
     tree_flatten as tree_flatten,
     tree_leaves as tree_leaves,
-    tree_unflatten as unflattened,
 )
 
 
@@ -42,18 +40,20 @@ def key_of(entry: Any) -> Any:
 
 
 def tree_unflatten(leaves: Iterable[Any], spec: TreeSpec) -> Any:
-    """The object with these leaves. torch's own gives a tuple for a torch.Size, seen on 2.13."""
-    if not _holds_sizes(spec):
-        return unflattened(leaves, spec)
-    rest = iter(leaves)
-    parts = [tree_unflatten(islice(rest, each.num_leaves), each) for each in spec.children()]
+    """The object with these leaves; of an iterator no more are taken than it has.
+
+    torch's own copies the leaves for each level, and gives a tuple for a torch.Size (2.13).
+    """
+    return _built(iter(leaves), spec)
+
+
+def _built(leaves: Iterator[Any], spec: TreeSpec) -> Any:
+    if spec.is_leaf():
+        return next(leaves)
+    parts = [_built(leaves, each) for each in spec.children()]
     if spec.type is torch.Size:
         return torch.Size(parts)
     return SUPPORTED_NODES[spec.type].unflatten_fn(parts, spec.context)
-
-
-def _holds_sizes(spec: TreeSpec) -> bool:
-    return spec.type is torch.Size or any(map(_holds_sizes, spec.children()))
 
 
 def named_tuple(spec: TreeSpec) -> type | None:
