@@ -72,8 +72,8 @@ class Entry:
         self._told: Callable[..., Any] | None = None
         self.answered = False
         """whether it has answered a call other than its own"""
-        self.then: Entry | None = None
-        """what answered after it, the last time that nobody had expected it"""
+        self.then = dict[Entry, Entry]()
+        """what answered after it, by what had answered before it, the last time"""
 
     def path(self, answered: Answered) -> list[tuple[Any, ...]]:
         """The questions up to this one, with their answers."""

@@ -13,7 +13,7 @@ import torch
 from foretrace.errors import FirstCall, Frame
 from foretrace.ir.members import CONTENT, MISSING, held_by, own_items, own_kind
 from foretrace.ir.plain_data import plain, refill, same, snapshot
-from foretrace.ir.structure import Handed, Structure, leaves_like, pour, take_apart
+from foretrace.ir.structure import LEAF, Handed, Structure, leaves_like, pour, take_apart
 from foretrace.symbols.sizes import Numbers, Size
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
@@ -236,6 +236,8 @@ class State:
             self.place.bind(item)
 
     def _made(self, outputs: Sequence[Any]) -> Any:
+        if self.structure is LEAF and not self.kept:
+            return outputs[self.first]
         return self.built(iter(outputs[self.first : self.first + self.count]))
 
     def built(self, leaves: Iterator[Any]) -> Any:
@@ -273,7 +275,10 @@ class StateRead:
     kind: type | None = None
 
     def __call__(self) -> torch.Tensor:
-        found: Any = self._now()[self.number]
+        alone = self.structure is LEAF
+        found: Any = self.place.now if alone else self._now()[self.number]
+        if alone and self.kind is None and not isinstance(found, torch.Tensor):
+            raise KeyError(f"what {self.place.name} held")
         return found if self.kind is None else tensor_of(found, self.kind)
 
     @property

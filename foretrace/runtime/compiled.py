@@ -78,8 +78,9 @@ class Compiled:
         """captures again because of an answer"""
         self.first: Callable[[Any, Any], Any] = lambda args, kwargs: MISS
         """the capture that is expected to answer"""
-        self._last: Entry | None = None
-        self._expected: Entry | None = None
+        self._expected = nothing = Entry(lambda args, kwargs: MISS, [], {})
+        self._recent = nothing, nothing
+        """what answered last, and before that"""
         self._lock = threading.RLock()
 
     @property
@@ -164,15 +165,21 @@ class Compiled:
         with self._lock:
             others = tuple(each for each in self._entries if each is not entry)
             self._entries = (entry, *others)[:MOST]
-            for each in (*others, entry):
-                each.then = None if each.then not in self._entries else each.then
-            if self._last is not None and others:
-                self._last.then = entry
-            self._last, self._expected = entry, entry.then or entry
+            if len(others) == MOST:  # what has gone is not to be expected
+                for each in self._entries:
+                    each.then.clear()
+            self._follows(entry, learnt=True)
             if not entry.answered:
                 self.first = self._newest
             else:
                 self.first = self._expected_run if others else entry.run
+
+    def _follows(self, entry: Entry, *, learnt: bool = False) -> None:
+        """An entry has answered, after the two before. Threads may come between: it is a guess."""
+        before, last = self._recent
+        if learnt:
+            last.then[before] = entry
+        self._recent, self._expected = (last, entry), entry.then.get(last, entry)
 
     def _newest(self, args: Any, kwargs: Any) -> Any:
         """What a new entry answers; that it answers a second call is noted."""
@@ -184,20 +191,17 @@ class Compiled:
         return result
 
     def _expected_run(self, args: Any, kwargs: Any) -> Any:
-        """What the entry answers that came after the last one before: two may take turns."""
-        expected, last = self._expected, self._last  # other threads may come between: a guess
-        if expected is None or last is None:
-            return MISS
+        """What the entry answers that is the next if some take turns, else the first that does."""
+        expected = self._expected
         result = expected.run(args, kwargs)
         if result is not MISS:
-            self._last, self._expected = expected, expected.then or expected
+            self._follows(expected)
             return result
         for entry in () if expected.answers else self._entries:
             if entry is not expected and not entry.answers:
                 result = entry.run(args, kwargs)
                 if result is not MISS:
-                    last.then = entry
-                    self._last, self._expected = entry, entry.then or entry
+                    self._follows(entry, learnt=True)
                     return result
         return MISS
 
