@@ -2,13 +2,13 @@
 
     python bench/pieces.py [--calls N] [--large] [--overhead]
 
-Each program of `tests/pieces/programs.py` is trained: a forward and a backward, eager and compiled
-by turns, each from the same parameters, data and random numbers. Told are the median of eager's
-times, in processor's seconds, the median of the ratios of each pair, and the share of
-the program's operators that is captured. The programs are tiny, below
-a millisecond each way; with `--large` they are wider (256 features, 64 rows). With `--overhead`: a hole around one piece of more and more ops, which
-says how many a piece has to have (`LEAST` in foretrace/pieces/partial.py). Exit code 1: a program
-is slower than eager by more than 5 %.
+Each program of `tests/pieces` is trained: a forward and a backward, eager and compiled by turns,
+each from the same parameters, data and random numbers. Told are the median of eager's times, in
+processor's seconds, the median of the ratios of each pair, and the share of the program's operators
+that is captured. The programs are tiny, about a millisecond; with `--large` they are wider (256
+features, 64 rows). With `--overhead`: a hole around one piece of more and more ops, which says how
+many a piece has to have (`LEAST` in foretrace/pieces/partial.py). Exit code 1: a program is slower
+than eager by more than 5 %.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from foretrace.pieces import partial
 from foretrace.pieces.share import share
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.pieces import programs as written
+from tests.pieces import more_programs, programs as written
 from tests.pieces.programs import HOLES, batch
 
 SLOWER = 1.05
@@ -62,14 +62,14 @@ def pairs(eager: Call, ours: Call, count: int) -> tuple[list[float], list[float]
 
 def states() -> Any:
     """Of all generators that a program may draw from."""
-    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
 
 
 def put(state: Any) -> None:
     """The generators are in these states."""
     torch.set_rng_state(state[0])
     random.setstate(state[1])
-    np.random.set_state(state[2])
+    np.random.set_state(state[2])  # noqa: NPY002
 
 
 def step(module: nn.Module, call: Callable[..., Tensor], inputs: Inputs) -> Call:
@@ -159,7 +159,7 @@ def main() -> int:
     parser.add_argument("--overhead", action="store_true", help="of a piece, by its ops")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    logging.disable()
+    logging.lastResort = logging.NullHandler()
     sys.breakpointhook = lambda *args, **kwargs: None
     if options.overhead:
         overhead(options.calls * 10)
@@ -167,7 +167,8 @@ def main() -> int:
     with contextlib.suppress(ImportError):
         __import__("scipy.optimize")
     if options.large:
-        written.D, written.ROWS = 256, 64
+        for each in (written, more_programs):
+            each.D, each.ROWS = 256, 64
     return 0 if programs(options.calls, options.only) else 1
 
 

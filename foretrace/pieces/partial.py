@@ -32,7 +32,7 @@ LEAST = 8
 NOT_OF_PROGRAMS = frozenset({"wrong backend"})
 """What is refused because of something else than the program"""
 RAISED = "raised before"
-"""Of a call that is not captured, as the one before that was to be raised"""
+"""Of a call that is not captured, as one before raised when it was to be"""
 MOST = 2_000
 """Pieces of a program; regions of more objects than that run as Python"""
 
@@ -126,8 +126,10 @@ class Partial(Compiled):
         self._capture = lambda *call: self._counted(capture(*call))
         self._build = lambda captured, *call: self._built(build(captured, *call), *call)
         self._seen: dict[int, nn.Module] = {}
-        """modules that its code calls and that are not below it"""
-        self._looked, self._raised, self._worth = False, False, Again()
+        """modules that its code calls"""
+        self._looked, self._worth = False, Again()
+        self._raised = self._waits = 0
+        """how often it raised when it was captured, and for how many calls it is not, therefore"""
         self._put: tuple[int, Put] = (-1, [])
 
     @property
@@ -168,8 +170,9 @@ class Partial(Compiled):
 
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A module that its code has called."""
-        if id(module) not in self.pieces.table and not self._is_below(module):
+        if id(module) not in self._seen:  # it may be below another piece, too
             self._seen[id(module)] = module
+            self.pieces.version += 1
         return self._piece(module, id(module), torch_api.plain_call(module), args, kwargs)
 
     def region(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -246,9 +249,6 @@ class Partial(Compiled):
             return [*owners_of(self.fn).values()]
         return [each for each in torch_api.submodule_table(module).values() if each is not None]
 
-    def _is_below(self, module: nn.Module) -> bool:
-        return self.module is not None and any(module is each for each in self.module.modules())
-
     # ---- captures ----------------------------------------------------------------------------
 
     def _check_count(
@@ -259,10 +259,12 @@ class Partial(Compiled):
         Raises:
             Refusal: it would be.
         """
-        if self._raised and not self._worth.raises(broken):
+        waits = self._waits > 0
+        self._waits -= waits
+        if waits and not self._worth.raises(broken):
             raise Refusal("the program raised when it was captured last", kind=RAISED)
         if broken:
-            many = self._raised or (self.around is not None and len(self.recaptures) >= RECAPTURES)
+            many = waits or (self.around is not None and len(self.recaptures) >= RECAPTURES)
             self._worth.check(broken, self._key(args, kwargs), self._entries, many=many)
 
     def _built(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
@@ -278,7 +280,7 @@ class Partial(Compiled):
     def _refused(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run as Python; a call in which that raises, too, tells nothing of the next.
 
-        But it is not captured at once: it may be of those that raise often.
+        But that is not captured at once, and later and later: it may be of those that raise often.
         """
         if refusal.kind in NOT_OF_PROGRAMS:
             raise refusal
@@ -286,12 +288,16 @@ class Partial(Compiled):
         first = not known and self._tries < TRIES and self._may_be_first(refusal)
         if refusal.kind == AGAIN:  # whether it raises or not
             self._gave_up(refusal, key)
-        self._raised = True  # until it has not
+        before = self._raised, self._waits
+        if not known:  # if it raises
+            self._raised += 1
+            self._waits = self._raised
         if first:
             result = self._as_first(refusal, self.plain, args, kwargs)
         else:
             result = self.as_python(args, kwargs)
-        self._raised = False
+        if not known:
+            self._raised, self._waits = before
         if not (first or known):
             self._gave_up(refusal, key)
         return result
