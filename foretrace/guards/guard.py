@@ -95,7 +95,8 @@ def _condition(source: Source, place: str, item: Any) -> str:
         return f"{place} is {source.literal(item, _wish(item))}"
     if kind in BY_VALUE or (kind is float and item and math.isfinite(item)):
         known = source.bind(kind, kind.__name__)
-        return f"{place} == {source.literal(item)} and type({place}) is {known}"
+        alike = f"{place} == {source.literal(item)}"
+        return f"type({place}) is {known} and {alike}"  # first: what a tensor equals is a tensor
     if (kind is tuple or kind is list) and len(item) <= SHORT:
         known = source.bind(kind, kind.__name__)
         parts = [_condition(source, f"{place}[{index}]", each) for index, each in enumerate(item)]
