@@ -126,8 +126,11 @@ class Arguments(Checks):
 
 def _is_named_tuple(item: Any) -> bool:
     """Whether it is one that iterates as a tuple does, and that torch takes apart as such."""
-    kind = type(item)
-    return torch_api.is_namedtuple_class(kind) and kind.__iter__ is tuple.__iter__
+    kind: Any = type(item)
+    if not isinstance(item, tuple):
+        return False
+    own = kind.__iter__ is tuple.__iter__ and kind.__len__ is tuple.__len__
+    return own and torch_api.is_namedtuple_class(kind)
 
 
 def _is_leaf(item: Any) -> bool:

@@ -7,12 +7,12 @@ and all else by identity.
 
 import types
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from foretrace import torch_api
 from foretrace.emit.python_source import Source
-from foretrace.guards.guard import Checks
+from foretrace.errors import Frame
+from foretrace.guards.guard import Check, Checks
 from foretrace.ir.members import MISSING, OWN, own_length
 from foretrace.ir.requirements import (
     AFTER_ONE,
@@ -38,7 +38,12 @@ class Facts(Checks):
             self._module(state)
         for held in (*requires.held, *(requires.of_hooks if hooks else ())):
             self._held(held)
-        self.checks = [replace(check, of="held") for check in self.checks]
+
+    def add(
+        self, condition: str, reason: str, at: Frame | None = None, do: str = "", found: str = ""
+    ) -> None:
+        """One more check, of what the program may change itself."""
+        self.checks.append(Check(condition, reason, at=at, do=do, found=found, of="held"))
 
     # ---- modules -----------------------------------------------------------------------------
 
@@ -46,10 +51,8 @@ class Facts(Checks):
         module, path = state.module, state.path or type(state.module).__name__
         space = self.source.bind(vars(module), "attributes")
         other = "eval()" if state.training else "train()"
-        self.add(
-            f"{space}['training'] is {state.training}",
-            repr(f"{path} is in {other} mode, unlike in the capture"),
-        )
+        words = repr(f"{path} is in {other} mode, unlike in the capture")
+        self.checks.append(Check(f"{space}['training'] is {state.training}", words))
         self._tables(path, state)
         self._hooks(path, state)
 
