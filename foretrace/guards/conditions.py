@@ -16,7 +16,7 @@ from foretrace import torch_api
 from foretrace.emit.python_sizes import size_text
 from foretrace.emit.python_source import INDENT, Source
 from foretrace.errors import Frame, Late
-from foretrace.guards.guard import Check, Checks, check_lines, telling
+from foretrace.guards.guard import Check, Checks, Of, check_lines, of_answer, telling
 from foretrace.guards.python_state import Facts
 from foretrace.ir.members import MISSING
 from foretrace.ir.program import Input, Recorded
@@ -39,6 +39,8 @@ class Broken:
     do: str = ""
     asked: Answered | None = None
     """the question of the program's whose answer is another"""
+    of: Of = "call"
+    """what it was about"""
 
 
 class Conditions(Checks):
@@ -126,8 +128,9 @@ class Conditions(Checks):
         self.line(f"{holds} = {again}({{{sizes}}}, ({inputs}))")
         for each in asked:
             question = self.source.bind(each, "question")
+            condition, of = f"{holds}({question})", of_answer(each)
             self.checks.append(
-                Check(f"{holds}({question})", repr(each.broken), at=each.frame, asked=each)
+                Check(condition, repr(each.broken), at=each.frame, asked=each, of=of)
             )
 
     # ---- inputs ------------------------------------------------------------------------------
@@ -369,11 +372,13 @@ def tell_lines(
     def tell(number: int, check: Check) -> str:
         space[f"at{number}"] = check.at
         space[f"asked{number}"], at = check.asked, check.found or f"at{number}"
-        return f"return Broken({check.reason}, {at}, {number}, {check.do!r}, asked{number})"
+        rest = f"{check.do!r}, asked{number}, {check.of!r}"
+        return f"return Broken({check.reason}, {at}, {number}, {rest})"
 
     yield "try:"
     yield from (INDENT + line for line in check_lines(checks, tell))
     yield f"{INDENT}pass"
     yield f"{GONE} as gone_:"  # a name that no source binds
-    yield f"{INDENT}return Broken(f'what the capture relied on is gone: {{gone_}}', None)"
+    words = "f'what the capture relied on is gone: {gone_}'"
+    yield f"{INDENT}return Broken({words}, None, of='held')"
     yield f"return {result}"

@@ -78,6 +78,13 @@ def call_core(source: Source, recorded: Recorded, inputs: Sequence[str], call: s
 
 def write_line(source: Source, recorded: Recorded, mutation: Mutation, live: str, new: str) -> None:
     """The line that writes back what an input holds after the run."""
+    before = recorded.inputs[mutation.index].value.type
+    if mutation.hidden and not mutation.rebound:
+        source.add(f"{live}.data.copy_({new})")
+        return
+    if not (mutation.rebound or before.requires_grad or mutation.value.type.requires_grad):
+        source.add(f"{live}.copy_({new})")  # autograd follows neither
+        return
     call = source.bind(write_back, "write_back")
     item = source.bind(recorded.inputs[mutation.index], "input")
     source.add(f"{call}({item}, {live}, {new}, {source.bind(mutation, 'mutation')})")
