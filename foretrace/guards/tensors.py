@@ -9,7 +9,7 @@ import torch
 
 from foretrace.guards.guard import shown
 from foretrace.ir.types import TensorType
-from foretrace.tensors.wrapped import wraps
+from foretrace.tensors.wrapped import plain_parts, wraps
 
 FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType({
     "class": lambda tensor: type(tensor).__name__,
@@ -104,6 +104,10 @@ def one_tensor(names: Sequence[str], *tensors: Any) -> str:
 
 def apart(written: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
     """Whether none of `written` shares memory with another tensor of either."""
-    memories = {id(t): t.untyped_storage().data_ptr() for t in (*written, *given)}
-    kept = [memory for memory in memories.values() if memory]
-    return all(kept.count(memories[id(t)]) <= 1 for t in written)
+    each_once = {id(t): t for t in (*written, *given)}
+    memories = {
+        key: [part.untyped_storage().data_ptr() for part in plain_parts(t)]
+        for key, t in each_once.items()
+    }
+    kept = [memory for held in memories.values() for memory in held if memory]
+    return all(kept.count(memory) <= 1 for t in written for memory in memories[id(t)])

@@ -1,12 +1,13 @@
 """Inputs that share memory: one that is written to must not."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
+from foretrace.tensors.wrapped import plain_parts, wraps
 
 
 def check_shared_memory(
@@ -16,9 +17,7 @@ def check_shared_memory(
     if not written:
         return
     owners: dict[int, int] = {}
-    for index, tensor in enumerate(real):
-        if not _has_memory(tensor):
-            continue
+    for index, tensor in _with_memory(real):
         storage = tensor.untyped_storage()
         # one without bytes is shared as well: by what counts the writes that a backward minds
         other = owners.setdefault(storage.data_ptr() or id(storage), index)
@@ -57,7 +56,13 @@ def _alike(tensors: Sequence[torch.Tensor]) -> bool:
     return whole and not lazy and len({(each.dtype, each.device) for each in tensors}) == 1
 
 
+def _with_memory(real: list[Any]) -> Iterator[tuple[int, torch.Tensor]]:
+    """The tensors that have memory, or that a given one holds, each with the index of that."""
+    for index, given in enumerate(real):
+        yield from ((index, part) for part in plain_parts(given) if _has_memory(part))
+
+
 def _has_memory(given: Any) -> bool:
     fake = isinstance(given, torch_api.FakeTensor)
     known = isinstance(given, torch.Tensor) and not fake and given.device.type != "meta"
-    return known and given.layout is torch.strided
+    return known and given.layout is torch.strided and not wraps(type(given))

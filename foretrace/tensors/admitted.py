@@ -15,6 +15,8 @@ from foretrace.errors import FirstCall, Refusal
 from foretrace.ir.op import Tree
 from foretrace.tensors.wrapped import flattened, wraps
 
+OLD_VMAP = torch.ops.aten._add_batch_dim.default
+"""What `torch.autograd.functional` maps by, where it vectorizes"""
 QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 
 
@@ -127,8 +129,14 @@ def check_asked_for(func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
     """Refuse a call for a quantized result, or for one of a layout that is not followed.
 
     Types do not tell a quantized one from a plain one; kernels ask what they compress for more
-    than stand-ins have.
+    than stand-ins have. What torch's first `vmap` makes is no tensor of the run, and holds one.
     """
+    if func is OLD_VMAP:
+        raise Refusal(
+            "torch.autograd.functional with vectorize=True maps by torch's first vmap",
+            kind="unsupported",
+            do=("use torch.func.jacfwd, jacrev or hessian", "or map by torch.vmap"),
+        )
     for leaf in torch_api.tree_leaves((args, kwargs)):
         if isinstance(leaf, torch.layout) and leaf not in (torch.strided, torch.sparse_coo):
             raise _of_layout(leaf)

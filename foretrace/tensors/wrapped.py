@@ -4,7 +4,7 @@ What an op on one does is what the class's `__torch_dispatch__` does. To autogra
 it, such a tensor has a shape, strides and a dtype as any other, and no memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,15 @@ def wrapping_of(
     names, context = flattened(tensor)
     inner = tuple(type_of(getattr(tensor, name)).with_grad(False) for name in names)
     return Wrapping(type(tensor), names, inner, Metadata(context))
+
+
+def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
+    """What a tensor holds, and what these hold: the tensors that have memory; else itself."""
+    if not wraps(type(tensor)):
+        yield tensor
+        return
+    for name in flattened(tensor)[0]:
+        yield from plain_parts(getattr(tensor, name))
 
 
 def flattened(tensor: Any) -> tuple[tuple[str, ...], Any]:

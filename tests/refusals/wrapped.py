@@ -171,6 +171,23 @@ refuses("unsupported tensor", "holding/wrapped.py:check_unwritten", captures(wri
         writes_held, taken(writes_a_clone, TWO), OUTSIDE)  # fmt: skip
 
 
+def writes_what_is_held(x: Tensor, w: Any) -> Any:
+    x.add_(1)  # here
+    return w * 2
+
+
+def on_a_clone() -> None:
+    x, w = X.clone(), TwoTensor(X, Y)
+    found = foretrace.compile(writes_what_is_held, fullgraph=True)(x, w)
+    assert differences(w * 2, found) == []
+    assert torch.equal(x, X + 1)
+
+
+HOLDING = TwoTensor(X, Y)
+refuses("aliased inputs", "recording/shared_inputs.py:check_shared_memory",
+        captures(writes_what_is_held, X, HOLDING), writes_what_is_held, on_a_clone)  # fmt: skip
+
+
 class Flatless(TwoTensor):
     """Its flattening names what is not there."""
 

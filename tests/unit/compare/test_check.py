@@ -310,9 +310,6 @@ def test_other_values_differ() -> None:
 # ------------------------------------------------------------------------------------ the zoo
 
 
-OTHER_STRIDES = {"dual_parameters": "a gradient of one row has another stride (decision 043)"}
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -333,7 +330,4 @@ def test_the_zoo(case: Case) -> None:
     said = [item.reason for item in report.differences]
     if case.may_refuse and said and all(each.startswith("raised Refusal") for each in said):
         pytest.xfail(f"{case.may_refuse}: {said[0]}")
-    known = [why for name, why in OTHER_STRIDES.items() if case is CASES[name]]
-    if known and said and all(each.startswith("stride is") for each in said):
-        pytest.xfail(f"{known[0]}: {said[0]}")
     assert report.equal, report.differences
