@@ -25,6 +25,7 @@ from foretrace.runtime.tangents import agree, lay_out, only_numbers, sizes_by_da
 from foretrace.runtime.untrained import Untrained, mark, mark_spent
 from foretrace.symbols.sizes import Numbers
 from foretrace.targets.semantics import Captured
+from foretrace.tensors.wrapped import flattened, wraps
 
 
 class Called(Protocol):
@@ -240,6 +241,9 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
     if mutation.hidden:
         live.data.copy_(new)
         return
+    if wraps(type(live)):
+        _write_held(live, new)
+        return
     if not live.is_leaf and not torch_api.base_of(live).requires_grad:
         raise Refusal(
             f"the {item.role} is a view of what does not require grad, and loses its history once"
@@ -250,6 +254,18 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
         if torch.is_grad_enabled() and not (torch_api.is_view(live) or live.retains_grad):
             live.detach_()  # else the gradient of what it held, zeros, would be added
         live.copy_(new)
+
+
+def _write_held(live: Any, new: Any) -> None:
+    """Write into what a tensor holds; autograd, which follows no such write, counts it."""
+    for name in flattened(live)[0]:
+        mine, its = getattr(live, name), getattr(new, name)
+        if wraps(type(mine)):
+            _write_held(mine, its)
+        elif mine is not its:
+            with torch.no_grad():
+                mine.copy_(its)
+    torch.autograd.graph.increment_version(live)
 
 
 class _InMemory(torch.autograd.Function):

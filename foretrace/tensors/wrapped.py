@@ -62,10 +62,20 @@ class Wrapping:
         return self.kind.__name__
 
     def make(self, inner: tuple[Any, ...], shape: Any, stride: Any) -> Any:
-        """A tensor of the class that holds these."""
+        """A tensor of the class that holds these.
+
+        Raises:
+            Refusal: its `__tensor_unflatten__` gives one of another class.
+        """
         kind: Any = self.kind
         held = dict(zip(self.names, inner, strict=True))
-        return kind.__tensor_unflatten__(held, self.context.held, torch.Size(shape), tuple(stride))
+        made = kind.__tensor_unflatten__(held, self.context.held, torch.Size(shape), tuple(stride))
+        if type(made) is not kind:
+            raise Refusal(
+                f"{self}.__tensor_unflatten__ gives a {type(made).__name__}",
+                kind="unsupported tensor", do=f"let it give a {self}, as a classmethod of cls",
+            )  # fmt: skip
+        return made
 
 
 def wrapping_of(

@@ -67,7 +67,8 @@ class Recorder(Builder):
         outcome = outcome or self.looked_up(func, values, named, read.key, read.values)
         try:
             if outcome.inline is not None:
-                return outcome.inline(Call(self, func, values, named, tensors))
+                answer = outcome.inline(Call(self, func, values, named, tensors))
+                return as_program_has(answer, self) if read.wrapped else answer
             op = self.emit(func, values, named, outcome, read.values)
             if outcome.factory and not self._depth:
                 self.fresh.update(op.outs)
