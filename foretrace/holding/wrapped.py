@@ -42,19 +42,6 @@ def stand_in(tensor: torch.Tensor, recorder: Builder) -> Abstract | None:
     return known
 
 
-def check_no_autocast(tensor: torch.Tensor) -> None:
-    """Refuse a tensor that wraps others where autocast is on, which keeps casts by operand.
-
-    Raises:
-        Refusal: it is one.
-    """
-    if wraps(type(tensor)):
-        raise Refusal(
-            f"autocast is on where a {type(tensor).__name__} is used", kind="autocast",
-            do="cast it where autocast is off: torch.autocast(device_type, enabled=False)",
-        )  # fmt: skip
-
-
 def known_as(tensor: torch.Tensor, recorder: Builder) -> Abstract:
     """What the recorder knows any tensor as: one from outside becomes an input."""
     known = tensor if isinstance(tensor, Abstract) else stand_in(tensor, recorder)
@@ -225,7 +212,7 @@ class Through:
         kinds = list(dict.fromkeys(type(each) for each in given if wraps(type(each))))
         for kind in sorted(kinds, key=lambda each: -len(each.__mro__)):
             dispatch: Any = kind
-            with recorder.user_code():
+            with recorder.user_code(), recorder.casts.off():
                 result = dispatch.__torch_dispatch__(self.func, tuple(kinds), args, kwargs)
             for each in given:
                 known = vars(each).get(STANDS) if wraps(type(each)) else None

@@ -75,21 +75,6 @@ refuses("unsupported tensor", "holding/wrapped.py:changed", captures(writes_insi
         writes_inside, taken(makes_anew, TWO), OUTSIDE)  # fmt: skip
 
 
-def multiplied_under_autocast(w: Any) -> Any:
-    with torch.autocast("cpu"):
-        return w @ w.t()  # here
-
-
-def multiplied(w: Any) -> Any:
-    with torch.autocast("cpu", enabled=False):
-        return w.bfloat16() @ w.bfloat16().t()
-
-
-refuses("autocast", "holding/wrapped.py:check_no_autocast",
-        captures(multiplied_under_autocast, TWO), multiplied_under_autocast,
-        taken(multiplied, TWO))  # fmt: skip
-
-
 def makes_a_leaf(x: Tensor, y: Tensor) -> Any:
     return TwoTensor(x, y) * 2  # here
 
