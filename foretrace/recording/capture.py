@@ -13,7 +13,7 @@ import torch
 from foretrace import torch_api
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import Sources, function_of, names_of, place_of
-from foretrace.holding.wrapped import as_program_has, check_unwritten
+from foretrace.holding.wrapped import as_program_has, check_unwritten, known_as
 from foretrace.ir.op import Value
 from foretrace.ir.program import Input, Mutation, Output, Recorded, Role, size_input
 from foretrace.ir.requirements import (
@@ -118,6 +118,7 @@ class Capture:
         self.outside = Outside() if watch else None
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,
+            lambda tensor: known_as(tensor, self.recorder),
             lambda: self.outside is None or self.outside.resting > 0,
         )  # fmt: skip
         made: Any = (

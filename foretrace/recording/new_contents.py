@@ -7,7 +7,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.frames.lines import Lines
-from foretrace.holding.wrapped import check_unchanged
+from foretrace.holding.wrapped import check_unchanged, stand_in
 from foretrace.ir.op import Op, Value, ViewStep, Write, values_in
 from foretrace.ir.program import Input, Mutation, Output, Overwritten, Role
 from foretrace.ir.requirements import FIRST_CALL
@@ -49,7 +49,8 @@ def mutations_of(
             found.append(Mutation(index, new, hidden=not alias.version.count, kept=kept))
     indices = {id(item.tensor): index for index, item in enumerate(inputs)}
     stood = {id(placeholder) for placeholder in placeholders}
-    for before, now in loan.rebound():
+    for before, bound in loan.rebound():
+        now = stand_in(bound, recorder) if wraps(type(bound)) else bound
         if isinstance(now, Abstract) and id(now) not in stood:
             value = value_of(now, recorder)
             found.append(Mutation(indices[id(before)], value, rebound=True))

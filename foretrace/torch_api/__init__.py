@@ -228,6 +228,7 @@ from foretrace.torch_api.tensors import (
     CACHED_SIZES as CACHED_SIZES,
     CALLED_BY as CALLED_BY,
     CASTS as CASTS,
+    HOOKING as HOOKING,
     attribute_of as attribute_of,
     attributes_replaced as attributes_replaced,
     base_of as base_of,

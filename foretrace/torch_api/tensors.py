@@ -125,8 +125,10 @@ REPLACED = ("grad", "data", "requires_grad", "is_leaf", "grad_fn", "_version", "
 """Attributes by which Python reads and changes a tensor without a call of an operator"""
 CASTS = ("to", "type", "bfloat16", "half")
 """Methods that cast, as autocast does, too: in C++ both are one call"""
-METHODS = ("requires_grad_", *CASTS, *IN_PYTHON, "_is_view", "storage_offset", "tolist", "numpy",
-           "data_ptr", "untyped_storage")  # fmt: skip
+HOOKING = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
+"""Methods that have autograd do something with a gradient"""
+METHODS = ("requires_grad_", "retain_grad", *CASTS, *IN_PYTHON, "_is_view", "storage_offset",
+           "tolist", "numpy", "data_ptr", "untyped_storage")  # fmt: skip
 """Methods that do without a call of an operator, and casts"""
 
 

@@ -1,5 +1,6 @@
 """Writes to tensors of classes that wrap others: to the last bit, also in what they leave."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -227,3 +228,43 @@ def test_a_network_in_training_with_dropout() -> None:
             grads = torch.autograd.grad(out, list(net.parameters()), torch.ones_like(out))
             found.append([out, *grads])
         assert differences(*found) == []
+
+
+class Average(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", two(3, 4))
+
+    def forward(self, x: Any) -> Any:
+        self.mean = self.mean * 0.9 + x * 0.1
+        return x - self.mean
+
+
+class Kept(Average):
+    def forward(self, x: Any) -> Any:
+        self.mean.mul_(0.9).add_(x)
+        return x - self.mean
+
+
+@pytest.mark.parametrize("kind", [Average, Kept])
+def test_a_buffer_of_each_call(kind: type[Average]) -> None:
+    eager = kind()
+    ours = copy.deepcopy(eager)
+    compiled = foretrace.compile(ours, fullgraph=True)
+    for _ in range(3):
+        x = two(3, 4)
+        assert differences(eager(x), compiled(x)) == []
+        assert differences(eager.mean, ours.mean) == []
+    assert compiled.recaptures == []
+
+
+def test_autograd_is_asked_of_a_stand_in() -> None:
+    def asks(w: Any) -> Any:
+        made, other = w * 2, (w.detach() * 1)
+        other.add_(1)
+        return made * (2 if made.is_leaf else 3) * (2 if w.is_leaf else 3) * (2 + other._version)
+
+    for grad in (False, True):
+        w = two(3, 4, grad=grad)
+        cut = foretrace.capture(asks, (w,)).cut("export")
+        assert differences(asks(w), cut(w)) == []
