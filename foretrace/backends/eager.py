@@ -14,7 +14,14 @@ from foretrace.guards.entry import Entry, Guards, Unmet
 from foretrace.guards.small import SmallSizes
 from foretrace.ir.program import Graph, Recorded
 from foretrace.passes.cut import Level, forward_graph
-from foretrace.runtime.results import check_changes, leaf_texts, repeat_changes, write_line
+from foretrace.runtime.results import (
+    check_changes,
+    count_lines,
+    leaf_texts,
+    repeat_changes,
+    reshape_lines,
+    write_line,
+)
 from foretrace.targets.semantics import Captured, TargetSemantics
 
 
@@ -73,7 +80,9 @@ def write_body(
     """The lines of the body; gives the outputs. `spelled`: the graph tells histories."""
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
     straight = Straight(source, recorded.symbols, names, instead)
+    count_lines(source, recorded, inputs)
     straight.ops(graph)
     for mutation in recorded.mutations:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
+    reshape_lines(source, recorded, inputs)
     return leaf_texts(source, straight, recorded, inputs, spelled=spelled)

@@ -14,6 +14,7 @@ from foretrace.errors import FirstCall, Frame
 from foretrace.ir.members import CONTENT, MISSING, held_by, own_items, own_kind
 from foretrace.ir.plain_data import plain, refill, same, snapshot
 from foretrace.ir.structure import Handed, Structure, pour, take_apart
+from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Numbers, Size
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
@@ -519,6 +520,8 @@ class Requirements:
     """inputs that may be no views, and the line that asks it"""
     rooms: dict[int, tuple[Size, Frame | None]] = field(default_factory=dict)
     """inputs whose memory has room for so many elements, and the line that asks it"""
+    reshaped: dict[int, TensorType] = field(default_factory=dict)
+    """inputs to which operators in place gave another shape, and how they lie after the run"""
     cleared: list[int] = field(default_factory=list)
     """inputs whose `.grad` the program set to None"""
     changed: list[Change] = field(default_factory=list)

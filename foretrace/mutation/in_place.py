@@ -56,9 +56,11 @@ def check_not_held(targets: list[Abstract]) -> None:
 def reshape(call: Call) -> Abstract:
     """`t_`, `unsqueeze_` and their like: the same memory, seen in another shape from now on."""
     recorder, func, args, (tensor, *_) = call.recorder, call.func, call.args, call.tensors
-    if call.schema.functional is None or tensor.ft_leaf:
+    if call.schema.functional is None or (tensor.ft_leaf and args[0].type.requires_grad):
+        if recorder.grad_mode():
+            check_leaves(func, [tensor], out_variant=False)
         raise Refusal(
-            f"{func} changes the shape of an input in place", kind="side effect",
+            f"{func} changes the shape of a leaf that requires grad in place", kind="side effect",
             do="use the operator that returns a new tensor, such as reshape() or transpose()",
         )  # fmt: skip
     if not schema_of(call.functional[0]).view_positions(args, call.kwargs, 1):

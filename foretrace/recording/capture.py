@@ -477,7 +477,8 @@ def _note_held(
 
 def _mutations(capture: Capture, loan: Borrowed, requires: Requirements) -> list[Mutation]:
     recorder, placeholders = capture.recorder, capture.placeholders
-    mutations = mutations_of(recorder, capture.inputs, placeholders, loan)
+    reshaped = requires.reshaped
+    mutations = mutations_of(recorder, capture.inputs, placeholders, loan, reshaped)
     requires.begins = begins_read(recorder, placeholders, mutations)
     for views in requires.together.values():
         requires.begins |= dict.fromkeys(views, requires.defined)

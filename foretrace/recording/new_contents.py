@@ -27,17 +27,23 @@ NEW = "use the operator that returns a new tensor, such as detach() or transpose
 
 
 def mutations_of(
-    recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: Borrowed
-) -> list[Mutation]:
-    """Inputs that were written to, and buffers that were bound to another tensor."""
+    recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: Borrowed,
+    reshaped: dict[int, TensorType],
+) -> list[Mutation]:  # fmt: skip
+    """Inputs that were written to, and buffers that were bound to another tensor.
+
+    `reshaped` takes how inputs lie that operators in place gave another shape.
+    """
     found = []
     for index, (item, placeholder) in enumerate(zip(inputs, placeholders, strict=True)):
         if item.size is not None or _untouched(item.value, placeholder):
             continue
-        alias = alias_of(placeholder)
+        alias = alias_of(placeholder).before_moving
         new = current(alias, recorder)
         if alias.parent is not None:
             raise _not_written_back(f"changes the shape of the {item.role}", new, recorder)
+        if alias.moved is not None:
+            reshaped[index] = _shape_left(item, placeholder, recorder, followed=new)
         if alias.initial is not item.value:
             raise _not_written_back(f"resizes the {item.role}", new, recorder, LEAVE_OUT)
         if item.value.type.requires_grad and not placeholder.requires_grad:
@@ -55,6 +61,22 @@ def mutations_of(
             value = value_of(now, recorder)
             found.append(Mutation(indices[id(before)], value, rebound=True))
     return found
+
+
+def _shape_left(
+    item: Input, placeholder: Abstract, recorder: Recorder, followed: Value
+) -> TensorType:
+    """How an input lies after the run.
+
+    Raises:
+        Refusal: it begins elsewhere, or autograd follows it.
+    """
+    value = value_of(placeholder, recorder)
+    if value.type.requires_grad or followed.type.requires_grad:
+        raise _not_written_back(f"changes the shape of the {item.role}", value, recorder)
+    if value.type.offset != item.value.type.offset:
+        raise _not_written_back(f"moves the {item.role} in its memory", value, recorder)
+    return value.type
 
 
 def _untouched(value: Value, placeholder: Abstract) -> bool:

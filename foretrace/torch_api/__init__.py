@@ -254,6 +254,7 @@ from foretrace.torch_api.tensors import (
     submodule_table as submodule_table,
     suggested_strides as suggested_strides,
     tensor_tables as tensor_tables,
+    uncounted as uncounted,
     unreadable as unreadable,
 )
 from foretrace.torch_api.versions import (

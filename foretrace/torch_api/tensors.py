@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -196,6 +196,12 @@ def node_name(tensor: torch.Tensor) -> str:
 def submodule_table(module: torch.nn.Module) -> dict[str, Any]:
     """A module's own submodules by name, None among them: `_modules`."""
     return module._modules
+
+
+# Writes inside are counted by no version counter of the tensor's.
+uncounted: Callable[[torch.Tensor], AbstractContextManager[Any]] = (
+    torch.autograd.grad_mode._unsafe_preserve_version_counter
+)
 
 
 def is_view(tensor: torch.Tensor) -> bool:
