@@ -77,7 +77,7 @@ from foretrace.recording.watched import WatchedRecorder
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Abstract, Types, of_a_call
-from foretrace.tensors.admitted import check_admitted
+from foretrace.tensors.admitted import check_admitted, check_sparse_here
 from foretrace.tensors.parameters import AbstractParameter
 from foretrace.trace.constants import Constants
 from foretrace.trace.generators import check_states
@@ -141,6 +141,7 @@ class Capture:
             return known
         check_admitted(tensor, name, fake=self.dynamic.knows(tensor))
         value = Value(like or self._type(tensor, name, kind), name)
+        check_sparse_here(tensor, value.type.device, name)
         abstract = self.types.abstract(value)
         if self.outside is not None:
             abstract.ft_gradient = (self.gradients, len(self.inputs))

@@ -49,6 +49,9 @@ def mutations_of(
         if item.value.type.requires_grad and not placeholder.requires_grad:
             raise _not_written_back(f"detaches the {item.role}", new, recorder)
         if new is not item.value:
+            if item.value.type.sparse:
+                what = f"writes to the {item.role}, which is sparse,"
+                raise _not_written_back(what, new, recorder, "make a new tensor of it: a * 2")
             if not item.leaf and alias.version.count:
                 check_based(alias, line_of(recorder, new))
             kept = _keeps_history(recorder, item.value, new)

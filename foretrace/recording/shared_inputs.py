@@ -59,6 +59,8 @@ def _alike(tensors: Sequence[torch.Tensor]) -> bool:
 def _with_memory(real: list[Any]) -> Iterator[tuple[int, torch.Tensor]]:
     """The tensors that have memory, or that a given one holds, each with the index of that."""
     for index, given in enumerate(real):
+        if not isinstance(given, torch.Tensor):
+            continue
         yield from ((index, part) for part in plain_parts(given) if _has_memory(part))
 
 

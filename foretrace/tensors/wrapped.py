@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.op import Choice, Op
 from foretrace.ir.types import TensorType
@@ -90,7 +91,10 @@ def wrapping_of(
 
 
 def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
-    """What a tensor holds, and what these hold: the tensors that have memory; else itself."""
+    """The tensors that have the memory of one: what it holds or stores; else itself."""
+    if tensor.layout is torch.sparse_coo:
+        yield from torch_api.stored_in(tensor)
+        return
     if not wraps(type(tensor)):
         yield tensor
         return

@@ -251,6 +251,7 @@ from foretrace.torch_api.tensors import (
     saving_hooks as saving_hooks,
     set_attribute as set_attribute,
     set_hooks as set_hooks,
+    stored_in as stored_in,
     submodule_table as submodule_table,
     suggested_strides as suggested_strides,
     tensor_tables as tensor_tables,

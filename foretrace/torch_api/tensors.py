@@ -204,6 +204,12 @@ uncounted: Callable[[torch.Tensor], AbstractContextManager[Any]] = (
 )
 
 
+def stored_in(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The places and the elements that a tensor in COO layout stores, coalesced or not."""
+    with _C._DisableTorchDispatch(), torch.no_grad():
+        return tensor._indices(), tensor._values()
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd keeps the tensor as a view of another."""
     return bool(attribute_of(tensor, "_is_view")())

@@ -43,6 +43,38 @@ def makes_entries(x: Tensor) -> Tensor:
     return x.to_sparse() @ x.T
 
 
+def sums_sparse(a: Tensor) -> Tensor:  # here
+    return torch.sparse.sum(a)
+
+
+def sums_dense(a: Tensor) -> Tensor:
+    return a.sum()
+
+
+SPARSE = X.relu().to_sparse()
+refuses(
+    "unsupported tensor", "tensors/admitted.py:check_sparse_here",
+    captures(sums_sparse, SPARSE, target="cuda"), sums_sparse,
+    captured(sums_dense, SPARSE.to_dense()), captured(sums_sparse, SPARSE),
+)  # fmt: skip
+
+
+def writes_sparse(a: Tensor, x: Tensor) -> Tensor:
+    a.mul_(2)  # here
+    return a @ x
+
+
+def makes_sparse(a: Tensor, x: Tensor) -> Tensor:
+    return (a * 2) @ x
+
+
+refuses(
+    "side effect", "recording/new_contents.py:_not_written_back",
+    captures(writes_sparse, SPARSE.clone(), X.T.clone()), writes_sparse,
+    captured(makes_sparse, SPARSE, X.T.clone()),
+)  # fmt: skip
+
+
 refuses("unsupported tensor", "tensors/admitted.py:_of_layout", captures(makes_rows, X),
         makes_rows, captured(makes_entries, X))  # fmt: skip
 
