@@ -70,7 +70,7 @@ from foretrace.recording.new_contents import (
 )
 from foretrace.recording.outputs import Outputs
 from foretrace.recording.questions import Questions
-from foretrace.recording.shared_inputs import apart, check_shared_memory, sharing
+from foretrace.recording.shared_inputs import apart, check_held_once, check_shared_memory, sharing
 from foretrace.recording.steps import Steps
 from foretrace.recording.torch_state import running, unchanged_state, uncollected
 from foretrace.recording.watched import WatchedRecorder
@@ -217,6 +217,7 @@ class Capture:
             else:
                 requires.constants[name] = leaf
                 placeholders.append(leaf)
+        check_held_once(leaves, self._known)
         if self.together and not self.dynamic.opens:
             for group in sharing(leaves):
                 self._share(group, requires)

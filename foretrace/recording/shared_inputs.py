@@ -1,6 +1,7 @@
 """Inputs that share memory: one that is written to must not."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,26 @@ def check_shared_memory(
                 at=at(other if other in written else index),
                 do="pass a clone, or only one of the two and take the view inside",
             )
+
+
+def check_held_once(leaves: Iterable[tuple[str, Any]], known: Container[int]) -> None:
+    """Refuse a set of tensors, which stay as they are there, where one is an input, too.
+
+    Args:
+        leaves: the arguments.
+        known: the ids of the tensors in whose place the program has others.
+
+    Raises:
+        Refusal: the program would find that the tensor is not in the set.
+    """
+    for name, leaf in leaves:
+        held = leaf if isinstance(leaf, (set, frozenset, deque)) else ()
+        if any(isinstance(each, torch.Tensor) and id(each) in known for each in held):
+            raise Refusal(
+                f"{name} holds a tensor that the program also has by another way, and would not be"
+                " found in it",
+                kind="aliased inputs", do="pass a list or a tuple of them",
+            )  # fmt: skip
 
 
 def apart(inputs: Sequence[Any], together: Mapping[int, Sequence[int]]) -> list[Any]:

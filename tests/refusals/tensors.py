@@ -10,7 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import foretrace
-from tests.refusals.registry import captured, captures, exported, exports, refuses, same
+from tests.refusals.registry import (
+    captured,
+    captures,
+    compiled,
+    compiles,
+    exported,
+    exports,
+    refuses,
+    same,
+)
 from tests.support.compare import same_as_eager
 
 X = torch.randn(6, 8)
@@ -56,6 +65,28 @@ refuses(
     "unsupported tensor", "tensors/admitted.py:check_sparse_here",
     captures(sums_sparse, SPARSE, target="cuda"), sums_sparse,
     captured(sums_dense, SPARSE.to_dense()), captured(sums_sparse, SPARSE),
+)  # fmt: skip
+
+
+def multiplies(a: Tensor, x: Tensor) -> Tensor:
+    return a @ x  # here
+
+
+TALL = X.T.clone()
+refuses(
+    "unsupported tensor", "backends/compilers.py:_check_dense",
+    compiles(multiplies, SPARSE, TALL, backend="inductor"), multiplies,
+    compiled(multiplies, SPARSE, TALL), compiled(multiplies, SPARSE.to_dense(), TALL),
+)  # fmt: skip
+
+
+def among(x: Tensor, kept: Any) -> Tensor:  # here
+    return x * 2 if any(x is each for each in kept) else x * 3
+
+
+refuses(
+    "aliased inputs", "recording/shared_inputs.py:check_held_once", captures(among, X, {X}), among,
+    captured(among, X, [X]),
 )  # fmt: skip
 
 
