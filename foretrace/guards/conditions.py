@@ -306,6 +306,10 @@ class Conditions(Checks):
     def _geometry(self, item: Input, local: str) -> None:
         """The sizes and strides that follow from others; strides of a size 1 do not matter."""
         type, name = item.value.type, item.role.name
+        if type.sparse:
+            words = f"{name} has {{}} sparse dimensions, the capture has {type.sparse}"
+            now = f"{local}.sparse_dim()"
+            self.add(f"{now} == {type.sparse}", telling(words, now))
         for dim, size in enumerate(type.shape):
             if isinstance(size, sympy.Basic) and _symbols(size) <= self.bound:
                 words = f"size {dim} of {name} is {{}}, the capture has {size}"
@@ -313,7 +317,7 @@ class Conditions(Checks):
                 self.add(f"{now} == {size_text(size)}", telling(words, now))
         dims = [dim for dim, size in enumerate(type.shape) if size != 1]
         known = [dim for dim in dims if _symbols(type.stride[dim]) <= self.bound]
-        if known and 0 not in type.shape:
+        if known and 0 not in type.shape and not type.sparse:
             words = f"{name} has strides {{}}, the capture has {type.stride}"
             now = f"{local}.stride()"
             then = "".join(f"{size_text(_of_some(type.stride[d]))}, " for d in known)
@@ -355,6 +359,8 @@ def _numbers(item: Input, local: str) -> Iterator[tuple[Size, str]]:
     type = item.value.type
     if item.size is None and type.symbols:
         yield from ((size, f"{local}.size({dim})") for dim, size in enumerate(type.shape))
+        if type.sparse:
+            return
         yield from ((size, f"{local}.stride({dim})") for dim, size in enumerate(type.stride))
         yield type.offset, f"{local}.storage_offset()"
 

@@ -40,7 +40,12 @@ class Facts(Checks):
             self._held(held)
 
     def add(
-        self, condition: str, reason: str, at: Frame | Late | None = None, do: str = "", found: str = ""
+        self,
+        condition: str,
+        reason: str,
+        at: Frame | Late | None = None,
+        do: str = "",
+        found: str = "",
     ) -> None:
         """One more check, of what the program may change itself."""
         self.checks.append(Check(condition, reason, at=at, do=do, found=found, of="held"))

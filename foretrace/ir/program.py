@@ -234,6 +234,11 @@ class Recorded:
         op = maker_of(self.ops, value)
         return op.origin.frame if op is not None else self.requires.defined
 
+    def reshaped_at(self, value: Value) -> Frame | None:
+        """The line that gave an input another shape in place."""
+        over = self.overwritten.get(value)
+        return over.by if over is not None else self.requires.defined
+
     @property
     def as_made(self) -> list[tuple[int | None, Output]]:
         """The outputs and their places; views of inputs at last, as the run made one after another.

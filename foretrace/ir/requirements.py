@@ -14,6 +14,7 @@ from foretrace.errors import FirstCall, Frame, Late
 from foretrace.ir.members import CONTENT, MISSING, held_by, own_items, own_kind
 from foretrace.ir.plain_data import plain, refill, same, snapshot
 from foretrace.ir.structure import LEAF, Handed, Structure, leaves_like, pour, take_apart
+from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Numbers, Size
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
@@ -558,6 +559,8 @@ class Requirements:
     """inputs whose hooks a backward of the program's own runs: on the gradient, and after it"""
     flags: dict[int, bool] = field(default_factory=dict)
     """inputs of which the program sets `requires_grad`, and what to"""
+    reshaped: dict[int, TensorType] = field(default_factory=dict)
+    """inputs to which operators in place gave another shape, and how they lie after the run"""
     cleared: list[int] = field(default_factory=list)
     """inputs whose `.grad` the program set to None"""
     changed: list[Change] = field(default_factory=list)

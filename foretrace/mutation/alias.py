@@ -97,6 +97,14 @@ class Alias:
             at = at.moved
         return at
 
+    @property
+    def before_moving(self) -> "Alias":
+        """The member that its tensor was before in-place operators gave it another shape."""
+        at = self
+        while at.parent is not None and at.parent.moved is at:
+            at = at.parent
+        return at
+
     def members(self) -> Iterator["Alias"]:
         """This one and all views of it."""
         yield self

@@ -15,7 +15,7 @@ from foretrace.backward.inside import Engine
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import Sources, function_of, names_of, place_of
 from foretrace.history.stale import overwritten_in
-from foretrace.holding.wrapped import as_program_has, check_unwritten
+from foretrace.holding.wrapped import as_program_has, check_unwritten, known_as
 from foretrace.ir.op import Value
 from foretrace.ir.program import Input, Mutation, Output, Recorded, Role, size_input
 from foretrace.ir.requirements import (
@@ -71,14 +71,14 @@ from foretrace.recording.new_contents import (
 )
 from foretrace.recording.outputs import Outputs
 from foretrace.recording.questions import Questions
-from foretrace.recording.shared_inputs import apart, check_shared_memory, sharing
+from foretrace.recording.shared_inputs import apart, check_held_once, check_shared_memory, sharing
 from foretrace.recording.steps import Steps
 from foretrace.recording.torch_state import running, unchanged_state, uncollected
 from foretrace.recording.watched import WatchedRecorder
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Abstract, Types, of_a_call
-from foretrace.tensors.admitted import check_admitted
+from foretrace.tensors.admitted import check_admitted, check_sparse_here
 from foretrace.tensors.parameters import AbstractParameter
 from foretrace.trace.constants import Constants
 from foretrace.trace.generators import check_states
@@ -120,6 +120,7 @@ class Capture:
         self.outside = Outside() if watch else None
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,
+            lambda tensor: known_as(tensor, self.recorder),
             lambda: self.outside is None or self.outside.resting > 0,
         )  # fmt: skip
         made: Any = (
@@ -150,6 +151,7 @@ class Capture:
             return known
         check_admitted(tensor, name, fake=self.dynamic.knows(tensor))
         value = Value(like or self._type(tensor, name, kind), name)
+        check_sparse_here(tensor, value.type.device, name)
         abstract = self.types.abstract(value)
         if self.outside is not None:
             abstract.ft_gradient = (self.gradients, len(self.inputs))
@@ -226,6 +228,7 @@ class Capture:
             else:
                 requires.constants[name] = leaf
                 placeholders.append(leaf)
+        check_held_once(leaves, self._known)
         if self.together and not self.dynamic.opens:
             for group in sharing(leaves):
                 self._share(group, requires)
@@ -496,7 +499,8 @@ def _note_held(
 
 def _mutations(capture: Capture, loan: Borrowed, requires: Requirements) -> list[Mutation]:
     recorder, placeholders = capture.recorder, capture.placeholders
-    mutations = mutations_of(recorder, capture.inputs, placeholders, loan, capture.leaves.flags)
+    reshaped, flags = requires.reshaped, capture.leaves.flags
+    mutations = mutations_of(recorder, capture.inputs, placeholders, loan, reshaped, flags)
     requires.begins = begins_read(recorder, placeholders, mutations)
     for views in requires.together.values():
         requires.begins |= dict.fromkeys(views, requires.defined)

@@ -232,6 +232,7 @@ from foretrace.torch_api.tensors import (
     CACHED_SIZES as CACHED_SIZES,
     CALLED_BY as CALLED_BY,
     CASTS as CASTS,
+    HOOKING as HOOKING,
     attribute_of as attribute_of,
     attributes_replaced as attributes_replaced,
     base_of as base_of,
@@ -254,9 +255,11 @@ from foretrace.torch_api.tensors import (
     saving_hooks as saving_hooks,
     set_attribute as set_attribute,
     set_hooks as set_hooks,
+    stored_in as stored_in,
     submodule_table as submodule_table,
     suggested_strides as suggested_strides,
     tensor_tables as tensor_tables,
+    uncounted as uncounted,
     unreadable as unreadable,
 )
 from foretrace.torch_api.versions import (

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -125,8 +125,10 @@ REPLACED = ("grad", "data", "requires_grad", "is_leaf", "grad_fn", "_version", "
 """Attributes by which Python reads and changes a tensor without a call of an operator"""
 CASTS = ("to", "type", "bfloat16", "half")
 """Methods that cast, as autocast does, too: in C++ both are one call"""
-METHODS = ("requires_grad_", *CASTS, *IN_PYTHON, "_is_view", "storage_offset", "tolist", "numpy",
-           "data_ptr", "untyped_storage")  # fmt: skip
+HOOKING = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
+"""Methods that have autograd do something with a gradient"""
+METHODS = ("requires_grad_", "retain_grad", *CASTS, *IN_PYTHON, "_is_view", "storage_offset",
+           "tolist", "numpy", "data_ptr", "untyped_storage")  # fmt: skip
 """Methods that do without a call of an operator, and casts"""
 
 
@@ -194,6 +196,18 @@ def node_name(tensor: torch.Tensor) -> str:
 def submodule_table(module: torch.nn.Module) -> dict[str, Any]:
     """A module's own submodules by name, None among them: `_modules`."""
     return module._modules
+
+
+# Writes inside are counted by no version counter of the tensor's.
+uncounted: Callable[[torch.Tensor], AbstractContextManager[Any]] = (
+    torch.autograd.grad_mode._unsafe_preserve_version_counter
+)
+
+
+def stored_in(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The places and the elements that a tensor in COO layout stores, coalesced or not."""
+    with _C._DisableTorchDispatch(), torch.no_grad():
+        return tensor._indices(), tensor._values()
 
 
 def is_view(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ import torch
 from foretrace import torch_api
 from foretrace.duals.numbers import MAKE_DUAL, UNPACK_DUAL, of_duals
 from foretrace.errors import Refusal
-from foretrace.holding.wrapped import as_program_has, check_no_autocast
+from foretrace.holding.wrapped import as_program_has, known_as
 from foretrace.ir.op import Op, Origin, Target, Tree, Value, values_in
 from foretrace.ir.text import neighbourhood
 from foretrace.ir.tree import map_tree
@@ -24,6 +24,7 @@ from foretrace.mutation.current import current
 from foretrace.mutation.offsets import FROM_START, in_graph, place_view
 from foretrace.ops.outcome import Given, Outcome, Share, fill
 from foretrace.tensors.abstract import Abstract
+from foretrace.tensors.wrapped import wraps
 from foretrace.trace.dispatch import casting_inside, learn
 from foretrace.trace.reading import Reading, key_of
 
@@ -53,12 +54,13 @@ class Recorder(Builder):
                 return answer
         if self.rebased and not self._depth:
             self.view_rebased()
-        if func is CAST and self.casts.devices and not isinstance(args[0], Abstract):
-            check_no_autocast(args[0])
-            args = (self.lift(args[0]), *args[1:])  # a leaf from outside is cast once, too
-        if func is CAST and self.casts.remembers(*args):
-            with self.before_bodies():
-                return self.casts.once(args[0], args[1], self.again)
+        if func is CAST and self.casts.devices:
+            known = known_as(args[0], self)  # a leaf from outside is cast once, too
+            if self.casts.remembers(known, *args[1:]):
+                with self.before_bodies():
+                    cast = self.casts.once(known, args[1], self.again)
+                return cast if known is args[0] else as_program_has(cast, self)
+            args = (args[0] if wraps(type(args[0])) else known, *args[1:])
         if func is LIFT_FRESH and not isinstance(args[0], Abstract):
             args, func = (self.lift_constant(args[0]),), LIFT_FRESH_COPY
         if (self.overwritten or self._depth) and func in FROM_START:
@@ -70,7 +72,8 @@ class Recorder(Builder):
         outcome = outcome or self.looked_up(func, values, named, read.key, read.values)
         try:
             if outcome.inline is not None:
-                return outcome.inline(Call(self, func, values, named, tensors))
+                answer = outcome.inline(Call(self, func, values, named, tensors))
+                return as_program_has(answer, self) if read.wrapped else answer
             origin = self.origin(self.above, grad)
             op = self.emit(func, values, named, outcome, read.values, origin)
             if outcome.factory and not self._depth:
