@@ -25,6 +25,7 @@ _HOMES: dict[str, str] = {
     "dispatch": "foretrace.dispatcher.resolve",
     "dispatch_trace": "foretrace.dispatcher.trace",
     "export": "foretrace.compat.export",
+    "load": "foretrace.loaded",
     "region": "foretrace.pieces.region",
     "rule": "foretrace.program",
 }

@@ -186,10 +186,13 @@ from foretrace.torch_api.pytree import (
     key_of as key_of,
     keys_in as keys_in,
     keystr as keystr,
+    register_container as register_container,
+    registered_containers as registered_containers,
     tree_flatten as tree_flatten,
     tree_flatten_with_path as tree_flatten_with_path,
     tree_leaves as tree_leaves,
     tree_unflatten as tree_unflatten,
+    treespec_leaf as treespec_leaf,
     without_keys as without_keys,
 )
 from foretrace.torch_api.shape_env import (
@@ -206,6 +209,7 @@ from foretrace.torch_api.shape_env import (
     assertions_of as assertions_of,
     copied_env as copied_env,
     count_from as count_from,
+    env_state as env_state,
     expression as expression,
     int_oo as int_oo,
     interpret_expression as interpret_expression,
@@ -215,6 +219,8 @@ from foretrace.torch_api.shape_env import (
     new_size as new_size,
     new_symbol as new_symbol,
     note_value as note_value,
+    restore_env as restore_env,
+    size_functions as size_functions,
     size_of_result as size_of_result,
     specialize_floats as specialize_floats,
     symbol_ranges as symbol_ranges,
@@ -250,9 +256,11 @@ from foretrace.torch_api.tensors import (
     saving_hooks as saving_hooks,
     set_attribute as set_attribute,
     set_hooks as set_hooks,
+    set_transient as set_transient,
     submodule_table as submodule_table,
     suggested_strides as suggested_strides,
     tensor_tables as tensor_tables,
+    transient_buffers as transient_buffers,
     unreadable as unreadable,
 )
 from foretrace.torch_api.versions import (

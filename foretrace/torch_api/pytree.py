@@ -21,6 +21,7 @@ from torch.utils._pytree import (
     tree_flatten as tree_flatten,
     tree_leaves as tree_leaves,
     tree_unflatten as unflattened,
+    treespec_leaf as treespec_leaf,
 )
 
 
@@ -109,3 +110,13 @@ def flatten_as_dict(cls: type[dict[Any, Any]]) -> None:
     register_pytree_node(
         cls, known.flatten_fn, known.unflatten_fn, flatten_with_keys_fn=known.flatten_with_keys_fn
     )
+
+
+def registered_containers() -> dict[str, Any]:
+    """The classes that torch takes apart in this process, by their full names."""
+    return {f"{each.__module__}.{each.__qualname__}": each for each in SUPPORTED_NODES}
+
+
+def register_container(cls: type, flatten: Callable[[Any], Any], build: Callable[..., Any]) -> None:
+    """Let torch take objects of a class apart and build them."""
+    register_pytree_node(cls, flatten, build)

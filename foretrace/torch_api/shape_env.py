@@ -14,8 +14,9 @@ import sympy
 import torch
 
 # ShapeEnv names each symbol by a Source (torch._dynamo's own take half a second to import), and
-# TracingContext holds what Dynamo knows of the graph that it hands to a backend.
-from torch._guards import GuardSource, Source
+# TracingContext holds what Dynamo knows of the graph that it hands to a backend. A guard of a
+# ShapeEnv's is an expression and the place where it was made.
+from torch._guards import GuardSource, ShapeGuard, SLoc, Source
 
 # What torch's kernels for fake tensors do with the size of what `nonzero` gives.
 from torch.fx.experimental.symbolic_shapes import (
@@ -32,6 +33,9 @@ from torch.fx.experimental.symbolic_shapes import (
 
 # The steps of a path from what a call returns to a size in it.
 from torch.utils._pytree import SequenceKey
+
+# Where all functions of its expressions are defined, to be named in a file.
+from torch.utils._sympy import functions
 
 # What `//` and `%` of sizes are in an expression.
 from torch.utils._sympy.functions import FloorDiv as FloorDiv, Mod as Mod, ToFloat
@@ -334,3 +338,40 @@ SIZE_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     )
 })  # fmt: skip
 """Functions of a number that may be symbolic; only `torch.sym_sqrt` has a public name."""
+
+
+def size_functions() -> dict[str, type[sympy.Basic]]:
+    """The functions of torch's own that an expression of a ShapeEnv may have, by name.
+
+    `torch.utils._sympy.functions` is where they are defined, and `OpaqueUnaryFn_*` made (2.13).
+    """
+    return {
+        name: each for name, each in vars(functions).items()
+        if isinstance(each, type) and issubclass(each, sympy.Basic)
+        and each.__module__ == functions.__name__ and name == each.__name__
+    }  # fmt: skip
+
+
+def env_state(shape_env: Any) -> dict[str, dict[Any, Any]]:
+    """What a ShapeEnv knows of its symbols: numbers, ranges, and what each was found equal to."""
+    return {
+        "values": symbol_values(shape_env),
+        "ranges": {s: (r.lower, r.upper) for s, r in shape_env.var_to_range.items()},
+        "equal": dict(shape_env.replacements),
+    }
+
+
+def restore_env(shape_env: Any, state: Mapping[str, Any], guards: Collection[Any]) -> None:
+    """Let a new ShapeEnv know what `env_state` gave of another, and have its guards.
+
+    Source: the attributes that `copied_env` copies; a guard is its expression and where it was
+    made (`ShapeGuard`), of which nobody here asks (2.13).
+    """
+    known = "backed_var_to_val" if hasattr(shape_env, "backed_var_to_val") else "var_to_val"
+    numbers = {symbol: sympy.Integer(int(n)) for symbol, n in state["values"].items()}
+    getattr(shape_env, known).update(numbers)
+    ranges = {symbol: ValueRanges(*limits) for symbol, limits in state["ranges"].items()}
+    shape_env.var_to_range.update(ranges)
+    shape_env.replacements.update(state["equal"])
+    where: Any = SLoc("", "")
+    shape_env.guards.extend(ShapeGuard(each, where, size_oblivious=False) for each in guards)
