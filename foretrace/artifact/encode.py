@@ -1,6 +1,8 @@
 """Objects as records: each once, after those that it speaks of, so that reading goes one way."""
 
 from collections.abc import Callable
+from functools import partial
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -10,15 +12,14 @@ from foretrace.artifact.forms import FORMS, Form, Same
 from foretrace.artifact.schema import PROGRAM
 from foretrace.artifact.spelled import spell
 from foretrace.artifact.structures import structure_json
-from foretrace.artifact.told import ToldContext
-from foretrace.errors import Refusal
+from foretrace.artifact.told import Opaque
+from foretrace.errors import Refusal, Refusing
 from foretrace.ir.op import Op
 from foretrace.ir.structure import Structure
 from foretrace.ops.outcome import Outcome
-from foretrace.trace.functions import Context
 
 PLAIN = frozenset({str, bool, type(None), int})
-MARKS: dict[type, type] = {Context: ToldContext, Outcome: Same, object: Same}
+MARKS: dict[type, type] = {Outcome: Same, object: Same}
 
 
 class Encoder:
@@ -36,6 +37,8 @@ class Encoder:
         self._known: dict[int, int] = {}
         self._equal: dict[Any, int] = {}
         self._marks: dict[int, Any] = {}
+        self._told = 0
+        """how many calls of Python of the program's own there are around"""
         self._kept: list[Any] = []
         """alive, so that no other object gets the same id"""
 
@@ -58,6 +61,20 @@ class Encoder:
         return self._other(item)
 
     def _other(self, item: Any) -> Any:
+        if isinstance(item, (torch.Tensor, torch.nn.Module)):
+            return {"tensor" if isinstance(item, torch.Tensor) else "part": self.number_of(item)}
+        if type(item) is Structure:
+            return {"structure": structure_json(item, self.item)}
+        found = self._container(item) or spell(item)
+        if found is None and self._told:  # nothing calls the op, and explanations give its name
+            return self.item(Opaque(name_of(item)))
+        if found is None:
+            raise no_form(item)
+        if "op" in found:
+            self.operators.add(item)
+        return found
+
+    def _container(self, item: Any) -> dict[str, Any] | None:
         kind = type(item)
         if kind is dict:
             return {"dict": [[self.item(key), self.item(each)] for key, each in item.items()]}
@@ -67,30 +84,19 @@ class Encoder:
             return {"slice": [self.item(each) for each in (item.start, item.stop, item.step)]}
         if kind is torch.Size:
             return {"shape": [self.item(each) for each in item]}
-        if isinstance(item, (torch.Tensor, torch.nn.Module)):
-            return {"tensor" if isinstance(item, torch.Tensor) else "part": self.number_of(item)}
-        if kind is Structure:
-            return {"structure": structure_json(item, self.item)}
-        if isinstance(item, tuple) and torch_api.is_container(item):
-            return {"tuple": [self.item(each) for each in item]}  # an operator's named result
-        found = spell(item)
-        if found is None:
-            raise no_form(item)
-        if "op" in found:
-            self.operators.add(item)
-        return found
+        if isinstance(item, tuple) and torch_api.is_container(item):  # an operator's named result
+            return {"tuple": [self.item(each) for each in item]}
+        return None
 
     def _record(self, form: Form, item: Any) -> int:
         known = self._equal.get((form.tag, item)) if form.equal else self._known.get(id(item))
         if known is not None:
             return known
-        try:
+        own = isinstance(item, Op) and hasattr(item.target, "as_module")
+        self._told += own
+        with Refusing(partial(_located, item)):
             row = self._row(form, item)
-        except Refusal as refusal:
-            if isinstance(item, Op):
-                path = [str(each) for each in _stack(item)]
-                refusal.located(item.origin.frame, path, ())
-            raise
+        self._told -= own
         place = self._append([form.tag, *row], item)
         if form.equal:
             self._equal[form.tag, item] = place
@@ -148,6 +154,19 @@ def _form(kind: type) -> Form | None:
 
 def _stack(op: Op) -> tuple[Any, ...]:
     return op.origin.module.stack() if op.origin.module else ()
+
+
+def _located(item: Any, error: BaseException, trace: TracebackType | None) -> Refusal | None:
+    """The refusal with the line of the op that it is about."""
+    if isinstance(error, Refusal) and isinstance(item, Op):
+        path = [str(each) for each in _stack(item)]
+        return error.located(item.origin.frame, path, ())
+    return None
+
+
+def name_of(item: Any) -> str:
+    """How an object of the program's own is told."""
+    return str(getattr(item, "__name__", type(item).__qualname__))
 
 
 def no_form(item: Any) -> Refusal:

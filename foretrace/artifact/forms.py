@@ -28,7 +28,7 @@ from foretrace.artifact.kinds import (
     text,
     truth,
 )
-from foretrace.artifact.told import ToldContext, ToldFunction, ToldHook, told_frame
+from foretrace.artifact.told import Opaque, ToldContext, ToldFunction, ToldHook, told_frame
 from foretrace.errors import Frame
 from foretrace.ir.op import (
     Backward,
@@ -51,14 +51,19 @@ from foretrace.ir.structure import Handed, Structure
 from foretrace.ir.types import TensorType
 from foretrace.partition.split import Pair, Saved
 from foretrace.python_state.held import state_of
+from foretrace.python_state.leaks import abstract_in
 from foretrace.symbols.sizes import Guard
-from foretrace.trace.functions import FunctionCall
+from foretrace.trace.functions import Context, FunctionCall
 from foretrace.trace.hooks import HookCall
 
 
 def by_the_graph(sizes: Any, tensors: Any) -> Callable[[Answered], bool]:
     """Asks no question before a graph runs: the graph asserts each answer."""
     return lambda answered: True
+
+
+def _holds(call: HookCall) -> bool:
+    return call.holds or any(True for _ in abstract_in([call.hook]))
 
 
 class Same:
@@ -177,19 +182,24 @@ ROWS: tuple[tuple[type, Form], ...] = (
     (FunctionCall, Form("function", {
         "name": text, "context": a(ToldContext), "followed": truth, "copied": many(number),
     }, ToldFunction, {"name": str})),
-    (ToldContext, Form("context", {}, ToldContext)),
-    (HookCall, Form("hook", {"way": text, "name": text, "removed": truth}, ToldHook)),
+    (Context, Form("context", {"zeros": truth}, ToldContext,
+                   {"zeros": lambda item: item.materialize_grads})),
+    (Opaque, Form("opaque", {"name": text}, Opaque)),
+    (HookCall, Form("hook", {"way": text, "name": text, "removed": truth, "holds": truth},
+                    ToldHook, {"holds": _holds})),
 )  # fmt: skip
 FORMS: Mapping[type, Form] = MappingProxyType(dict(ROWS))
 BY_TAG: Mapping[str, Form] = MappingProxyType({form.tag: form for _, form in ROWS})
 
-NUMBERS_OF_INPUTS = table(number, anything)
+attribute: Kind = lambda item: (  # noqa: E731 - as the others
+    len(item) == 3 and number(item[0]) and text(item[1])  # noqa: PLR2004
+)
 REQUIRED: Mapping[str, Kind] = MappingProxyType({
     "names": many(text, list), "defined": maybe(frame), "grad_mode": truth,
     "autocast": many(text, frozenset), "default_dtype": a(torch.dtype),
     "constants": table(text, anything), "repeated": many(many(number), list),
     "mentioned": many(text, frozenset), "asks_strides": truth, "asks_mode": truth,
-    "set_on": many(a(tuple), list), "gradients": table(number, place),
+    "set_on": many(attribute, list), "gradients": table(number, place),
     "begins": table(number, maybe(frame)), "viewed": table(number, maybe(frame)),
     "together": table(number, many(number, list)), "whole": table(number, maybe(frame)),
     "rooms": table(number, lambda item: size(item[0]) and maybe(frame)(item[1])),

@@ -32,9 +32,9 @@ def maybe(kind: Kind) -> Kind:
     return lambda item: item is None or kind(item)
 
 
-def many(kind: Kind, of: type = tuple) -> Kind:
+def many(kind: Kind, of: type[Any] = tuple) -> Kind:
     """A tuple, or list, of that."""
-    return lambda item: isinstance(item, of) and all(kind(each) for each in item)
+    return lambda item: isinstance(item, of) and all(map(kind, item))
 
 
 def table(key: Kind, value: Kind) -> Kind:

@@ -19,6 +19,7 @@ from foretrace.artifact.stored import Stored, stored_of
 from foretrace.artifact.structures import Classes
 from foretrace.artifact.tensors import tensors_of
 from foretrace.errors import Attempt, Refusal
+from foretrace.ir.members import MISSING
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import Requirements
 from foretrace.recording.setup import RULES
@@ -80,6 +81,7 @@ def _made(
     requires = Requirements(**required)
     made = Recorded(**recorded, symbols=symbols, requires=requires, again=by_the_graph)
     _check_indices(made)
+    _set_on(made)
     semantics = TargetSemantics(made.target, Types(symbols), RULES)
     cuts = tuple(stored_of(each, decoder) for each in found["cuts"])
     return Artifact(manifest, Captured(made, semantics), cuts, tuple(classes.missing))
@@ -116,10 +118,19 @@ def _check_indices(recorded: Recorded) -> None:
     requires = recorded.requires
     tables = (
         requires.gradients, requires.begins, requires.viewed, requires.together, requires.whole,
-        requires.rooms, requires.cleared, [m.index for m in recorded.mutations],
+        requires.rooms, requires.cleared, [index for index, *_ in requires.set_on],
+        [mutation.index for mutation in recorded.mutations],
     )  # fmt: skip
     if not all(0 <= index < count for table in tables for index in table):
         raise damaged(PROGRAM, "it speaks of an input that is not there")
+
+
+def _set_on(recorded: Recorded) -> None:
+    """Give tensors of the file the attributes of Python's that the program has read of them."""
+    for index, name, item in recorded.requires.set_on:
+        tensor = recorded.inputs[index].tensor
+        if tensor is not None and item is not MISSING:
+            vars(tensor)[name] = item
 
 
 def tensors_outside(recorded: Recorded) -> dict[str, torch.Tensor]:

@@ -1,5 +1,7 @@
 """Symbols of a record as JSON: their numbers and ranges, and what was assumed of them."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -7,7 +9,7 @@ import sympy
 from foretrace import torch_api
 from foretrace.artifact.decode import Decoder
 from foretrace.artifact.encode import Encoder
-from foretrace.artifact.kinds import like, many, maybe, size
+from foretrace.artifact.kinds import Kind, a, anything, check, like, many, maybe, size, table
 from foretrace.artifact.schema import PROGRAM, damaged
 from foretrace.errors import Frame, Refusal
 from foretrace.symbols.questions import NotingShapeEnv
@@ -18,19 +20,23 @@ def symbols_json(symbols: Symbols, encoder: Encoder) -> Any:
     """What is known of a record's symbols; None where it has none.
 
     Raises:
-        Refusal: they are a front end's, or data decides one.
+        Refusal: they are a front end's.
     """
-    if symbols.env is None and not symbols.data:
+    if symbols.env is None:
         return None
     env = symbols.noting
-    if env is None or symbols.put or symbols.data:
+    if env is None or symbols.put:
         raise Refusal(
-            "the program has sizes or numbers that data decides, which no file holds yet",
-            kind="not saved", do="save a program whose sizes follow from its inputs",
+            "the sizes are a front end's, which checks them itself", kind="not saved",
+            do="save what foretrace.capture gives",
         )  # fmt: skip
-    guards = [(guard.condition, guard.frame) for guard in symbols.guards()]
-    state = torch_api.env_state(env)
-    return encoder.item([state, guards, [tuple(each) for each in symbols.declared]])
+    floats = symbols.floats
+    told = {
+        "state": torch_api.env_state(env), "floats": floats.known, "declared": symbols.declared,
+        "guards": [(guard.condition, guard.frame) for guard in symbols.guards()],
+        "asserted": list(env.asserted.items()), "relied": list(floats.conditions.items()),
+    }  # fmt: skip
+    return encoder.item(told)
 
 
 def fill(symbols: Symbols, found: Any, decoder: Decoder) -> None:
@@ -41,21 +47,24 @@ def fill(symbols: Symbols, found: Any, decoder: Decoder) -> None:
     """
     if found is None:
         return
-    match decoder.item(found):
-        case [dict(state), list(guards), list(declared)] if _all_right(state, guards, declared):
-            env = symbols.start()
-            assert isinstance(env, NotingShapeEnv)
-            torch_api.restore_env(env, state, [condition for condition, _ in guards])
-            env.frames = [frame for _, frame in guards]
-            symbols.declared = declared
-            return
-    raise damaged(PROGRAM, "what it says of sizes is malformed")
+    told = decoder.item(found)
+    wrong = check(KINDS, told) if type(told) is dict and told.keys() == KINDS.keys() else "names"
+    if wrong:
+        raise damaged(PROGRAM, f"what it says of sizes is malformed: {wrong}")
+    env = symbols.start()
+    assert isinstance(env, NotingShapeEnv)
+    torch_api.restore_env(env, told["state"], [condition for condition, _ in told["guards"]])
+    env.frames = [frame for _, frame in told["guards"]]
+    env.asserted = dict(told["asserted"])
+    symbols.declared = told["declared"]
+    symbols.floats.known, symbols.floats.conditions = told["floats"], dict(told["relied"])
 
 
-def _all_right(state: dict[Any, Any], guards: list[Any], declared: list[Any]) -> bool:
-    frames = maybe(like(Frame))
-    tables = all(isinstance(each, dict) for each in state.values())
-    symbols = tables and all(isinstance(s, sympy.Symbol) for each in state.values() for s in each)
-    told = all(len(each) == 2 and size(each[0]) and frames(each[1]) for each in guards)  # noqa: PLR2004
-    pairs = all(len(each) == 2 and size(each[0]) for each in declared)  # noqa: PLR2004
-    return symbols and told and pairs and many(like(tuple), list)(declared)
+symbol = like(sympy.Symbol)
+conditions = many(lambda each: len(each) == 2 and size(each[0]) and maybe(like(Frame))(each[1]),  # noqa: PLR2004
+                  list)  # fmt: skip
+KINDS: Mapping[str, Kind] = MappingProxyType({
+    "state": table(a(str), table(symbol, anything)), "floats": table(symbol, a(int, float)),
+    "declared": many(lambda each: len(each) == 2 and size(each[0]), list),  # noqa: PLR2004
+    "guards": conditions, "asserted": conditions, "relied": conditions,
+})  # fmt: skip

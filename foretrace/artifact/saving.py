@@ -21,6 +21,7 @@ from foretrace.ir.op import Op
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.requirements import FIRST_CALL, Requirements
 from foretrace.ir.walk import every_op
+from foretrace.trace.hooks import RETAIN, HookCall
 
 PLACES = ("inside", "beside")
 """Where a file's tensors may be"""
@@ -127,10 +128,10 @@ def _check_calls(graph: Graph) -> None:
         Refusal: with the line.
     """
     for op in every_op(graph.ops):
-        if hasattr(op.target, "as_module"):
+        keeps = isinstance(op.target, HookCall) and op.target.way == RETAIN
+        if hasattr(op.target, "as_module") and not keeps:
             refusal = python(str(getattr(op.target, "name", op.target)))
-            refusal.kind, at = "not saved", op.origin.frame
-            raise refusal.located(at, _modules(op), ())
+            raise refusal.located(op.origin.frame, _modules(op), ())
 
 
 def _modules(op: Op) -> list[str]:

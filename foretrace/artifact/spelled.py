@@ -77,7 +77,7 @@ def _callable(item: Any) -> dict[str, Any] | None:
         return {"op": item.name()} if _found(item.name()) is item else None
     if isinstance(item, torch_api.HigherOrderOperator):
         name = item.name()
-        return {"holder": name} if vars(torch.ops.higher_order).get(name) is item else None
+        return {"holder": name} if _holder(name) is item else None
     name = f"{getattr(item, '__module__', '')}.{getattr(item, '__name__', '')}"
     return {"python": name} if PYTHON.get(name) is item else None
 

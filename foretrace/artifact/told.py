@@ -3,12 +3,16 @@
 Explanations tell of it as before. Nothing can call it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+import torch
+from torch import nn
+
 from foretrace.errors import Frame, Refusal
 from foretrace.trace.functions import Context, FunctionCall
-from foretrace.trace.hooks import HookCall
+from foretrace.trace.hooks import RETAIN, HookCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +36,28 @@ def told_frame(file: str, line: int, function: str, told: str) -> ToldFrame:
 class ToldContext(Context):
     """In the place of the `ctx` of a call; it tells one call from another."""
 
-    def __init__(self) -> None:
-        """Nothing is saved in it."""
+    def __init__(self, zeros: bool) -> None:
+        none: Any = None
+        super().__init__((), none)
+        self.materialize_grads = zeros
+
+    def unpacked_by(self, backward: Callable[..., Any], gradients: tuple[Any, ...]) -> NoReturn:
+        """Refuse the backward.
+
+        Raises:
+            Refusal: always.
+        """
+        raise python("the backward of an autograd.Function")
+
+
+class Opaque:
+    """An argument of such a call that is an object of the program's own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
 
 
 class ToldFunction(FunctionCall):
@@ -42,7 +66,7 @@ class ToldFunction(FunctionCall):
     def __init__(
         self, name: str, context: ToldContext, followed: bool, copied: tuple[int, ...]
     ) -> None:
-        function: Any = type(name, (), {})
+        function: Any = type(name, (torch.autograd.Function,), {})
         super().__init__(function, context, followed=followed, copied=copied)
 
     def apply(self, *args: Any) -> NoReturn:
@@ -62,11 +86,27 @@ class ToldFunction(FunctionCall):
         raise python(str(self))
 
 
+class OwnHook:
+    """In the place of the program's function."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *args: Any) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            Refusal: always.
+        """
+        raise python(self.name)
+
+
 class ToldHook(HookCall):
     """The registration of a hook of which the file has the name."""
 
-    def __init__(self, way: str, name: str, removed: bool) -> None:
-        self.way, self.hook, self._called, self._removed = way, None, name, removed
+    def __init__(self, way: str, name: str, removed: bool, holds: bool) -> None:
+        self.way, self._called, self._removed, self.holds = way, name, removed, holds
+        self.hook = None if way == RETAIN else OwnHook(name)
         self.__name__ = way.rpartition(".")[2]
 
     @property
@@ -85,20 +125,24 @@ class ToldHook(HookCall):
         return self._called
 
     def __call__(self, tensor: Any) -> None:
-        """Refuse to register it.
+        """Let the tensor keep its gradient; refuse to register a function.
 
         Raises:
-            Refusal: always.
+            Refusal: it is one.
         """
-        raise python(self._called)
+        if self.way != RETAIN:
+            raise python(self._called)
+        super().__call__(tensor)
 
-    def as_module(self) -> NoReturn:
-        """Refuse the call.
+    def as_module(self) -> nn.Module:
+        """The same as a module.
 
         Raises:
-            Refusal: always.
+            Refusal: as for the call.
         """
-        raise python(self._called)
+        if self.way != RETAIN:
+            raise python(self._called)
+        return super().as_module()
 
 
 WORDS: Final = "Python of the program's own, and no file holds that"

@@ -354,10 +354,13 @@ def size_functions() -> dict[str, type[sympy.Basic]]:
 
 def env_state(shape_env: Any) -> dict[str, dict[Any, Any]]:
     """What a ShapeEnv knows of its symbols: numbers, ranges, and what each was found equal to."""
+    data = values_from_data(shape_env)
     return {
-        "values": symbol_values(shape_env),
+        "values": {s: int(n) for s, n in symbol_values(shape_env).items() if s not in data},
+        "data": data,
         "ranges": {s: (r.lower, r.upper) for s, r in shape_env.var_to_range.items()},
         "equal": dict(shape_env.replacements),
+        "lengths": dict.fromkeys(shape_env.size_like, True),
     }
 
 
@@ -368,10 +371,12 @@ def restore_env(shape_env: Any, state: Mapping[str, Any], guards: Collection[Any
     made (`ShapeGuard`), of which nobody here asks (2.13).
     """
     known = "backed_var_to_val" if hasattr(shape_env, "backed_var_to_val") else "var_to_val"
-    numbers = {symbol: sympy.Integer(int(n)) for symbol, n in state["values"].items()}
-    getattr(shape_env, known).update(numbers)
+    getattr(shape_env, known).update({s: sympy.Integer(n) for s, n in state["values"].items()})
     ranges = {symbol: ValueRanges(*limits) for symbol, limits in state["ranges"].items()}
     shape_env.var_to_range.update(ranges)
     shape_env.replacements.update(state["equal"])
+    shape_env.size_like.update(state["lengths"])
+    for symbol, number in state["data"].items():
+        note_value(shape_env, symbol, number)
     where: Any = SLoc("", "")
     shape_env.guards.extend(ShapeGuard(each, where, size_oblivious=False) for each in guards)

@@ -76,10 +76,10 @@ def same_again(of: Saved, subject: Subject, loss: int | None, seed: int = 0) -> 
         before = Snapshot.take(of.live)
         ran = subject.fresh()
         one = Subject(of.live.fn, ran.args, ran.kwargs)
-        first = _run(cut, of.program, one, loss, seed)
+        first = seen(cut, of.program, one, loss, seed)
         loaded, fresh = of.loaded(), subject.fresh()
         again: Any = loaded.pair() if name == "pair" else loaded.cut(name)
-        second = _run(again, loaded.program, fresh, loss, seed)
+        second = seen(again, loaded.program, fresh, loss, seed)
         wrong = list(differences(first, second, name))
         before.put_back()
         assert not wrong, "\n".join(["the loaded cut differs:", *wrong[:12]])
@@ -95,6 +95,14 @@ def same_explanations(cut: Cut, other: Cut) -> int:
         assert str(cut.explain(name)) == str(other.explain(name))
         assert cut.explain(name).to_dict() == other.explain(name).to_dict()
     return len(cut.nodes)
+
+
+def seen(cut: Any, program: Program, given: Subject, loss: int | None, seed: int = 0) -> Any:
+    """All that can be seen of one run; of one that is refused, how."""
+    try:
+        return _run(cut, program, given, loss, seed)
+    except foretrace.Refusal as refusal:
+        return str(refusal)
 
 
 def _run(cut: Any, program: Program, given: Subject, loss: int | None, seed: int) -> Any:
@@ -138,12 +146,11 @@ def _tangents(program: Program) -> list[Tensor]:
     recorded = program.recorded
     types = [o.value.type for o in recorded.outputs if recorded.differentiable(o.value)]
     hint = recorded.symbols.hint
-    return [
-        torch.empty_strided([*map(hint, t.shape)], [*map(hint, t.stride)], dtype=t.dtype).normal_(
-            generator=generator
-        )
+    laid = [
+        torch.empty_strided([*map(hint, t.shape)], [*map(hint, t.stride)], dtype=t.dtype)
         for t in types
     ]
+    return [torch.empty_like(each).normal_(generator=generator) for each in laid]
 
 
 def _backward(outputs: list[tuple[str, Tensor]], loss: int | None) -> None:
