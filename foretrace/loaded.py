@@ -1,16 +1,20 @@
 """`foretrace.load`: a saved program as an nn.Module, without its source."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from foretrace.artifact.loading import load as load_file
+import torch
+
+from foretrace.artifact.loading import load as load_file, tensors_outside
 from foretrace.artifact.parts import Loadable
-from foretrace.artifact.stored import PAIR
-from foretrace.artifact.told import GONE
+from foretrace.artifact.stored import PAIR, Stored
+from foretrace.artifact.trained import tells_all, trained_by
 from foretrace.errors import Refusal
+from foretrace.frames.sources import asking_line
 from foretrace.program import HALVES, Cut, Program
+from foretrace.records.told import GONE
 
 OPENED: Any = GONE
 """In the place of a decomposition table"""
@@ -21,25 +25,29 @@ class Loaded(Loadable):
 
     A call is held against what the capture relied on; one that breaks a guard is refused, as there
     is no source to capture again. It runs by the stored export cut, which torch's autograd
-    follows; where the file has none, by one that is cut from its tree.
+    follows; where the file has none, by the stored pair; else by an export cut of the tree.
     """
 
     program: Program
     """its tree, of which other cuts can be made"""
     missing_classes: tuple[str, ...]
     """classes of results that this process does not know, for which others stand"""
+    outside: dict[str, torch.Tensor]
+    """tensors that the program found outside of its arguments and modules, by name"""
     _cuts: dict[str, Cut]
 
     def __init__(self, path: Path, classes: Iterable[type]) -> None:
         super().__init__()
         found = load_file(path, self, classes)
+        recorded = found.captured.recorded
         self.missing_classes = found.missing
-        self.program = Program(found.captured.recorded, found.captured.semantics)
-        self._cuts = {}
+        self.program = Program(recorded, found.captured.semantics)
+        space: Any = vars(self)  # a dict of tensors is an attribute like any other
+        space["outside"], space["_cuts"] = tensors_outside(recorded), {}
         for stored in found.cuts:
             self._add(stored)
 
-    def _add(self, stored: Any) -> None:
+    def _add(self, stored: Stored) -> None:
         table = OPENED if stored.opened else None
         kind = "joint" if stored.name == PAIR else stored.name
         cut = self.program.cut_at(kind, stored.level, stored.loss, table, known=stored.graph)
@@ -80,8 +88,16 @@ class Loaded(Loadable):
         return first, second
 
     @cached_property
-    def _forward_cut(self) -> Cut:
-        return self._cuts.get("export") or self.program.cut("export")
+    def _call(self) -> Any:
+        if "export" in self._cuts:
+            return self._cuts["export"]
+        if HALVES[0] not in self._cuts:
+            return self.program.cut("export")
+        forward, backward = self.pair()
+        recorded, stored = self.program.recorded, forward.stored
+        if stored.pair is None or not tells_all(recorded, stored.loss):
+            return self.program.cut("export")
+        return trained_by(forward, backward, stored.pair, stored.graph, self.program.semantics)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the program returns.
@@ -89,7 +105,37 @@ class Loaded(Loadable):
         Raises:
             Refusal: the call breaks a guard.
         """
-        return self._forward_cut(*args, **kwargs)
+        return self._call(*args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As of any module.
+
+        Raises:
+            Refusal: it is the state of another model.
+        """
+        mine = self.state_dict()
+        for name in [*mine, *state_dict] if strict else ():
+            if name not in mine or name not in state_dict:
+                where = "the artifact lacks" if name in state_dict else "is missing"
+                raise _other_state(f"{where} {name}" if name in state_dict else f"{name} {where}")
+        for name in mine.keys() & state_dict.keys():
+            now, then = state_dict[name], mine[name]
+            if now.shape != then.shape or now.dtype != then.dtype:
+                raise _other_state(f"{name} is {_told(now)}, in the artifact {_told(then)}")
+        return super().load_state_dict(state_dict, strict, assign)
+
+
+def _told(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _other_state(what: str) -> Refusal:
+    return Refusal(
+        f"the state is that of another model: {what}", kind="another state", at=asking_line(),
+        do="load the state_dict of the model that was saved, or save the other model",
+    )  # fmt: skip
 
 
 def load(path: str | Path, *, classes: Iterable[type] = ()) -> Loaded:

@@ -15,7 +15,7 @@ from foretrace.artifact.stored import PAIR, Stored
 from foretrace.backends.by_name import Backend, building
 from foretrace.branches.explore import explored
 from foretrace.emit.fx import to_fx
-from foretrace.errors import Refusal
+from foretrace.errors import Refusal, Refusing
 from foretrace.explain.explanation import Explanation
 from foretrace.explain.why import explain
 from foretrace.frames.sources import Asked
@@ -44,6 +44,7 @@ from foretrace.recording.setup import (
     prepare,
     warmed,
 )
+from foretrace.records.told import asserted
 from foretrace.rules.table import BackwardCall, Registered, rule_name
 from foretrace.runtime.calls import run_forward, run_half, run_joint
 from foretrace.runtime.compiled import Compiled, not_copied
@@ -85,7 +86,7 @@ class Program:
 
     def __reduce__(self) -> Any:
         """Refuse a copy or pickle."""
-        raise not_copied("a program", "capture again, or save what foretrace.export makes")
+        raise not_copied("a program", "capture again, or program.save(path)")
 
     def cut(
         self,
@@ -334,7 +335,7 @@ class Cut:
 
     def __reduce__(self) -> Any:
         """Refuse a copy or pickle."""
-        raise not_copied("a cut", "copy cut.graph_module, or save what foretrace.export makes")
+        raise not_copied("a cut", "copy cut.graph_module, or program.save(path)")
 
     @property
     def signature(self) -> Signature:
@@ -394,7 +395,9 @@ class Cut:
         Raises:
             Refusal: an input breaks what the capture relied on.
         """
-        with Asked("capture", self.calls.recorded.requires.defined):
+        recorded = self.calls.recorded
+        asserting = Refusing(partial(asserted, recorded), (RuntimeError,))
+        with Asked("capture", recorded.requires.defined), asserting:
             if self.graph.kind in HALVES:
                 return run_half(self.graph_module, self.graph, args)
             if self.graph.kind == "joint":

@@ -14,15 +14,14 @@ from foretrace.artifact.schema import (
     LARGEST_TEXT,
     MANIFEST,
     MEMBERS,
-    PROGRAM,
     TENSORS,
     VERSION,
     Manifest,
     Member,
-    damaged,
     manifest_of,
 )
 from foretrace.errors import Refusal
+from foretrace.records.malformed import PROGRAM, damaged
 
 SUFFIX: Final = ".safetensors"
 STAMP: Final = (1980, 1, 1, 0, 0, 0)

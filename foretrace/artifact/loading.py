@@ -8,21 +8,23 @@ from typing import Any
 import torch
 
 from foretrace.artifact.archive import read
-from foretrace.artifact.decode import Decoder
-from foretrace.artifact.forms import RECORDED, REQUIRED, by_the_graph
-from foretrace.artifact.kinds import check
-from foretrace.artifact.open_sizes import fill
 from foretrace.artifact.parts import Loadable, parts_of
-from foretrace.artifact.schema import PROGRAM, Manifest, damaged
-from foretrace.artifact.spelled import check_schemas
+from foretrace.artifact.schema import Manifest
 from foretrace.artifact.stored import Stored, stored_of
-from foretrace.artifact.structures import Classes
 from foretrace.artifact.tensors import tensors_of
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.members import MISSING
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import Requirements
 from foretrace.recording.setup import RULES
+from foretrace.records.decode import Decoder
+from foretrace.records.forms import RECORDED, REQUIRED
+from foretrace.records.kinds import check
+from foretrace.records.malformed import PROGRAM, damaged
+from foretrace.records.open_sizes import fill
+from foretrace.records.spelled import check_schemas
+from foretrace.records.structures import Classes
+from foretrace.records.told import by_the_graph
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.semantics import Captured, TargetSemantics
 from foretrace.tensors.abstract import Types

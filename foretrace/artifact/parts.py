@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.artifact.schema import PROGRAM, Part, damaged, row
+from foretrace.artifact.schema import Part, row
 from foretrace.artifact.tensors import Tensors
 from foretrace.errors import Refusal
+from foretrace.records.malformed import PROGRAM, damaged
 
 
 class Loadable(nn.Module):
@@ -62,11 +63,16 @@ class Parts:
             for name, each in torch_api.submodule_table(module).items()
         }
         part = Part(
-            type(module).__name__, module.training, parameters, buffers,
+            class_name(module), module.training, parameters, buffers,
             torch_api.transient_buffers(module), kept,
         )  # fmt: skip
         self.rows[number] = asdict(part)
         return number
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of a module's class; of one of a file, that of the class that it was of."""
+    return module.stands_for if isinstance(module, Loadable) else type(module).__name__
 
 
 def _joined(path: str, name: str) -> str:

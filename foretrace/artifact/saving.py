@@ -1,6 +1,7 @@
 """Save a program: its tree, the cuts that are asked for, its tensors."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +9,19 @@ import torch
 from torch import nn
 
 from foretrace.artifact.archive import write
-from foretrace.artifact.encode import Encoder, no_form
-from foretrace.artifact.forms import RECORDED, REQUIRED
-from foretrace.artifact.open_sizes import symbols_json
 from foretrace.artifact.parts import Parts, check_state
-from foretrace.artifact.spelled import schemas
 from foretrace.artifact.stored import Stored, stored_json
 from foretrace.artifact.tensors import Tensors
-from foretrace.artifact.told import python
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.requirements import FIRST_CALL, Requirements
 from foretrace.ir.walk import every_op
+from foretrace.records.encode import Encoder, no_form
+from foretrace.records.forms import RECORDED, REQUIRED
+from foretrace.records.open_sizes import symbols_json
+from foretrace.records.spelled import schemas
+from foretrace.records.told import python
 from foretrace.trace.hooks import RETAIN, HookCall
 
 PLACES = ("inside", "beside")
@@ -56,39 +57,47 @@ def save(path: Path, recorded: Recorded, cuts: Sequence[Stored], *, beside: bool
         Refusal: the program needs what no file holds: Python of its own, state outside of it, what
             another class of tensors does. It has the line.
     """
-    requires = recorded.requires
     _check_python_state(recorded)
     for stored in cuts:
         for graph in _graphs(stored):
             _check_calls(graph)
-    tensors, roots = Tensors(), _roots(requires)
+    tensors = Tensors()
+    parts = _parts(recorded, tensors)
+    encoder = Encoder(partial(_number_of, tensors, parts))
+    program = {
+        "requires": _required(recorded.requires, parts, encoder),
+        "recorded": {name: encoder.item(getattr(recorded, name)) for name in RECORDED},
+        "symbols": symbols_json(recorded.symbols, encoder),
+        "cuts": [stored_json(stored, encoder) for stored in cuts],
+        "records": encoder.rows, "parts": parts.rows,
+    }  # fmt: skip
+    program["tensors"], program["storages"], data = tensors.written()
+    write(path, program, data, schemas(encoder.operators), beside=beside)
+
+
+def _parts(recorded: Recorded, tensors: Tensors) -> Parts:
+    """The modules of a program; all tensors that it has get their numbers and names."""
+    roots = _roots(recorded.requires)
     parts = Parts(roots, tensors)
     if "" in roots:
         check_state(roots[""], roots)
     for item in recorded.inputs:
         if item.tensor is not None and item.argument is None:
             tensors.add(item.tensor, item.role.name)
+    return parts
 
-    def number_of(item: Any) -> int:
-        if isinstance(item, torch.Tensor):
-            return tensors.add(item, "constant")
-        if id(item) not in parts.numbers:
-            raise no_form(item)
-        return parts.numbers[id(item)]
 
-    encoder = Encoder(number_of)
-    told = {
-        "requires": _required(requires, parts, encoder),
-        "recorded": {name: encoder.item(getattr(recorded, name)) for name in RECORDED},
-        "symbols": symbols_json(recorded.symbols, encoder),
-        "cuts": [stored_json(stored, encoder) for stored in cuts],
-    }
-    rows, storages, data = tensors.written()
-    program = {
-        **told, "records": encoder.rows, "tensors": rows, "storages": storages,
-        "parts": parts.rows,
-    }  # fmt: skip
-    write(path, program, data, schemas(encoder.operators), beside=beside)
+def _number_of(tensors: Tensors, parts: Parts, item: Any) -> int:
+    """The number of a tensor or module.
+
+    Raises:
+        Refusal: the file has no such module.
+    """
+    if isinstance(item, torch.Tensor):
+        return tensors.add(item, "constant")
+    if id(item) not in parts.numbers:
+        raise no_form(item)
+    return parts.numbers[id(item)]
 
 
 def _required(requires: Requirements, parts: Parts, encoder: Encoder) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 from foretrace.errors import Refusal
+from foretrace.records.malformed import PROGRAM, damaged
 
 FORMAT: Final = "foretrace artifact"
 VERSION: Final = (1, 0)
 """Major: what an older reader would misread. Minor: what it may leave unread."""
 MANIFEST: Final = "manifest.json"
-PROGRAM: Final = "program.json"
 TENSORS: Final = "tensors.safetensors"
 MEMBERS: Final = (MANIFEST, PROGRAM, TENSORS)
 """All that a file may hold; the tensors may lie beside it"""
@@ -159,11 +159,3 @@ CHECKS: dict[str, Callable[[Any], bool]] = {
     for repr_ in [str(kind)]
 }  # fmt: skip
 """By the type that a field is declared with"""
-
-
-def damaged(member: str, what: str) -> Refusal:
-    """The refusal of a file, with the member that is not as it was written."""
-    return Refusal(
-        f"the artifact is damaged: {member}: {what}", kind="damaged artifact",
-        do="copy it again from where it was saved, or save it again",
-    )  # fmt: skip

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from foretrace.artifact.decode import Decoder
-from foretrace.artifact.encode import Encoder
-from foretrace.artifact.kinds import Kind, a, check, many, maybe, number, text, truth
-from foretrace.artifact.schema import PROGRAM, damaged
-from foretrace.artifact.told import GONE
 from foretrace.ir.program import Graph
 from foretrace.partition.split import Pair
 from foretrace.passes.cut import Level
+from foretrace.records.decode import Decoder
+from foretrace.records.encode import Encoder
+from foretrace.records.kinds import Kind, a, check, many, maybe, number, text, truth
+from foretrace.records.malformed import PROGRAM, damaged
+from foretrace.records.told import GONE
 
 CALLED, PAIR = "name", "pair"
 

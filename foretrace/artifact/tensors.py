@@ -14,8 +14,9 @@ import torch
 from safetensors import SafetensorError
 
 from foretrace import torch_api
-from foretrace.artifact.schema import PROGRAM, TENSORS, Storage, Tensor, damaged, row
+from foretrace.artifact.schema import TENSORS, Storage, Tensor, row
 from foretrace.errors import Refusal
+from foretrace.records.malformed import PROGRAM, damaged
 
 KINDS: Mapping[str, type[torch.Tensor]] = MappingProxyType({
     "tensor": torch.Tensor, "parameter": torch.nn.Parameter,

@@ -20,8 +20,8 @@ ROOMS = (
     *("errors", "torch_api", "frames", "symbols", "ir", "tensors", "ops", "mutation", "holding"),
     *("duals", "trace", "rules", "targets", "python_state", "recording", "emit", "history"),
     *("through", "branches", "passes", "wrappers", "partition", "guards", "runtime", "backends"),
-    *("pieces", "dispatcher", "explain", "compare", "alignment", "artifact", "program", "loaded"),
-    *("compat", "cli"),
+    *("pieces", "dispatcher", "explain", "compare", "alignment", "records", "artifact"),
+    *("program", "loaded", "compat", "cli"),
     *("__init__", "__main__"),
 )
 FUNCTION_LINES, FUNCTION_LINES_P90, ROOM_FILES, COLUMNS = 40, 20, 14, 100

@@ -8,8 +8,8 @@ from typing import Any, Final
 import sympy
 
 from foretrace import torch_api
-from foretrace.artifact.schema import PROGRAM, damaged
 from foretrace.errors import Refusal
+from foretrace.records.malformed import PROGRAM, damaged
 
 FUNCTIONS: Mapping[str, type[sympy.Basic]] = MappingProxyType({
     **{each.__name__: each for each in (

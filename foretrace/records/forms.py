@@ -13,22 +13,6 @@ from typing import Any
 import sympy
 import torch
 
-from foretrace.artifact.kinds import (
-    Kind,
-    a,
-    anything,
-    keywords,
-    like,
-    many,
-    maybe,
-    number,
-    size,
-    sizes,
-    table,
-    text,
-    truth,
-)
-from foretrace.artifact.told import Opaque, ToldContext, ToldFunction, ToldHook, told_frame
 from foretrace.errors import Frame
 from foretrace.ir.op import (
     Backward,
@@ -52,14 +36,32 @@ from foretrace.ir.types import TensorType
 from foretrace.partition.split import Pair, Saved
 from foretrace.python_state.held import state_of
 from foretrace.python_state.leaks import abstract_in
+from foretrace.records.kinds import (
+    Kind,
+    a,
+    anything,
+    keywords,
+    like,
+    many,
+    maybe,
+    number,
+    size,
+    sizes,
+    table,
+    text,
+    truth,
+)
+from foretrace.records.told import (
+    Opaque,
+    ToldContext,
+    ToldFunction,
+    ToldHook,
+    by_the_graph,
+    told_frame,
+)
 from foretrace.symbols.sizes import Guard
 from foretrace.trace.functions import Context, FunctionCall
 from foretrace.trace.hooks import HookCall
-
-
-def by_the_graph(sizes: Any, tensors: Any) -> Callable[[Answered], bool]:
-    """Asks no question before a graph runs: the graph asserts each answer."""
-    return lambda answered: True
 
 
 def _holds(call: HookCall) -> bool:

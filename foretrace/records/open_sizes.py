@@ -7,11 +7,11 @@ from typing import Any
 import sympy
 
 from foretrace import torch_api
-from foretrace.artifact.decode import Decoder
-from foretrace.artifact.encode import Encoder
-from foretrace.artifact.kinds import Kind, a, anything, check, like, many, maybe, size, table
-from foretrace.artifact.schema import PROGRAM, damaged
 from foretrace.errors import Frame, Refusal
+from foretrace.records.decode import Decoder
+from foretrace.records.encode import Encoder
+from foretrace.records.kinds import Kind, a, anything, check, like, many, maybe, size, table
+from foretrace.records.malformed import PROGRAM, damaged
 from foretrace.symbols.questions import NotingShapeEnv
 from foretrace.symbols.sizes import Symbols
 

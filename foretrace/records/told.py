@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from foretrace.errors import Frame, Refusal
+from foretrace.ir.program import Recorded
+from foretrace.ir.requirements import Answered
 from foretrace.trace.functions import Context, FunctionCall
 from foretrace.trace.hooks import RETAIN, HookCall
 
@@ -154,6 +156,22 @@ def python(name: str) -> Refusal:
         f"{name} is {WORDS}", kind="not saved",
         do="call a stored cut that does not call it, as the joint cut, or the program itself",
     )  # fmt: skip
+
+
+def asserted(recorded: Recorded, error: BaseException, trace: object) -> Refusal | None:
+    """The refusal of a call for which a graph has found another answer than the capture did."""
+    if isinstance(error, Refusal) or recorded.again is not by_the_graph:
+        return None
+    found = next((each for each in recorded.asked if each.text in str(error)), None)
+    if found is None:
+        return None
+    return Refusal(f"guard broken: {found.broken}", kind="guard broken", at=found.frame,
+                   do="capture again with inputs like these")  # fmt: skip
+
+
+def by_the_graph(sizes: Any, tensors: Any) -> Callable[[Answered], bool]:
+    """Asks no question before a graph runs: the graph asserts each answer."""
+    return lambda answered: True
 
 
 class Gone:

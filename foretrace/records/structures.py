@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.artifact.schema import PROGRAM, damaged
 from foretrace.errors import Refusal
 from foretrace.ir.structure import Structure
+from foretrace.records.malformed import PROGRAM, damaged
 
 NAMED: Any = torch_api.registered_containers()["collections.namedtuple"]
 """The kind of every named tuple to torch, which makes its class, too"""

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.artifact.forms import FORMS, Form, Same
-from foretrace.artifact.schema import PROGRAM
-from foretrace.artifact.spelled import spell
-from foretrace.artifact.structures import structure_json
-from foretrace.artifact.told import Opaque
 from foretrace.errors import Refusal, Refusing
 from foretrace.ir.op import Op
 from foretrace.ir.structure import Structure
 from foretrace.ops.outcome import Outcome
+from foretrace.records.forms import FORMS, Form, Same
+from foretrace.records.malformed import PROGRAM
+from foretrace.records.spelled import spell
+from foretrace.records.structures import structure_json
+from foretrace.records.told import Opaque
 
 PLAIN = frozenset({str, bool, type(None), int})
 MARKS: dict[type, type] = {Outcome: Same, object: Same}

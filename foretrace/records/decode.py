@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from foretrace.artifact.forms import BY_TAG
-from foretrace.artifact.kinds import check
-from foretrace.artifact.schema import PROGRAM, damaged
-from foretrace.artifact.spelled import read
-from foretrace.artifact.structures import Classes
+from foretrace.records.forms import BY_TAG
+from foretrace.records.kinds import check
+from foretrace.records.malformed import PROGRAM, damaged
+from foretrace.records.spelled import read
+from foretrace.records.structures import Classes
 
 BUILT: Mapping[str, Callable[[list[Any]], Any]] = MappingProxyType({
     "tuple": tuple, "frozenset": frozenset, "set": set, "shape": torch.Size,

@@ -11,8 +11,6 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.artifact.numbers import number_json, number_of
-from foretrace.artifact.schema import PROGRAM, damaged
 from foretrace.emit.fx_sizes import FUNCTIONS as OF_SIZES, ROUNDING
 from foretrace.emit.python_sizes import TEXTS
 from foretrace.errors import Refusal
@@ -20,6 +18,8 @@ from foretrace.ir.members import MISSING
 from foretrace.mutation.builder import LEAF
 from foretrace.mutation.outs import ITSELF
 from foretrace.recording.path import SIDES
+from foretrace.records.malformed import PROGRAM, damaged
+from foretrace.records.numbers import number_json, number_of
 from foretrace.symbols.floats import ALONE, ARITHMETIC, COMPARED
 from foretrace.tensors.wrapped import DISPATCHED
 
