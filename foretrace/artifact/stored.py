@@ -10,7 +10,7 @@ from foretrace.partition.split import Pair
 from foretrace.passes.cut import Level
 from foretrace.records.decode import Decoder
 from foretrace.records.encode import Encoder
-from foretrace.records.kinds import Kind, a, check, many, maybe, number, text, truth
+from foretrace.records.kinds import NUMBER, TRUTH, Kind, a, check, many, maybe, text
 from foretrace.records.malformed import PROGRAM, damaged
 from foretrace.records.told import GONE
 
@@ -85,7 +85,7 @@ def _selector(item: Any) -> bool:
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType({
-    CALLED: text, "graph": a(Graph), "loss": maybe(number), "written": truth,
-    "keep": many(_selector), "open": many(_selector), "opened": truth, "pair": maybe(a(Pair)),
+    CALLED: text, "graph": a(Graph), "loss": maybe(NUMBER), "written": TRUTH,
+    "keep": many(_selector), "open": many(_selector), "opened": TRUTH, "pair": maybe(a(Pair)),
     "policy": many(maybe(text)),
 })  # fmt: skip

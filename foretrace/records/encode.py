@@ -13,12 +13,14 @@ from foretrace.ir.op import Op
 from foretrace.ir.structure import Structure
 from foretrace.ops.outcome import Outcome
 from foretrace.records.forms import FORMS, Form, Same
+from foretrace.records.kinds import check
 from foretrace.records.malformed import PROGRAM
 from foretrace.records.spelled import spell
 from foretrace.records.structures import structure_json
 from foretrace.records.told import Opaque
 
 PLAIN = frozenset({str, bool, type(None), int})
+PLAIN_CONTAINERS = frozenset({tuple, list})
 MARKS: dict[type, type] = {Outcome: Same, object: Same}
 
 
@@ -103,20 +105,18 @@ class Encoder:
         return place
 
     def _row(self, form: Form, item: Any) -> list[Any]:
-        found = []
+        parts = {}
         for name in form.kinds:
             read = form.read.get(name)
             part = getattr(item, name) if read is None else read(item)
-            part = self._known_by_identity(part)
-            if (
-                name in form.shared
-                and isinstance(part, (tuple, list))
-                and _form(type(part)) is None
-            ):
-                found.append(self._shared(part))
-            else:
-                found.append(self.item(part))
-        return found
+            parts[name] = self._known_by_identity(part)
+        wrong = check(form.kinds, parts)
+        if wrong:
+            raise no_form(item, f": {wrong}")
+        return [
+            self._shared(part) if name in form.shared and type(part) in PLAIN_CONTAINERS
+            else self.item(part) for name, part in parts.items()
+        ]  # fmt: skip
 
     def _known_by_identity(self, part: Any) -> Any:
         """What only tells one call from another, by a mark of its own."""
@@ -169,10 +169,10 @@ def name_of(item: Any) -> str:
     return str(getattr(item, "__name__", type(item).__qualname__))
 
 
-def no_form(item: Any) -> Refusal:
+def no_form(item: Any, more: str = "") -> Refusal:
     """The refusal of what no file can hold."""
     name = f"{type(item).__module__}.{type(item).__qualname__}".removeprefix("builtins.")
     return Refusal(
-        f"the program holds {item!r:.60}, a {name}, and {PROGRAM} has no form for it",
+        f"the program holds {item!r:.60}, a {name}, and {PROGRAM} has no form for it{more}",
         kind="not saved", do="pass numbers, text or tensors in its place",
     )  # fmt: skip

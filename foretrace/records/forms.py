@@ -37,6 +37,9 @@ from foretrace.partition.split import Pair, Saved
 from foretrace.python_state.held import state_of
 from foretrace.python_state.leaks import abstract_in
 from foretrace.records.kinds import (
+    NUMBER,
+    SIZES,
+    TRUTH,
     Kind,
     a,
     anything,
@@ -44,12 +47,10 @@ from foretrace.records.kinds import (
     like,
     many,
     maybe,
-    number,
+    row_of,
     size,
-    sizes,
     table,
     text,
-    truth,
 )
 from foretrace.records.told import (
     Opaque,
@@ -89,131 +90,125 @@ class Form:
     """fields whose containers are known by identity"""
 
 
-op, value, frame = a(Op), a(Value), like(Frame)
-place = maybe(number)
-module = like(torch.nn.Module)
-owner: Kind = lambda item: (  # noqa: E731 - as the others
-    item is None or (len(item) == 2 and module(item[0]) and type(item[1]) is str)  # noqa: PLR2004
-)
-rejected = many(lambda item: many(text)(item) and len(item) == 2)  # noqa: PLR2004
+OP, VALUE, FRAME, PLACE = a(Op), a(Value), like(Frame), maybe(NUMBER)
+MODULE: Kind = like(torch.nn.Module)
+WORDS: Kind = a(str)
+REJECTED: Kind = many(row_of(WORDS, WORDS))
 
 ROWS: tuple[tuple[type, Form], ...] = (
     (TensorType, Form("type", {
-        "shape": sizes, "stride": sizes, "dtype": a(torch.dtype), "device": a(torch.device),
-        "offset": size, "requires_grad": truth, "lazy": text, "sparse": number,
+        "shape": SIZES, "stride": SIZES, "dtype": a(torch.dtype), "device": a(torch.device),
+        "offset": size, "requires_grad": TRUTH, "lazy": text, "sparse": NUMBER,
         "wrapped": a(type(None)),
     }, TensorType, equal=True)),
     (Value, Form("value", {"type": a(TensorType), "hint": text}, Value)),
-    (Frame, Form("line", {"file": text, "line": number, "function": text, "told": text},
+    (Frame, Form("line", {"file": text, "line": NUMBER, "function": text, "told": text},
                  told_frame, {"told": lambda item: item.text}, equal=True)),
     (ModuleCall, Form("module", {
         "path": text, "class_name": text, "qualified_class": text, "outer": maybe(a(ModuleCall)),
-        "training": maybe(truth),
+        "training": maybe(TRUTH),
     }, ModuleCall)),
-    (Choice, Form("choice", {"what": text, "value": text, "reason": text, "rejected": rejected},
+    (Choice, Form("choice", {"what": WORDS, "value": WORDS, "reason": WORDS, "rejected": REJECTED},
                   Choice)),
-    (Checkpoint, Form("checkpoint", {"saves": a(type(None)), "inputs": many(value)}, Checkpoint)),
+    (Checkpoint, Form("checkpoint", {"saves": a(type(None)), "inputs": many(VALUE)}, Checkpoint)),
     (Origin, Form("origin", {
-        "frame": maybe(frame), "module": maybe(a(ModuleCall)), "grad_mode": truth,
-        "checkpoint": maybe(a(Checkpoint)), "inference": truth,
+        "frame": maybe(FRAME), "module": maybe(a(ModuleCall)), "grad_mode": TRUTH,
+        "checkpoint": maybe(a(Checkpoint)), "inference": TRUTH,
     }, Origin)),
-    (RuleName, Form("rule", {"name": text, "kind": text}, RuleName)),
-    (Backward, Form("backward", {"of": op, "rule": a(RuleName)}, Backward)),
+    (RuleName, Form("rule", {"name": WORDS, "kind": WORDS}, RuleName)),
+    (Backward, Form("backward", {"of": OP, "rule": a(RuleName)}, Backward)),
     (ViewStep, Form("view", {
-        "func": anything, "args": a(tuple), "kwargs": keywords, "base": value, "position": number,
-        "grad_mode": truth, "followed": truth, "several": truth, "own": truth,
+        "func": anything, "args": a(tuple), "kwargs": keywords, "base": VALUE, "position": NUMBER,
+        "grad_mode": TRUTH, "followed": TRUTH, "several": TRUTH, "own": TRUTH,
         "definition": maybe(a(Definition)),
     }, ViewStep)),
-    (Write, Form("write", {"func": anything, "steps": many(a(ViewStep)), "followed": truth},
+    (Write, Form("write", {"func": anything, "steps": many(a(ViewStep)), "followed": TRUTH},
                  Write)),
     (Definition, Form("definition", {
-        "params": many(value), "ops": many(op), "outs": many(value), "seen": many(a(ViewStep)),
+        "params": many(VALUE), "ops": many(OP), "outs": many(VALUE), "seen": many(a(ViewStep)),
     }, Definition)),
-    (Copied, Form("copied", {"definition": a(Definition), "ops": many(op)}, Copied,
+    (Copied, Form("copied", {"definition": a(Definition), "ops": many(OP)}, Copied,
                   {"ops": tuple})),
     (Same, Form("same", {}, Same)),
     (Op, Form("op", {
         "target": anything, "args": a(tuple), "kwargs": keywords, "result": anything,
-        "outs": many(value), "origin": a(Origin), "below": anything, "because": maybe(op),
-        "rule": maybe(a(RuleName)), "choice": maybe(a(Choice)), "writes": truth,
-        "piece_of": maybe(op), "operands": many(value), "alike": maybe(a(Same)),
+        "outs": many(VALUE), "origin": a(Origin), "below": anything, "because": maybe(OP),
+        "rule": maybe(a(RuleName)), "choice": maybe(a(Choice)), "writes": TRUTH,
+        "piece_of": maybe(OP), "operands": many(VALUE), "alike": maybe(a(Same)),
     }, Op, shared=frozenset({"args", "outs", "below"}))),
     (Subgraph, Form("program", {
-        "name": text, "params": a(tuple), "ops": many(op), "result": anything,
+        "name": text, "params": a(tuple), "ops": many(OP), "result": anything,
     }, Subgraph)),
     (Target, Form("target", {
-        "name": text, "device": a(torch.device), "capability": maybe(many(number)),
-        "cudnn": maybe(many(number)), "own_kernels": many(text, frozenset),
+        "name": text, "device": a(torch.device), "capability": maybe(many(NUMBER)),
+        "cudnn": maybe(many(NUMBER)), "own_kernels": many(text, frozenset),
     }, Target)),
     (Role, Form("role", {"kind": text, "name": text}, Role, equal=True)),
     (Input, Form("input", {
-        "value": value, "role": a(Role), "leaf": truth, "tensor": maybe(like(torch.Tensor)),
-        "owner": owner, "argument": place, "hooked": truth, "size": maybe(size),
-        "gradient_of": maybe(a(Input)), "read": a(type(None)), "memory": truth,
+        "value": VALUE, "role": a(Role), "leaf": TRUTH, "tensor": maybe(like(torch.Tensor)),
+        "owner": maybe(row_of(MODULE, text)), "argument": PLACE, "hooked": TRUTH,
+        "size": maybe(size), "gradient_of": maybe(a(Input)), "read": a(type(None)), "memory": TRUTH,
         "number": lambda item: item in {None, int, float},
     }, Input)),
     (Output, Form("output", {
-        "value": anything, "role": a(Role), "same_as": place, "view_of": place,
-        "view_type": maybe(a(TensorType)), "apart": truth, "through": maybe(a(Output)),
+        "value": anything, "role": a(Role), "same_as": PLACE, "view_of": PLACE,
+        "view_type": maybe(a(TensorType)), "apart": TRUTH, "through": maybe(a(Output)),
         "step": maybe(a(ViewStep)),
     }, Output)),
     (Mutation, Form("mutation", {
-        "index": number, "value": value, "hidden": truth, "rebound": truth, "kept": truth,
+        "index": NUMBER, "value": VALUE, "hidden": TRUTH, "rebound": TRUTH, "kept": TRUTH,
     }, Mutation)),
     (Overwritten, Form("overwritten", {
-        "now": maybe(value), "by": maybe(frame), "form": maybe(op),
-        "inside": maybe(a(Checkpoint)), "before": maybe(op), "detached": truth,
+        "now": maybe(VALUE), "by": maybe(FRAME), "form": maybe(OP),
+        "inside": maybe(a(Checkpoint)), "before": maybe(OP), "detached": TRUTH,
     }, Overwritten)),
-    (ModuleState, Form("state", {"path": text, "module": module}, state_of)),
+    (ModuleState, Form("state", {"path": text, "module": MODULE}, state_of)),
     (Answered, Form("answer", {
-        "asked": text, "inputs": many(text), "random": truth, "answer": anything,
-        "symbols": many(like(sympy.Symbol), frozenset), "frame": maybe(frame), "asserted": truth,
-        "number": number,
+        "asked": WORDS, "inputs": many(WORDS), "random": TRUTH, "answer": anything,
+        "symbols": many(like(sympy.Symbol), frozenset), "frame": maybe(FRAME), "asserted": TRUTH,
+        "number": NUMBER,
     }, partial(Answered, again=by_the_graph))),
-    (Guard, Form("guard", {"condition": size, "frame": maybe(frame)}, Guard)),
+    (Guard, Form("guard", {"condition": size, "frame": maybe(FRAME)}, Guard)),
     (Handed, Form("handed", {"place": a(tuple), "given": a(tuple)}, Handed)),
     (Graph, Form("graph", {
-        "inputs": many(a(Input), list), "ops": many(op, list), "outputs": many(a(Output), list),
+        "inputs": many(a(Input), list), "ops": many(OP, list), "outputs": many(a(Output), list),
         "kind": text,
     }, Graph)),
     (Saved, Form("saved", {
-        "value": anything, "bytes": size, "reason": text, "op": maybe(op), "free": truth,
+        "value": anything, "bytes": size, "reason": WORDS, "op": maybe(OP), "free": TRUTH,
     }, Saved)),
     (Pair, Form("pair", {"forward": a(Graph), "backward": a(Graph), "saved": many(a(Saved))},
                 Pair)),
     (FunctionCall, Form("function", {
-        "name": text, "context": a(ToldContext), "followed": truth, "copied": many(number),
+        "name": text, "context": like(Context), "followed": TRUTH, "copied": many(NUMBER),
     }, ToldFunction, {"name": str})),
-    (Context, Form("context", {"zeros": truth}, ToldContext,
+    (Context, Form("context", {"zeros": TRUTH}, ToldContext,
                    {"zeros": lambda item: item.materialize_grads})),
     (Opaque, Form("opaque", {"name": text}, Opaque)),
-    (HookCall, Form("hook", {"way": text, "name": text, "removed": truth, "holds": truth},
+    (HookCall, Form("hook", {"way": text, "name": text, "removed": TRUTH, "holds": TRUTH},
                     ToldHook, {"holds": _holds})),
 )  # fmt: skip
 FORMS: Mapping[type, Form] = MappingProxyType(dict(ROWS))
 BY_TAG: Mapping[str, Form] = MappingProxyType({form.tag: form for _, form in ROWS})
 
-attribute: Kind = lambda item: (  # noqa: E731 - as the others
-    len(item) == 3 and number(item[0]) and text(item[1])  # noqa: PLR2004
-)
 REQUIRED: Mapping[str, Kind] = MappingProxyType({
-    "names": many(text, list), "defined": maybe(frame), "grad_mode": truth,
+    "names": many(text, list), "defined": maybe(FRAME), "grad_mode": TRUTH,
     "autocast": many(text, frozenset), "default_dtype": a(torch.dtype),
-    "constants": table(text, anything), "repeated": many(many(number), list),
-    "mentioned": many(text, frozenset), "asks_strides": truth, "asks_mode": truth,
-    "set_on": many(attribute, list), "gradients": table(number, place),
-    "begins": table(number, maybe(frame)), "viewed": table(number, maybe(frame)),
-    "together": table(number, many(number, list)), "whole": table(number, maybe(frame)),
-    "rooms": table(number, lambda item: size(item[0]) and maybe(frame)(item[1])),
-    "cleared": many(number, list),
+    "constants": table(text, anything), "repeated": many(many(NUMBER), list),
+    "mentioned": many(text, frozenset), "asks_strides": TRUTH, "asks_mode": TRUTH,
+    "set_on": many(row_of(NUMBER, text, anything), list), "gradients": table(NUMBER, PLACE),
+    "begins": table(NUMBER, maybe(FRAME)), "viewed": table(NUMBER, maybe(FRAME)),
+    "together": table(NUMBER, many(NUMBER, list)), "whole": table(NUMBER, maybe(FRAME)),
+    "rooms": table(NUMBER, row_of(size, maybe(FRAME))),
+    "cleared": many(NUMBER, list),
     "handed": many(a(Handed), list), "in_structure": a(Structure),
     "modules": many(a(ModuleState), list), "met": many(a(ModuleState), list),
 })  # fmt: skip
 """What a record asks of a call, as far as a file has it: not of Python outside of the program"""
 RECORDED: Mapping[str, Kind] = MappingProxyType({
-    "ops": many(op, list), "inputs": many(a(Input), list), "outputs": many(a(Output), list),
+    "ops": many(OP, list), "inputs": many(a(Input), list), "outputs": many(a(Output), list),
     "mutations": many(a(Mutation), list), "target": a(Target), "out_structure": a(Structure),
-    "overwritten": table(value, a(Overwritten)), "hooks": many(op, list),
+    "overwritten": table(VALUE, a(Overwritten)), "hooks": many(OP, list),
     "answered": many(a(Answered), list),
 })  # fmt: skip
 """The parts of a record that are told as they are"""

@@ -37,6 +37,15 @@ def many(kind: Kind, of: type[Any] = tuple) -> Kind:
     return lambda item: isinstance(item, of) and all(map(kind, item))
 
 
+def row_of(*kinds: Kind) -> Kind:
+    """A tuple with one of each."""
+    return lambda item: (
+        type(item) is tuple
+        and len(item) == len(kinds)
+        and all(kind(each) for kind, each in zip(kinds, item, strict=True))
+    )
+
+
 def table(key: Kind, value: Kind) -> Kind:
     """A dict from that to that."""
     return lambda item: (
@@ -59,8 +68,8 @@ def keywords(item: Any) -> bool:
     return type(item) is dict and all(type(k) is str and k.isidentifier() for k in item)
 
 
-number, truth = a(int), a(bool)
-sizes = many(size)
+NUMBER, TRUTH = a(int), a(bool)
+SIZES: Kind = many(size)
 
 
 def check(fields: Mapping[str, Kind], given: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.records.decode import Decoder
 from foretrace.records.encode import Encoder
-from foretrace.records.kinds import Kind, a, anything, check, like, many, maybe, size, table
+from foretrace.records.kinds import Kind, a, anything, check, like, many, maybe, row_of, size, table
 from foretrace.records.malformed import PROGRAM, damaged
 from foretrace.symbols.questions import NotingShapeEnv
 from foretrace.symbols.sizes import Symbols
@@ -60,11 +60,10 @@ def fill(symbols: Symbols, found: Any, decoder: Decoder) -> None:
     symbols.floats.known, symbols.floats.conditions = told["floats"], dict(told["relied"])
 
 
-symbol = like(sympy.Symbol)
-conditions = many(lambda each: len(each) == 2 and size(each[0]) and maybe(like(Frame))(each[1]),  # noqa: PLR2004
-                  list)  # fmt: skip
+SYMBOL: Kind = like(sympy.Symbol)
+CONDITIONS: Kind = many(row_of(size, maybe(like(Frame))), list)
 KINDS: Mapping[str, Kind] = MappingProxyType({
-    "state": table(a(str), table(symbol, anything)), "floats": table(symbol, a(int, float)),
-    "declared": many(lambda each: len(each) == 2 and size(each[0]), list),  # noqa: PLR2004
-    "guards": conditions, "asserted": conditions, "relied": conditions,
+    "state": table(a(str), table(SYMBOL, anything)), "floats": table(SYMBOL, a(int, float)),
+    "declared": many(row_of(size, anything), list), "guards": CONDITIONS, "asserted": CONDITIONS,
+    "relied": CONDITIONS,
 })  # fmt: skip
