@@ -11,7 +11,6 @@ from foretrace import torch_api
 from foretrace.errors import Refusal, Refusing
 from foretrace.ir.op import Op
 from foretrace.ir.structure import Structure
-from foretrace.ops.outcome import Outcome
 from foretrace.records.forms import FORMS, Form, Same
 from foretrace.records.kinds import check
 from foretrace.records.malformed import PROGRAM
@@ -21,7 +20,7 @@ from foretrace.records.told import Opaque
 
 PLAIN = frozenset({str, bool, type(None), int})
 PLAIN_CONTAINERS = frozenset({tuple, list})
-MARKS: dict[type, type] = {Outcome: Same, object: Same}
+MARKS: dict[type, type] = {object: Same}
 
 
 class Encoder:

@@ -33,6 +33,7 @@ from foretrace.ir.program import Graph, Input, Mutation, Output, Overwritten, Ro
 from foretrace.ir.requirements import Answered, ModuleState
 from foretrace.ir.structure import Handed, Structure
 from foretrace.ir.types import TensorType
+from foretrace.ops.outcome import Outcome, Share
 from foretrace.partition.split import Pair, Saved
 from foretrace.python_state.held import state_of
 from foretrace.python_state.leaks import abstract_in
@@ -60,6 +61,7 @@ from foretrace.records.told import (
     by_the_graph,
     told_frame,
 )
+from foretrace.symbols.questions import Question
 from foretrace.symbols.sizes import Guard
 from foretrace.trace.functions import Context, FunctionCall
 from foretrace.trace.hooks import HookCall
@@ -67,6 +69,16 @@ from foretrace.trace.hooks import HookCall
 
 def _holds(call: HookCall) -> bool:
     return call.holds or any(True for _ in abstract_in([call.hook]))
+
+
+def _outcome(definition: Definition | None, views: tuple[tuple[int, int, int], ...]) -> Outcome:
+    """What calls that are alike come to, as far as sizes 0 and 1 are looked at with it."""
+    known = tuple([(result, operand, Share(how)) for result, operand, how in views])
+    return Outcome(None, definition, views=known, lasting=False)
+
+
+ASKED = frozenset({"evaluate_expr", "guard_or_defer_runtime_assert", "_maybe_evaluate_static"})
+"""What a ShapeEnv is asked by"""
 
 
 class Same:
@@ -130,11 +142,18 @@ ROWS: tuple[tuple[type, Form], ...] = (
     (Copied, Form("copied", {"definition": a(Definition), "ops": many(OP)}, Copied,
                   {"ops": tuple})),
     (Same, Form("same", {}, Same)),
+    (Outcome, Form("outcome", {
+        "definition": maybe(a(Definition)), "views": many(row_of(NUMBER, NUMBER, NUMBER)),
+    }, _outcome, {"views": lambda item: tuple([(a, b, int(how)) for a, b, how in item.views])})),
+    (Question, Form("question", {
+        "method": lambda item: item in ASKED, "args": a(tuple),
+        "kwargs": many(row_of(text, anything)), "answer": anything,
+    }, Question, equal=True)),
     (Op, Form("op", {
         "target": anything, "args": a(tuple), "kwargs": keywords, "result": anything,
         "outs": many(VALUE), "origin": a(Origin), "below": anything, "because": maybe(OP),
         "rule": maybe(a(RuleName)), "choice": maybe(a(Choice)), "writes": TRUTH,
-        "piece_of": maybe(OP), "operands": many(VALUE), "alike": maybe(a(Same)),
+        "piece_of": maybe(OP), "operands": many(VALUE), "alike": maybe(a(Same, Outcome)),
     }, Op, shared=frozenset({"args", "outs", "below"}))),
     (Subgraph, Form("program", {
         "name": text, "params": a(tuple), "ops": many(OP), "result": anything,
@@ -209,6 +228,6 @@ RECORDED: Mapping[str, Kind] = MappingProxyType({
     "ops": many(OP, list), "inputs": many(a(Input), list), "outputs": many(a(Output), list),
     "mutations": many(a(Mutation), list), "target": a(Target), "out_structure": a(Structure),
     "overwritten": table(VALUE, a(Overwritten)), "hooks": many(OP, list),
-    "answered": many(a(Answered), list),
+    "answered": many(a(Answered), list), "asked_of_sizes": table(a(Question), maybe(FRAME)),
 })  # fmt: skip
 """The parts of a record that are told as they are"""

@@ -63,7 +63,7 @@ def fill(symbols: Symbols, found: Any, decoder: Decoder) -> None:
 SYMBOL: Kind = like(sympy.Symbol)
 CONDITIONS: Kind = many(row_of(size, maybe(like(Frame))), list)
 KINDS: Mapping[str, Kind] = MappingProxyType({
-    "state": table(a(str), table(SYMBOL, anything)), "floats": table(SYMBOL, a(int, float)),
-    "declared": many(row_of(size, anything), list), "guards": CONDITIONS, "asserted": CONDITIONS,
-    "relied": CONDITIONS,
+    "state": table(a(str), table(like(sympy.Basic), anything)),
+    "floats": table(SYMBOL, a(int, float)), "declared": many(row_of(size, anything), list),
+    "guards": CONDITIONS, "asserted": CONDITIONS, "relied": CONDITIONS,
 })  # fmt: skip

@@ -23,9 +23,11 @@ from torch.fx.experimental.symbolic_shapes import (
     CallMethodKey,
     DimDynamic,
     GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
+    RuntimeAssert,
     ShapeEnv,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
+    ValueRangesSLoc,
     _constrain_range_for_size as constrain_to_size,
     _maybe_evaluate_static_worker as evaluations,
     eval_is_non_overlapping_and_dense,
@@ -51,6 +53,9 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 # Lower and upper bound of a symbol, as ShapeEnv takes them.
 from torch.utils._sympy.value_ranges import ValueRanges as ValueRanges
+
+# Where an assertion of a ShapeEnv's was made.
+from torch.utils._traceback import CapturedTraceback
 
 TRUTH_OF_RELATION = torch.SymBool.__bool__.__code__
 """What runs where Python asks whether a relation of symbols holds"""
@@ -361,22 +366,36 @@ def env_state(shape_env: Any) -> dict[str, dict[Any, Any]]:
         "ranges": {s: (r.lower, r.upper) for s, r in shape_env.var_to_range.items()},
         "equal": dict(shape_env.replacements),
         "lengths": dict.fromkeys(shape_env.size_like, True),
+        "axioms": dict(shape_env.axioms),
+        "divisible": dict.fromkeys(shape_env.divisible, True),
+        "deferred": {
+            each.expr: (symbol, str(each.msg))
+            for symbol, found in shape_env.deferred_runtime_asserts.items()
+            for each in found
+        },
     }
 
 
 def restore_env(shape_env: Any, state: Mapping[str, Any], guards: Collection[Any]) -> None:
     """Let a new ShapeEnv know what `env_state` gave of another, and have its guards.
 
-    Source: the attributes that `copied_env` copies; a guard is its expression and where it was
-    made (`ShapeGuard`), of which nobody here asks (2.13).
+    Source: the attributes that `copied_env` copies. A guard, an assertion and the range of a symbol
+    have the place where they were made (`SLoc`), of which nobody here asks (2.13).
     """
+    where: Any = SLoc("", "")
     known = "backed_var_to_val" if hasattr(shape_env, "backed_var_to_val") else "var_to_val"
     getattr(shape_env, known).update({s: sympy.Integer(n) for s, n in state["values"].items()})
     ranges = {symbol: ValueRanges(*limits) for symbol, limits in state["ranges"].items()}
     shape_env.var_to_range.update(ranges)
     shape_env.replacements.update(state["equal"])
     shape_env.size_like.update(state["lengths"])
+    shape_env.var_to_range_sloc.update({s: ValueRangesSLoc(where, where) for s in ranges})
+    shape_env.axioms.update(state["axioms"])
+    shape_env.divisible.update(state["divisible"])
     for symbol, number in state["data"].items():
         note_value(shape_env, symbol, number)
-    where: Any = SLoc("", "")
+    for condition, (about, said) in state["deferred"].items():
+        made = RuntimeAssert(condition, said, CapturedTraceback.extract())
+        shape_env.deferred_runtime_asserts.setdefault(about, []).append(made)
+    shape_env.num_deferred_runtime_asserts += len(state["deferred"])
     shape_env.guards.extend(ShapeGuard(each, where, size_oblivious=False) for each in guards)

@@ -98,11 +98,11 @@ def same_explanations(cut: Cut, other: Cut) -> int:
 
 
 def seen(cut: Any, program: Program, given: Subject, loss: int | None, seed: int = 0) -> Any:
-    """All that can be seen of one run; of one that is refused, how."""
+    """All that can be seen of one run; of one that raises, or is refused, how."""
     try:
         return _run(cut, program, given, loss, seed)
-    except foretrace.Refusal as refusal:
-        return str(refusal)
+    except (RuntimeError, IndexError) as error:  # a Refusal is one
+        return f"{type(error).__name__}: {error}"
 
 
 def _run(cut: Any, program: Program, given: Subject, loss: int | None, seed: int) -> Any:
