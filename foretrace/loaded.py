@@ -120,7 +120,7 @@ class Loaded(Loadable):
             if name not in mine or name not in state_dict:
                 where = "the artifact lacks" if name in state_dict else "is missing"
                 raise _other_state(f"{where} {name}" if name in state_dict else f"{name} {where}")
-        for name in mine.keys() & state_dict.keys():
+        for name in [name for name in mine if name in state_dict]:
             now, then = state_dict[name], mine[name]
             if now.shape != then.shape or now.dtype != then.dtype:
                 raise _other_state(f"{name} is {_told(now)}, in the artifact {_told(then)}")
