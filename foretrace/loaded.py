@@ -40,10 +40,10 @@ class Loaded(Loadable):
         super().__init__()
         found = load_file(path, self, classes)
         recorded = found.captured.recorded
-        self.missing_classes = found.missing
-        self.program = Program(recorded, found.captured.semantics)
-        space: Any = vars(self)  # a dict of tensors is an attribute like any other
-        space["outside"], space["_cuts"] = tensors_outside(recorded), {}
+        space: Any = vars(self)  # the program's modules and tensors may have these names
+        space["program"] = Program(recorded, found.captured.semantics)
+        space["missing_classes"], space["_cuts"] = found.missing, {}
+        space["outside"] = tensors_outside(recorded)
         for stored in found.cuts:
             self._add(stored)
 

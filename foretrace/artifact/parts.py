@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from foretrace import torch_api
 from foretrace.artifact.schema import Part, row
@@ -51,9 +50,6 @@ class Parts:
             return known
         number = self.numbers[id(module)] = len(self.rows)
         self.rows.append({})
-        if isinstance(module, torch.jit.ScriptModule):
-            raise Refusal(f"{path} is a TorchScript module", kind="not saved",
-                          do="save the program of the module that it was made from")  # fmt: skip
         parameters, buffers = (
             {name: None if each is None else self.tensors.add(each, _joined(path, name))
              for name, each in table.items()} for table in torch_api.tensor_tables(module)
@@ -79,27 +75,37 @@ def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def check_state(root: nn.Module, roots: Mapping[str, nn.Module]) -> None:
+RESERVED = frozenset({"cut", "cuts", "pair", "program", "outside", "missing_classes"})
+"""Names of a loaded program's own, which no tensor of its root can have; a submodule may"""
+
+
+def check_state(roots: Mapping[str, nn.Module]) -> None:
     """Refuse modules whose state_dict has more, or other names, than what they have registered.
 
     Raises:
-        Refusal: a module has written its own.
+        Refusal: a module has written its own, or has a tensor of a name that is taken.
     """
-    plain = {
-        f"{prefix}.{name}" if prefix else name
-        for prefix, module in roots.items() for name in module.state_dict()
-    }  # fmt: skip
-    other = plain.symmetric_difference(root.state_dict())
-    if other:
+    for root in roots.values():
+        tensors = (*root.named_parameters(remove_duplicate=False),
+                   *root.named_buffers(remove_duplicate=False))  # fmt: skip
+        plain = {name for name, _ in tensors} - torch_api.non_persistent_buffers(root)
+        other = plain.symmetric_difference(root.state_dict())
+        if other:
+            raise Refusal(
+                f"the state_dict has {min(other)} unlike what the module has registered",
+                kind="not saved", do="register it as a buffer, or leave it out of the state_dict",
+            )  # fmt: skip
+    tables = torch_api.tensor_tables(roots[""]) if "" in roots else ()
+    taken = sorted(name for table in tables for name in table if name in RESERVED)
+    if taken:
         raise Refusal(
-            f"the state_dict has {min(other)}, which is no parameter and no buffer",
-            kind="not saved", do="register it as a buffer, or leave it out of the state_dict",
+            f"the program's module has a tensor called {taken[0]}, as a loaded program has"
+            " something of its own", kind="not saved",
+            do="rename it, or put the module into another one",
         )  # fmt: skip
 
 
-def parts_of(
-    rows: Sequence[Any], tensors: Sequence[torch.Tensor], root: Loadable
-) -> list[nn.Module]:
+def parts_of(rows: Sequence[Any], tensors: Sequence[Tensor], root: Loadable) -> list[nn.Module]:
     """The modules that a file has, by number; the first is `root`, which is filled.
 
     Raises:
@@ -115,9 +121,7 @@ def parts_of(
     return made
 
 
-def _fill(
-    module: Any, part: Part, tensors: Sequence[torch.Tensor], made: Sequence[nn.Module]
-) -> None:
+def _fill(module: Any, part: Part, tensors: Sequence[Tensor], made: Sequence[nn.Module]) -> None:
     module.stands_for, module.training = part.class_name, part.training
     for table, names in zip(
         (*torch_api.tensor_tables(module), torch_api.submodule_table(module)),

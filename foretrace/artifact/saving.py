@@ -79,8 +79,7 @@ def _parts(recorded: Recorded, tensors: Tensors) -> Parts:
     """The modules of a program; all tensors that it has get their numbers and names."""
     roots = _roots(recorded.requires)
     parts = Parts(roots, tensors)
-    if "" in roots:
-        check_state(roots[""], roots)
+    check_state(roots)
     for item in recorded.inputs:
         if item.tensor is not None and item.argument is None:
             tensors.add(item.tensor, item.role.name)
