@@ -59,9 +59,11 @@ def test_diff(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("show", "FILE", "--target", "cuda"), ("show", "FILE", "--dynamic"),
-     ("show", "FILE", "--eval"), ("diff", "FILE", "--left", "joint@cuda:sm90"), ("diff", "FILE", "--run"),
-     ("show", "none.ft")],
+    [
+        ("show", "FILE", "--target", "cuda"), ("show", "FILE", "--dynamic"),
+        ("show", "FILE", "--eval"), ("diff", "FILE", "--left", "joint@cuda:sm90"),
+        ("diff", "FILE", "--run"), ("show", "none.ft"),
+    ],
 )  # fmt: skip
 def test_what_a_file_does_not_give(
     words: tuple[str, ...], files: Path, capsys: pytest.CaptureFixture[str]
