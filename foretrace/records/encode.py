@@ -14,7 +14,7 @@ from foretrace.ir.structure import Structure
 from foretrace.records.forms import FORMS, Form, Same
 from foretrace.records.kinds import check
 from foretrace.records.malformed import PROGRAM
-from foretrace.records.spelled import spell
+from foretrace.records.spelled import single, spell
 from foretrace.records.structures import structure_json
 from foretrace.records.told import Opaque
 
@@ -56,7 +56,7 @@ class Encoder:
             return [self.item(each) for each in item]
         if kind is tuple:
             return {"tuple": [self.item(each) for each in item]}
-        form = _form(kind)
+        form = _form(kind) if single(item) is None else None
         if form is not None:
             return {"@": self._record(form, item)}
         return self._other(item)

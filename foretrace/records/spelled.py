@@ -28,6 +28,7 @@ SINGLE: Mapping[str, Any] = MappingProxyType({
     "ellipsis": ..., "default generator": torch.default_generator,
 })  # fmt: skip
 """Objects that are told by identity"""
+SINGLES: Mapping[int, str] = MappingProxyType({id(each): name for name, each in SINGLE.items()})
 TYPES: Mapping[str, type] = MappingProxyType({
     each.__name__: each for each in
     (int, float, bool, complex, str, bytes, tuple, list, dict, set, frozenset, slice, type(None))
@@ -46,12 +47,16 @@ ENUMS: Mapping[str, type] = MappingProxyType({
 NAME: Final = "torch."
 
 
+def single(item: Any) -> str | None:
+    """The name of an object that is told by identity."""
+    return SINGLES.get(id(item))
+
+
 def spell(item: Any) -> dict[str, Any] | None:
     """The object in words; None for one that has none."""
-    kind = type(item)
-    for name, each in SINGLE.items():
-        if item is each:
-            return {"single": name}
+    kind, known = type(item), single(item)
+    if known is not None:
+        return {"single": known}
     for name, each in ENUMS.items():
         if kind is each:
             return {name: str(item).removeprefix(NAME)}

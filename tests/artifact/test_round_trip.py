@@ -57,10 +57,12 @@ def other_sizes(name: str, path: Path) -> None:
         found = saved(case.subject(11), path, cuts, case.loss, dynamic_shapes=True)
     except foretrace.Refusal as refusal:
         pytest.skip(str(refusal))
-    for size in (7, 1, 0):
+    for size in (7, 1) if name in UNREAD else (7, 1, 0):
         same_again(found, case.subject(size), case.loss)
 
 
+UNREAD = {"margins_of_many_classes"}
+"""Without rows, torch's kernel gives what was in memory: eager differs from itself"""
 VARYING = [name for name in NAMES if CASES[name].varies]
 
 
