@@ -22,6 +22,7 @@ from foretrace.records.forms import RECORDED, REQUIRED
 from foretrace.records.open_sizes import symbols_json
 from foretrace.records.spelled import schemas
 from foretrace.records.told import python
+from foretrace.tensors.wrapped import Unwrap, Wrap
 from foretrace.trace.hooks import RETAIN, HookCall
 
 PLACES = ("inside", "beside")
@@ -136,6 +137,10 @@ def _check_calls(graph: Graph) -> None:
         Refusal: with the line.
     """
     for op in every_op(graph.ops):
+        if isinstance(op.target, (Wrap, Unwrap)):
+            types = [value.type for value in (*op.outs, *op.operands)]
+            wrapping = next(type for type in types if type.wrapped is not None)
+            raise no_form(wrapping).located(op.origin.frame, _modules(op), ())
         keeps = isinstance(op.target, HookCall) and op.target.way == RETAIN
         if hasattr(op.target, "as_module") and not keeps:
             refusal = python(str(getattr(op.target, "name", op.target)))

@@ -170,6 +170,12 @@ def name_of(item: Any) -> str:
 
 def no_form(item: Any, more: str = "") -> Refusal:
     """The refusal of what no file can hold."""
+    wrapped = getattr(item, "wrapped", None)
+    if wrapped is not None:
+        return Refusal(
+            f"the program computes with tensors of a class of its own, {wrapped}, and no file"
+            " holds what that does", kind="not saved", do="compute with the tensors that it wraps",
+        )  # fmt: skip
     name = f"{type(item).__module__}.{type(item).__qualname__}".removeprefix("builtins.")
     return Refusal(
         f"the program holds {item!r:.60}, a {name}, and {PROGRAM} has no form for it{more}",

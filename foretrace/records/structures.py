@@ -14,7 +14,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.structure import Structure
+from foretrace.ir.structure import CONTAINERS, ITEMS, Structure
 from foretrace.records.malformed import PROGRAM, damaged
 
 NAMED: Any = torch_api.registered_containers()["collections.namedtuple"]
@@ -128,10 +128,10 @@ class Classes:
     def _object(self, found: Any, of: Json) -> tuple[int, type, Structure]:
         match found:
             case [int(place), str(name), below]:
-                kind = self.known.get(name)
+                kind, inside = self.known.get(name), self.structure(below, of)
                 if kind is None:
                     self.missing.append(name)
-                return place, kind or _stand_in(name), self.structure(below, of)
+                return place, kind or _stand_in(name, inside), inside
         raise damaged(PROGRAM, f"{found!r:.60} is no object")
 
     def _spec(self, found: Any, of: Json) -> Any:
@@ -187,5 +187,9 @@ class Attributes:
         return f"{self.stands_for.rpartition('.')[2]}({inside})"
 
 
-def _stand_in(name: str) -> type:
-    return type("Attributes", (Attributes,), {"stands_for": name, "__module__": __name__})
+def _stand_in(name: str, inside: Structure) -> type:
+    """A class for an object with such attributes; one that is a container is one of that kind."""
+    held = dict(zip(inside.spec.context or (), inside.spec.children(), strict=False))
+    base = held[ITEMS].type if ITEMS in held else object
+    bases = (Attributes, base) if base in CONTAINERS else (Attributes,)
+    return type("Attributes", bases, {"stands_for": name, "__module__": __name__})

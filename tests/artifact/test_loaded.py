@@ -1,7 +1,6 @@
 """A loaded program as a module: its state, its calls, what it returns."""
 
 import copy
-from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -266,10 +265,6 @@ class Result:
     name: str
 
 
-class Registered(OrderedDict[str, Tensor]):
-    pass
-
-
 def _named(x: Tensor) -> Named:
     return Named(x * 2, [x])
 
@@ -298,6 +293,26 @@ def test_for_others_something_stands(tmp_path: Path) -> None:
     assert found(x).name == "r"
     assert torch.equal(found(x).logits, x * 2)
     assert "Result(logits=" in repr(found(x))
+
+
+class Listed(list[Tensor]):
+    name: str
+
+
+def _listed(x: Tensor) -> Listed:
+    made = Listed([x * 2, x + 1])
+    made.name = "both"
+    return made
+
+
+def test_for_a_container_one_of_its_kind_stands(tmp_path: Path) -> None:
+    x = torch.randn(3)
+    found = loaded(_listed, x, path=tmp_path, classes=[Listed])
+    assert type(found(x)) is Listed
+    found = loaded(_listed, x, path=tmp_path)
+    assert isinstance(found(x), list)
+    assert found(x).name == "both"
+    assert torch.equal(found(x)[1], x + 1)
 
 
 def test_arguments_of_a_class_have_to_be_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import foretrace
 from tests.refusals.registry import refuses, same
@@ -154,6 +155,18 @@ def in_a_dict(x: Tensor) -> dict[str, Tensor]:
 
 refuses("not saved", "records/structures.py:_no_form", saves(in_a_factory, X), in_a_factory,
         kept(in_a_dict, X))  # fmt: skip
+
+
+def in_two(x: Tensor) -> Any:
+    both = TwoTensor(x, x + 1)
+    return (both * 2).a  # here
+
+
+def in_one(x: Tensor) -> Tensor:
+    return x * 2
+
+
+refuses("not saved", "records/encode.py:no_form", saves(in_two, X), in_two, kept(in_one, X))
 
 
 class Mode(enum.Enum):
