@@ -1,4 +1,4 @@
-"""What a file has of each class of the tree: a field that is new is told, or left out on purpose."""
+"""What a file has of each class of the tree: a new field is told, or left out on purpose."""
 
 import dataclasses
 from typing import Any

@@ -42,6 +42,7 @@ EXCUSED: dict[str, str] = {
     "dispatcher/named.py:_unknown": "a wrong call: tests/unit/dispatcher",
     "dispatcher/named.py:modes": "a wrong call: tests/unit/dispatcher",
     "dispatcher/named.py:operator": "a wrong call: tests/unit/dispatcher",
+    "cli/cuts.py:of_file": "the command line: tests/artifact/test_command.py",
     "cli/load.py:_existing": "the command line",
     "cli/load.py:_from_module": "the command line",
     "cli/load.py:_function": "the command line",
