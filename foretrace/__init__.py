@@ -13,6 +13,7 @@ _HOMES: dict[str, str] = {
     "Cut": "foretrace.program",
     "Diff": "foretrace.alignment.diff",
     "Explanation": "foretrace.explain.explanation",
+    "Loaded": "foretrace.loaded",
     "Program": "foretrace.program",
     "Recapture": "foretrace.runtime.compiled",
     "Refusal": "foretrace.errors",
