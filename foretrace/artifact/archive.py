@@ -1,6 +1,7 @@
 """The file itself: a zip with fixed names, each member with its length and hash in the manifest."""
 
 import hashlib
+import io
 import json
 import zipfile
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ from foretrace.errors import Refusal
 from foretrace.records.malformed import PROGRAM, damaged
 
 SUFFIX: Final = ".safetensors"
+DAMAGED = (zipfile.BadZipFile, EOFError, zipfile.LargeZipFile, NotImplementedError, OSError)
+"""What Python says of a file that is no zip, or is cut short, or cannot be read"""
 STAMP: Final = (1980, 1, 1, 0, 0, 0)
 """The time of every member, so that equal programs give equal files"""
 
@@ -31,32 +34,48 @@ STAMP: Final = (1980, 1, 1, 0, 0, 0)
 def write(
     path: Path, program: Any, tensors: bytes, operators: dict[str, str], *, beside: bool
 ) -> None:
-    """Write a file, at once: what was there is there until all is written."""
+    """Write a file, at once: what was there is there until all is written.
+
+    Raises:
+        Refusal: it cannot be written, or the file beside would be the same.
+    """
     text = json.dumps(program, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     other = path.with_suffix(SUFFIX)
+    if beside and other == path:
+        raise _not_written(path, f"the tensors beside have this name, {other.name}")
     members = {PROGRAM: _member(text), TENSORS: _member(tensors)}
     manifest = Manifest(
         FORMAT, list(VERSION), torch.__version__, members, other.name if beside else "", operators
     )
-    if beside:
-        _put(other, tensors)
-    first = json.dumps(manifest.to_json(), indent=1).encode()
-    part = path.with_name(path.name + ".part")
-    with zipfile.ZipFile(part, "w") as file:
-        _add(file, MANIFEST, first, zipfile.ZIP_DEFLATED)
-        _add(file, PROGRAM, text, zipfile.ZIP_DEFLATED)
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as file:
+        _add(file, MANIFEST, json.dumps(manifest.to_json(), indent=1).encode())
+        _add(file, PROGRAM, text)
         if not beside:
             _add(file, TENSORS, tensors, zipfile.ZIP_STORED)
-    part.replace(path)
+    if beside:
+        _put(other, tensors)
+    _put(path, whole.getbuffer())
 
 
-def _put(path: Path, data: bytes) -> None:
+def _put(path: Path, data: bytes | memoryview) -> None:
     part = path.with_name(path.name + ".part")
-    part.write_bytes(data)
-    part.replace(path)
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise _not_written(path, f"{error}") from error
 
 
-def _add(file: zipfile.ZipFile, name: str, data: bytes, how: int) -> None:
+def _not_written(path: Path, why: str) -> Refusal:
+    return Refusal(
+        f"{path.name} cannot be written: {why}", kind="not written",
+        do="give another path, in a folder that is there",
+    )  # fmt: skip
+
+
+def _add(file: zipfile.ZipFile, name: str, data: bytes, how: int = zipfile.ZIP_DEFLATED) -> None:
     info = zipfile.ZipInfo(name, STAMP)
     info.compress_type = how
     with file.open(info, "w", force_zip64=len(data) > zipfile.ZIP64_LIMIT // 2) as member:
@@ -82,7 +101,7 @@ def read(path: Path) -> tuple[Manifest, Any, bytes]:
             manifest = manifest_of(_json(MANIFEST, _text(file, infos, MANIFEST)))
             text = _checked(manifest, PROGRAM, _text(file, infos, PROGRAM))
             data = _beside(path, manifest) if manifest.beside else _stored(file, infos)
-    except (zipfile.BadZipFile, EOFError, zipfile.LargeZipFile, NotImplementedError) as error:
+    except DAMAGED as error:
         raise damaged(path.name, f"{error}") from error
     return manifest, _json(PROGRAM, text), _checked(manifest, TENSORS, data)
 

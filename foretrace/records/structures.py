@@ -137,7 +137,7 @@ class Classes:
     def _spec(self, found: Any, of: Json) -> Any:
         match found:
             case None:
-                return torch_api.treespec_leaf()
+                return torch_api.leaf_spec()
             case ["namedtuple", [str(name), list(fields)], list(below)]:
                 kind = self._named(name, tuple(fields))
                 return torch_api.TreeSpec(NAMED, kind, self._all(below, of))

@@ -186,13 +186,13 @@ from foretrace.torch_api.pytree import (
     key_of as key_of,
     keys_in as keys_in,
     keystr as keystr,
+    leaf_spec as leaf_spec,
     register_container as register_container,
     registered_containers as registered_containers,
     tree_flatten as tree_flatten,
     tree_flatten_with_path as tree_flatten_with_path,
     tree_leaves as tree_leaves,
     tree_unflatten as tree_unflatten,
-    treespec_leaf as treespec_leaf,
     without_keys as without_keys,
 )
 from foretrace.torch_api.shape_env import (

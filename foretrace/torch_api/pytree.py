@@ -21,7 +21,6 @@ from torch.utils._pytree import (
     tree_flatten as tree_flatten,
     tree_leaves as tree_leaves,
     tree_unflatten as unflattened,
-    treespec_leaf as treespec_leaf,
 )
 
 
@@ -110,6 +109,11 @@ def flatten_as_dict(cls: type[dict[Any, Any]]) -> None:
     register_pytree_node(
         cls, known.flatten_fn, known.unflatten_fn, flatten_with_keys_fn=known.flatten_with_keys_fn
     )
+
+
+def leaf_spec() -> TreeSpec:
+    """The structure of what is no container."""
+    return tree_flatten(0)[1]
 
 
 def registered_containers() -> dict[str, Any]:

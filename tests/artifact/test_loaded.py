@@ -342,6 +342,11 @@ def test_wrong_calls(tmp_path: Path) -> None:
     wrong: Any = "elsewhere"
     assert refusal(lambda: program.save(path, parameters=wrong)).kind == "wrong call"
     assert not path.exists()
+    missing, same = tmp_path / "none" / "a.ft", tmp_path / "a.safetensors"
+    assert refusal(lambda: program.save(missing)).kind == "not written"
+    assert refusal(lambda: program.save(tmp_path)).kind == "not written"
+    assert refusal(lambda: program.save(same, parameters="beside")).kind == "not written"
+    assert not list(tmp_path.iterdir())
     program.save(path, "joint")
     found = foretrace.load(path)
     assert found.cuts == ("joint",)
