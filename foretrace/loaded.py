@@ -16,9 +16,6 @@ from foretrace.frames.sources import asking_line
 from foretrace.program import HALVES, Cut, Program
 from foretrace.records.told import GONE
 
-OPENED: Any = GONE
-"""In the place of a decomposition table"""
-
 
 class Loaded(Loadable):
     """A saved program: called like the program, trained like it, with its state_dict.
@@ -48,9 +45,10 @@ class Loaded(Loadable):
             self._add(stored)
 
     def _add(self, stored: Stored) -> None:
-        table = OPENED if stored.opened else None
         kind = "joint" if stored.name == PAIR else stored.name
-        cut = self.program.cut_at(kind, stored.level, stored.loss, table, known=stored.graph)
+        cut = self.program.cut_at(kind, stored.level, stored.loss, None, known=stored.graph)
+        if stored.opened:
+            cut.again = cut.at = GONE
         if stored.pair is None:
             self._cuts[stored.name] = cut
             return

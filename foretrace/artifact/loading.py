@@ -74,6 +74,7 @@ def _made(
     tensors = tensors_of(found["tensors"], found["storages"], data)
     parts = parts_of(found["parts"], tensors, root)
     decoder = Decoder(found["records"], tensors, parts, classes)
+    decoder.join(found["pieces"])
     required = _fields(found["requires"], REQUIRED, decoder)
     if classes.missing:
         _check_inputs(required, classes.missing)

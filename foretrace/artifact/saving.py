@@ -12,7 +12,7 @@ from foretrace.artifact.archive import write
 from foretrace.artifact.parts import Parts, check_state
 from foretrace.artifact.stored import Stored, stored_json
 from foretrace.artifact.tensors import Tensors
-from foretrace.errors import Refusal
+from foretrace.errors import Attempt, Refusal
 from foretrace.ir.op import Op
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.requirements import FIRST_CALL, Requirements
@@ -65,15 +65,29 @@ def save(path: Path, recorded: Recorded, cuts: Sequence[Stored], *, beside: bool
     tensors = Tensors()
     parts = _parts(recorded, tensors)
     encoder = Encoder(partial(_number_of, tensors, parts))
-    program = {
+    attempt, program = Attempt(RecursionError), dict[str, Any]()
+    with attempt:
+        program = _told(recorded, cuts, parts, encoder)
+    if attempt.error is not None:
+        raise Refusal(
+            "the program is nested too deep for Python's stack", kind="not saved",
+            do="raise sys.setrecursionlimit",
+        )  # fmt: skip
+    program["tensors"], program["storages"], data = tensors.written()
+    write(path, program, data, schemas(encoder.operators), beside=beside)
+
+
+def _told(
+    recorded: Recorded, cuts: Sequence[Stored], parts: Parts, encoder: Encoder
+) -> dict[str, Any]:
+    """What the file has of the program, but its tensors."""
+    return {
         "requires": _required(recorded.requires, parts, encoder),
         "recorded": {name: encoder.item(getattr(recorded, name)) for name in RECORDED},
         "symbols": symbols_json(recorded.symbols, encoder),
-        "cuts": [stored_json(stored, encoder) for stored in cuts],
+        "cuts": [stored_json(stored, encoder) for stored in cuts], "pieces": encoder.pieces(),
         "records": encoder.rows, "parts": parts.rows,
     }  # fmt: skip
-    program["tensors"], program["storages"], data = tensors.written()
-    write(path, program, data, schemas(encoder.operators), beside=beside)
 
 
 def _parts(recorded: Recorded, tensors: Tensors) -> Parts:

@@ -4,12 +4,13 @@ Each field is checked before anything is made of it, so that a file that was wri
 gives at worst another program.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from foretrace.ir.op import Op
 from foretrace.records.forms import BY_TAG
 from foretrace.records.kinds import check
 from foretrace.records.malformed import PROGRAM, damaged
@@ -40,6 +41,26 @@ class Decoder:
         self.made: list[Any] = []
         for number, row in enumerate(rows):
             self.made.append(self._record(number, row))
+
+    def join(self, pieces: Iterable[Any]) -> None:
+        """Let ops be pieces of others: pairs of records.
+
+        Raises:
+            Refusal: one is none, or is a piece of itself.
+        """
+        ops = list[Op]()
+        for piece, whole in pieces:
+            both = _at(self.made, piece), _at(self.made, whole)
+            if type(both[0]) is not Op or type(both[1]) is not Op:
+                raise damaged(PROGRAM, f"record {piece!r:.40} is a piece of {whole!r:.40}")
+            both[0].piece_of = both[1]
+            ops.append(both[0])
+        for op in ops:
+            at, steps = op.piece_of, 0
+            while at is not None:
+                at, steps = at.piece_of, steps + 1
+                if steps > len(ops):
+                    raise damaged(PROGRAM, "an op is a piece of itself")
 
     def item(self, found: Any) -> Any:
         """The object that JSON tells.

@@ -38,6 +38,8 @@ class Encoder:
         self._known: dict[int, int] = {}
         self._equal: dict[Any, int] = {}
         self._marks: dict[int, Any] = {}
+        self._pieces: list[Op] = []
+        """ops that are pieces of others, which may be made of them"""
         self._told = 0
         """how many calls of Python of the program's own there are around"""
         self._kept: list[Any] = []
@@ -89,6 +91,15 @@ class Encoder:
             return {"tuple": [self.item(each) for each in item]}
         return None
 
+    def pieces(self) -> list[list[int]]:
+        """Pairs of records: an op, and that which it is a piece of; when all else is told."""
+        found = []
+        while self._pieces:
+            op = self._pieces.pop()
+            whole = self.item(op.piece_of)
+            found.append([self._known[id(op)], whole["@"]])
+        return found
+
     def _record(self, form: Form, item: Any) -> int:
         known = self._equal.get((form.tag, item)) if form.equal else self._known.get(id(item))
         if known is not None:
@@ -99,6 +110,8 @@ class Encoder:
             row = self._row(form, item)
         self._told -= own
         place = self._append([form.tag, *row], item)
+        if isinstance(item, Op) and item.piece_of is not None:
+            self._pieces.append(item)
         if form.equal:
             self._equal[form.tag, item] = place
         return place

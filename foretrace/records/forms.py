@@ -153,7 +153,7 @@ ROWS: tuple[tuple[type, Form], ...] = (
         "target": anything, "args": a(tuple), "kwargs": keywords, "result": anything,
         "outs": many(VALUE), "origin": a(Origin), "below": anything, "because": maybe(OP),
         "rule": maybe(a(RuleName)), "choice": maybe(a(Choice)), "writes": TRUTH,
-        "piece_of": maybe(OP), "operands": many(VALUE), "alike": maybe(a(Same, Outcome)),
+        "operands": many(VALUE), "alike": maybe(a(Same, Outcome)),
     }, Op, shared=frozenset({"args", "outs", "below"}))),
     (Subgraph, Form("program", {
         "name": text, "params": a(tuple), "ops": many(OP), "result": anything,

@@ -189,9 +189,5 @@ class Gone:
             kind="not saved", do="name operators instead of a function, and save it again",
         )  # fmt: skip
 
-    def get(self, *args: Any) -> NoReturn:
-        """As a table of decompositions: likewise."""
-        self(*args)
-
 
 GONE: Final = Gone()

@@ -248,6 +248,11 @@ def an_input(program: Any) -> None:
     program["requires"]["gradients"] = {"dict": [[99, None]]}
 
 
+def a_piece_of_itself(program: Any) -> None:
+    number = next(n for n, row in enumerate(program["records"]) if row[0] == "op")
+    program["pieces"] = [[number, number]]
+
+
 def itself(program: Any) -> None:
     program["parts"][0]["children"]["0"] = 0
 
@@ -259,7 +264,7 @@ def a_class(program: Any) -> None:
 
 HARM = (
     beyond, other_dtype, a_function, an_operator, a_line, a_mode, a_symbol, a_size, a_keyword,
-    a_reference, an_input, itself, a_class,
+    a_reference, an_input, a_piece_of_itself, itself, a_class,
 )  # fmt: skip
 
 

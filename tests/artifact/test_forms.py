@@ -15,7 +15,7 @@ from foretrace.ops.outcome import Outcome
 from foretrace.records.forms import FORMS, RECORDED, REQUIRED
 
 LEFT_OUT: dict[type, set[str]] = {
-    Op: {"_operands"},  # as `operands`
+    Op: {"_operands", "piece_of"},  # as `operands`, and as pairs beside the records
     TensorType: {"_hash", "_symbols", "key"},
     Answered: {"again"},  # the graph asserts the answer
     ModuleState: {"training", "registered"},  # the file's modules have these

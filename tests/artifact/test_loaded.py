@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import foretrace
 from foretrace.loaded import Loaded
 from tests.support.bits import aliasing, differences, same_bits, tensors
+from tests.support.saved import same_explanations
 
 
 def loaded(fn: Any, *args: Any, path: Path, cuts: tuple[Any, ...] = (), **options: Any) -> Loaded:
@@ -370,3 +371,36 @@ def test_a_cut_made_with_a_function_is_made_anew_by_nobody(tmp_path: Path) -> No
     again = foretrace.load(tmp_path / "named.ft").cut("joint")
     found, expected = again(x, tangents=[turned]), named(x, tangents=[turned])
     assert list(differences(expected, found, "")) == []
+
+
+def test_a_cut_that_a_table_opened(tmp_path: Path) -> None:
+    """An op that the table opened is made of ops that are pieces of it."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4)), torch.randn(3, 4)
+    program = foretrace.capture(model, (x,))
+    joint = program.cut("joint", decompositions=torch.export.default_decompositions())
+    program.save(tmp_path / "saved.ft", joint)
+    again = foretrace.load(tmp_path / "saved.ft").cut("joint")
+    assert same_explanations(joint, again)
+    tangent = torch.randn(3, 4)
+    found, expected = again(x, tangents=[tangent]), joint(x, tangents=[tangent])
+    assert list(differences(expected, found, "")) == []
+    turned = torch.randn(4, 3).t()
+    assert refusal(lambda: again(x, tangents=[turned])).kind == "not saved"
+
+
+def test_both_sides_of_a_branch(tmp_path: Path) -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = x * 2
+        return (y.sin() if y.sum() > 0 else y.cos()).square().sum()
+
+    x = torch.randn(4, requires_grad=True)
+    program = foretrace.capture(fn, (x,), branches="both")
+    program.save(tmp_path / "saved.ft", "export", program.cut("joint", loss=0))
+    found = foretrace.load(tmp_path / "saved.ft")
+    for sign in (1.0, -1.0):
+        given = torch.full((4,), sign, requires_grad=True)
+        loss, gradients = found.cut("joint")(given)
+        found(given).backward()
+        assert given.grad is not None
+        assert torch.equal(loss, fn(given))
+        assert torch.equal(gradients["x"], given.grad)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
+from tests.artifact.alone import said
 from tests.support import models
 
 ALONE = Path(__file__).with_name("alone.py")
@@ -73,7 +74,7 @@ def saved_and_trained(model: nn.Module, batches: list[Any], path: Path) -> dict[
     program = foretrace.capture(model, (), batches[0])
     joint = program.cut("joint", loss=0)
     program.save(path / "model.ft", "export", joint, program.pair(loss=0))
-    told = {name: str(joint.explain(name)) for name in joint.nodes[:: len(joint.nodes) // 25]}
+    told = {name: said(joint, name) for name in joint.nodes[:: len(joint.nodes) // 25]}
     torch.manual_seed(7)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for batch in batches:
