@@ -227,7 +227,7 @@ REQUIRED: Mapping[str, Kind] = MappingProxyType({
 RECORDED: Mapping[str, Kind] = MappingProxyType({
     "ops": many(OP, list), "inputs": many(a(Input), list), "outputs": many(a(Output), list),
     "mutations": many(a(Mutation), list), "target": a(Target), "out_structure": a(Structure),
-    "overwritten": table(VALUE, a(Overwritten)), "hooks": many(OP, list),
+    "torch_version": text, "overwritten": table(VALUE, a(Overwritten)), "hooks": many(OP, list),
     "answered": many(a(Answered), list), "asked_of_sizes": table(a(Question), maybe(FRAME)),
 })  # fmt: skip
 """The parts of a record that are told as they are"""

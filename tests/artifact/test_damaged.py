@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import foretrace
+from foretrace.artifact import archive
 from foretrace.artifact.archive import SUFFIX
 from foretrace.artifact.schema import MANIFEST, TENSORS
 from foretrace.records.malformed import PROGRAM
@@ -150,12 +151,15 @@ def test_no_file(tmp_path: Path) -> None:
     assert refused(tmp_path / "none.ft").kind == "no artifact"
 
 
-def test_a_size_that_is_told_larger_than_it_is(good: Path, tmp_path: Path) -> None:
-    """A member that says it has a terabyte is not asked for it."""
+def test_a_member_that_is_too_large(
+    good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not unpacked to be looked at."""
     path = tmp_path / "bomb.ft"
+    monkeypatch.setattr(archive, "LARGEST_TEXT", 1 << 20)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         for name, data in members(good).items():
-            file.writestr(name, b" " * (600 << 20) if name == PROGRAM else data)
+            file.writestr(name, b" " * (2 << 20) if name == PROGRAM else data)
     refusal = refused(path)
     assert PROGRAM in refusal.what
     assert "the most is" in refusal.what

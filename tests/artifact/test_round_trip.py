@@ -147,6 +147,15 @@ def test_saved_again_it_is_the_same_file(tmp_path: Path) -> None:
     assert (tmp_path / "one.ft").read_bytes() == (tmp_path / "two.ft").read_bytes()
 
 
+def test_the_torch_that_rules_were_asked_of_is_that_of_the_capture(tmp_path: Path) -> None:
+    program = foretrace.capture(nn.Linear(4, 3), (torch.randn(5, 4),))
+    program.recorded.torch_version = "2.99.0"
+    program.save(tmp_path / "other.ft", "joint")
+    told = str(foretrace.load(tmp_path / "other.ft").cut("joint").explain("mm"))
+    assert "torch 2.99.0's own autograd" in told
+    assert told == str(program.cut("joint").explain("mm"))
+
+
 def test_the_difference_of_two_files(tmp_path: Path) -> None:
     x = torch.randn(5, 4)
     for name, act in (("gelu", nn.GELU()), ("relu", nn.ReLU())):
