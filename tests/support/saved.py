@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -30,6 +31,18 @@ class Saved:
     def loaded(self) -> Loaded:
         """The file, read anew."""
         return foretrace.load(self.path, classes=classes_of(self.program))
+
+
+def through_a_file(program: Program, *cuts: Any) -> Loaded:
+    """What is loaded of a file with these cuts; it reads and writes the program's own tensors."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "program.ft"
+        program.save(path, *cuts)
+        loaded = foretrace.load(path, classes=classes_of(program))
+    pairs = zip(loaded.program.recorded.inputs, program.recorded.inputs, strict=True)
+    for mine, live in pairs:
+        mine.owner, mine.tensor = live.owner, live.tensor
+    return loaded
 
 
 def classes_of(program: Program) -> list[type]:
