@@ -221,6 +221,8 @@ class Recorded:
     """what the program itself asked of open sizes, in words of torch's or of its own, and where"""
     hooks: list[Op] = field(default_factory=list)
     """the registrations of hooks on gradients, in order; of some that were removed again, too"""
+    torch_version: str = str(torch.__version__)
+    """of the torch whose autograd the rules were asked of"""
     _bare: dict[Value, Bare] | None = field(default=None, repr=False)
     _order: list[tuple[int | None, Output]] | None = field(default=None, repr=False, init=False)
 

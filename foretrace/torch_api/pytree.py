@@ -116,3 +116,18 @@ def flatten_as_dict(cls: type[dict[Any, Any]]) -> None:
     register_pytree_node(
         cls, known.flatten_fn, known.unflatten_fn, flatten_with_keys_fn=known.flatten_with_keys_fn
     )
+
+
+def leaf_spec() -> TreeSpec:
+    """The structure of what is no container."""
+    return tree_flatten(0)[1]
+
+
+def registered_containers() -> dict[str, Any]:
+    """The classes that torch takes apart in this process, by their full names."""
+    return {f"{each.__module__}.{each.__qualname__}": each for each in SUPPORTED_NODES}
+
+
+def register_container(cls: type, flatten: Callable[[Any], Any], build: Callable[..., Any]) -> None:
+    """Let torch take objects of a class apart and build them."""
+    register_pytree_node(cls, flatten, build)

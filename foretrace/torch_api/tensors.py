@@ -1,7 +1,7 @@
 """Tensors and modules: wrappers without memory, and what torch keeps beside them."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
@@ -257,3 +257,13 @@ def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
 # The hooks that see what autograd saves, as inside a checkpoint; None where there are none. Its
 # argument is `ignore_is_tracing` (torch 2.11 to 2.13).
 saving_hooks: Callable[[bool], Any] = _C._autograd._top_saved_tensors_default_hooks
+
+
+def transient_buffers(module: torch.nn.Module) -> list[str]:
+    """A module's own buffers that `state_dict` leaves out; only modules know of them (2.13)."""
+    return sorted(module._non_persistent_buffers_set)
+
+
+def set_transient(module: torch.nn.Module, names: Iterable[str]) -> None:
+    """Let `state_dict` leave buffers out: `register_buffer` refuses the name of an attribute."""
+    module._non_persistent_buffers_set.update(names)
