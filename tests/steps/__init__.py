@@ -1,6 +1,34 @@
 """Training steps, each captured whole, or in part with the reason; by what they are about."""
 
-from tests.steps import optimizers
+from tests.steps import (
+    accumulation,
+    acting,
+    adversarial,
+    asked,
+    by_hand,
+    layers,
+    learning_to_learn,
+    optimizers,
+    precision,
+    representation,
+    schedules,
+    trainers,
+)
 from tests.steps.registry import STEPS, Step
 
-__all__ = ["STEPS", "Step", "optimizers"]
+__all__ = [
+    "STEPS",
+    "Step",
+    "accumulation",
+    "acting",
+    "adversarial",
+    "asked",
+    "by_hand",
+    "layers",
+    "learning_to_learn",
+    "optimizers",
+    "precision",
+    "representation",
+    "schedules",
+    "trainers",
+]

@@ -19,7 +19,7 @@ class Step:
     name: str
     section: str
     build: Build
-    captures: int = 1  # at most
+    captures: int = 2  # at most
     first_calls: int = 1  # at most: calls that run as Python, as they make what later ones find
     breaks: tuple[str, ...] = ()  # where no single graph holds it: kinds of the refusals
     fails: str = ""  # what is wrong with it today: words of the refusal, or of the difference
@@ -28,7 +28,7 @@ class Step:
 
 def step(
     *,
-    captures: int = 1,
+    captures: int = 2,
     first_calls: int = 1,
     breaks: tuple[str, ...] = (),
     fails: str = "",

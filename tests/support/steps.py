@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 import foretrace
 from foretrace.pieces.partial import Partial
+from foretrace.runtime.module import CompiledModule
 from tests.support.bits import differences, tensors
 
 BATCHES, SHOWN, DEPTH = 10, 12, 6
@@ -210,12 +211,12 @@ def same_steps(
 
 
 def _ran(compiled: Any) -> Ran:
+    compiled = compiled.compiled if isinstance(compiled, CompiledModule) else compiled
     if isinstance(compiled, Partial):
         pieces = [compiled, *(piece for _, piece in compiled.pieces.table.values() if piece)]
         captures = sum(len(piece._entries) for piece in pieces)
         return Ran(compiled, captures, len(compiled._first_calls), compiled.breaks)
-    known = getattr(compiled, "_entries", ()), getattr(compiled, "_first_calls", ())
-    return Ran(compiled, *map(len, known))
+    return Ran(compiled, len(compiled._entries), len(compiled._first_calls))
 
 
 def same_cut(build: Build, level: str = "aten", *, before: int = 2) -> None:
@@ -234,10 +235,11 @@ def same_cut(build: Build, level: str = "aten", *, before: int = 2) -> None:
     loop = built(build)
     for index in range(before):
         loop.step(*loop.batch(index))
+    given = loop.batch(before)
     was = _look(loop, None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        cut = foretrace.capture(loop.step, loop.batch(before)).cut(level)
+        cut = foretrace.capture(loop.step, given).cut(level)
     _fail_on("capturing", list(differences(was, _look(loop, None), "after it")))
-    found = _look(loop, cut(*loop.batch(before)))
+    found = _look(loop, cut(*given))
     _fail_on(f"the {level} cut", list(differences(expected, found, "after it")))
