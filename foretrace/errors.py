@@ -4,6 +4,7 @@ import linecache
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from traceback import walk_tb
 from types import CodeType, TracebackType
 from typing import Final, Self
@@ -35,6 +36,30 @@ class Frame:
         return f"{self.file}:{self.line} in {self.function}:   {self.text}".rstrip(": ")
 
 
+class Late:
+    """A line that is looked for when somebody asks for it, as most are never told.
+
+    Args:
+        find: finds it.
+    """
+
+    def __init__(self, find: Callable[[], Frame | None]) -> None:
+        self._find = find
+
+    @cached_property
+    def frame(self) -> Frame | None:
+        """The line; None if none is found."""
+        return self._find()
+
+    def __str__(self) -> str:
+        return str(self.frame)
+
+
+def line_of(at: Frame | Late | None) -> Frame | None:
+    """The line, found if it is looked for only now."""
+    return at.frame if isinstance(at, Late) else at
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """A way out that only those have who came by certain entry points."""
@@ -60,13 +85,14 @@ class Refusal(RuntimeError):
         self,
         what: str,
         *,
-        at: Frame | None = None,
+        at: Frame | Late | None = None,
         module: Sequence[str] = (),
         near: Sequence[str] = (),
         do: str | Sequence[str | Way] = (),
         kind: str = "refused",
     ) -> None:
-        self.what, self.at, self.module, self.near, self.kind = what, at, module, near, kind
+        self.what, self.module, self.near, self.kind = what, module, near, kind
+        self.at = line_of(at)
         self.ways = (do,) if isinstance(do, str) else tuple(do)
         self.entry = "capture"
         """by which entry point the user came"""

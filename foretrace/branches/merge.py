@@ -12,7 +12,7 @@ from foretrace.branches.memory import Memory
 from foretrace.branches.requires import Otherwise, assume, check_python, required_of_both
 from foretrace.branches.sides import Around, Side, Sides, both_lines
 from foretrace.branches.uses import check_order, uses_after
-from foretrace.errors import Frame, Refusal
+from foretrace.errors import Frame, Refusal, line_of
 from foretrace.ir.op import Value, values_in
 from foretrace.ir.program import Input, Recorded, Role
 from foretrace.recording.path import KIND, ONE
@@ -59,7 +59,7 @@ class _Merging:
             check_python(one, other)
             return meet(self.one.levels, self.other.levels, known, self._one)
         except Otherwise as differ:
-            raise self._refused(differ.what, differ.at, ALIKE) from None
+            raise self._refused(differ.what, line_of(differ.at), ALIKE) from None
         except Apart as apart:
             what = f"the sides of a question of data do not give the same: {apart.what}"
             raise self._refused(what, None, LET_BOTH) from None

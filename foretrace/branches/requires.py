@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import sympy
 
-from foretrace.errors import Frame
+from foretrace.errors import Frame, Late
 from foretrace.ir.plain_data import plain, same
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import Change, Held, Requirements
@@ -19,7 +19,7 @@ Numbered: TypeAlias = dict[sympy.Symbol, sympy.Symbol]
 class Otherwise(Exception):
     """The runs differ in what no graph has, at a line of the user's."""
 
-    def __init__(self, what: str, at: Frame | None) -> None:
+    def __init__(self, what: str, at: Frame | Late | None) -> None:
         super().__init__(what)
         self.what, self.at = what, at
 

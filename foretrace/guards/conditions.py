@@ -14,7 +14,7 @@ import sympy
 from foretrace import torch_api
 from foretrace.emit.python_sizes import size_text
 from foretrace.emit.python_source import INDENT, Source
-from foretrace.errors import Frame
+from foretrace.errors import Frame, Late
 from foretrace.guards.guard import Check, Checks, check_lines, telling
 from foretrace.guards.python_state import Facts
 from foretrace.ir.members import MISSING
@@ -32,7 +32,7 @@ class Broken:
     """A guard that failed: in words, and the user's line that made it, if one did."""
 
     reason: str
-    at: Frame | None
+    at: Frame | Late | None
     passed: int = 0
     """how many guards held before it"""
     do: str = ""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from foretrace.emit.python_source import Source
-from foretrace.errors import Frame
+from foretrace.errors import Frame, Late
 from foretrace.frames.lines import attribute
 from foretrace.ir.members import MISSING
 from foretrace.ir.plain_data import BY_VALUE, SINGLE, plain, same, snapshot
@@ -26,7 +26,7 @@ class Check:
     condition: str = ""
     reason: str = ""
     lines: tuple[str, ...] = ()
-    at: Frame | None = None
+    at: Frame | Late | None = None
     """the user's line that made the guard"""
     do: str = ""
     """what helps, where it is not to capture again"""
@@ -49,7 +49,12 @@ class Checks:
         self.checks: list[Check] = []
 
     def add(
-        self, condition: str, reason: str, at: Frame | None = None, do: str = "", found: str = ""
+        self,
+        condition: str,
+        reason: str,
+        at: Frame | Late | None = None,
+        do: str = "",
+        found: str = "",
     ) -> None:
         """One more check."""
         self.checks.append(Check(condition, reason, at=at, do=do, found=found))
@@ -59,7 +64,7 @@ class Checks:
         self.checks.append(Check(lines=(line,)))
 
     def value(
-        self, place: str, name: str, item: Any, at: Frame | None = None, do: str = ""
+        self, place: str, name: str, item: Any, at: Frame | Late | None = None, do: str = ""
     ) -> None:  # fmt: skip
         """That what the expression `place` gives is still `item`."""
         differ = self.source.bind(differs, "differs")

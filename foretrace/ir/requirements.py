@@ -10,7 +10,7 @@ from weakref import ref
 import sympy
 import torch
 
-from foretrace.errors import FirstCall, Frame
+from foretrace.errors import FirstCall, Frame, Late
 from foretrace.ir.members import CONTENT, MISSING, held_by, own_items, own_kind
 from foretrace.ir.plain_data import plain, refill, same, snapshot
 from foretrace.ir.structure import Handed, Structure, pour, take_apart
@@ -172,7 +172,7 @@ class Change:
     place: Place
     after: Any
     rebound: bool
-    at: Frame | None = None
+    at: Frame | Late | None = None
     path: str = ""
     """how the place is told, where its name is not all"""
     itself: bool = False
@@ -218,7 +218,7 @@ class State:
     structure: Structure
     first: int
     count: int
-    at: Frame | None
+    at: Frame | Late | None
     kept: Mapping[int, Kept]
     """the others of its leaves, by their places among all"""
     like: int | None = None
@@ -366,7 +366,7 @@ class Held:
     """whether it is the object that counts, as the program leaves things in it"""
     left: bool = False
     """whether the program itself leaves something else there"""
-    at: Frame | None = None
+    at: Frame | Late | None = None
     """the line that does"""
 
 

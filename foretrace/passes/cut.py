@@ -18,6 +18,7 @@ from foretrace.history.stale import Stale, applied
 from foretrace.history.uses_apart import returned_inputs, uses_apart
 from foretrace.ir.op import (
     Backward,
+    GradientCall,
     ModuleCall,
     Op,
     Origin,
@@ -28,7 +29,7 @@ from foretrace.ir.op import (
 )
 from foretrace.ir.program import Graph, Input, Output, Recorded, Role, maker_of
 from foretrace.ir.types import Arrived, TensorType
-from foretrace.ir.walk import hides, subgraphs_of, with_subgraphs
+from foretrace.ir.walk import every_op, hides, subgraphs_of, with_subgraphs
 from foretrace.ops.holders import runs_wider
 from foretrace.ops.schemas import schema_of
 from foretrace.passes.asserted import with_assertions
@@ -48,6 +49,9 @@ class Level:
     open: tuple[Selector, ...] = ()
     differentiated: bool = False
     """loops give what each round has made, where autograd follows them"""
+    read: Collection[Value] = frozenset()
+    """what gradients read that the program asks for itself: no op that is called gives its insides
+    """
 
     def whole(self, op: Op) -> bool:
         """Whether the op is one node."""
@@ -64,6 +68,8 @@ class Level:
             return False
         if not self.written or op.opened or isinstance(target, ModuleCall) or hides(op):
             return False
+        if self.read and op.region and _insides(op).intersection(self.read):
+            return False
         # what writes to what lives outside, itself or below, cannot be called
         writes = hasattr(target, "overloadpacket") and schema_of(target).writes
         touches = bool(writes or overwritten(op)[0])
@@ -72,6 +78,20 @@ class Level:
     def kept(self, op: Op) -> bool:
         """Whether the user asked to keep it."""
         return bool(self.keep) and any(selects(selector, op) for selector in self.keep)
+
+
+def _insides(op: Op) -> set[Value]:
+    """What is made in an op and is no result of it."""
+    inside = (out for inner in every_op(op.region or ()) for out in inner.outs)
+    return set(inside).difference(op.outs)
+
+
+def read_by_gradients(ops: Iterable[Op]) -> frozenset[Value]:
+    """What the walks of gradients read that the program asks for itself."""
+    asked = (op for op in every_op(ops) if isinstance(op.target, GradientCall))
+    return frozenset(
+        v for op in asked for inner in every_op(op.region or ()) for v in inner.operands
+    )
 
 
 def _body(op: Op) -> Iterable[Op]:
@@ -111,6 +131,8 @@ def forward_graph(
     """
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     results = values_of(outputs)
+    if level.written:
+        level = replace(level, read=read_by_gradients(recorded.ops))
     if trains:
         flat = _trainable(recorded, semantics, level, results, also, around=around)
     else:

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from foretrace import torch_api
-from foretrace.errors import Refusal
+from foretrace.errors import Late, Refusal
 from foretrace.frames.lines import Lines
 from foretrace.ir.members import own_kind
 from foretrace.ir.requirements import (
@@ -310,4 +310,6 @@ def watched(
 def located(change: Change, lines: Callable[[], Lines]) -> Change:
     """The change with the line that made it."""
     content = isinstance(change.place, Entry) or not change.rebound
-    return replace(change, at=lines().binding(change.place.name, content=content))
+    return replace(
+        change, at=Late(functools.partial(lines().binding, change.place.name, content=content))
+    )

@@ -107,6 +107,7 @@ class Capture:
         self.placeholders: list[Any] = []
         """what the program computes with in the place of each"""
         self._known: dict[int, Abstract] = {}
+        self._lines: dict[tuple[int, tuple[type, ...]], Lines] = {}
         self._taken: set[str] = set()
         self.names: dict[int, str] = {}
         self.counts = Counts()
@@ -339,11 +340,13 @@ class Capture:
 
     def lines(self, fn: Any, modules: Iterable[torch.nn.Module] = ()) -> Lines:
         """The lines of the program's functions, by which a change of Python state is found."""
-        function = function_of(fn)
-        first = {} if function is None else {function.__code__: names_of(function)}
-        owner = getattr(fn, "__self__", fn)
-        classes = [type(owner), *map(type, modules)]
-        return Lines({**first, **self.recorder.sources.ran}, classes)
+        ran = self.recorder.sources.ran
+        key = len(ran), (types := tuple(dict.fromkeys(map(type, modules))))
+        if key not in self._lines:
+            function = function_of(fn)
+            first = {} if function is None else {function.__code__: names_of(function)}
+            self._lines[key] = Lines({**first, **ran}, [type(getattr(fn, "__self__", fn)), *types])
+        return self._lines[key]
 
     def release(self, fn: Any) -> None:
         """Let go of the abstract tensors, at the end of a run of `fn`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrace import torch_api
-from foretrace.errors import Frame, Refusal
+from foretrace.errors import Frame, Refusal, line_of
 from foretrace.frames.sources import Asked
 from foretrace.guards.calls import refusal_of
 from foretrace.guards.conditions import Broken
@@ -178,7 +178,7 @@ class Compiled:
     def _note(self, broken: list[Broken], seconds: float) -> None:
         first, *others = broken
         told = tuple(each.reason for each in others)
-        self.recaptures.append(Recapture(first.reason, first.at, told, seconds))
+        self.recaptures.append(Recapture(first.reason, line_of(first.at), told, seconds))
         if len(self.recaptures) == MANY:
             name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
             warnings.warn(

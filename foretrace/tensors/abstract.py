@@ -33,7 +33,8 @@ IS_CONTIGUOUS: Any = torch.Tensor.is_contiguous
 INDEXING = Indexing()
 """It has no state"""
 OURS = ("ft_alias", "ft_asked", "ft_begins", "ft_grad", "ft_gradient", "ft_held", "ft_hooked",
-        "ft_indexing", "ft_instance", "ft_leaf", "ft_tangent", "ft_told", "ft_value", "ft_viewed")  # fmt: skip
+        "ft_indexing", "ft_instance", "ft_leaf", "ft_tangent", "ft_told", "ft_value",
+        "ft_viewed")  # fmt: skip
 """Attributes of an abstract tensor that no tensor of torch's has"""
 
 
