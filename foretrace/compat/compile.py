@@ -64,7 +64,11 @@ def compile(
         return again
     _check(fn, dynamic, fullgraph)
     capturing = partial(captured, branches=branches, holes=not fullgraph)
-    made = partial(_made, lambda: Varying(dynamic, capturing), backend, again)
+
+    def varying() -> Varying:  # two sides leave no state
+        return Varying(dynamic, capturing, Counts(opens=branches == "guard"))
+
+    made = partial(_made, varying, backend, again)
     compiled = Compiled(*made(fn)) if fullgraph else in_pieces(fn, made)
     return compiled_module(fn, compiled, again) if isinstance(fn, nn.Module) else compiled
 
@@ -78,7 +82,7 @@ def _made(
 
 
 def captured(
-    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes,
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes, counts: Counts,
     branches: Branches = "guard", *, holes: bool = False,
 ) -> Captured:  # fmt: skip
     """A capture for a compiled callable: what Python state the program reads is noted.
@@ -88,11 +92,11 @@ def captured(
         args: the call's positional arguments.
         kwargs: its keyword arguments.
         sizes: which sizes of which arguments are symbols.
+        counts: the numbers outside of the arguments that are.
         branches: what becomes of a Python `if` on data.
         holes: whether what no graph repeats, and nobody would miss later, is refused: a print.
     """
     target = target_of(None, device_of(fn, args, kwargs))
-    counts = Counts(opens=branches == "guard")  # two sides leave no state
 
     def once(path: Path | None) -> Captured:
         def make() -> Capture:

@@ -19,6 +19,7 @@ from foretrace.ir.requirements import (
     Change,
     Contents,
     Entry,
+    Held,
     Place,
     StateRead,
 )
@@ -48,8 +49,28 @@ def counted_in(changes: Iterable[Change]) -> Iterator[tuple[Change, int]]:
                         yield replace(change, after=None), number
 
 
+def seen_to_differ(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
+    """The numbers that a capture has found in places outside, and that are others now."""
+    for each in held:
+        if isinstance(each, Held) and not each.itself:
+            place = _place_of(each)
+            if place is not None:
+                yield from counted_in([Change(place, place.now, rebound=True)])
+
+
+def _place_of(held: Held) -> Place | None:
+    """The place of what was found; None where it is an item of a list, or none of ours."""
+    if held.how == "item" and not isinstance(held.holder, dict):
+        return None
+    if held.how == "item" and type(held.key) is not str:
+        return Entry(held.name, held.holder, held.key, held.before)  # type: ignore[arg-type]
+    if held.how == "item":
+        return Entry(held.key, held.holder, held.key, held.before)  # type: ignore[arg-type]
+    return Place(str(held.key or held.name), held.holder, held.before)
+
+
 class Counts:
-    """The numbers of one program, as far as its runs have shown.
+    """The numbers of one program, as far as its runs and calls have shown.
 
     `opens`: whether a number may be open at all, as what is asked of it is a guard then.
     """

@@ -1,7 +1,7 @@
 """What the program's code may read outside of its arguments, and what was there when it ran.
 
 It is found after the run, from the globals and closure cells that the code names, its modules and
-the objects among its arguments: their attributes that the code mentions, and so on, four levels
+the objects among its arguments: their attributes that the code mentions, and so on, six levels
 deep. Plain data is kept as a copy, all else as the object that it is.
 """
 
@@ -36,7 +36,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 TABLES = ("_parameters", "_buffers", "_modules")
 REGISTERED = (*TABLES, *HOOKS)
 OF_MODULES = frozenset({*REGISTERED, "training"})
-DEEPEST = 4
+DEEPEST = 6
 """How far attributes of attributes are followed"""
 PARTS = ("func", "args", "keywords", "__self__", "__func__")
 """Attributes in C of partial functions and bound methods"""
@@ -222,8 +222,9 @@ class Reading:
         """A container of more than plain data; of a large one, how many items it has."""
         self.found.append(HeldLength(name, item, own_length(item)))
         for key, held in itertools.islice(own_items(item), LARGEST):
-            if plain(key):
-                self._take(f"{name}[{key!r}]", "item", item, key, held, depth)
+            if plain(key) or isinstance(key, torch.Tensor):
+                shown = repr(key) if plain(key) else f"a tensor{list(key.shape)}"
+                self._take(f"{name}[{shown}]", "item", item, key, held, depth)
 
     def _met_module(self, name: str, module: nn.Module) -> None:
         states = [

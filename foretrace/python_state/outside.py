@@ -31,7 +31,8 @@ GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"
 ANNOTATED = "__annotations__"
 """Where the body of a module or a class, as it is imported, notes its annotations"""
 ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR"})
-LAYERS = torch_api.TORCH_DIR + "nn/"
+LAYERS = tuple(torch_api.TORCH_DIR + room for room in ("nn/", "optim/", "amp/"))
+"""Where torch's own Python computes with what objects of the program's hold"""
 BELOW_TORCH = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions")
 """What torch itself is built on"""
 TYPED = ("<stdin>", "<console>", "<python-input", "<ipython-input")
@@ -283,7 +284,7 @@ class Outside(Unwatched):
 
 @cache
 def origin_of(file: str) -> str:
-    """Whose code is in a file: "user", "layer" (torch.nn) or "library" (Python, torch, ours)."""
+    """Whose code is in a file: "user", "layer" (torch.nn, optimizers) or "library" (Python, torch, ours)."""
     if file.startswith(LAYERS) and not file.endswith("/modules/module.py"):
         return "layer"
     if file.startswith(TYPED):

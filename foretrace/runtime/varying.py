@@ -7,12 +7,13 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.structure import named_arguments
+from foretrace.python_state.counts import Counts, seen_to_differ
 from foretrace.symbols.shapes import FREE, Asked
 from foretrace.targets.semantics import Captured
 
 Sizes = dict[str, Asked]
 """Which sizes are open, by the name of the argument"""
-CaptureWith = Callable[[Any, tuple[Any, ...], dict[str, Any], Sizes], Captured]
+CaptureWith = Callable[[Any, tuple[Any, ...], dict[str, Any], Sizes, Counts], Captured]
 
 
 OPEN_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -20,29 +21,38 @@ OPEN_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Varying:
-    """Captures a program with the sizes open that have varied.
+    """Captures a program with the sizes open that have varied, and numbers that it reads outside.
 
     Args:
-        dynamic: None: those that differ from an earlier call; True: all; False: none.
-        capture: captures with the given sizes open.
+        dynamic: which sizes: None: those that differ from an earlier call; True: all; False: none.
+        capture: captures with the given sizes and numbers open.
+        counts: the numbers.
     """
 
-    def __init__(self, dynamic: bool | None, capture: CaptureWith) -> None:
-        self.dynamic, self.capture = dynamic, capture
+    def __init__(self, dynamic: bool | None, capture: CaptureWith, counts: Counts) -> None:
+        self.dynamic, self.capture, self.counts = dynamic, capture, counts
+        self._held: list[object] = []
+        """what the last capture has found outside of the arguments"""
         self._seen: dict[str, tuple[int, ...]] = {}
         self._open: dict[str, set[int]] = {}
 
     def __call__(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         """Capture for one call; a program that has no graph with open sizes gets them fixed."""
+        self.counts.note(seen_to_differ(self._held))
+        captured = self._at_sizes(fn, args, kwargs)
+        self._held = [*captured.recorded.requires.held]
+        return captured
+
+    def _at_sizes(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         sizes = self._sizes(fn, args, kwargs)
         if not sizes:
-            return self.capture(fn, args, kwargs, {})
+            return self.capture(fn, args, kwargs, {}, self.counts)
         try:
-            captured = self.capture(fn, args, kwargs, sizes)
+            captured = self.capture(fn, args, kwargs, sizes, self.counts)
         except Refusal:
-            return self.capture(fn, args, kwargs, {})
+            return self.capture(fn, args, kwargs, {}, self.counts)
         kept = any(isinstance(c.after, OPEN_NUMBERS) for c in captured.recorded.requires.changed)
-        return self.capture(fn, args, kwargs, {}) if kept else captured
+        return self.capture(fn, args, kwargs, {}, self.counts) if kept else captured
 
     def _sizes(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
         leaves, _ = named_arguments(fn, args, kwargs)

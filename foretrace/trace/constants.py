@@ -19,7 +19,16 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal, Way
-from foretrace.ir.op import Definition, ModuleCall, Op, Subgraph, Tree, Value, values_in
+from foretrace.ir.op import (
+    Definition,
+    GradientCall,
+    ModuleCall,
+    Op,
+    Subgraph,
+    Tree,
+    Value,
+    values_in,
+)
 from foretrace.ir.tree import map_tree, pairs
 from foretrace.ir.walk import binds, leaf_ops, subgraphs_of
 from foretrace.ops.schemas import schema_of
@@ -110,6 +119,8 @@ class Constants:
         """what gives each symbol its number that data decides"""
         self._counted: dict[Op, int | float] = {}
         """numbers that ops gave"""
+        self._walked: set[Op] | None = None
+        """composites whose insides are noted; None before a gradient of the program's reads some"""
         self._asked = False
         self._seen = 0
         """how much of the log is noted"""
@@ -223,6 +234,8 @@ class Constants:
     def note(self, ops: Iterable[Op]) -> None:
         """Keep what made each value, and the draws in their order."""
         for op in ops:
+            if isinstance(op.target, GradientCall):
+                self._walked = self._walked or set()
             self.makers.update(dict.fromkeys(op.outs, op))
             self.binders.update(dict.fromkeys(binds(op), op))
             if op.own is not None:
@@ -261,6 +274,8 @@ class Constants:
 
     def _maker(self, value: Value, asker: Any, *, offered: bool) -> Op:
         """The leaf that makes it: eager's own kernels answer, where they are those of the CPU."""
+        if value not in self.makers and self._walked is not None:
+            self._look_inside(self._walked)
         op = self.makers.get(value)
         while op is not None and op.definition is not None and _on_cpu(op):
             self.note(op.body or ())
@@ -270,6 +285,15 @@ class Constants:
         if op is None or (draws(op) and not (self.guarded and self.draws.knows(op))):
             raise depends_on_inputs(asker, offered=offered)
         return op
+
+    def _look_inside(self, walked: set[Op]) -> None:
+        """Note the ops of composites of which a walk back has asked what they are made of."""
+        found = [op for op in dict.fromkeys(self.makers.values()) if op not in walked]
+        while found:
+            walked.update(found)
+            inside = [each for op in found if op.definition for each in op.region or ()]
+            self.note(inside)
+            found = [op for op in inside if op not in walked]
 
     def _run(self, op: Op, before: list[Value]) -> None:
         if op.own is not None:
