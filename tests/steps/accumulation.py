@@ -147,7 +147,7 @@ def four_micro_batches_by_a_counter() -> Loop:
     return Loop(trainer.__call__, labelled, trainer=trainer)
 
 
-@step(captures=4)
+@step(captures=3)
 def accumulated_as_an_argument_says() -> Loop:
     model = mlp()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -256,7 +256,7 @@ def clipped_by_value() -> Loop:
     return Loop(train, labelled, model=model, optimizer=optimizer)
 
 
-@step(captures=3)
+@step()
 def clipped_only_if_too_large() -> Loop:
     model = mlp(out=1)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -368,7 +368,7 @@ def frozen_body() -> Loop:
     return Loop(train, labelled, model=model, optimizer=optimizer)
 
 
-@step()
+@step(captures=4)
 def body_is_thawed_from_the_fifth_batch_on() -> Loop:
     model = mlp()
     model[0].requires_grad_(requires_grad=False)

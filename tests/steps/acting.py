@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 from torch.optim import SGD, Adam, RMSprop
 
-from tests.steps.registry import D, K, ROWS, Loop, drawn, mlp, step
+from tests.steps.registry import ROWS, D, K, Loop, drawn, mlp, step
 
 
 def acted(index: int) -> tuple[Tensor, Tensor, Tensor]:

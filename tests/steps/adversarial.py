@@ -35,9 +35,7 @@ def a_gan_with_two_optimizers() -> Loop:
         of_makes.step()
         return (of_real + of_fake).detach(), fooled.detach()
 
-    return Loop(
-        train, features, makes=makes, judges=judges, of_makes=of_makes, of_judges=of_judges
-    )
+    return Loop(train, features, makes=makes, judges=judges, of_makes=of_makes, of_judges=of_judges)
 
 
 @step()
@@ -63,9 +61,7 @@ def a_gan_that_freezes_the_discriminator() -> Loop:
         of_makes.step()
         return fooled.item()
 
-    return Loop(
-        train, features, makes=makes, judges=judges, of_makes=of_makes, of_judges=of_judges
-    )
+    return Loop(train, features, makes=makes, judges=judges, of_makes=of_makes, of_judges=of_judges)
 
 
 @step()
@@ -87,9 +83,7 @@ def wasserstein_with_clipped_weights() -> Loop:
         of_makes.step()
         return loss.detach()
 
-    return Loop(
-        train, features, makes=makes, judges=judges, of_makes=of_makes, of_judges=of_judges
-    )
+    return Loop(train, features, makes=makes, judges=judges, of_makes=of_makes, of_judges=of_judges)
 
 
 @step()
@@ -119,9 +113,7 @@ def wasserstein_with_a_gradient_penalty() -> Loop:
         of_makes.step()
         return judged.item(), made.item()
 
-    return Loop(
-        train, features, makes=makes, judges=judges, of_makes=of_makes, of_judges=of_judges
-    )
+    return Loop(train, features, makes=makes, judges=judges, of_makes=of_makes, of_judges=of_judges)
 
 
 @step()

@@ -169,7 +169,7 @@ def gradient_of_each_example_in_a_loop() -> Loop:
             norm = torch.stack([g.norm() for g in slopes]).norm()
             share = (0.5 / (norm + 1e-6)).clamp(max=1.0)
             for held, g in zip(sums, slopes, strict=True):
-                held += share * g
+                held.add_(share * g)
         for p, held in zip(params, sums, strict=True):
             p.grad = (held + 0.01 * torch.randn_like(held)) / len(x)
         optimizer.step()

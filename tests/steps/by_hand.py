@@ -20,7 +20,7 @@ def descends_under_no_grad() -> Loop:
         loss.backward()
         with torch.no_grad():
             for p in (w, b):
-                p -= 0.1 * p.grad
+                p -= 0.1 * p.grad  # noqa: PLW2901  (as users write it)
                 p.grad.zero_()
         return loss.detach()
 

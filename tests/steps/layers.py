@@ -70,8 +70,8 @@ def layer_norm_and_residuals() -> Loop:
 def a_transformer_with_dropout() -> Loop:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True, norm_first=True)
     model = nn.ModuleDict({
-        "embed": nn.Embedding(11, 8), "body": nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
-        "out": nn.Linear(8, 11),
+        "embed": nn.Embedding(11, 8), "out": nn.Linear(8, 11),
+        "body": nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
     })  # fmt: skip
     optimizer = AdamW(model.parameters(), lr=0.01)
 
@@ -124,9 +124,7 @@ def an_lstm() -> Loop:
 
 @step()
 def weight_norm() -> Loop:
-    model = nn.Sequential(
-        parametrizations.weight_norm(nn.Linear(D, 8)), nn.Tanh(), nn.Linear(8, K)
-    )
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(D, 8)), nn.Tanh(), nn.Linear(8, K))
     return usual(model, SGD(model.parameters(), lr=0.1))
 
 

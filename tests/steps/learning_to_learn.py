@@ -218,7 +218,8 @@ def conflicting_gradients_without_a_question() -> Loop:
         hidden = body(x).relu()
         losses = torch.stack([F.mse_loss(head(hidden), y) for head in heads])
         rows = torch.stack([
-            torch.autograd.grad(each, body.weight, retain_graph=True)[0].flatten() for each in losses
+            torch.autograd.grad(each, body.weight, retain_graph=True)[0].flatten()
+            for each in losses
         ])  # fmt: skip
         dots = rows @ rows.T
         share = dots.clamp(max=0) / dots.diagonal().clamp(min=1e-6)
@@ -365,7 +366,9 @@ def elastic_weights_with_a_fisher_matrix() -> Loop:
     def train(x: Tensor, y: Tensor) -> Tensor:
         params = list(model.parameters())
         loss = F.cross_entropy(model(x), y)
-        for held, g in zip(fisher, torch.autograd.grad(loss, params, retain_graph=True), strict=True):
+        for held, g in zip(
+            fisher, torch.autograd.grad(loss, params, retain_graph=True), strict=True
+        ):
             held.mul_(0.9).addcmul_(g, g, value=0.1)
         parts = zip(fisher, params, anchor, strict=True)
         loss = loss + sum((f * (p - a).square()).sum() for f, p, a in parts)

@@ -65,7 +65,13 @@ SETTINGS: list[tuple[str, type[Optimizer], dict[str, Any]]] = [
     ("adafactor", Adafactor, {"lr": 0.01}),
     ("adafactor_foreach", Adafactor, {"lr": 0.01, "foreach": True, "weight_decay": 0.1}),
 ]  # fmt: skip
-EXPECTED: dict[str, dict[str, Any]] = {}
+EXPECTED: dict[str, dict[str, Any]] = {
+    "radam": {"captures": 3},  # the fifth step rectifies
+    "radam_foreach_decoupled": {"captures": 3},
+    "asgd": {"captures": 4},  # it averages from the third step on
+    "adafactor": {"captures": 8},  # whether an update is clipped, for each parameter
+    "adafactor_foreach": {"captures": 8},
+}
 """By name, what is not as usual"""
 
 
@@ -107,7 +113,7 @@ def muon_for_matrices_adamw_for_the_rest() -> Loop:
     return Loop(train, labelled, model=model, muon=muon, adamw=adamw)
 
 
-@step(breaks=("data-dependent",))
+@step(breaks=("side effect",))
 def lbfgs_with_a_closure() -> Loop:
     model = nn.Linear(6, 1)
     optimizer = LBFGS(model.parameters(), lr=0.5, max_iter=3)

@@ -170,7 +170,7 @@ def a_scaler_with_two_optimizers() -> Loop:
     return Loop(train, labelled, body=body, head=head, optimizers=optimizers, scaler=scaler)
 
 
-@step(captures=3)
+@step(captures=4)
 def loss_scaling_by_hand() -> Loop:
     """Halved after an overflow, and no step; the answer is a question of data."""
 

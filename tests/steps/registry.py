@@ -22,8 +22,6 @@ class Step:
     captures: int = 2  # at most
     first_calls: int = 1  # at most: calls that run as Python, as they make what later ones find
     breaks: tuple[str, ...] = ()  # where no single graph holds it: kinds of the refusals
-    fails: str = ""  # what is wrong with it today: words of the refusal, or of the difference
-    cut_fails: str = ""  # the same of `capture(step).cut("aten")`
 
 
 def step(
@@ -31,14 +29,12 @@ def step(
     captures: int = 2,
     first_calls: int = 1,
     breaks: tuple[str, ...] = (),
-    fails: str = "",
-    cut_fails: str = "",
 ) -> Callable[[Build], Build]:
-    """Register what makes a loop; `step(...).add(name, build)` for one of a family."""
+    """Register what makes a loop; `add` for one of a family."""
 
     def put(build: Build) -> Build:
         add(build.__name__, build.__module__, build, captures=captures, first_calls=first_calls,
-            breaks=breaks, fails=fails, cut_fails=cut_fails)  # fmt: skip
+            breaks=breaks)  # fmt: skip
         return build
 
     return put

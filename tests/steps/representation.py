@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.steps.registry import D, K, ROWS, Loop, drawn, features, labelled, mlp, step
+from tests.steps.registry import ROWS, D, K, Loop, drawn, features, labelled, mlp, step
 
 
 def views(index: int) -> tuple[Tensor, Tensor]:

@@ -34,9 +34,12 @@ SCHEDULES: dict[str, Scheduling] = {
         [schedule.ConstantLR(o, total_iters=3), schedule.ExponentialLR(o, 0.9)]
     ),
 }
-INSIDE: dict[str, dict[str, Any]] = {}
-OUTSIDE: dict[str, dict[str, Any]] = {}
-"""By name, what is not as usual"""
+INSIDE: dict[str, int] = {
+    "step_lr": 3, "multi_step": 4, "constant": 3, "linear": 3, "polynomial": 3,
+    "cosine_restarts": 3, "warm_up_then_cosine": 3, "one_cycle": 3, "cyclic": 3,
+    "sequential": 5, "chained": 4,
+}  # fmt: skip
+"""By name, the captures of those whose Python goes another way in some epochs"""
 
 
 def warm_up_then_cosine(epoch: int) -> float:
@@ -71,12 +74,12 @@ def scheduled(make: Scheduling, *, inside: bool) -> Loop:
 
 for _name, _make in SCHEDULES.items():
     add(f"{_name}_in_the_step", __name__, partial(scheduled, _make, inside=True),
-        **INSIDE.get(_name, {}))  # fmt: skip
+        captures=INSIDE.get(_name, 2))  # fmt: skip
     add(f"{_name}_after_the_step", __name__, partial(scheduled, _make, inside=False),
-        **OUTSIDE.get(_name, {}))  # fmt: skip
+        captures=3)  # fmt: skip
 
 
-@step()
+@step(captures=3)
 def reduced_on_a_plateau_after_the_step() -> Loop:
     model = mlp(out=1)
     optimizer = SGD(model.parameters(), lr=0.5)
@@ -120,7 +123,7 @@ def reduced_on_a_plateau_in_the_step() -> Loop:
     return Loop(train, targets, model=model, optimizer=optimizer, scheduler=scheduler)
 
 
-@step()
+@step(captures=3)
 def warm_up_by_hand_in_a_class() -> Loop:
     class Trainer:
         def __init__(self) -> None:
@@ -182,7 +185,7 @@ def rates_that_decay_layer_by_layer() -> Loop:
     return Loop(train, targets, model=model, optimizer=optimizer, scheduler=scheduler)
 
 
-@step()
+@step(captures=4)
 def a_group_is_added_later() -> Loop:
     """The head alone at first, the body from the fifth batch on; added outside of the step."""
     model = mlp()
@@ -203,7 +206,7 @@ def a_group_is_added_later() -> Loop:
     return Loop(train, batch, model=model, optimizer=optimizer)
 
 
-@step()
+@step(captures=3)
 def momentum_and_decay_are_scheduled_by_hand() -> Loop:
     model = mlp(out=1)
     optimizer = SGD(model.parameters(), lr=0.05, momentum=0.5, weight_decay=1e-3)

@@ -1,4 +1,4 @@
-"""Steps as methods of trainers: counters, logs, hidden states, early stopping, manual optimization."""
+"""Steps as methods of trainers: counters, logs, hidden states, early stopping, frameworks."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -148,7 +148,10 @@ def stops_early_by_patience() -> Loop:
 def the_best_weights_are_kept() -> Loop:
     model = mlp(out=1)
     optimizer = SGD(model.parameters(), lr=0.1)
-    best: dict[str, Any] = {"loss": 1e9, "weights": [p.detach().clone() for p in model.parameters()]}
+    best: dict[str, Any] = {
+        "loss": 1e9,
+        "weights": [p.detach().clone() for p in model.parameters()],
+    }
 
     def train(x: Tensor, y: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -422,6 +425,4 @@ def the_model_is_an_argument() -> Loop:
         opt.step()
         return loss.detach()
 
-    return Loop(
-        train, lambda i: (model, optimizer, labelled(i)), model=model, optimizer=optimizer
-    )
+    return Loop(train, lambda i: (model, optimizer, labelled(i)), model=model, optimizer=optimizer)
