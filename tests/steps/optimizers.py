@@ -113,8 +113,9 @@ def muon_for_matrices_adamw_for_the_rest() -> Loop:
     return Loop(train, labelled, model=model, muon=muon, adamw=adamw)
 
 
-@step(breaks=("side effect",))
+@step(captures=10)
 def lbfgs_with_a_closure() -> Loop:
+    """Its lists grow with each step, and each length is a capture (decision 039)."""
     model = nn.Linear(6, 1)
     optimizer = LBFGS(model.parameters(), lr=0.5, max_iter=3)
 
