@@ -250,7 +250,12 @@ class Differentiation:
         self._reread(op, rule, env, written_positions(op, list(occurrences)))
         self._put(op, rule, env)
         found = [g and env.get(g, g) for g in rule.gradients]
-        for value, gradient in zip(occurrences, found, strict=True):
+        self._give_on(op, occurrences, found)
+
+    def _give_on(
+        self, op: Op, operands: Sequence[Value], gradients: Sequence[Value | None]
+    ) -> None:  # fmt: skip
+        for value, gradient in zip(operands, gradients, strict=True):
             if gradient is not None and self.wants(value):
                 self.add(value, gradient, op)
             elif self.wants(value):
@@ -422,11 +427,7 @@ class Differentiation:
     def _hooked(self, op: Op, rule: Rule) -> None:
         """The same with hooks on its node, which may keep gradients for each other."""
         self.scope.ops += as_is(rule.ops, op, rule.name)
-        for value, gradient in zip(rule.operands, rule.gradients, strict=True):
-            if gradient is not None and self.wants(value):
-                self.add(value, gradient, op)
-            elif self.wants(value):
-                self.reached.add(value)
+        self._give_on(op, rule.operands, rule.gradients)
 
     # ---- operators that hold programs ---------------------------------------------------------
 

@@ -8,6 +8,7 @@ Source: torch/csrc/autograd/python_engine.cpp, torch/csrc/autograd/engine.cpp.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol
@@ -15,16 +16,29 @@ from typing import Any, Protocol
 import torch
 
 from foretrace import torch_api
+from foretrace.backward.accumulate import accumulate
 from foretrace.backward.differentiate import Differentiation
+from foretrace.backward.hooks_inside import HooksInside
 from foretrace.errors import Refusal
 from foretrace.history.stale import Stale, overwritten_in, view_positions_of
-from foretrace.ir.op import Backward, Choice, GradientCall, Op, Origin, Value, values_in
+from foretrace.ir.op import (
+    Backward,
+    Choice,
+    GradientCall,
+    Op,
+    Origin,
+    RuleName,
+    Value,
+    Write,
+    values_in,
+)
 from foretrace.ir.walk import every_op
 from foretrace.mutation.alias import link
 from foretrace.mutation.made_leaves import value_of
 from foretrace.rules.derive import Derivatives
-from foretrace.rules.table import RuleTable
+from foretrace.rules.table import RuleTable, fit
 from foretrace.tensors.abstract import Abstract
+from foretrace.trace.functions import FunctionCall, run_backward
 from foretrace.trace.recorder import Recorder
 
 DETACH = torch.ops.aten.detach.default
@@ -47,6 +61,12 @@ class Leaves(Protocol):
             Refusal: what it is the gradient of has a history outside of the program.
         """
 
+    def hooks(self, value: Value) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+        """The tensor itself, and the hooks that it had before the program.
+
+        These are those on its gradient, and those after a gradient is accumulated.
+        """
+
     def outside(self) -> dict[int, Value]:
         """By id, the real tensors behind inputs, and what they hold now."""
 
@@ -57,13 +77,15 @@ class Inside(Differentiation):
     Args:
         recorder: what records the program.
         leaves: its leaves.
+        engine: what answers Python of the program's that runs in the walk.
         again: whether the gradients may be differentiated once more.
         wanted: the values on whose way to the roots gradients are computed; None: all.
     """
 
     def __init__(
-        self, recorder: Recorder, leaves: Leaves, *, again: bool, wanted: set[Value] | None
-    ) -> None:
+        self, recorder: Recorder, leaves: Leaves, engine: "Engine", *, again: bool,
+        wanted: set[Value] | None,
+    ) -> None:  # fmt: skip
         semantics: Any = recorder.semantics
         derivatives: Derivatives = semantics.derivatives
         table: RuleTable = semantics.table
@@ -71,12 +93,17 @@ class Inside(Differentiation):
             derivatives, semantics.inference, table, lambda _: False, leaves.outside(),
             Stale(overwritten_in(recorder)),
         )  # fmt: skip
-        self.recorder, self.again, self.wanted = recorder, again, wanted
+        histories = recorder.histories
+        self.inside = HooksInside(histories.hooks, histories.retained)
+        self.hooks: Any = self.inside
+        self.recorder, self.again, self.wanted, self.engine = recorder, again, wanted, engine
         self.narrow = wanted is not None
         self.tensors: dict[Value, Any] = {}
         """what stands for gradients in the program"""
         self._makers: dict[Value, Op] = {}
         self._origins: dict[int, Origin] = {}
+        self.given: set[Value] = set()
+        """gradients of the roots, which the program has"""
         self.order: dict[Value, None] = {}
         """what has a gradient, by when the last part of it came"""
 
@@ -96,6 +123,19 @@ class Inside(Differentiation):
         self.record()
         known = self.tensors.get(gradient)
         return gradient if known is None else value_of(known, self.recorder)
+
+    def value_of(self, tensor: Any) -> Value:
+        """What a tensor of the program's has now."""
+        known = tensor if isinstance(tensor, Abstract) else self.recorder.lift(tensor)
+        value = value_of(known, self.recorder)
+        self.tensors.setdefault(value, known)
+        return value
+
+    @contextmanager
+    def as_program(self) -> Iterator[None]:
+        """Inside, Python of the program's runs: it is watched, and may ask for a gradient."""
+        with self.recorder.user_code(), torch_api.replaced({"engine": self.engine}):
+            yield
 
     def record(self) -> None:
         """Let the ops that the walk has added be ops of the program."""
@@ -153,6 +193,73 @@ class Inside(Differentiation):
     def _value(self, value: Value) -> Value:
         known = self.tensors.get(value)
         return value if known is None else value_of(known, self.recorder)
+
+    # ---- autograd.Functions --------------------------------------------------------------------
+
+    def _function(self, op: Op) -> None:
+        """A user's Function: its own backward runs here, as Python of the program's."""
+        own, body = set(op.outs), op.region or ()
+        self.walk([o for o in body if isinstance(o.target, Write) or own.isdisjoint(o.outs)])
+        self.hooks.of(op, self)
+        if not op.target.followed or self.reached.union(self.gradients).isdisjoint(op.outs):
+            return
+        self._passes(op)
+        self.record()
+        recorder, name = self.recorder, RuleName(f"{op.target}.backward", "registered")
+        operands = [v for v in op.args if isinstance(v, Value)]
+        with recorder.inner_scope(op.origin.frame) as ops:
+            found = self._gradients_of(op)
+            self.stale.check_unpacked(op, self.derivatives)
+            fitted = fit(op.target, found, [self.tensor(value) for value in operands])
+            values = [None if g is None else self.value_of(g) for g in fitted]
+        made = {out for inner in ops for out in inner.outs}
+        for inner in ops:
+            inner.because, inner.rule = inner.because or op, inner.rule or name
+        recorder.scope.append(Op(
+            Backward(op, name), tuple(dict.fromkeys(v for i in ops for v in i.operands)), {}, None,
+            tuple(dict.fromkeys(v for v in values if v in made and v is not None)),
+            origin=self._own_origin(op.origin), below=ops, because=op, rule=name,
+        ))  # fmt: skip
+        self._give_on(op, operands, values)
+
+    def _own_origin(self, origin: Origin) -> Origin:
+        return replace(origin, grad_mode=self.again, checkpoint=None)
+
+    def _gradients_of(self, op: Op) -> list[Any]:
+        """What a Function's backward gives for its tensors, and the hooks of its node make of it.
+
+        Source: call_function in torch/csrc/autograd/engine.cpp.
+        """
+        call: FunctionCall = op.target
+        results = op.result if isinstance(op.result, tuple) else (op.result,)
+        arrived = tuple([self._arrived(value, call) for value in results])
+        with self.as_program():
+            found = run_backward(call, arrived)
+            for hook in call.hooks:
+                if not hook.target.removed:
+                    again = hook.target.hook(found, arrived)
+                    found = found if again is None else again
+        found = found if isinstance(found, tuple) else (found,)
+        count = len(op.args)
+        if len(found) < count or any(each is not None for each in found[count:]):
+            raise RuntimeError(
+                f"function {call}Backward returned an incorrect number of gradients"
+                f" (expected {count}, got {len(found)})"
+            )
+        return [
+            gradient
+            for arg, gradient in zip(op.args, found, strict=False)
+            if isinstance(arg, Value)
+        ]
+
+    def _arrived(self, value: Any, call: FunctionCall) -> Any:
+        """The gradient of a result as the backward gets it: zeros for none, unless it says."""
+        gradient = self.gradients.get(value) if isinstance(value, Value) else None
+        if gradient is not None:
+            return self.tensor(self.now(gradient))
+        if not isinstance(value, Value) or not call.context.materialize_grads:
+            return None
+        return torch.zeros_like(self.tensor(value), memory_format=torch.contiguous_format).detach()
 
     # ---- what the program gets ----------------------------------------------------------------
 
@@ -213,7 +320,7 @@ class Engine:
                 raise RuntimeError("One of the differentiated Tensors does not require grad")
             walk = self._walked(values, gradients, keep=keep, again=again, asked=asked)
             if accumulate_grad:
-                self._accumulate(walk, asked, again=again)
+                self._accumulate(walk, asked)
                 return ()
             return tuple(
                 self._found(walk, value, allow_unused=allow_unreachable) for value in asked
@@ -245,11 +352,12 @@ class Engine:
         wanted = _on_the_way(ops, asked) if asked else None
         origin = replace(recorder.origin(), grad_mode=again)
         with torch.set_grad_enabled(again), recorder.inner_scope(origin.frame) as body:
-            walk = Inside(recorder, self.leaves, again=again, wanted=wanted)
+            walk = Inside(recorder, self.leaves, self, again=again, wanted=wanted)
             target = GradientCall(name, again)
             call = Op(target, (), {}, None, (), origin=origin, below=body, choice=OPENED)
             given = list(map(self._known, gradients))
             walk.tensors.update(zip(given, gradients, strict=True))
+            walk.given = {*given}
             for root, gradient in zip(map(recorder.histories.place, roots), given, strict=True):
                 if walk.wants(root):
                     walk.add(root, gradient, call)
@@ -282,41 +390,30 @@ class Engine:
 
     # ---- .grad --------------------------------------------------------------------------------
 
-    def _accumulate(self, walk: Inside, asked: list[Value], *, again: bool) -> None:
-        """Add the gradients to the `.grad` of leaves, as torch's AccumulateGrad nodes do."""
-        only = set(asked)
-        with torch.set_grad_enabled(again):
-            for value in walk.order:
-                if only and value not in only:
-                    continue
-                leaf = self.leaves.of(value)
-                if leaf is not None:
-                    _add_to(leaf, walk.tensor(walk.now(walk.gradients[value])), again=again)
+    def _accumulate(self, walk: Inside, asked: list[Value]) -> None:
+        """Add the gradients to the `.grad` of leaves, in the order in which they are complete."""
+        only, leaves = set(asked), dict[Value, Any]()
+        for value in walk.order:
+            leaf = self.leaves.of(value) if not only or value in only else None
+            if leaf is not None:
+                leaves[value] = leaf
+        with torch.set_grad_enabled(walk.again):
+            for value, leaf in leaves.items():
+                self._one_more(walk, value, leaf, leaves)
 
-
-def _add_to(leaf: Any, gradient: Any, *, again: bool) -> None:
-    """One gradient more of a leaf.
-
-    Source: AccumulateGrad::accumulateGrad in torch/csrc/autograd/functions/accumulate_grad.h.
-    """
-    before = leaf.grad
-    if before is None:
-        leaf.grad = _laid_out(gradient, leaf) if again else _laid_out(gradient, leaf).detach()
-    elif again:
-        leaf.grad = before + gradient
-    else:
-        before += gradient
-
-
-def _laid_out(gradient: Any, leaf: Any) -> Any:
-    """A copy that lies as the contract of gradients has it.
-
-    Eager hands the very gradient on where nobody else has it, and it lies so.
-    """
-    if torch_api.is_dense(leaf):
-        new = torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=leaf.device)
-        return new.copy_(gradient)
-    return gradient.clone(memory_format=torch.contiguous_format)
+    def _one_more(self, walk: Inside, value: Value, leaf: Any, leaves: dict[Value, Any]) -> None:
+        """The gradient of a leaf, by its hooks, into its `.grad`."""
+        tensor, before, after = self.leaves.hooks(value)
+        walk.inside.of_value(value, walk, before)
+        gradient = walk.now(walk.gradients.pop(value))
+        others = any(walk.gradients.get(other) is gradient for other in leaves)
+        alone = not (walk.again or others or gradient in walk.given)
+        types = value.type, gradient.type
+        accumulate(leaf, walk.tensor(gradient), types, again=walk.again, alone=alone)
+        for hook in after:
+            with walk.as_program():
+                if hook(tensor) is not None:
+                    raise RuntimeError("Tensor post accumulate grad hooks should return None.")
 
 
 def _on_the_way(ops: Iterable[Op], asked: Iterable[Value]) -> set[Value]:

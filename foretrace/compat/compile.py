@@ -18,7 +18,7 @@ from foretrace.recording.path import Path
 from foretrace.recording.setup import Branches, check_branches, counting, device_of, set_up
 from foretrace.runtime.compiled import Compiled
 from foretrace.runtime.module import compiled_module
-from foretrace.runtime.varying import Sizes, Varying
+from foretrace.runtime.varying import Counted, Sizes, Varying
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.targets.profile import target_of
 from foretrace.targets.semantics import Captured
@@ -64,11 +64,7 @@ def compile(
         return again
     _check(fn, dynamic, fullgraph)
     capturing = partial(captured, branches=branches, holes=not fullgraph)
-
-    def varying() -> Varying:  # two sides leave no state
-        return Varying(dynamic, capturing, Counts(opens=branches == "guard"))
-
-    made = partial(_made, varying, backend, again)
+    made = partial(_made, lambda: Varying(dynamic, capturing), backend, again)
     compiled = Compiled(*made(fn)) if fullgraph else in_pieces(fn, made)
     return compiled_module(fn, compiled, again) if isinstance(fn, nn.Module) else compiled
 
@@ -82,7 +78,7 @@ def _made(
 
 
 def captured(
-    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes, counts: Counts,
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes, counted: Counted,
     branches: Branches = "guard", *, holes: bool = False,
 ) -> Captured:  # fmt: skip
     """A capture for a compiled callable: what Python state the program reads is noted.
@@ -92,11 +88,13 @@ def captured(
         args: the call's positional arguments.
         kwargs: its keyword arguments.
         sizes: which sizes of which arguments are symbols.
-        counts: the numbers outside of the arguments that are.
+        counted: the numbers outside of the arguments that are.
         branches: what becomes of a Python `if` on data.
         holes: whether what no graph repeats, and nobody would miss later, is refused: a print.
     """
     target = target_of(None, device_of(fn, args, kwargs))
+    counts = Counts(opens=branches == "guard")  # two sides leave no state
+    counts.note(counted)
 
     def once(path: Path | None) -> Captured:
         def make() -> Capture:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy
+import torch
 
 from foretrace import torch_api
 from foretrace.emit.python_sizes import size_text
@@ -83,6 +84,7 @@ class Conditions(Checks):
         self._states()
         self._forms()
         self._gradients()
+        self._hooks()
         self._set_on()
 
     def sizes(self) -> None:
@@ -179,6 +181,14 @@ class Conditions(Checks):
         for read in self.recorded.requires.forms:
             words = repr(f"{read.place.name} holds more or less than it did")
             self.add(f"{self.source.bind(read, 'form')}.holds", words)
+
+    def _hooks(self) -> None:
+        """The hooks that a backward of the program's own has run."""
+        for index, hooks in self.recorded.requires.hooked.items():
+            now = self.source.bind(_hooks_now, "hooks_now")
+            local, item = self.inputs[index], self.recorded.inputs[index]
+            known = self.source.bind(hooks, "hooks")
+            self.add(f"{now}({local}) == {known}", repr(f"{item.role} has other hooks"))
 
     def _gradients(self) -> None:
         """Whether there is a `.grad`, where the program has read it."""
@@ -330,6 +340,11 @@ def _divides(condition: sympy.Basic, symbol: sympy.Symbol) -> bool:
     except ArithmeticError:
         return True
     return False
+
+
+def _hooks_now(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The hooks of a tensor: on its gradient, and after one is accumulated."""
+    return tuple([tuple(table.values()) if table else () for table in torch_api.hooks_of(tensor)])
 
 
 def _numbers(item: Input, local: str) -> Iterator[tuple[Size, str]]:

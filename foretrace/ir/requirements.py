@@ -529,6 +529,8 @@ class Requirements:
     """inputs that may be no views, and the line that asks it"""
     rooms: dict[int, tuple[Size, Frame | None]] = field(default_factory=dict)
     """inputs whose memory has room for so many elements, and the line that asks it"""
+    hooked: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    """inputs whose hooks a backward of the program's own runs: on the gradient, and after it"""
     cleared: list[int] = field(default_factory=list)
     """inputs whose `.grad` the program set to None"""
     changed: list[Change] = field(default_factory=list)

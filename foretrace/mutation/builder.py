@@ -67,6 +67,8 @@ class Histories:
     """new content by a write that autograd does not see, and the value whose history it has"""
     leaves: dict[Value, ref[Abstract]] = field(default_factory=dict)
     """leaves that the program has made, and what keeps its gradient"""
+    retained: dict[Value, ref[Abstract]] = field(default_factory=dict)
+    """tensors that keep their gradients, and are no leaves"""
     functions: dict[Value, Any] = field(default_factory=dict)
     """what calls of autograd.Functions gave that it follows, and their targets"""
     hooks: list[Op] = field(default_factory=list)

@@ -226,11 +226,21 @@ class Before:
                 self._lent.update(map(id, content.before.values()))
             if not (lent and name in TENSORS):
                 self._inside(content.item)
+                continue
+            for tensor in content.before.values():
+                if tensor is not None:
+                    self._hooks_on(tensor)
 
     def _tensor(self, tensor: torch.Tensor) -> None:
         kept = KeptTensor(tensor)
         self._kept.append(kept)
         self._queue.extend(kept.attributes.before.values())
+        self._hooks_on(tensor)
+
+    def _hooks_on(self, tensor: torch.Tensor) -> None:
+        """The hooks of a tensor: a backward of the program's own runs them."""
+        for table in torch_api.hooks_of(tensor):
+            self._queue.extend(table.values() if table else ())
 
     def _container(self, item: Any) -> None:
         self._kept.append(kept_container(item))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from foretrace.ir.members import SYMBOLIC
+from foretrace.ir.plain_data import plain
 from foretrace.ir.requirements import (
     NUMBERS,
     OPEN,
@@ -52,7 +53,7 @@ def counted_in(changes: Iterable[Change]) -> Iterator[tuple[Change, int]]:
 def seen_to_differ(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
     """The numbers that a capture has found in places outside, and that are others now."""
     for each in held:
-        if isinstance(each, Held) and not each.itself:
+        if isinstance(each, Held) and not each.itself and plain(each.before):
             place = _place_of(each)
             if place is not None:
                 yield from counted_in([Change(place, place.now, rebound=True)])

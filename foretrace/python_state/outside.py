@@ -284,7 +284,7 @@ class Outside(Unwatched):
 
 @cache
 def origin_of(file: str) -> str:
-    """Whose code is in a file: "user", "layer" (torch.nn, optimizers) or "library" (Python, torch, ours)."""
+    """Whose code is in a file: "user", "layer" (torch.nn, optimizers) or "library"."""
     if file.startswith(LAYERS) and not file.endswith("/modules/module.py"):
         return "layer"
     if file.startswith(TYPED):

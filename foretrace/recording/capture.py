@@ -129,6 +129,7 @@ class Capture:
         )  # fmt: skip
         self.recorder = WatchedRecorder(self.outside, *made) if self.outside else Recorder(*made)
         self.recorder.example = self.example
+        self.hooked: dict[int, tuple[Any, Any]] = {}
         self.engine = Engine(self.recorder, RunLeaves(self))
         types.told.hooking = Hooking(self.recorder)
         types.told.written, types.told.room = self._written, self.gradients.room
@@ -174,6 +175,7 @@ class Capture:
         wanting = any(item.value.type.requires_grad for item in self.inputs)
         requires.asks_mode = wanting and requires.grad_mode in self.types.told.requires_grad
         requires.asks_strides = self.types.told.strides
+        requires.hooked = self.hooked
 
     def _written(self, tensor: Abstract) -> int:
         if self.recorder.inferred:  # an inference tensor has no version counter

@@ -1,9 +1,11 @@
 """The tensors of a run in whose `.grad` a backward of the program's own accumulates."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.ir.op import Value
@@ -20,6 +22,8 @@ class Run(Protocol):
     placeholders: list[Any]
     real: list[Any]
     recorder: Recorder
+    hooked: dict[int, tuple[Any, Any]]
+    """inputs with hooks that a backward of the program's own has run, and these"""
 
 
 class RunLeaves:
@@ -48,6 +52,18 @@ class RunLeaves:
                     )  # fmt: skip
                 return placeholder
         return None
+
+    def hooks(self, value: Value) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+        """The real tensor, and its hooks on its gradient, and after one is accumulated."""
+        run = self.run
+        index = next((i for i, item in enumerate(run.inputs) if item.value is value), None)
+        if index is None:
+            return self.of(value), (), ()
+        tables = torch_api.hooks_of(run.real[index])
+        before, after = ([*table.values()] if table else [] for table in tables)
+        if before or after:
+            run.hooked[index] = tuple(before), tuple(after)
+        return run.real[index], before, after
 
     def outside(self) -> dict[int, Value]:
         """By id, the real tensors behind inputs, and what they hold now."""

@@ -6,14 +6,17 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.ir.requirements import Change
 from foretrace.ir.structure import named_arguments
-from foretrace.python_state.counts import Counts, seen_to_differ
+from foretrace.python_state.counts import seen_to_differ
 from foretrace.symbols.shapes import FREE, Asked
 from foretrace.targets.semantics import Captured
 
 Sizes = dict[str, Asked]
 """Which sizes are open, by the name of the argument"""
-CaptureWith = Callable[[Any, tuple[Any, ...], dict[str, Any], Sizes, Counts], Captured]
+Counted = list[tuple[Change, int]]
+"""Numbers outside of the arguments that are open: places, and which of what is there"""
+CaptureWith = Callable[[Any, tuple[Any, ...], dict[str, Any], Sizes, Counted], Captured]
 
 
 OPEN_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -26,11 +29,11 @@ class Varying:
     Args:
         dynamic: which sizes: None: those that differ from an earlier call; True: all; False: none.
         capture: captures with the given sizes and numbers open.
-        counts: the numbers.
     """
 
-    def __init__(self, dynamic: bool | None, capture: CaptureWith, counts: Counts) -> None:
-        self.dynamic, self.capture, self.counts = dynamic, capture, counts
+    def __init__(self, dynamic: bool | None, capture: CaptureWith) -> None:
+        self.dynamic, self.capture = dynamic, capture
+        self._counted: Counted = []
         self._held: list[object] = []
         """what the last capture has found outside of the arguments"""
         self._seen: dict[str, tuple[int, ...]] = {}
@@ -38,7 +41,7 @@ class Varying:
 
     def __call__(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         """Capture for one call; a program that has no graph with open sizes gets them fixed."""
-        self.counts.note(seen_to_differ(self._held))
+        self._counted += seen_to_differ(self._held)
         captured = self._at_sizes(fn, args, kwargs)
         self._held = [*captured.recorded.requires.held]
         return captured
@@ -46,13 +49,13 @@ class Varying:
     def _at_sizes(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         sizes = self._sizes(fn, args, kwargs)
         if not sizes:
-            return self.capture(fn, args, kwargs, {}, self.counts)
+            return self.capture(fn, args, kwargs, {}, self._counted)
         try:
-            captured = self.capture(fn, args, kwargs, sizes, self.counts)
+            captured = self.capture(fn, args, kwargs, sizes, self._counted)
         except Refusal:
-            return self.capture(fn, args, kwargs, {}, self.counts)
+            return self.capture(fn, args, kwargs, {}, self._counted)
         kept = any(isinstance(c.after, OPEN_NUMBERS) for c in captured.recorded.requires.changed)
-        return self.capture(fn, args, kwargs, {}, self.counts) if kept else captured
+        return self.capture(fn, args, kwargs, {}, self._counted) if kept else captured
 
     def _sizes(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sizes:
         leaves, _ = named_arguments(fn, args, kwargs)

@@ -127,6 +127,7 @@ from foretrace.torch_api.functions import (
     BackwardHookFunction as BackwardHookFunction,
     applied as applied,
     applied_as_written as applied_as_written,
+    backward_method as backward_method,
     backward_node as backward_node,
     calls_forward_alone as calls_forward_alone,
     dual_level as dual_level,

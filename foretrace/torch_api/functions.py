@@ -150,6 +150,15 @@ def _leave(ctx: Any, given: tuple[Any, ...], result: Any) -> None:
         vars(_C._TensorBase)["requires_grad"].__set__(item, False)
 
 
+def backward_method(function: type[Function]) -> tuple[Callable[..., Any], bool]:
+    """The method by which a Function goes back (`backward` or `vjp`).
+
+    And whether it gets its gradients in one list. Source: torch/autograd/function.py, torch 2.13.
+    """
+    made_by: Any = vars(function)["_backward_cls"]  # `applied` takes a look-up for a call
+    return made_by._get_user_fn(made_by), getattr(function, "boxed_grads_call", False)
+
+
 def backward_node(
     function: type[Function],
     run: Callable[..., Any],
@@ -171,15 +180,12 @@ def backward_node(
         loose: the tensors of it that are not differentiable.
         zeros: whether a gradient that does not arrive is one of zeros, and not None.
     """
-    made_by: Any = vars(function)["_backward_cls"]  # `applied` takes a look-up for a call
-    backward = made_by._get_user_fn(made_by)
+    backward, boxed = backward_method(function)
 
     def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:
         ctx.set_materialize_grads(zeros)
         ctx.mark_non_differentiable(*loose)
         return results
-
-    boxed = getattr(function, "boxed_grads_call", False)
 
     def told(ctx: Any, *grads: Any) -> Any:
         return run(backward, *([grads[0][:-1]] if boxed else grads[:-1]))

@@ -353,6 +353,18 @@ def _real(arg: Any) -> bool:
     return isinstance(arg, torch.Tensor) and not isinstance(arg, Abstract)
 
 
+def run_backward(call: FunctionCall, gradients: tuple[Any, ...]) -> Any:
+    """What the function's own backward gives for gradients of its results.
+
+    Raises:
+        Refusal: the call is that of a reentrant checkpoint.
+    """
+    _check_own(call)
+    backward, boxed = torch_api.backward_method(call.function)
+    given = ([*gradients],) if boxed else gradients
+    return call.context.unpacked_by(backward, given)
+
+
 def backward_of(
     call: FunctionCall, results: tuple[Any, ...], loose: Any, recorder: Recorder
 ) -> Callable[..., Any]:
@@ -364,12 +376,7 @@ def backward_of(
         Refusal: the call is that of a reentrant checkpoint, which adds up gradients by itself, in
             an order of its own.
     """
-    if call.function is CheckpointFunction:
-        raise Refusal(
-            "a checkpoint with use_reentrant=True runs autograd in its backward",
-            kind="autograd inside",
-            do="pass use_reentrant=False: the values are the same, and a pair runs them again",
-        )
+    _check_own(call)
 
     def run(backward: Callable[..., Any], *gradients: Any) -> Any:
         with reported(recorder), adding_nothing():
@@ -377,3 +384,12 @@ def backward_of(
 
     zeros = call.context.materialize_grads
     return torch_api.backward_node(call.function, run, results, loose, zeros=zeros)
+
+
+def _check_own(call: FunctionCall) -> None:
+    if call.function is CheckpointFunction:
+        raise Refusal(
+            "a checkpoint with use_reentrant=True runs autograd in its backward",
+            kind="autograd inside",
+            do="pass use_reentrant=False: the values are the same, and a pair runs them again",
+        )

@@ -125,6 +125,7 @@ class Hooking:
             raise _raised("can't retain_grad on Tensor that has requires_grad=False")
         if not tensor.ft_leaf:
             self._append(RETAIN, None, value)
+            self._recorder.histories.retained[value] = ref(tensor)
 
     def node(self, tensor: Abstract) -> "FunctionNode | None":
         """The node of autograd's that a tensor comes from, where that is a Function's."""
