@@ -170,7 +170,7 @@ def a_scaler_with_two_optimizers() -> Loop:
     return Loop(train, labelled, body=body, head=head, optimizers=optimizers, scaler=scaler)
 
 
-@step(captures=4)
+@step(captures=5)
 def loss_scaling_by_hand() -> Loop:
     """Halved after an overflow, and no step; the answer is a question of data."""
 

@@ -1,8 +1,8 @@
 """Learning rates that change: schedulers called in the step and after it, warm-up, param groups."""
 
+import math
 from collections.abc import Callable
 from functools import partial
-from math import cos, pi
 from typing import Any
 
 import torch
@@ -35,18 +35,18 @@ SCHEDULES: dict[str, Scheduling] = {
     ),
 }
 INSIDE: dict[str, int] = {
-    "step_lr": 3, "multi_step": 4, "constant": 3, "linear": 3, "polynomial": 3,
+    "step_lr": 5, "multi_step": 10, "constant": 4, "linear": 3, "polynomial": 3,
     "cosine_restarts": 3, "warm_up_then_cosine": 3, "one_cycle": 3, "cyclic": 3,
     "sequential": 5, "chained": 4,
 }  # fmt: skip
-"""By name, the captures of those whose Python goes another way in some epochs"""
+"""By name, the captures of those whose Python goes another way in some epochs; `multi_step` looks the epoch up"""
 
 
 def warm_up_then_cosine(epoch: int) -> float:
     """A factor of the learning rate."""
     if epoch < 4:
         return (epoch + 1) / 4
-    return 0.5 * (1 + cos(pi * (epoch - 4) / 10))
+    return 0.5 * (1 + math.cos(math.pi * (epoch - 4) / 10))
 
 
 def scheduled(make: Scheduling, *, inside: bool) -> Loop:
@@ -106,8 +106,9 @@ def reduced_on_a_plateau_after_the_step() -> Loop:
     return Loop(after, batch, model=model, optimizer=optimizer, scheduler=scheduler, losses=losses)
 
 
-@step()
+@step(captures=10)
 def reduced_on_a_plateau_in_the_step() -> Loop:
+    """torch makes a float of the loss, which fixes it (decision 041)."""
     model = mlp(out=1)
     optimizer = SGD(model.parameters(), lr=0.5)
     scheduler = schedule.ReduceLROnPlateau(optimizer, patience=1, factor=0.5)
