@@ -26,7 +26,8 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     """
     recorded, source = captured.recorded, Source()
     followed = follows(recorded.ops)
-    trains = torch.is_grad_enabled() or followed
+    alone = recorded.asks_gradients and not recorded.trained_outside
+    trains = (torch.is_grad_enabled() or followed) and not alone
 
     def make(of: Recorded, semantics: TargetSemantics, put: object) -> Graph:
         return forward_graph(of, semantics, Level(True), "export", trains=trains)
@@ -40,7 +41,9 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     guards.write()
     body, unmet = source.inner(), Unmet()
     instead = give_up(body, graph, inside, unmet) if inside else None
-    leaves = write_body(body, recorded, graph, guards.inputs, spelled=trains, instead=instead)
+    leaves = write_body(
+        body, recorded, graph, guards.inputs, spelled=trains, instead=instead, below=alone
+    )
     changes = repeat_changes(body, recorded, guards.inputs, leaves)
     body.add(*changes, f"return {returned_text(body, recorded, leaves)}")
     add_surrounded(source, body.lines, grad_on=followed and not recorded.requires.grad_mode)
@@ -68,12 +71,27 @@ def add_surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
 
 def write_body(
     source: Source, recorded: Recorded, graph: Graph, inputs: list[str], *, spelled: bool,
-    instead: Instead | None = None,
+    instead: Instead | None = None, below: bool = False,
 ) -> list[str]:  # fmt: skip
-    """The lines of the body; gives the outputs. `spelled`: the graph tells histories."""
+    """The lines of the body; gives the outputs.
+
+    Args:
+        source: takes the lines.
+        recorded: the program.
+        graph: its ops.
+        inputs: names of what the graph is given.
+        spelled: whether the graph tells histories.
+        instead: what runs instead of some ops.
+        below: whether autograd sees nothing of the ops, in whatever grad mode they run.
+    """
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
-    straight = Straight(source, recorded.symbols, names, instead)
+    body = source.inner() if below else source
+    straight = Straight(body, recorded.symbols, names, instead)
     straight.ops(graph)
+    if below:
+        mode = source.bind(torch_api.below_autograd, "below_autograd")
+        source.add(f"with {mode}():", *(INDENT + line for line in (*body.lines, "pass")))
+        straight.source = source
     for mutation in recorded.mutations:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
     return leaf_texts(source, straight, recorded, inputs, spelled=spelled)

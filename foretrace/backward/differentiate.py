@@ -17,7 +17,7 @@ import torch
 from foretrace.backward.hooks import Hooks, as_is
 from foretrace.errors import Refusal
 from foretrace.history.call_facts import locate, results_of, values_used, written_positions
-from foretrace.history.stale import Stale, saved_by
+from foretrace.history.stale import Stale
 from foretrace.ir.op import (
     Backward,
     GradientCall,
@@ -35,7 +35,7 @@ from foretrace.ir.op import (
     values_in,
 )
 from foretrace.ir.types import TensorType
-from foretrace.ir.walk import binds, made_in, subgraphs_of
+from foretrace.ir.walk import binds, every_op, made_in, subgraphs_of
 from foretrace.ops.infer import Inference
 from foretrace.ops.views import put_back
 from foretrace.rules.derive import Derivatives
@@ -78,8 +78,10 @@ class Differentiation:
         """whether what the walk gives is differentiated once more; whether not all is wanted"""
         self.freed = set[Op]()
         """what a backward of the program's own has gone through, and let go of what was saved"""
-        self.through_ops = list[Op]()
-        """what the walk has taken a gradient through"""
+        self.spent = list[Op]()
+        """what the walk has gone through that had saved something"""
+        self.deep = False
+        """whether gradients arrive inside of ops, as a gradient of the program's reads there"""
         self.outside = outside
         """by id, the real tensors behind inputs, and what they hold when the backward runs"""
         self.stale, self.hooks = stale, hooks or Hooks(())
@@ -100,17 +102,13 @@ class Differentiation:
 
     def _op(self, op: Op) -> None:
         if isinstance(op.target, ModuleCall | GradientCall):
-            if isinstance(op.target, GradientCall):
-                self.freed.update(op.target.freed)
-            if self.keep(op):
-                self._whole(op)
-            else:
-                self.walk(op.body or ())
+            self._region(op)
             return
         opened = op.own is not None and not op.writes
         if self.hooks and (op.leaf or op.writes or self._by_itself(op)):
             self.hooks.of(op, self)
-        if not opened and not any(out in self.gradients for out in op.outs):
+        inside = self.deep and self._arrives_inside(op)
+        if not (opened or inside or any(out in self.gradients for out in op.outs)):
             self._without_gradient(op)
         elif isinstance(op.target, Write) and not op.target.followed:
             self._unfollowed(op)
@@ -122,8 +120,25 @@ class Differentiation:
             differentiate_held(op, self)
         elif op.leaf or op.writes or self._by_itself(op):
             self._leaf(op)
+        elif inside or not self.keep(op):
+            self.walk(op.body or ())
         else:
-            self._composite(op)
+            self._whole(op)
+
+    def _region(self, op: Op) -> None:
+        """What autograd does not see: a call of a module, a gradient of the program's own."""
+        if isinstance(op.target, GradientCall):
+            self.freed.update(op.target.freed)
+            self.deep |= op.target.again
+        if self.keep(op):
+            self._whole(op)
+        else:
+            self.walk(op.body or ())
+
+    def _arrives_inside(self, op: Op) -> bool:
+        """Whether there is a gradient of what a composite has made inside."""
+        inside = every_op(op.region or ()) if op.definition is not None else ()
+        return any(out in self.gradients for inner in inside for out in inner.outs)
 
     def _by_itself(self, op: Op) -> bool:
         """Whether what lies below an op has no part in its derivative."""
@@ -139,16 +154,9 @@ class Differentiation:
         else:
             if op.origin.grad_mode:  # and takes out what was saved, of use or not
                 self.stale.check_unpacked(op, self.derivatives)
-                self._passes(op)
             hidden = isinstance(op.target, Write) and not op.target.followed
             on = op.args[:1] if hidden else op.operands if op.origin.grad_mode else ()
             self.reached.update(v for v in on if self.wants(v))
-
-    def _composite(self, op: Op) -> None:
-        if self.keep(op):
-            self._whole(op)
-        else:
-            self.walk(op.body or ())
 
     # ---- one op with a derivative of its own --------------------------------------------------
 
@@ -218,14 +226,19 @@ class Differentiation:
         """What a gradient is in the program, where the walk is a part of one."""
         return gradient
 
+    def _spends(self, op: Op, rule: Rule) -> None:
+        """Note that autograd's node of an op runs, if it has saved what its formula reads."""
+        if len(rule.used) > sum(tangent in rule.used for tangent in rule.tangents):
+            self._passes(op)
+
     def _passes(self, op: Op) -> None:
-        """Note that autograd's node of an op runs.
+        """Note that autograd's node of an op runs, which has saved something.
 
         Raises:
-            Refusal: what it had saved was let go of by a backward before.
+            Refusal: it was let go of by a backward before.
         """
-        self.through_ops.append(op)
-        if op in self.freed and saved_by(op, self.derivatives):
+        self.spent.append(op)
+        if op in self.freed:
             raise locate(Refusal(
                 f"the backward of {target_name(op.target)} runs a second time, and the first has"
                 " let go of what it had saved; eager raises, too",
@@ -238,7 +251,7 @@ class Differentiation:
         tangents: Sequence[Value | None],
     ) -> None:  # fmt: skip
         """Put the rule's ops in the words of this call, and give its gradients on."""
-        self._passes(op)
+        self._spends(op, rule)
         env = rule.env()
         env.update(zip(rule.operands, occurrences, strict=True))
         env.update(zip(rule.results, results, strict=True))
@@ -342,7 +355,6 @@ class Differentiation:
         """
         base, args = op.args
         (out,) = op.outs
-        self._passes(op)
         whole = self._in_layout(self.gradients[out], base.type, op)
         bases = [whole]
         for step in write.steps:
@@ -352,6 +364,7 @@ class Differentiation:
         rule, occurrences = self._rule(write.func, op, args, op.kwargs, [part])
         if rule is None:
             return
+        self._spends(op, rule)
         env = rule.env()
         env.update(zip(rule.operands, occurrences, strict=True))
         if any(v in rule.results for inner in rule.ops for v in inner.operands):
@@ -415,7 +428,8 @@ class Differentiation:
         passed = self.passed.union(op.outs)
         held = {g for v, g in self.gradients.items() if v not in passed}
         try:
-            self._passes(op)
+            if op.target.context.saved_values():
+                self._passes(op)
             rule = own_rule(op, tangents, held, self.outside, self.derivatives.tape)
         except Refusal as refusal:
             raise locate(refusal, op) from None

@@ -203,7 +203,8 @@ class Inside(Differentiation):
         self.hooks.of(op, self)
         if not op.target.followed or self.reached.union(self.gradients).isdisjoint(op.outs):
             return
-        self._passes(op)
+        if op.target.context.saved_values():
+            self._passes(op)
         self.record()
         recorder, name = self.recorder, RuleName(f"{op.target}.backward", "registered")
         operands = [v for v in op.args if isinstance(v, Value)]
@@ -364,12 +365,13 @@ class Engine:
             walk.stale.meet(ops)
             walk.walk(ops)
             walk.record()
-        freed = frozenset() if keep else frozenset(walk.through_ops)
+        freed = frozenset() if keep else frozenset(walk.spent)
         call.target = GradientCall(name, again, freed)
         call.args = (*roots, *given)
         call.outs = tuple(dict.fromkeys(out for op in every_op(body) for out in op.outs))
         call.result = list(call.outs)
         recorder.append(call)
+        recorder.types.told.requires_grad.append(True)  # in another grad mode eager raises
         return walk
 
     def _so_far(self) -> Iterator[Op]:

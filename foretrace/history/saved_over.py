@@ -8,6 +8,7 @@ from foretrace.history.history_ops import make_copy, rename
 from foretrace.history.stale import Stale, saved_by
 from foretrace.ir.op import Op, Value, Write
 from foretrace.ir.program import Recorded
+from foretrace.ir.walk import freed_in
 from foretrace.rules.derive import Derivatives
 
 RESHAPED = (
@@ -62,7 +63,10 @@ def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) 
     hidden: dict[Value, Op] = {}
     given = {item.value for item in recorded.inputs}
     stale.meet(recorded.ops)
+    freed = freed_in(recorded.ops)
     for op in ops:
+        if op in freed:
+            continue  # its backward has run
         touched = any(stale.of(v, op) or stale.of_part(v, op) for v in (*op.operands, *op.outs))
         if not (touched or op.origin.checkpoint) or not _follows(op):
             continue

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from foretrace.errors import Frame
-from foretrace.ir.op import Checkpoint, ModuleCall, Op, Tree, Value, ViewStep
+from foretrace.ir.op import Checkpoint, GradientCall, ModuleCall, Op, Tree, Value, ViewStep
 from foretrace.ir.requirements import (
     Again,
     Answered,
@@ -19,7 +19,7 @@ from foretrace.ir.requirements import (
 )
 from foretrace.ir.structure import Structure
 from foretrace.ir.types import TensorType
-from foretrace.ir.walk import Bare, bare_in, bound_inside, called_in
+from foretrace.ir.walk import Bare, bare_in, bound_inside, called_in, every_op
 from foretrace.symbols.questions import Question
 from foretrace.symbols.sizes import Guard, Size, Symbols
 
@@ -268,6 +268,10 @@ class Recorded:
         """Whether it is a view taken under no_grad: no backward can begin there."""
         return self._without_history().get(value) == "loose"
 
+    def spent(self, value: Tree) -> bool:
+        """Whether a backward of the program's own has run there, and let go of what it needs."""
+        return isinstance(value, Value) and self._without_history().get(value) == "spent"
+
     def followed(self, value: Value) -> bool:
         """Whether a gradient can go through it."""
         return value.type.requires_grad and value not in self._without_history()
@@ -277,9 +281,23 @@ class Recorded:
         """Whether a gradient can go through something that it returns."""
         return any(isinstance(o.value, Value) and self.followed(o.value) for o in self.outputs)
 
+    @property
+    def asks_gradients(self) -> bool:
+        """Whether the program computes gradients itself."""
+        return any(type(op.target) is GradientCall for op in every_op(self.ops))
+
+    @property
+    def trained_outside(self) -> bool:
+        """Whether a gradient that a caller asks for can go through something that it leaves."""
+        return self.gives_followed or any(map(self.writes_followed, self.mutations))
+
     def differentiable(self, value: Tree) -> bool:
         """Whether a backward can begin there, so that it takes a tangent."""
-        return isinstance(value, Value) and value.type.requires_grad and not self.loose(value)
+        return (
+            isinstance(value, Value)
+            and value.type.requires_grad
+            and not (self.loose(value) or self.spent(value))
+        )
 
     def writes_followed(self, mutation: Mutation) -> bool:
         """Whether an input has the history of what was written to it."""

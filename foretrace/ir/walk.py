@@ -7,7 +7,7 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.op import ModuleCall, Op, Subgraph, Value
+from foretrace.ir.op import GradientCall, ModuleCall, Op, Subgraph, Value
 from foretrace.ir.tree import leaves, map_tree
 from foretrace.symbols.questions import free_symbols
 
@@ -83,12 +83,38 @@ def read_outside(ops: Iterable[Op]) -> dict[Value, Op]:
     return found
 
 
-Bare: TypeAlias = Literal["leaf", "loose"]
-"""How a value does: it was made so, or is a view that was taken under no_grad"""
+def freed_in(ops: Iterable[Op]) -> frozenset[Op]:
+    """The ops of which a backward of the program's own has let go what autograd had saved."""
+    asked = (op.target for op in every_op(ops) if type(op.target) is GradientCall)
+    return frozenset().union(*(target.freed for target in asked))
 
 
-def bare_in(ops: Iterable[Op]) -> Iterator[tuple[Value, Bare]]:
+def spent_in(ops: Sequence[Op]) -> Iterator[Value]:
+    """What a gradient of which would go through such an op."""
+    freed, spent = freed_in(ops), set[Value]()
+    for op in _as_far_as_opened(ops) if freed else ():
+        on = op.origin.grad_mode and not spent.isdisjoint(op.operands)
+        if op in freed or on:
+            own = [out for out in op.outs if out.type.requires_grad]
+            spent.update(own)
+            yield from own
+
+
+def _as_far_as_opened(ops: Iterable[Op]) -> Iterator[Op]:
+    """The leaves in their order; of what nobody has looked into, the op itself."""
+    for op in ops:
+        if op.region and not op.writes:
+            yield from _as_far_as_opened(op.region)
+        yield op
+
+
+Bare: TypeAlias = Literal["leaf", "loose", "spent"]
+"""How a value does: made so, a view that was taken under no_grad, or of what a backward has run"""
+
+
+def bare_in(ops: Sequence[Op]) -> Iterator[tuple[Value, Bare]]:
     """The values that require grad without a history that a gradient takes."""
+    yield from ((value, "spent") for value in spent_in(ops))
     for op in called_in(ops):
         if op.target is torch.ops.aten.requires_grad_.default:
             yield op.outs[0], "leaf"

@@ -22,7 +22,7 @@ from foretrace.ir.structure import hand_back
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import Arrived
 from foretrace.runtime.tangents import agree, lay_out, only_numbers, sizes_by_data, strides_of
-from foretrace.runtime.untrained import Untrained, mark, mark_spent
+from foretrace.runtime.untrained import Untrained, after_backward, mark, mark_spent
 from foretrace.symbols.sizes import Numbers
 from foretrace.targets.semantics import Captured
 
@@ -220,6 +220,8 @@ def _place(recorded: Recorded, flat: list[Any], sizes: Numbers, outputs: list[An
             outputs[position] = output.value
         elif output.same_as is not None:
             outputs[position] = flat[output.same_as]
+        elif recorded.spent(output.value):
+            outputs[position] = after_backward(outputs[position])
         elif output.view_of is not None or (
             recorded.loose(output.value) and outputs[position].requires_grad
         ):

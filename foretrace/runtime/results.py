@@ -17,6 +17,7 @@ from foretrace.ir.op import Tree, Value
 from foretrace.ir.program import Mutation, Output, Recorded, Role
 from foretrace.ir.requirements import put_all
 from foretrace.runtime.calls import in_memory, loose, write_back
+from foretrace.runtime.untrained import after_backward
 from foretrace.symbols.questions import free_symbols
 from foretrace.trace.hooks import RETAIN
 
@@ -111,6 +112,8 @@ def _leaf_text(
         return inputs[output.same_as]
     bare = (spelled or output.apart) and recorded.loose(value)
     unfollowed = f"{source.bind(loose, 'loose')}(%s)" if bare else "%s"
+    if recorded.spent(value):
+        bare, unfollowed = True, f"{source.bind(after_backward, 'after_backward')}(%s)"
     if output.view_of is None or output.view_type is None:
         name = straight.names[value]
         return straight.named_once(value, unfollowed % name) if bare else name

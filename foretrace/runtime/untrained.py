@@ -11,6 +11,7 @@ import torch
 
 from foretrace.backward.hooks import left_out
 from foretrace.errors import Refusal
+from foretrace.frames.sources import asking_line
 from foretrace.ir.op import ModuleCall, Op, Value
 from foretrace.ir.program import Graph, Mutation, Recorded
 from foretrace.ir.walk import every_op, subgraphs_of
@@ -113,6 +114,22 @@ def _spent(recorded: Recorded, mutation: Mutation) -> Refusal:
         kind="double backward", at=recorded.made_at(mutation.value),
         do="detach() it before it is used again",
     )  # fmt: skip
+
+
+def _backward_ran() -> Refusal:
+    return Refusal(
+        "a gradient is asked of what the program has run a backward of already, which eager refuses"
+        " too", kind="graph freed", at=asking_line(),
+        do="pass retain_graph=True to the backward in the program, or return what you need of it",
+    )  # fmt: skip
+
+
+def after_backward(tensor: torch.Tensor) -> torch.Tensor:
+    """A result of which the program has run a backward: it requires grad, and gives none."""
+    if not torch.is_grad_enabled():
+        return tensor
+    found: torch.Tensor = _UNTRAINED(_backward_ran, tensor.detach(), _leaf())
+    return found
 
 
 def mark_spent(recorded: Recorded, results: Sequence[Any]) -> list[Any]:
