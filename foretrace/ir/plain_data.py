@@ -2,6 +2,7 @@
 
 import enum
 import types
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ def _parts(item: Any) -> list[Any] | None:
     kind = type(item)
     if kind is dict:
         return [*item.keys(), *item.values()]
+    if kind is defaultdict:
+        return [item.default_factory, *item.keys(), *item.values()]
     if kind in CONTAINERS:
         return list(item)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
@@ -62,6 +65,8 @@ def snapshot(item: Any) -> Any:
     kind, parts = type(item), _parts(item)
     if kind is dict:
         return {key: snapshot(part) for key, part in item.items()}
+    if kind is defaultdict:
+        return defaultdict(item.default_factory, {k: snapshot(part) for k, part in item.items()})
     if parts is None or issubclass(kind, SINGLE):
         return item
     if kind in CONTAINERS:
@@ -76,7 +81,9 @@ def same(now: Any, before: Any) -> bool:
         return False
     if kind is float or kind is complex:
         return repr(now) == repr(before)
-    if kind is dict:
+    if kind is defaultdict and now.default_factory is not before.default_factory:
+        return False
+    if kind is dict or kind is defaultdict:
         return list(now) == list(before) and all(same(now[key], before[key]) for key in before)
     if isinstance(before, (tuple, list)) and kind is not torch.Size:
         pairs = zip(own_items(now), own_items(before), strict=False)

@@ -45,8 +45,15 @@ class Place:
         """Whether it holds something else, or its content has changed."""
         now = self.now
         if now is not self.before:
-            return not (plain(now) and same(now, self.copy))
+            return not (plain(now) and same(now, self.copy)) or self._filled
         return self.copy is not now and not same(now, self.copy)
+
+    @property
+    def _filled(self) -> bool:
+        """Whether what it held has other content now."""
+        return self.copy is not self.before and not (
+            plain(self.before) and same(self.before, self.copy)
+        )
 
     @property
     def bound(self) -> bool:

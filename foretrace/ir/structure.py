@@ -105,7 +105,7 @@ def shared_in(tree: Any) -> bool:
 
 def _attributes(leaf: Any) -> dict[str, Any] | None:
     """The attributes of an object that is a container of tensors, or None for a leaf."""
-    if isinstance(leaf, (torch.Tensor, nn.Module, type, str, int, float)) or callable(leaf):
+    if isinstance(leaf, (torch.Tensor, *LIVE, type, str, int, float)) or callable(leaf):
         return None
     base = _made_of(type(leaf))
     if base is None:
@@ -137,7 +137,11 @@ def _made_of(kind: type) -> type | None:
     return base if known else None
 
 
-NO_CONTAINER = (str, int, float, type, ModuleType, nn.Module, set, frozenset, deque)
+LIVE = (
+    nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler,
+)  # fmt: skip
+"""Objects that act on live tensors, and not on copies of them"""
+NO_CONTAINER = (str, int, float, type, ModuleType, *LIVE, set, frozenset, deque)
 """What is not looked into: a module of Python's, as `self.torch`, leads to all that is loaded"""
 
 

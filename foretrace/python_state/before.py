@@ -125,6 +125,10 @@ class Before:
     def _knew(self, item: Any) -> bool:
         return id(item) in self._seen or id(item) in self._containers
 
+    def places_of(self, item: Any) -> int:
+        """How many of the places that are kept held an object."""
+        return sum(each is item for kept in self._all() for each in gc.get_referents(kept.before))
+
     def itself(self, change: Change) -> Change:
         """The change, which tells whether it has bound a name to an object that was there."""
         after = change.after

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import is_not
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -57,6 +57,25 @@ def seen_to_differ(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
             place = _place_of(each)
             if place is not None:
                 yield from counted_in([Change(place, place.now, rebound=True)])
+
+
+SCHEDULED: Final = (("initial_lr", "lr"), ("max_momentum", "momentum"), ("max_momentum", "betas"))
+"""In a group of an optimizer's: what a schedule notes there first, and the number that it changes.
+
+Source: torch/optim/lr_scheduler.py, torch 2.13; of `betas` it is the first.
+"""
+
+
+def scheduled(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
+    """The numbers that a schedule outside of the program changes between its calls."""
+    for each in held:
+        if isinstance(each, Held) and isinstance(each.holder, dict) and (
+            any(mark in each.holder and each.key == key for mark, key in SCHEDULED)
+        ):  # fmt: skip
+            place = _place_of(each)
+            (_, number), *_ = take_apart(each.before)[0] or [("", None)]
+            if place is not None and type(number) in NUMBERS:
+                yield Change(place, None, rebound=True), 0
 
 
 def _place_of(held: Held) -> Place | None:

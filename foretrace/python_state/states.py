@@ -79,13 +79,18 @@ def left_in(
     real = {id(each): tensor for each, tensor in zip(run.placeholders, run.real, strict=True)}
     known = before.met.union(map(id, run.real))
     every = [*_everywhere(before, loan, outside, run)]
+    dropped = {id(item): item for item in _dropped(every, before)}
     sorted_out = [(change, *_sorted(change, known)) for change in every]
     filled = {id(change.place.holder) for change, left, _, _ in sorted_out if left}
     for change, can_be_left, made, held in sorted_out:
         new = change.place.before is MISSING and id(change.place.holder) in filled
         left = can_be_left or (new and plain(change.after))
         content = isinstance(change.place, Contents)
-        if change.itself:
+        if id(change.place.holder) in dropped:
+            change.undo()
+            continue
+        again = change.rebound and id(change.place.before) in filled and plain(change.after)
+        if change.itself or again:  # a new container may hold what the old one held
             requires.changed.append(change)
         elif content and not left:  # stays as it is, for `leaks.py` to find what it keeps
             one = located(replace(change, after=None), lines)
@@ -101,6 +106,15 @@ def left_in(
         each for each in requires.changed if (id(each.place.holder), each.place.key) not in found
     ]  # fmt: skip
     return [*found.values()], [*others.values()]
+
+
+def _dropped(changes: Iterable[Change], before: Before) -> Iterator[Any]:
+    """Containers of which the only place holds another one now: what was put there is gone."""
+    for change in changes:
+        old = change.place.before
+        gone = change.rebound and own_kind(old) in FILLED and plain(change.after)
+        if gone and change.after is not old and before.places_of(old) == 1:
+            yield old
 
 
 def _everywhere(

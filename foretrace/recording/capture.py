@@ -34,7 +34,7 @@ from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import alias_of, written
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
 from foretrace.python_state.before import Before
-from foretrace.python_state.counts import Counts, counted_in
+from foretrace.python_state.counts import Counts, counted_in, scheduled
 from foretrace.python_state.held import bound_before, read_outside
 from foretrace.python_state.holes import check_iterators
 from foretrace.python_state.leaks import check_none_escaped, stranding
@@ -480,6 +480,7 @@ def _note_held(
     data = bound_to_data(kept, capture.inputs, lines)
     requires.held = [*data, *unread(requires.held, capture.inputs, requires)]
     requires.held += [bound_before(change) for change in left if change.rebound]
+    requires.counted += scheduled(requires.held)
     check_found(requires, lines)
 
 
