@@ -39,7 +39,7 @@ INSIDE: dict[str, int] = {
     "cosine_restarts": 3, "warm_up_then_cosine": 3, "one_cycle": 3, "cyclic": 3,
     "sequential": 5, "chained": 4,
 }  # fmt: skip
-"""By name, the captures of those whose Python goes another way in some epochs; `multi_step` looks the epoch up"""
+"""By name, the captures of those that go another way in some epochs; or that look the epoch up"""
 
 
 def warm_up_then_cosine(epoch: int) -> float:
