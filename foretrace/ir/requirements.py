@@ -538,6 +538,8 @@ class Requirements:
     """inputs whose memory has room for so many elements, and the line that asks it"""
     hooked: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     """inputs whose hooks a backward of the program's own runs: on the gradient, and after it"""
+    flags: dict[int, bool] = field(default_factory=dict)
+    """inputs of which the program sets `requires_grad`, and what to"""
     cleared: list[int] = field(default_factory=list)
     """inputs whose `.grad` the program set to None"""
     changed: list[Change] = field(default_factory=list)

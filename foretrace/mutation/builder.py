@@ -67,6 +67,8 @@ class Histories:
     """new content by a write that autograd does not see, and the value whose history it has"""
     leaves: dict[Value, ref[Abstract]] = field(default_factory=dict)
     """leaves that the program has made, and what keeps its gradient"""
+    switched: dict[Value, Value] = field(default_factory=dict)
+    """what inputs have since they were made leaves, or none, and what they had before"""
     retained: dict[Value, ref[Abstract]] = field(default_factory=dict)
     """tensors that keep their gradients, and are no leaves"""
     functions: dict[Value, Any] = field(default_factory=dict)

@@ -9,7 +9,8 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Value
-from foretrace.mutation.builder import Builder
+from foretrace.mutation.alias import alias_of
+from foretrace.mutation.builder import DETACH, Builder
 from foretrace.mutation.call import Call
 from foretrace.mutation.current import current
 from foretrace.tensors.abstract import FLAG, Abstract, follow
@@ -30,6 +31,22 @@ def require_grad(call: Call) -> Abstract:
         )
     make_leaf(call.recorder, tensor, value)
     return tensor
+
+
+def switch_leaf(recorder: Builder, tensor: Abstract, wanted: bool) -> None:
+    """Let an input be a leaf of autograd from now on, or none; its memory is as it was."""
+    alias, before = alias_of(tensor), value_of(tensor, recorder)
+    known = recorder.histories.switched.get(before)
+    if known is not None and known.type.requires_grad == wanted:
+        now = known  # nobody has written to it meanwhile
+    elif wanted:
+        now = recorder.leaf(before)
+        recorder.histories.leaves[now] = ref(tensor)
+    else:
+        now = recorder.call(DETACH, (before,)).outs[0]
+    recorder.histories.switched[now] = known or before
+    alias.become(now)
+    follow(tensor, wanted)
 
 
 def make_leaf(recorder: Builder, tensor: Abstract, value: Value) -> Value:

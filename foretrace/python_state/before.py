@@ -127,7 +127,9 @@ class Before:
 
     def places_of(self, item: Any) -> int:
         """How many of the places that are kept held an object."""
-        return sum(each is item for kept in self._all() for each in gc.get_referents(kept.before))
+        return sum(
+            each is item for kept in self._all() for each in gc.get_referents(_content(kept))
+        )
 
     def itself(self, change: Change) -> Change:
         """The change, which tells whether it has bound a name to an object that was there."""
@@ -363,6 +365,11 @@ class Before:
             kept = self._names.setdefault(id(space), KeptNames(space))
             for name in space.keys() & self.mentioned - kept.before.keys():
                 self._queue.append(kept.note(name))
+
+
+def _content(kept: Kept) -> Any:
+    """What is kept of an object."""
+    return getattr(kept, "before", None)
 
 
 def _nothing(item: Any) -> None:

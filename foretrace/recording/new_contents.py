@@ -1,5 +1,6 @@
 """What a run leaves in memory: new contents of its inputs, and values that were written over."""
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ NEW = "use the operator that returns a new tensor, such as detach() or transpose
 
 
 def mutations_of(
-    recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: Borrowed
-) -> list[Mutation]:
+    recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: Borrowed,
+    flags: Collection[int] = (),
+) -> list[Mutation]:  # fmt: skip
     """Inputs that were written to, and buffers that were bound to another tensor."""
     found = []
     for index, (item, placeholder) in enumerate(zip(inputs, placeholders, strict=True)):
@@ -36,11 +38,12 @@ def mutations_of(
             continue
         alias = alias_of(placeholder)
         new = current(alias, recorder)
+        new = recorder.histories.switched.get(new, new)
         if alias.parent is not None:
             raise _not_written_back(f"changes the shape of the {item.role}", new, recorder)
         if alias.initial is not item.value:
             raise _not_written_back(f"resizes the {item.role}", new, recorder, LEAVE_OUT)
-        if item.value.type.requires_grad and not placeholder.requires_grad:
+        if item.value.type.requires_grad and not (placeholder.requires_grad or index in flags):
             raise _not_written_back(f"detaches the {item.role}", new, recorder)
         if new is not item.value:
             if not item.leaf and alias.version.count:

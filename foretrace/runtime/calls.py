@@ -205,6 +205,8 @@ def finish(
     put_all(recorded.requires.states, outputs, flat, call)
     for index in recorded.requires.cleared:
         flat[index].grad = None
+    for index, on in recorded.requires.flags.items():
+        flat[index].requires_grad_(on)
     built = recorded.out_structure.build(iter(outputs))
     built = hand_back(recorded.requires.handed, built, call)
     return built, rest[len(recorded.mutations) :]

@@ -176,4 +176,5 @@ def repeat_changes(
     every, given = ("".join(f"{each}, " for each in names) for names in (leaves, inputs))
     put = source.bind(partial(put_all, requires.states), "put")
     last = [f"{put}(({every}), ({given}), (args, kwargs))"] if requires.states else []
-    return [*(f"{redo}()" for redo in redone), *cleared, *last]
+    flags = (f"{inputs[i]}.requires_grad_({on})" for i, on in requires.flags.items())
+    return [*(f"{redo}()" for redo in redone), *cleared, *last, *flags]

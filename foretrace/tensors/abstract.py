@@ -57,6 +57,8 @@ class Told:
         """when it asked whether one requires grad"""
         self.strides = False
         """whether it asked how one lies in memory"""
+        self.switch: Callable[[Abstract, bool], None] | None = None
+        """lets an input be a leaf of autograd, or none; None where no call can repeat it"""
         self.hooking: Any = None
         """what records hooks; None where no program is recorded"""
         self.written: Callable[[Abstract], int]
@@ -123,6 +125,9 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     def requires_grad_(self, requires_grad: bool = True) -> "Abstract":
         """As `Tensor.requires_grad_`, on a tensor that the program has made."""
         if self.ft_leaf and requires_grad != self.requires_grad:
+            if self.ft_gradient is not None and self.ft_told.switch is not None:
+                self.ft_told.switch(self, requires_grad)
+                return self
             raise Refusal(
                 "the program changes requires_grad of a leaf (an input, a parameter)",
                 kind="side effect", do="set it before the capture, or use detach()",
@@ -228,8 +233,8 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         self.ft_told.hooking.retain(self)
 
     def _set_data(self, new: object) -> None:
-        """Nothing for its own, as `module.to` sets where nothing moves; refused for another's."""
-        if new is not self:
+        """Nothing for its own memory, as `p.data -= x` sets; refused for another's."""
+        if new is not self and not _same_memory(self, new):
             raise Refusal(
                 "the program sets tensor.data", kind="side effect", do="use copy_, or a new tensor"
             )
@@ -297,6 +302,16 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
             INDEXING.set(self, index, new)
         else:
             super().__setitem__(index, new)
+
+
+def _same_memory(tensor: Abstract, other: Any) -> bool:
+    """Whether another tensor is all of the same memory, as `.data` is."""
+    if not isinstance(other, Abstract) or None in (tensor.ft_alias, other.ft_alias):
+        return False
+    own, others = ((each.shape, STRIDE(each), each.dtype) for each in (tensor, other))
+    begins = [OFFSET(each) for each in (tensor, other)]
+    one = tensor.ft_alias.root is other.ft_alias.root
+    return bool(one and own == others and begins[0] == begins[1])
 
 
 class Prototype(torch.Tensor):
