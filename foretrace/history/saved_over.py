@@ -63,10 +63,8 @@ def saved_over(ops: Iterable[Op], recorded: Recorded, derivatives: Derivatives) 
     hidden: dict[Value, Op] = {}
     given = {item.value for item in recorded.inputs}
     stale.meet(recorded.ops)
-    freed = freed_in(recorded.ops)
-    for op in ops:
-        if op in freed:
-            continue  # its backward has run
+    freed = freed_in(recorded.ops)  # of these the backward has run
+    for op in (each for each in ops if each not in freed):
         touched = any(stale.of(v, op) or stale.of_part(v, op) for v in (*op.operands, *op.outs))
         if not (touched or op.origin.checkpoint) or not _follows(op):
             continue

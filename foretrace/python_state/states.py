@@ -78,17 +78,13 @@ def left_in(
     found, others = dict[tuple[int, Any], Change](), dict[tuple[int, Any], Change]()
     real = {id(each): tensor for each, tensor in zip(run.placeholders, run.real, strict=True)}
     known = before.met.union(map(id, run.real))
-    every = [*_everywhere(before, loan, outside, run)]
-    dropped = {id(item): item for item in _dropped(every, before)}
+    every = _that_lives([*_everywhere(before, loan, outside, run)], before)
     sorted_out = [(change, *_sorted(change, known)) for change in every]
     filled = {id(change.place.holder) for change, left, _, _ in sorted_out if left}
     for change, can_be_left, made, held in sorted_out:
         new = change.place.before is MISSING and id(change.place.holder) in filled
         left = can_be_left or (new and plain(change.after))
         content = isinstance(change.place, Contents)
-        if id(change.place.holder) in dropped:
-            change.undo()
-            continue
         again = change.rebound and id(change.place.before) in filled and plain(change.after)
         if change.itself or again:  # a new container may hold what the old one held
             requires.changed.append(change)
@@ -108,8 +104,17 @@ def left_in(
     return [*found.values()], [*others.values()]
 
 
+def _that_lives(changes: list[Change], before: Before) -> list[Change]:
+    """The changes, but for those of containers that are gone, which are undone."""
+    dropped = {id(item): item for item in _dropped(changes, before)}
+    for change in changes:
+        if id(change.place.holder) in dropped:
+            change.undo()
+    return [change for change in changes if id(change.place.holder) not in dropped]
+
+
 def _dropped(changes: Iterable[Change], before: Before) -> Iterator[Any]:
-    """Containers of which the only place holds another one now: what was put there is gone."""
+    """Containers of which the only place holds another one now."""
     for change in changes:
         old = change.place.before
         gone = change.rebound and own_kind(old) in FILLED and plain(change.after)

@@ -32,7 +32,6 @@ from foretrace.ir.requirements import (
 from foretrace.ir.structure import Structure, handed_back, named_arguments, take_apart
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import alias_of, written
-from foretrace.mutation.made_leaves import switch_leaf
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
 from foretrace.python_state.before import Before
 from foretrace.python_state.counts import Counts, counted_in, scheduled
@@ -60,8 +59,7 @@ from foretrace.python_state.states import (
     told,
     unread,
 )
-from foretrace.recording.gradients import Gradients
-from foretrace.recording.leaves import RunLeaves
+from foretrace.recording.gradients import Gradients, RunLeaves
 from foretrace.recording.new_contents import (
     begins_read,
     check_attributes_kept,
@@ -130,15 +128,18 @@ class Capture:
         )  # fmt: skip
         self.recorder = WatchedRecorder(self.outside, *made) if self.outside else Recorder(*made)
         self.recorder.example = self.example
-        self.flags: dict[int, bool] = {}
-        """inputs of which the program has set `requires_grad`"""
-        self.hooked: dict[int, tuple[Any, Any]] = {}
-        self.engine = Engine(self.recorder, RunLeaves(self))
-        types.told.hooking = Hooking(self.recorder)
-        if self.outside is not None:
-            types.told.switch = self._switch
-        types.told.written, types.told.room = self._written, self.gradients.room
+        self.leaves = RunLeaves(self)
+        self.engine = Engine(self.recorder, self.leaves)
         self.steps = Steps(self.recorder, self.questions)
+        self._answer_tensors()
+
+    def _answer_tensors(self) -> None:
+        """Let abstract tensors be told what is asked of all of the run."""
+        told = self.types.told
+        told.hooking, told.written = Hooking(self.recorder), self._written
+        told.room = self.gradients.room
+        if self.outside is not None:
+            told.switch = self.leaves.switch
 
     def placeholder(
         self, tensor: torch.Tensor, kind: Any, name: str,
@@ -173,11 +174,6 @@ class Capture:
             self.constants.lend(value, tensor, len(self.inputs) - 1)
         return abstract
 
-    def _switch(self, tensor: Abstract, wanted: bool) -> None:
-        """Let an input be a leaf of autograd, or none; each call leaves it so."""
-        switch_leaf(self.recorder, tensor, wanted)
-        self.flags[tensor.ft_gradient[1]] = wanted
-
     def note_asked(self, requires: Requirements) -> None:
         """What the program asked that more than its arguments decides."""
         self.gradients.note(requires)
@@ -185,7 +181,7 @@ class Capture:
         wanting = any(item.value.type.requires_grad for item in self.inputs)
         requires.asks_mode = wanting and requires.grad_mode in self.types.told.requires_grad
         requires.asks_strides = self.types.told.strides
-        requires.hooked, requires.flags = self.hooked, self.flags
+        requires.hooked, requires.flags = self.leaves.hooked, self.leaves.flags
 
     def _written(self, tensor: Abstract) -> int:
         if self.recorder.inferred:  # an inference tensor has no version counter
@@ -496,7 +492,7 @@ def _note_held(
 
 def _mutations(capture: Capture, loan: Borrowed, requires: Requirements) -> list[Mutation]:
     recorder, placeholders = capture.recorder, capture.placeholders
-    mutations = mutations_of(recorder, capture.inputs, placeholders, loan, capture.flags)
+    mutations = mutations_of(recorder, capture.inputs, placeholders, loan, capture.leaves.flags)
     requires.begins = begins_read(recorder, placeholders, mutations)
     for views in requires.together.values():
         requires.begins |= dict.fromkeys(views, requires.defined)

@@ -7,21 +7,24 @@ an optimizer, is asked by Python for its `.grad` before the recorder knows of it
 changes a tensor without a call of an operator, and casts, which autocast makes as well.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame
 from foretrace.frames.sources import asking_line
+from foretrace.ir.op import Value
 from foretrace.ir.program import Input
 from foretrace.ir.requirements import Change, OnGradient, Requirements
 from foretrace.ir.types import Size, TensorType
+from foretrace.mutation.made_leaves import switch_leaf, value_of
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import plain_class
+from foretrace.trace.recorder import Recorder
 
 OF_CLASS = (*torch_api.CASTS, "register_hook", "register_post_accumulate_grad_hook")
 """Methods that an abstract tensor has of its own, also where they are called as torch.Tensor's"""
@@ -198,3 +201,73 @@ def _alike(tensor: torch.Tensor, grad: torch.Tensor) -> bool:
         return each.shape, each.stride(), each.storage_offset(), each.dtype, each.device
 
     return facts(tensor) == facts(grad)
+
+
+# ---- leaves --------------------------------------------------------------------------------------
+
+
+class Run(Protocol):
+    """The inputs of a run, as far as they are known."""
+
+    inputs: list[Input]
+    placeholders: list[Any]
+    real: list[Any]
+    recorder: Recorder
+
+
+class RunLeaves:
+    """The tensors in whose `.grad` a backward of the program's own accumulates."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.hooked: dict[int, tuple[Any, Any]] = {}
+        """inputs with hooks that such a backward has run, and these"""
+        self.flags: dict[int, bool] = {}
+        """inputs of which the program has set `requires_grad`, and what to"""
+
+    def switch(self, tensor: Abstract, wanted: bool) -> None:
+        """Let an input be a leaf of autograd, or none; each call leaves it so."""
+        switch_leaf(self.run.recorder, tensor, wanted)
+        self.flags[tensor.ft_gradient[1]] = wanted
+
+    def of(self, value: Value) -> Any:
+        """The leaf that has a value; None for what is no leaf.
+
+        Raises:
+            Refusal: its gradient goes on to what made an argument, outside of the program.
+        """
+        made = self.run.recorder.histories.leaves.get(value)
+        if made is not None:
+            return made()
+        for item, placeholder in zip(self.run.inputs, self.run.placeholders, strict=True):
+            if item.value is value:
+                if not item.leaf:
+                    raise Refusal(
+                        f"a backward goes on from the {item.role} to what made it, outside of the"
+                        " program", kind="autograd inside", at=asking_line(),
+                        do=("pass a leaf: x.detach().requires_grad_()",
+                            "or return the loss, and call backward() outside"),
+                    )  # fmt: skip
+                return placeholder
+        return None
+
+    def hooks(self, value: Value) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+        """The real tensor, and its hooks on its gradient, and after one is accumulated."""
+        run = self.run
+        index = next((i for i, item in enumerate(run.inputs) if item.value is value), None)
+        if index is None:
+            return self.of(value), (), ()
+        tables = torch_api.hooks_of(run.real[index])
+        before, after = ([*table.values()] if table else [] for table in tables)
+        if before or after:
+            self.hooked[index] = tuple(before), tuple(after)
+        return run.real[index], before, after
+
+    def outside(self) -> dict[int, Value]:
+        """By id, the real tensors behind inputs, and what they hold now."""
+        run = self.run
+        return {
+            id(real): value_of(placeholder, run.recorder)
+            for real, placeholder in zip(run.real, run.placeholders, strict=True)
+            if isinstance(placeholder, Abstract) and isinstance(real, torch.Tensor)
+        }
