@@ -12,7 +12,10 @@ from tests.steps import (
     precision,
     representation,
     schedules,
+    sizes,
+    structures,
     trainers,
+    unusual,
 )
 from tests.steps.registry import STEPS, Step
 
@@ -30,5 +33,8 @@ __all__ = [
     "precision",
     "representation",
     "schedules",
+    "sizes",
+    "structures",
     "trainers",
+    "unusual",
 ]

@@ -130,7 +130,7 @@ def scaled(*, overflows: bool, clips: bool = False, growth: int = 2000) -> Loop:
     return Loop(train, batch, model=model, optimizer=optimizer, scaler=scaler)
 
 
-@step(captures=3)
+@step()
 def a_scaler_that_never_skips() -> Loop:
     return scaled(overflows=False)
 
@@ -140,7 +140,7 @@ def a_scaler_that_skips_two_steps() -> Loop:
     return scaled(overflows=True)
 
 
-@step(captures=3)
+@step()
 def a_scaler_that_grows() -> Loop:
     return scaled(overflows=False, growth=3)
 
@@ -150,7 +150,7 @@ def a_scaler_and_clipping() -> Loop:
     return scaled(overflows=True, clips=True)
 
 
-@step(captures=3)
+@step()
 def a_scaler_with_two_optimizers() -> Loop:
     body, head = nn.Linear(D, 8), nn.Linear(8, K)
     optimizers = [SGD(body.parameters(), lr=0.1), Adam(head.parameters(), lr=0.01)]

@@ -63,7 +63,7 @@ def moving_average_in_a_dict_of_tensors() -> Loop:
     return Loop(train, labelled, model=model, shadow=shadow, optimizer=optimizer)
 
 
-@step(captures=3)
+@step()
 def averaged_model_of_torch() -> Loop:
     model = mlp()
     average = AveragedModel(model)
@@ -80,7 +80,7 @@ def averaged_model_of_torch() -> Loop:
     return Loop(train, labelled, model=model, average=average, optimizer=optimizer)
 
 
-@step(captures=3)
+@step()
 def averaged_model_of_torch_as_a_moving_average() -> Loop:
     model = nn.Sequential(nn.Linear(D, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, K))
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
@@ -278,7 +278,7 @@ def a_memory_bank_by_index() -> Loop:
     return Loop(train, batch, model=model, bank=bank, optimizer=optimizer)
 
 
-@step(captures=6, first_calls=3)
+@step(captures=4)
 def negatives_from_a_deque_of_batches() -> Loop:
     model = mlp(out=4)
     kept: deque[Tensor] = deque(maxlen=3)

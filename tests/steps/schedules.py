@@ -35,9 +35,9 @@ SCHEDULES: dict[str, Scheduling] = {
     ),
 }
 INSIDE: dict[str, int] = {
-    "step_lr": 5, "multi_step": 10, "constant": 4, "linear": 3, "polynomial": 3,
+    "step_lr": 3, "multi_step": 10, "constant": 3, "linear": 3, "polynomial": 3,
     "cosine_restarts": 3, "warm_up_then_cosine": 3, "one_cycle": 3, "cyclic": 3,
-    "sequential": 5, "chained": 4,
+    "sequential": 5, "chained": 3,
 }  # fmt: skip
 """By name, the captures of those that go another way in some epochs; or that look the epoch up"""
 
@@ -76,7 +76,7 @@ for _name, _make in SCHEDULES.items():
     add(f"{_name}_in_the_step", __name__, partial(scheduled, _make, inside=True),
         captures=INSIDE.get(_name, 2))  # fmt: skip
     add(f"{_name}_after_the_step", __name__, partial(scheduled, _make, inside=False),
-        captures=3)  # fmt: skip
+        captures=2)  # fmt: skip
 
 
 @step(captures=3)

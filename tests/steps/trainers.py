@@ -71,7 +71,7 @@ def losses_are_logged_by_name() -> Loop:
     return Loop(train, targets, model=model, optimizer=optimizer, history=history)
 
 
-@step(captures=6)
+@step(captures=4)
 def the_last_three_losses() -> Loop:
     model = mlp()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -323,7 +323,7 @@ class Module(nn.Module):
         self.logged[name] = value.detach()
 
 
-@step(first_calls=2)
+@step()
 def manual_optimization_of_two() -> Loop:
     class Both(Module):
         def __init__(self) -> None:

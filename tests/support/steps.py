@@ -88,6 +88,7 @@ class _Look:
         return {
             "type": type(item).__name__,
             "value": _copy(item),
+            "layout": str(item.layout),
             "requires_grad": item.requires_grad,
             "leaf": item.is_leaf,
             "grad": None if grad is None else self._tensor(grad, f"{path}.grad"),
@@ -111,7 +112,7 @@ def _copy(item: Tensor) -> Tensor:
     """With its strides."""
     plain = item.detach()
     if plain.layout is not torch.strided:
-        return plain.clone()
+        return plain.to_dense()
     copied = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype)
     return copied.copy_(plain)
 
