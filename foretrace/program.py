@@ -23,7 +23,7 @@ from foretrace.ir.types import Arrived, Laid
 from foretrace.ir.verify import verify_graph, verify_module, verify_pair, verify_record
 from foretrace.partition.policies import Policy
 from foretrace.partition.split import Pair, Saved, partition
-from foretrace.passes.cut import Level, forward_graph, joint_graph
+from foretrace.passes.cut import Level, forward_graph, inference_graph, joint_graph
 from foretrace.passes.decompose import decompose
 from foretrace.passes.live import needs
 from foretrace.passes.select import Selector, check_selectors
@@ -41,7 +41,7 @@ from foretrace.recording.setup import (
     warmed,
 )
 from foretrace.rules.table import BackwardCall, Registered, rule_name
-from foretrace.runtime.calls import run_forward, run_half, run_joint
+from foretrace.runtime.calls import run_forward, run_half, run_joint, run_step
 from foretrace.runtime.compiled import Compiled, not_copied
 from foretrace.runtime.untrained import Untrained, untrained
 from foretrace.symbols.sizes import Guard
@@ -96,8 +96,10 @@ class Program:
         """A graph of the program; the program does not run again.
 
         Args:
-            kind: "export" (forward, ops as written), "aten" (forward, leaf ops), "joint"
-                (forward and backward), "forward" or "backward" (the halves of joint).
+            kind: "export" (forward, ops as written), "aten" (forward, leaf ops), "step" (leaf ops
+                of a program that nobody differentiates any more, such as a training step that
+                calls backward() and its optimizer itself), "joint" (forward and backward),
+                "forward" or "backward" (the halves of joint).
             loss: for all but "export" and "aten", the index of the scalar output to differentiate;
                 None makes the gradients of the outputs inputs of the graph.
             keep: ops to leave whole: names, OpOverloads, or predicates on an Op.
@@ -247,9 +249,11 @@ def _graph(
         return unwrapped(forward_graph(recorded, semantics, level, kind), semantics)
     if kind == "export":
         return forward_graph(recorded, semantics, level, kind)
+    if kind == "step":
+        return unwrapped(inference_graph(recorded, semantics, level, kind), semantics)
     raise Refusal(
         f"there is no cut {kind!r}", kind="unknown cut",
-        do='use one of "export", "aten", "joint", "forward", "backward"',
+        do='use one of "export", "aten", "step", "joint", "forward", "backward"',
     )  # fmt: skip
 
 
@@ -347,6 +351,8 @@ class Cut:
                 return run_half(self.graph_module, self.graph, args)
             if self.graph.kind == "joint":
                 return run_joint(self, args, kwargs, tangents)
+            if self.graph.kind == "step":
+                return run_step(self, args, kwargs)
             return run_forward(self, args, kwargs)
 
 

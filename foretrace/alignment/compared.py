@@ -187,7 +187,7 @@ class Comparison:
         self, kind: Kind, reason: Reason, nodes: tuple[Op, Op], about: Op, told: tuple[str, ...]
     ) -> None:
         """One op that both have."""
-        part: Part = "forward" if nodes[0].because is None else "backward"
+        part: Part = "forward" if not nodes[0].late else "backward"
         self._add(kind, part, nodes[:1], nodes[1:], reason, about, told)
 
     def _moved(self, left: object, right: object) -> bool:
@@ -285,7 +285,7 @@ class Comparison:
         if a is not b:
             self.causes.match(a.outs, b.outs)
             self.causes.match_held(a, b)
-            part: Part = "forward" if a.because is None else "backward"
+            part: Part = "forward" if not a.late else "backward"
             self._later(part, [a], partial(self._same_op, a, b, pair, (a, b)))
 
     def _later(self, part: Part, ops: Sequence[Op], compare: Callable[[], object]) -> None:
@@ -319,8 +319,8 @@ class Comparison:
         left, right = self.marked[0].apart, self.marked[1].apart
         for part in ("forward", "backward"):
             late = part == "backward"
-            mine = [op for op in left if (op.because is not None) == late]
-            theirs = [op for op in right if (op.because is not None) == late]
+            mine = [op for op in left if op.late == late]
+            theirs = [op for op in right if op.late == late]
             self._sequence(mine, theirs, part, None)
 
     def name_of(self, found: Found) -> str:

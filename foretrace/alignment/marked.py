@@ -91,10 +91,10 @@ class Marked:
 
     def _mark(self, op: Op) -> None:
         whole, *pieces = pieces_to(op)
-        node = self.node_of(whole.because or whole)
+        node = self.node_of((whole.late and whole.because) or whole)
         if node is None:
             self.apart.append(op)
-        elif whole.because is not None:
+        elif whole.late:
             node.backward.append(op)
         elif of_history(op):
             node.history.append(op)

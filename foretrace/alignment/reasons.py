@@ -285,7 +285,7 @@ class Reasons:
         """Of two halves: why an op runs in one of them alone, or again."""
         if found := self.halves() or self.saved(op.outs):
             return found
-        if "backward" in (self.left.kind, self.right.kind) and op.because is None:
+        if "backward" in (self.left.kind, self.right.kind) and not op.late:
             return Reason("policy", AGAIN, place_of(choose))
         return None
 

@@ -20,6 +20,7 @@ from foretrace.backward.accumulate import accumulate
 from foretrace.backward.differentiate import Differentiation
 from foretrace.backward.hooks_inside import HooksInside
 from foretrace.errors import Refusal
+from foretrace.history.call_facts import values_used
 from foretrace.history.stale import Stale, overwritten_in, view_positions_of
 from foretrace.ir.op import (
     Backward,
@@ -146,7 +147,7 @@ class Inside(Differentiation):
             self._call_all(ops)
             return
         for op in every_op(ops):
-            op.origin = self._unfollowed_origin(op.origin)
+            op.origin, op.asked = self._unfollowed_origin(op.origin), True
             self._makers.update(dict.fromkeys(op.outs, op))
         self.recorder.scope += ops
 
@@ -176,7 +177,7 @@ class Inside(Differentiation):
         recorder.scope.append(Op(
             op.target, tuple(map(self._value, op.operands)), {}, list(outs), outs,
             origin=replace(op.origin, grad_mode=True, checkpoint=None), below=body,
-            because=op.because, rule=op.rule,
+            because=op.because, rule=op.rule, asked=True,
         ))  # fmt: skip
 
     def _call_op(self, op: Op) -> None:
@@ -188,7 +189,7 @@ class Inside(Differentiation):
         made = [t for t in torch_api.tree_leaves(result) if isinstance(t, torch.Tensor)]
         self.tensors.update(zip(values_in(op.result), made, strict=True))
         for new in scope[count:]:
-            new.because, new.rule = op.because, op.rule
+            new.because, new.rule, new.asked = op.because, op.rule, True
 
     def _value(self, value: Value) -> Value:
         known = self.tensors.get(value)
@@ -216,10 +217,11 @@ class Inside(Differentiation):
         made = {out for inner in ops for out in inner.outs}
         for inner in ops:
             inner.because, inner.rule = inner.because or op, inner.rule or name
+            inner.asked = True
         recorder.scope.append(Op(
-            Backward(op, name), tuple(dict.fromkeys(v for i in ops for v in i.operands)), {}, None,
+            Backward(op, name), tuple(v for v in values_used(ops) if v not in made), {}, None,
             tuple(dict.fromkeys(v for v in values if v in made and v is not None)),
-            origin=self._own_origin(op.origin), below=ops, because=op, rule=name,
+            origin=self._own_origin(op.origin), below=ops, because=op, rule=name, asked=True,
         ))  # fmt: skip
         self._give_on(op, operands, values)
 
@@ -306,7 +308,7 @@ class Engine:
     ) -> tuple[Any, ...]:  # fmt: skip
         """The gradients of `inputs`; with `accumulate_grad`, none, but added to their `.grad`."""
         recorder = self.recorder
-        self._check(roots, inputs)
+        self._check((*roots, *inputs), gradients)
         with recorder.unwatched, torch_api.replaced({"engine": self.original}):
             recorder.view_rebased()
             values = [self._known(root) for root in roots]
@@ -327,11 +329,13 @@ class Engine:
                 self._found(walk, value, allow_unused=allow_unreachable) for value in asked
             )
 
-    def _check(self, roots: Sequence[Any], inputs: Sequence[Any]) -> None:
+    def _check(self, tensors: Sequence[Any], gradients: Sequence[Any]) -> None:
         recorder = self.recorder
-        tensors = (*roots, *inputs)
         if not all(isinstance(each, torch.Tensor) for each in tensors):
             raise _refused("is asked of a gradient edge", "ask it of the tensor")
+        if any(map(torch_api.of_a_level, filter(_is_tensor, gradients))):
+            what = "is asked for a batch of gradients at once (is_grads_batched=True)"
+            raise _refused(what, "ask for one after the other, or use torch.func.vmap of vjp")
         if any(map(torch_api.of_a_level, tensors)):
             raise _refused("is asked inside a transform of torch.func",
                            "use torch.func.grad or vjp there")  # fmt: skip
@@ -352,11 +356,11 @@ class Engine:
         ops = list(self._so_far())
         wanted = _on_the_way(ops, asked) if asked else None
         origin = replace(recorder.origin(), grad_mode=again)
+        given = list(map(self._known, gradients))
         with torch.set_grad_enabled(again), recorder.inner_scope(origin.frame) as body:
             walk = Inside(recorder, self.leaves, self, again=again, wanted=wanted)
             target = GradientCall(name, again)
             call = Op(target, (), {}, None, (), origin=origin, below=body, choice=OPENED)
-            given = list(map(self._known, gradients))
             walk.tensors.update(zip(given, gradients, strict=True))
             walk.given = {*given}
             for root, gradient in zip(map(recorder.histories.place, roots), given, strict=True):
@@ -416,6 +420,10 @@ class Engine:
             with walk.as_program():
                 if hook(tensor) is not None:
                     raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+
+
+def _is_tensor(item: object) -> bool:
+    return isinstance(item, torch.Tensor)
 
 
 def _on_the_way(ops: Iterable[Op], asked: Iterable[Value]) -> set[Value]:

@@ -99,5 +99,5 @@ def _node(node: fx.Node) -> dict[str, Any]:
         "what": call_text(node),
         "type": type_text(node.meta.get("val")),
         "line": line,
-        "backward": isinstance(op, Op) and op.because is not None,
+        "backward": isinstance(op, Op) and op.late,
     }

@@ -62,7 +62,7 @@ def _tag(module: fx.GraphModule) -> None:
     for node in module.graph.nodes:
         op = node.meta.get("foretrace")
         if isinstance(op, Op):
-            node.meta[TAG] = "is_forward" if op.because is None else "is_backward"
+            node.meta[TAG] = "is_forward" if not op.late else "is_backward"
 
 
 def _requiring(graph: Graph) -> list[int]:

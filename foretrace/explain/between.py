@@ -25,9 +25,9 @@ class Between:
         """Why an op is in this half, and whether what it makes is handed over."""
         if self.pair is None:
             return
-        if self.graph.kind == "backward" and op.because is None:
+        if self.graph.kind == "backward" and not op.late:
             yield Link("again", AGAIN)
-        if self.graph.kind == "forward" and op.because is not None:
+        if self.graph.kind == "forward" and op.late:
             yield Link("early", EARLY)
         for out in op.outs:
             if out in self._saved:

@@ -52,7 +52,7 @@ def part_links(node: fx.Node, op: Op) -> Iterator[Link]:
     facts: dict[str, Any] = {"of": str(source), "index": index}
     notes: tuple[str, ...] = ()
     value = _item(source, index, op)
-    if value is not None and op.because is None and value not in set(values_in(op.result)):
+    if value is not None and not op.late and value not in set(values_in(op.result)):
         inside = every_op(op.region or ())
         maker = next((inner for inner in inside if inner.leaf and value in inner.outs), None)
         made = f", made inside by {maker.target}" if maker is not None else ""

@@ -119,7 +119,7 @@ class _Telling:
         elif node.op == "output":
             side, links = "output", list(self._outputs(node))
         elif isinstance(op, Op):
-            side = "backward" if op.because is not None else "forward"
+            side = "backward" if op.late else "forward"
             links = [*part_links(node, op), *self.between.links(op), *self._op(op)]
         elif node.op == "get_attr":
             side, links = "input", list(self._held(node))

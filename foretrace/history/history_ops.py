@@ -80,5 +80,5 @@ def unmark(op: Op) -> Op:
 
     Not what a backward op has to be given so.
     """
-    leaf = op.target is aten.requires_grad_.default and op.because is None
+    leaf = op.target is aten.requires_grad_.default and not op.late
     return make_call(op, aten.detach.default, op.args[:1], op.outs[0], GIVEN) if leaf else op

@@ -219,12 +219,13 @@ class Op:
     in eval mode. `writes`: the target writes in place, and the ops below are the form of it that
     returns the new value. `piece_of`: the op of the cut that a decomposition table opened into this
     one. `alike` is one object for all calls of the operator with operands of equal types and equal
-    constants, as the recorder found them; None where that is not known.
+    constants, as the recorder found them; None where that is not known. `asked`: it is part of a
+    gradient that the program itself asks for.
     """
 
     __slots__ = (
-        "_operands", "alike", "args", "because", "below", "choice", "kwargs", "origin", "outs",
-        "piece_of", "result", "rule", "target", "writes",
+        "_operands", "alike", "args", "asked", "because", "below", "choice", "kwargs", "origin",
+        "outs", "piece_of", "result", "rule", "target", "writes",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913 - an op is these facts; all callers use keywords
@@ -244,12 +245,13 @@ class Op:
         piece_of: "Op | None" = None,
         operands: tuple[Value, ...] | None = None,
         alike: object = None,
+        asked: bool = False,
     ) -> None:
         self.target, self.args, self.kwargs = target, args, kwargs
         self._operands, self.alike = operands, alike
         self.result, self.outs, self.origin, self.below = result, outs, origin, below
         self.because, self.rule, self.choice, self.writes = because, rule, choice, writes
-        self.piece_of = piece_of
+        self.piece_of, self.asked = piece_of, asked
 
     def but(self, **facts: Any) -> "Op":
         """The op with other facts."""
@@ -259,6 +261,11 @@ class Op:
     def leaf(self) -> bool:
         """Whether nothing lies below it."""
         return self.below is None
+
+    @property
+    def late(self) -> bool:
+        """Whether it is of the backward that a cut has, and not of one that the program runs."""
+        return self.because is not None and not self.asked
 
     @property
     def body(self) -> "list[Op] | None":
@@ -412,7 +419,7 @@ def _copy_op(op: Op, env: dict[Value, Any], call: Op) -> Op:
         below=op.definition or (op.own and copy_ops(op.own, env, call)),
         because=op.because or call.because, rule=op.rule or call.rule, choice=op.choice,
         writes=op.writes, piece_of=op.piece_of, operands=substitute_operands(op, env),
-        alike=op.alike,
+        alike=op.alike, asked=op.asked or call.asked,
     )  # fmt: skip
 
 

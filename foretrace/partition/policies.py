@@ -52,7 +52,7 @@ def _demanded(halves: Sides, decide: Decide) -> dict[Value, str]:
             if not outs:
                 continue
             reason = halves.forced(op)
-            again = halves.view(op) or op.because is not None
+            again = halves.view(op) or op.late
             if not reason and not again and (not op.origin.checkpoint or outside & {*outs}):
                 reason = decide(op)
             if reason:

@@ -70,7 +70,7 @@ class Sides:
         values = {item.value for item in self.tangents}
         found: dict[Op, None] = {}
         for op in self.joint.ops:
-            if op.because is None:
+            if not op.late:
                 continue
             root = op.rule is not None and op.rule.name == ROOT
             late = root or not values.isdisjoint(needs(op))
@@ -110,7 +110,7 @@ class Sides:
         asked, vals = set[Op](), Vals(self.semantics.fakes, self.symbols)
         for op in self.joint.ops:
             saves = op.origin.checkpoint and op.origin.checkpoint.saves
-            if saves and op.because is None and hasattr(op.target, "overloadpacket"):
+            if saves and not op.late and hasattr(op.target, "overloadpacket"):
                 args, kwargs = map_values((op.args, op.kwargs), vals.of)
                 context = SelectiveCheckpointContext(is_recompute=False)
                 if saves(context, op.target, *args, **kwargs) in SAVES:

@@ -88,10 +88,19 @@ def _insides(op: Op) -> set[Value]:
 
 def read_by_gradients(ops: Iterable[Op]) -> frozenset[Value]:
     """What the walks of gradients read that the program asks for itself."""
-    asked = (op for op in every_op(ops) if isinstance(op.target, GradientCall))
-    return frozenset(
-        v for op in asked for inner in every_op(op.region or ()) for v in inner.operands
-    )
+    return frozenset(_read_by_gradients(ops))
+
+
+def _read_by_gradients(ops: Iterable[Op]) -> Iterator[Value]:
+    for op in ops:
+        region = op.region or ()
+        if isinstance(op.target, GradientCall):
+            yield from (value for inner in every_op(region) for value in inner.operands)
+            continue
+        own = set[Value]()
+        if isinstance(op.target, FunctionCall):  # what its forward asks for itself is its own
+            own = {out for inner in every_op(region) for out in inner.outs}
+        yield from (value for value in _read_by_gradients(region) if value not in own)
 
 
 def _body(op: Op) -> Iterable[Op]:
@@ -210,13 +219,19 @@ def _visible(ops: list[Op], results: list[Value]) -> set[Value]:
     return {*read, *results}
 
 
-def inference_graph(recorded: Recorded, semantics: TargetSemantics) -> Graph:
-    """The leaf ops of the forward, as they run where autograd follows nothing."""
+def inference_graph(
+    recorded: Recorded, semantics: TargetSemantics, level: Level | None = None,
+    kind: str = "inference",
+) -> Graph:  # fmt: skip
+    """The leaf ops of the program, as they run where autograd follows nothing."""
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
-    level = Level(written=False)
-    ops = live(list(flatten(recorded.ops, level)), values_of(outputs), semantics)
-    ops = with_assertions(cut_inside(ops, level, semantics), recorded)
-    return Graph(list(recorded.inputs), ops, outputs, "inference")
+    level = level or Level(written=False)
+    ops = list(map(unmark, flatten(recorded.ops, level)))
+    ops = live(ops, values_of(outputs), semantics)
+    ops = with_assertions(
+        with_saved(cut_inside(ops, level, semantics), values_of(outputs)), recorded
+    )
+    return Graph(list(recorded.inputs), ops, outputs, kind)
 
 
 def joint_graph(

@@ -27,7 +27,7 @@ def live(ops: list[Op], results: Iterable[Value], semantics: TargetSemantics) ->
     fixed, data = cache(lambda: _fixed(ops)), semantics.symbols.data
     for op in reversed(ops):
         used = not wanted.isdisjoint(all_outs(op)) or effectful(op, semantics, fixed)
-        if used or (data and op.because is None and not data.isdisjoint(binds(op))):
+        if used or (data and not op.late and not data.isdisjoint(binds(op))):
             kept.append(op)
             wanted.update(needs(op))
     return kept[::-1]
@@ -87,7 +87,7 @@ def effectful(op: Op, semantics: TargetSemantics, fixed: Callable[[], set[Value]
     schema = schema_of(op.target)
     if schema.random or schema.writes or not schema.returns_something:
         return True
-    if op.because is not None or not semantics.may_raise(op):
+    if op.late or not semantics.may_raise(op):
         return False
     return not any(v in fixed() for v in op.operands if not v.type.differentiable)
 

@@ -44,7 +44,7 @@ from foretrace.python_state.mentioned import (
     mentioned_by,
 )
 from foretrace.python_state.outside import origin_of
-from foretrace.python_state.restoring import changes_in, put_all_back
+from foretrace.python_state.restoring import Called, called, changes_in, put_all_back
 from foretrace.tensors.abstract import Abstract
 
 MOST: Final = 20_000
@@ -89,6 +89,8 @@ class Before:
         """the globals of functions that call `int` or `float`"""
         self._met: dict[type, set[str]] = {}
         """classes of objects, and the members that were looked at"""
+        self._called = dict[int, Called]()
+        """the dicts of optimizers, by id"""
         self._changed: list[Kept] | None = None
         """what was found changed after the run"""
         self._queue = deque(roots)
@@ -115,6 +117,22 @@ class Before:
         failed = put_all_back(self._all())
         held = [type(each).__name__ for each in self.opaque if _holds_abstract([each])]
         return [*failed, *(f"a {name}, which holds a tensor of the run" for name in held)]
+
+    def name_optimizers(self, names: dict[int, str]) -> dict[int, str]:
+        """Names for what optimizers keep of parameters, by id; `names`: of the parameters."""
+        found = dict[int, str]()
+        optimizers = [x for x in self._seen.values() if isinstance(x, torch.optim.Optimizer)]
+        for optimizer in optimizers:
+            groups = optimizer.param_groups
+            self._called |= {id(g): called(f"group {i}") for i, g in enumerate(groups)}
+            every = [p for group in groups for p in group["params"]]
+            inner = {id(p): names.get(id(p), f"parameter {i}") for i, p in enumerate(every)}
+            self._called[id(optimizer.state)] = called("the optimizer", inner)
+            for key, kept in dict.items(optimizer.state):
+                if isinstance(kept, dict) and id(key) in inner:
+                    about = self._called[id(kept)] = called(inner[id(key)])
+                    found |= {id(item): about.of(name) for name, item in kept.items()}
+        return found
 
     def keeps(self, place: Place) -> bool:
         """Whether what is in a place is a container of which the content is kept."""
@@ -179,6 +197,8 @@ class Before:
 
     def name(self, item: Any) -> str:
         """The name of what holds an object; its type where none does."""
+        if id(item) in self._called:
+            return self._called[id(item)]
         modules = [vars(each) for each in self._seen.values() if isinstance(each, nn.Module)]
         kept = [each.before for each in self._all() if isinstance(each, (KeptNames, KeptDict))]
         spaces = [*modules, *kept]

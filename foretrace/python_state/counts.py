@@ -25,6 +25,7 @@ from foretrace.ir.requirements import (
     StateRead,
 )
 from foretrace.ir.structure import take_apart
+from foretrace.python_state.restoring import told_of
 
 
 def is_open(item: Any) -> bool:
@@ -154,7 +155,7 @@ class Counts:
                 opened = [OPEN if i in numbers else leaf for i, leaf in enumerate(every)]
                 for i in sorted(numbers):
                     read = StateRead(place, structure, tuple(opened), i, type(every[i]))
-                    name = ".".join(filter(None, (change.name, leaves[i][0])))
+                    name = told_of(change, leaves[i][0])
                     every[i] = symbol(read, name)
                 put = structure.build(iter(every)) if numbers else place.before
                 lent.append((place, put, every, change.name))

@@ -126,4 +126,41 @@ def content_changes(
     if not all(map(is_, now, before)) or len(now) < len(before):
         return [filled(name, item, before)]
     keys = [key for key in now if not (isinstance(key, type) and issubclass(key, Abstract))]
-    return changes_of(Entry(name, item, key, before.get(key, MISSING)) for key in keys)
+    called = name.entry if isinstance(name, Called) else lambda _: name
+    return changes_of(Entry(called(key), item, key, before.get(key, MISSING)) for key in keys)
+
+
+class Called(str):
+    """What a dict of an optimizer's is about: a parameter, by name, or a group.
+
+    `inner`: of the dict that has one for each parameter, the names of these, by id.
+    """
+
+    __slots__ = ("inner",)
+
+    inner: dict[int, str]
+
+    def entry(self, key: object) -> "Called":
+        """What the entry of a key is about."""
+        found = Called(self.inner.get(id(key), self))
+        found.inner = {}
+        return found
+
+    def of(self, *parts: object) -> str:
+        """What a part of it is called: `exp_avg of layers.0.weight`."""
+        what = ".".join(str(part) for part in parts if isinstance(part, str) and part)
+        return f"{what} of {self}" if what else str(self)
+
+
+def told_of(change: Change, path: str) -> str:
+    """What a leaf of what a place holds is called; of an optimizer's, `lr of group 0`."""
+    if isinstance(change.place.name, Called):
+        return change.place.name.of(change.place.key, path)
+    return ".".join(filter(None, (change.name, path)))
+
+
+def called(name: str, inner: dict[int, str] | None = None) -> Called:
+    """A dict of an optimizer's."""
+    found = Called(name)
+    found.inner = inner or {}
+    return found

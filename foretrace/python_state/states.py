@@ -45,6 +45,7 @@ from foretrace.python_state.kept import ATOMS
 from foretrace.python_state.leaks import carried_in
 from foretrace.python_state.module_state import Borrowed, located
 from foretrace.python_state.outside import Outside
+from foretrace.python_state.restoring import told_of
 from foretrace.tensors.abstract import Abstract
 
 CONTAINERS = (dict, list, tuple)
@@ -269,7 +270,7 @@ def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None
             index = next(i for i, each in enumerate(run.placeholders) if each is placeholder)
             item, read = run.inputs[index], StateRead(change.place, structure, every, number)
             if item.role.kind == "captured" and item.read is None and item.gradient_of is None:
-                role = Role("state", change.name)
+                role = _role(change, "")
                 run.inputs[index] = replace(item, role=role, tensor=None, read=read)
             else:
                 requires.tied.append((read, index))
@@ -293,7 +294,7 @@ def states_of(
         kept = {i: leaf for i, (_, leaf) in enumerate(leaves) if isinstance(leaf, Kept)}
         for path, leaf in leaves:
             if not isinstance(leaf, Kept):
-                role = Role("state", ".".join(filter(None, (change.name, path))))
+                role = _role(change, path)
                 outputs.append(made(role, leaf))
         if isinstance(change.after, CONTAINERS):
             places[id(change.after)] = len(states)
@@ -301,6 +302,14 @@ def states_of(
             State(change.place, structure, begin, len(leaves) - len(kept), at, kept)
         )  # fmt: skip
     return states, outputs
+
+
+def _role(change: Change, path: str) -> Role:
+    """What a leaf of a state is; of an optimizer's, `exp_avg of layers.0.weight`."""
+    place = change.place
+    if isinstance(place, OnGradient):
+        return Role("state", f"gradient of {place.name.removesuffix('.grad')}")
+    return Role("state", told_of(change, path))
 
 
 def unread(

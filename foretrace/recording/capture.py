@@ -128,9 +128,8 @@ class Capture:
         )  # fmt: skip
         self.recorder = WatchedRecorder(self.outside, *made) if self.outside else Recorder(*made)
         self.recorder.example = self.example
-        self.leaves = RunLeaves(self)
+        self.leaves, self.steps = RunLeaves(self), Steps(self.recorder, self.questions)
         self.engine = Engine(self.recorder, self.leaves)
-        self.steps = Steps(self.recorder, self.questions)
         self._answer_tensors()
 
     def _answer_tensors(self) -> None:
@@ -415,6 +414,8 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         given = capture.arguments(leaves, requires)
         absent = target.device.type not in torch_api.device_types_here()
         with running(recorder, loan.paths(), absent, capture.engine), capture.steps:
+            known = {id(r): i.role.name for r, i in zip(capture.real, capture.inputs, strict=True)}
+            capture.names |= before.name_optimizers(capture.names | known)
             given = capture.opened(given, loan)
             call = call_args, call_kwargs = in_structure.build(iter(given))
             watching = watched(loan, capture.outside, fn, requires, lines, before)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from foretrace import torch_api
-from foretrace.errors import Frame
+from foretrace.errors import Frame, Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.ir.op import Value
 from foretrace.ir.program import Input

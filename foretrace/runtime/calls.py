@@ -60,6 +60,14 @@ def run_forward(cut: Called, args: Any, kwargs: Any) -> Any:
     return finish(cut.calls.recorded, flat, sizes, results, (args, kwargs))[0]
 
 
+def run_step(cut: Called, args: Any, kwargs: Any) -> Any:
+    """Call a cut that autograd follows no more: in the program's grad mode, below autograd."""
+    (cut,), flat, sizes = _at_sizes((cut,), args, kwargs)
+    with cut.calls.grad_mode(), torch_api.below_autograd(), uncast():
+        results = cut.graph_module(*flat)
+    return finish(cut.calls.recorded, flat, sizes, results, (args, kwargs))[0]
+
+
 def run_joint(
     cut: Called, args: Any, kwargs: Any, tangents: Sequence[Tensor] | None
 ) -> tuple[Any, dict[str, Tensor | None]]:
