@@ -45,10 +45,11 @@ def test_captured_whole(step: Step) -> None:
     expecting(step, ONLY_BY_A_CUT, attempt)
 
 
+@pytest.mark.parametrize("level", ["aten", "step"])
 @pytest.mark.parametrize("step", WHOLE)
-def test_one_cut(step: Step) -> None:
-    """`foretrace.capture` after two batches; its aten cut does the third."""
-    expecting(step, ONLY_AS_A_WHOLE, lambda: same_cut(step.build))
+def test_one_cut(step: Step, level: str) -> None:
+    """`foretrace.capture` after two batches; a cut of it does the third."""
+    expecting(step, ONLY_AS_A_WHOLE, lambda: same_cut(step.build, level))
 
 
 @pytest.mark.parametrize("step", IN_PART)

@@ -419,7 +419,7 @@ def a_coin_of_pythons() -> Loop:
     return Loop(train, labelled, model=model, optimizer=optimizer)
 
 
-@step(breaks=("sparse",))
+@step(breaks=("data-dependent",))
 def sparse_gradients_of_an_embedding() -> Loop:
     embed, out = nn.Embedding(12, 4, sparse=True), nn.Linear(4, K)
     sparse, dense = SparseAdam(embed.parameters(), lr=0.01), SGD(out.parameters(), lr=0.1)
