@@ -333,7 +333,7 @@ class Engine:
         recorder = self.recorder
         if not all(isinstance(each, torch.Tensor) for each in tensors):
             raise _refused("is asked of a gradient edge", "ask it of the tensor")
-        if any(map(torch_api.of_a_level, filter(_is_tensor, gradients))):
+        if any(map(_of_a_batch, filter(_is_tensor, gradients))):
             what = "is asked for a batch of gradients at once (is_grads_batched=True)"
             raise _refused(what, "ask for one after the other, or use torch.func.vmap of vjp")
         if any(map(torch_api.of_a_level, tensors)):
@@ -420,6 +420,10 @@ class Engine:
             with walk.as_program():
                 if hook(tensor) is not None:
                     raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+
+
+def _of_a_batch(tensor: torch.Tensor) -> bool:
+    return torch_api.of_a_level(tensor) or torch_api.of_old_vmap(tensor)
 
 
 def _is_tensor(item: object) -> bool:

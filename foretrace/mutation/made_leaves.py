@@ -64,7 +64,7 @@ def make_leaf(recorder: Builder, tensor: Abstract, value: Value) -> Value:
     leaf = recorder.leaf(value)
     if alias is not None:
         alias.become(leaf)
-    tensor.ft_value, tensor.ft_leaf = leaf, True
+    tensor.ft_value, tensor.ft_leaf, tensor.ft_grad = leaf, True, None
     recorder.histories.leaves[leaf] = ref(tensor)
     follow(tensor, True)
     return leaf

@@ -176,8 +176,8 @@ class Gradients:
         return answering or not plain_class(type(tensor)) or torch_api.of_a_level(tensor)
 
     def _index(self, tensor: torch.Tensor) -> int:
-        placeholder = self.lift(tensor)
-        return next(i for i, each in enumerate(self.placeholders) if each is placeholder)
+        index: int = self.lift(tensor).ft_gradient[1]
+        return index
 
 
 def check_gradient(tensor: Abstract, gradient: Abstract) -> None:
@@ -224,6 +224,14 @@ class RunLeaves:
         """inputs with hooks that such a backward has run, and these"""
         self.flags: dict[int, bool] = {}
         """inputs of which the program has set `requires_grad`, and what to"""
+        self._places: dict[Value, int] = {}
+
+    def _place(self, value: Value) -> int | None:
+        """Which input a value is."""
+        inputs, known = self.run.inputs, len(self._places)
+        if known < len(inputs):
+            self._places = {item.value: index for index, item in enumerate(inputs)}
+        return self._places.get(value)
 
     def switch(self, tensor: Abstract, wanted: bool) -> None:
         """Let an input be a leaf of autograd, or none; each call leaves it so."""
@@ -239,22 +247,23 @@ class RunLeaves:
         made = self.run.recorder.histories.leaves.get(value)
         if made is not None:
             return made()
-        for item, placeholder in zip(self.run.inputs, self.run.placeholders, strict=True):
-            if item.value is value:
-                if not item.leaf:
-                    raise Refusal(
-                        f"a backward goes on from the {item.role} to what made it, outside of the"
-                        " program", kind="autograd inside", at=asking_line(),
-                        do=("pass a leaf: x.detach().requires_grad_()",
-                            "or return the loss, and call backward() outside"),
-                    )  # fmt: skip
-                return placeholder
-        return None
+        index = self._place(value)
+        if index is None:
+            return None
+        item = self.run.inputs[index]
+        if not item.leaf:
+            raise Refusal(
+                f"a backward goes on from the {item.role} to what made it, outside of the program",
+                kind="autograd inside", at=asking_line(),
+                do=("pass a leaf: x.detach().requires_grad_()",
+                    "or return the loss, and call backward() outside"),
+            )  # fmt: skip
+        return self.run.placeholders[index]
 
     def hooks(self, value: Value) -> tuple[Any, Sequence[Any], Sequence[Any]]:
         """The real tensor, and its hooks on its gradient, and after one is accumulated."""
         run = self.run
-        index = next((i for i, item in enumerate(run.inputs) if item.value is value), None)
+        index = self._place(value)
         if index is None:
             return self.of(value), (), ()
         tables = torch_api.hooks_of(run.real[index])

@@ -14,7 +14,7 @@ from foretrace.backward.inside import Engine
 from foretrace.duals.numbers import leaving
 from foretrace.errors import Frame, Refusal, Way
 from foretrace.frames.lines import Lines
-from foretrace.frames.sources import function_of
+from foretrace.frames.sources import asking_line, function_of
 from foretrace.holding.wrapped import known_as
 from foretrace.ir.members import cell_content, cells_of, held_by
 from foretrace.ir.op import Checkpoint
@@ -32,7 +32,7 @@ from foretrace.trace.recorder import Recorder
 
 BACKWARD = (
     "return the loss, and ask for its gradient outside of the captured program",
-    "or use torch.func.grad, which brings its own autograd",
+    "or use torch.autograd.grad, of what the program has computed",
 )
 
 
@@ -46,6 +46,7 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
     stand_ins |= taking_steps(recorder) | dividing(recorder)
     stand_ins |= {"dual exit": leaving(recorder), "linearize": _not_traced}
+    stand_ins |= {"saving": _saves, "saved": _has_saved}
     return stand_ins | ({"func.grad": partial(_absent, recorder)} if absent else {})
 
 
@@ -144,6 +145,7 @@ def _no_gradient(*args: object, **kwargs: object) -> NoReturn:
     raise Refusal(
         "the program computes a gradient itself",
         kind="autograd inside",
+        at=asking_line(),
         do=(Way('let cut("joint") compute it', ("capture",)), *BACKWARD),
     )
 
@@ -154,6 +156,24 @@ def _absent(recorder: Recorder, *_: object) -> NoReturn:
         _no_gradient()
     except Refusal as refusal:
         raise recorder.refused(refusal) from None
+
+
+def _saves(hooks: Any) -> None:
+    """Refuse hooks of the user's on what autograd saves; those of torch's give back the same.
+
+    A graph that moves what is saved to another device and back computes what it does without.
+    """
+    if not getattr(hooks.pack_hook, "__module__", "").startswith("torch."):
+        raise Refusal(
+            "hooks on what autograd saves (saved_tensors_hooks), of which no graph knows",
+            kind="hook", at=asking_line(),
+            do=("use torch.utils.checkpoint, or torch.autograd.graph.save_on_cpu",
+                "or put the hooks around the call of the captured program"),
+        )  # fmt: skip
+
+
+def _has_saved(hooks: Any, *error: object) -> None:
+    """The end of hooks that see nothing."""
 
 
 def _not_traced(*args: object, **kwargs: object) -> NoReturn:

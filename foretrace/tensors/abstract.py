@@ -94,7 +94,7 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     ft_viewed: Frame | None
     """the line that saw written memory of its, where it is followed; no attribute where none has"""
     ft_grad: Any
-    """the `.grad` of a tensor that the program has made; no attribute where it has none"""
+    """the `.grad` of a tensor that the program has made; of a leaf always there"""
     ft_gradient: Any
     """what `.grad` of an input is asked of; None where it is not followed"""
     ft_hooked: Value
@@ -196,10 +196,25 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         if self.ft_gradient is not None:
             gradients, index = self.ft_gradient
             return gradients.get(index)
+        if not self._made:
+            raise Refusal(
+                "the program reads the gradient of an input or parameter",
+                kind="autograd inside", do="pass it as an argument",
+            )  # fmt: skip
         return getattr(self, "ft_grad", None)
+
+    @property
+    def _made(self) -> bool:
+        """Whether the program has made it, so that its gradient is nobody else's."""
+        return hasattr(self, "ft_grad") or not (self.ft_leaf and self.requires_grad)
 
     def _set_gradient(self, new: Any) -> None:
         if self.ft_gradient is None:
+            if not self._made:
+                raise Refusal(
+                    "the program sets tensor.grad", kind="side effect",
+                    do="set it before or after the captured program is called",
+                )  # fmt: skip
             self.ft_grad = new
             return
         gradients, index = self.ft_gradient

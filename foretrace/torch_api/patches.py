@@ -188,6 +188,9 @@ STEPS = (
 PLACES: dict[str, tuple[Any, str]] = {
     # `torch.autograd.grad` and `backward` look their way into the engine up here
     "engine": (torch.autograd, "_engine_run_backward"),
+    # what autograd saves in between is seen by hooks; `save_on_cpu` is one such context
+    "saving": (torch.autograd.graph.saved_tensors_hooks, "__enter__"),
+    "saved": (torch.autograd.graph.saved_tensors_hooks, "__exit__"),
     # `torch.func.grad` and its like begin here
     "func.grad": (eager_transforms, "_grad_increment_nesting"),
     # `flex_attention` calls it on what it holds; `cond` and its like the other

@@ -199,8 +199,8 @@ class Constants:
         """On what operands that were computed depend."""
         values = (*values_in(tree), *self._behind(tree))
         known = (self.roots.get(value, frozenset()) for value in values)
-        sizes = free_symbols((tree, *(op.args for op in self._makers(tree)))) - self.binders.keys()
-        return frozenset(sizes).union(*known)
+        symbols = free_symbols((tree, *(op.args for op in self._makers(tree))))
+        return frozenset(s for s in symbols if s not in self.binders).union(*known)
 
     def form(self, func: Any, tree: Tree) -> int:
         """A number for a call of computed operands: equal where it computes the same again."""

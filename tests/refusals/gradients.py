@@ -404,26 +404,25 @@ refuses(
 )  # fmt: skip
 
 
-def goes_back(w: Tensor) -> Tensor:
-    loss = (w * w).sum()
-    loss.backward()  # here
-    return loss
-
-
 def squares(w: Tensor) -> Tensor:
     return (w * w).sum()
 
 
-refuses("autograd inside", "tensors/abstract.py:method", captures(goes_back, W), goes_back,
+def adds_after(w: Tensor) -> Tensor:
+    w.register_post_accumulate_grad_hook(lambda _: None)  # here
+    return (w * w).sum()
+
+
+refuses("autograd inside", "tensors/abstract.py:method", captures(adds_after, W), adds_after,
         trained(squares, W))  # fmt: skip
 
 
 def asks_for_a_gradient(w: Tensor) -> Tensor:
-    return torch.autograd.grad((w * w).sum(), w)[0]  # here
+    return torch.autograd.grad((w * w).sum(), w)[0]
 
 
 def asks_torch_func(w: Tensor) -> Any:
-    return torch.func.grad(squares)(w)
+    return torch.func.grad(squares)(w)  # here
 
 
 def grad_of_compiled() -> None:
@@ -434,8 +433,9 @@ def grad_of_compiled() -> None:
 
 
 refuses(
-    "autograd inside", "recording/torch_state.py:_no_gradient", captures(asks_for_a_gradient, W),
-    asks_for_a_gradient, trained(squares, W), grad_of_compiled, captured(asks_torch_func, X),
+    "autograd inside", "recording/torch_state.py:_no_gradient",
+    captures(asks_torch_func, X, target="cuda:sm90"), asks_torch_func,
+    trained(squares, W), grad_of_compiled, captured(asks_for_a_gradient, W),
 )  # fmt: skip
 
 
@@ -679,7 +679,7 @@ def does_not_reenter(w: Tensor) -> Any:
     return torch.utils.checkpoint.checkpoint(squares, w, use_reentrant=False)
 
 
-refuses("autograd inside", "trace/functions.py:backward_of", cuts(reenters, W, loss=0), reenters,
+refuses("autograd inside", "trace/functions.py:_check_own", cuts(reenters, W, loss=0), reenters,
         trained(does_not_reenter, W))  # fmt: skip
 
 

@@ -420,7 +420,7 @@ def starts_to_follow(x: Tensor) -> Tensor:
 
 
 refuses(
-    "side effect", "tensors/abstract.py:requires_grad_", captures(starts_to_follow, X),
+    "side effect", "tensors/abstract.py:requires_grad_", exports(starts_to_follow, X),
     starts_to_follow, captured(lambda x: x * 2, X.clone().requires_grad_()),
 )  # fmt: skip
 

@@ -285,27 +285,6 @@ class WritesUnderNoGrad(Weighted):
         return x * self.w
 
 
-def binds_a_gradient(w: Tensor) -> Tensor:
-    w.grad = torch.ones_like(w)  # here
-    return w * 2
-
-
-def returns_a_gradient(w: Tensor) -> tuple[Tensor, Tensor]:
-    return w * 2, torch.ones_like(w)
-
-
-def writes_a_gradient(w: Tensor) -> Tensor:
-    assert w.grad is not None
-    w.grad.copy_(torch.ones_like(w))
-    return w * 2
-
-
-def with_gradient() -> Tensor:
-    w = torch.randn(6, 8, requires_grad=True)
-    w.grad = torch.zeros(6, 8)
-    return w
-
-
 def cut_of(module: torch.nn.Module) -> Callable[[], None]:
     """The export cut of a capture trains as eager does."""
     return lambda: same_as_eager(module, (X,), cuts=("export",), loss=None)
@@ -315,9 +294,6 @@ refuses("autograd inside", "tensors/abstract.py:_gradient", exports(ReadsItsGrad
         ReadsItsGradient.forward, exported(GivenItsGradient(), X, None))  # fmt: skip
 refuses("side effect", "tensors/abstract.py:_set_gradient", exports(ClearsItsGradient(), X),
         ClearsItsGradient.forward, exported(Multiplies(), X))  # fmt: skip
-refuses("side effect", "recording/gradients.py:set",
-        captures(binds_a_gradient, with_gradient()), binds_a_gradient,
-        captured(returns_a_gradient, X), captured(writes_a_gradient, with_gradient()))  # fmt: skip
 refuses("side effect", "passes/writeback.py:_check_data", exports(WritesData(), X),
         WritesData.forward, cut_of(WritesUnderNoGrad()), cut_of(WritesData()))  # fmt: skip
 refuses("side effect", "passes/writeback.py:_check_data", exports(WritesDataOfAnArgument(), X),

@@ -1,0 +1,127 @@
+"""Gradients that a program asks for itself."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import foretrace
+from tests.refusals.registry import captured, captures, compiled, refuses, trained
+
+X = torch.randn(6, 8)
+W = torch.randn(6, 8, requires_grad=True)
+V = torch.randn(3, 6, 8)
+
+
+def goes_back_twice(w: Tensor) -> Tensor:
+    y = (w * w).sum()  # here
+    torch.autograd.grad(y, w)
+    return torch.autograd.grad(y, w)[0]
+
+
+def keeps_the_graph(w: Tensor) -> Tensor:
+    y = (w * w).sum()
+    torch.autograd.grad(y, w, retain_graph=True)
+    return torch.autograd.grad(y, w)[0]
+
+
+refuses("graph freed", "backward/differentiate.py:_passes", captures(goes_back_twice, W),
+        goes_back_twice, captured(keeps_the_graph, W))  # fmt: skip
+
+
+def asks_for_a_batch(w: Tensor) -> Tensor:
+    return torch.autograd.grad(w * w, w, V, is_grads_batched=True)[0]  # here
+
+
+def asks_one_by_one(w: Tensor) -> Tensor:
+    y = w * w
+    return torch.stack([torch.autograd.grad(y, w, v, retain_graph=True)[0] for v in V])
+
+
+refuses("autograd inside", "backward/inside.py:_refused", captures(asks_for_a_batch, W),
+        asks_for_a_batch, captured(asks_one_by_one, W))  # fmt: skip
+
+
+def hook_gives_less(w: Tensor) -> Tensor:
+    y = w.sin()
+    y.register_hook(lambda g: g[0])  # here
+    return torch.autograd.grad(y.sum(), w)[0]
+
+
+def hook_gives_as_much(w: Tensor) -> Tensor:
+    y = w.sin()
+    y.register_hook(lambda g: g * 2)
+    return torch.autograd.grad(y.sum(), w)[0]
+
+
+refuses("wrong hook", "backward/hooks_inside.py:_check", captures(hook_gives_less, W),
+        hook_gives_less, captured(hook_gives_as_much, W))  # fmt: skip
+
+
+def goes_back_from_a_result(w: Tensor) -> Tensor:
+    (w * w).sum().backward()  # here
+    return w * 2
+
+
+def goes_back_from_a_leaf(w: Tensor) -> Any:
+    w = w.detach().requires_grad_()
+    (w * w).sum().backward()
+    return w.grad
+
+
+def squares(w: Tensor) -> Tensor:
+    return (w * w).sum()
+
+
+MADE = W * 2
+
+refuses(
+    "autograd inside", "recording/gradients.py:of", captures(goes_back_from_a_result, MADE),
+    goes_back_from_a_result, captured(goes_back_from_a_leaf, W), trained(squares, W),
+)  # fmt: skip
+
+
+def goes_back(w: Tensor) -> Tensor:
+    loss = (w * w).sum()
+    torch.autograd.grad(loss, w)
+    return loss
+
+
+def goes_back_and_keeps(w: Tensor) -> Tensor:
+    loss = (w * w).sum()
+    torch.autograd.grad(loss, w, retain_graph=True)
+    return loss
+
+
+def again_outside() -> None:
+    foretrace.capture(goes_back, (W,)).cut("export")(W).backward()  # here
+
+
+refuses("graph freed", "runtime/untrained.py:_backward_ran", again_outside, again_outside,
+        compiled(goes_back_and_keeps, W))  # fmt: skip
+
+
+def saves_half(w: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(Tensor.bfloat16, Tensor.float):  # here
+        return w.exp().sum()
+
+
+def saves_on_cpu(w: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return w.exp().sum()
+
+
+def runs_again(w: Tensor) -> Any:
+    return torch.utils.checkpoint.checkpoint(lambda w: w.exp().sum(), w, use_reentrant=False)
+
+
+def hooks_around() -> None:
+    compiled(squares, W)()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t):
+        compiled(squares, W)()
+
+
+refuses(
+    "hook", "recording/torch_state.py:_saves", captures(saves_half, W), saves_half,
+    lambda: [trained(runs_again, W)(), trained(saves_on_cpu, W)()], hooks_around,
+)  # fmt: skip
