@@ -347,7 +347,7 @@ def called_with_grad_mode_off() -> Loop:
     return Loop(wrapped, labelled, model=model, optimizer=optimizer)
 
 
-@step()
+@step(breaks=("hook",))
 def saved_tensors_are_packed_by_hooks() -> Loop:
     model = mlp()
     optimizer = SGD(model.parameters(), lr=0.1)

@@ -67,6 +67,7 @@ class _Look:
 
     def __init__(self) -> None:
         self.seen: dict[int, str] = {}
+        self.alive: list[Any] = []  # what was seen, so that nothing else gets its id
         self.named: dict[str, Tensor] = {}
 
     def at(self, item: Any, path: str, depth: int = DEPTH) -> Any:
@@ -76,14 +77,18 @@ class _Look:
             return self._tensor(item, path)
         if id(item) in self.seen or depth == 0:
             return f"<as {self.seen.get(id(item), 'deep')}>"
-        self.seen[id(item)] = path
+        self._note(item, path)
         return {k: self.at(v, f"{path}.{k}", depth - 1) for k, v in _parts(item)}
+
+    def _note(self, item: Any, path: str) -> None:
+        self.seen[id(item)] = path
+        self.alive.append(item)
 
     def _tensor(self, item: Tensor, path: str) -> Any:
         self.named[path] = item
         if id(item) in self.seen:
             return f"<is {self.seen[id(item)]}>"
-        self.seen[id(item)] = path
+        self._note(item, path)
         grad = item.grad if item.is_leaf else None
         return {
             "type": type(item).__name__,
