@@ -23,6 +23,10 @@ def require_grad(call: Call) -> Abstract:
     loose = tensor.ft_alias is not None and tensor.ft_alias.loose
     if wanted == value.type.requires_grad and not (wanted and loose):
         return tensor
+    switch = tensor.ft_told.switch
+    if tensor.ft_leaf and tensor.ft_gradient is not None and switch is not None:
+        switch(tensor, wanted)
+        return tensor
     if not wanted or not value.type.differentiable:
         raise Refusal(
             f"requires_grad_({wanted}) on what {'requires grad' if not wanted else 'cannot'}",

@@ -70,9 +70,9 @@ Source: torch/optim/lr_scheduler.py, torch 2.13; of `betas` it is the first.
 def scheduled(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
     """The numbers that a schedule outside of the program changes between its calls."""
     for each in held:
-        if isinstance(each, Held) and isinstance(each.holder, dict) and (
-            any(mark in each.holder and each.key == key for mark, key in SCHEDULED)
-        ):  # fmt: skip
+        if not isinstance(each, Held) or type(each.holder) is not dict:
+            continue
+        if any(mark in each.holder and each.key == key for mark, key in SCHEDULED):
             place = _place_of(each)
             (_, number), *_ = take_apart(each.before)[0] or [("", None)]
             if place is not None and type(number) in NUMBERS:

@@ -285,7 +285,8 @@ def states_of(
     """The states, and their outputs, which `made` makes; `first`: the number of the first."""
     states, outputs, places = list[State](), list[Output](), dict[int, int]()
     for change in left:
-        at, like = located(change, lines).at, places.get(id(change.after))
+        at = change.at or located(change, lines).at
+        like = places.get(id(change.after))
         if like is not None and not isinstance(change.place, Contents):
             states.append(State(change.place, states[like].structure, 0, 0, at, {}, like))
             continue

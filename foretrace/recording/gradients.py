@@ -61,6 +61,8 @@ class Gradients:
         """inputs whose `.grad` is None now"""
         self.bound: dict[int, Abstract] = {}
         """what the program has bound the `.grad` of inputs to"""
+        self._at: dict[int, Frame | None] = {}
+        """the lines that did"""
         self.whole: dict[int, Frame | None] = {}
         """inputs that may be no views, and the line that asks it"""
         self.rooms: dict[int, tuple[Size, Frame | None]] = {}
@@ -130,6 +132,7 @@ class Gradients:
         """
         if new is None:
             self.bound.pop(index, None)
+            self._at.pop(index, None)
             self.cleared[index] = None
             return
         with torch_api.switched(vars(self), _busy=True):
@@ -137,14 +140,14 @@ class Gradients:
                 new = self.lift(new)
             check_gradient(self.placeholders[index], new)
             self.cleared.pop(index, None)
-            self.bound[index] = new
+            self.bound[index], self._at[index] = new, asking_line()
 
     def left(self) -> list[Change]:
         """The gradients that the program has bound, but for those that were there before."""
         given = [*self.placeholders]
         return [
-            Change(OnGradient(f"{self.inputs[index].role.name}.grad", index), new, rebound=True)
-            for index, new in self.bound.items()
+            Change(OnGradient(f"{self.inputs[index].role.name}.grad", index), new, True, at)
+            for (index, new), at in zip(self.bound.items(), self._at.values(), strict=True)
             if (place := self.found.get(index)) is None or given[place] is not new
         ]
 
@@ -176,8 +179,11 @@ class Gradients:
         return answering or not plain_class(type(tensor)) or torch_api.of_a_level(tensor)
 
     def _index(self, tensor: torch.Tensor) -> int:
-        index: int = self.lift(tensor).ft_gradient[1]
-        return index
+        placeholder = self.lift(tensor)
+        if placeholder.ft_gradient is not None:
+            index: int = placeholder.ft_gradient[1]
+            return index
+        return next(i for i, each in enumerate(self.placeholders) if each is placeholder)
 
 
 def check_gradient(tensor: Abstract, gradient: Abstract) -> None:
