@@ -305,3 +305,46 @@ def a_head_is_replaced_between_steps() -> Loop:
         return labelled(index)
 
     return Loop(train, batch, model=model, optimizer=optimizer)
+
+
+@step(captures=4)
+def a_last_batch_of_one_row() -> Loop:
+    model = mlp(out=1)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def batch(index: int) -> tuple[Tensor, Tensor]:
+        x, y = targets(index)
+        rows = (8, 8, 5, 1)[index % 4]
+        return x[:rows], y[:rows]
+
+    return Loop(train, batch, model=model, optimizer=optimizer)
+
+
+@step(captures=4)
+def a_penalty_on_batches_of_several_sizes() -> Loop:
+    model = mlp(out=1)
+    optimizer = Adam(model.parameters(), lr=0.01)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        out = model(x)
+        (g,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        loss = F.mse_loss(out, y) + (g.norm(dim=1) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def batch(index: int) -> tuple[Tensor, Tensor]:
+        x, y = targets(index)
+        rows = (8, 6, 7, 1, 3)[index % 5]
+        return x[:rows], y[:rows]
+
+    return Loop(train, batch, model=model, optimizer=optimizer)
