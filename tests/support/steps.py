@@ -181,10 +181,19 @@ def _seed(seed: int) -> None:
     np.random.seed(seed)  # noqa: NPY002  (programs may draw from the shared one)
 
 
+def _seen(loop: Loop, step: Callable[..., Any], batches: int) -> Iterator[dict[str, Any]]:
+    """After each batch all that there is; at last, what has become of all results."""
+    results = []
+    for index in range(batches):
+        results.append(step(*loop.batch(index)))
+        yield _look(loop, results[-1])
+    yield _look(loop, results)
+
+
 def in_eager(build: Build, batches: int = BATCHES) -> list[dict[str, Any]]:
     """All that each batch leaves."""
     loop = built(build)
-    return [_look(loop, loop.step(*loop.batch(i))) for i in range(batches)]
+    return [*_seen(loop, loop.step, batches)]
 
 
 def _fail_on(where: str, wrong: list[str]) -> None:
@@ -210,9 +219,11 @@ def same_steps(
     expected = in_eager(build, batches)
     loop = built(build)
     compiled = compile(loop.step, **options)
-    for index, before in enumerate(expected):
-        found = _look(loop, compiled(*loop.batch(index)))
-        _fail_on(f"batch {index}", list(differences(before, found, "after it")))
+    for index, (before, found) in enumerate(
+        zip(expected, _seen(loop, compiled, batches), strict=True)
+    ):
+        where = f"batch {index}" if index < batches else "what it returned before"
+        _fail_on(where, list(differences(before, found, "after it")))
     return _ran(compiled)
 
 
@@ -237,7 +248,7 @@ def same_cut(build: Build, level: str = "aten", *, before: int = 2) -> None:
         AssertionError: something differs.
         foretrace.Refusal: the step is refused.
     """
-    expected = in_eager(build, before + 1)[-1]
+    expected = in_eager(build, before + 1)[before]
     loop = built(build)
     for index in range(before):
         loop.step(*loop.batch(index))
