@@ -14,58 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.steps.registry import ROWS, D, K, Loop, drawn
 
-LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "linear": lambda: nn.Linear(D, D),
-    "no bias": lambda: nn.Linear(D, D, bias=False),
-    "layer norm": lambda: nn.LayerNorm(D),
-    "batch norm": lambda: nn.BatchNorm1d(D),
-    "rms norm": lambda: nn.RMSNorm(D),
-    "dropout": lambda: nn.Dropout(0.3),
-    "gelu": nn.GELU,
-    "relu in place": lambda: nn.ReLU(inplace=True),
-    "tanh": nn.Tanh,
-    "softplus": nn.Softplus,
-    "bilinear": lambda: _Square(),
-    "view and write": lambda: _Writes(),
-    "gru": lambda: _Recurrent(),
-    "attention": lambda: _Attends(),
-}
-OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    "sgd": lambda p: SGD(p, lr=0.05),
-    "momentum": lambda p: SGD(p, lr=0.05, momentum=0.9, foreach=True),
-    "nesterov": lambda p: SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
-    "adam": lambda p: Adam(p, lr=0.01, foreach=False),
-    "adamw": lambda p: AdamW(p, lr=0.01, amsgrad=True),
-    "fused": lambda p: AdamW(p, lr=0.01, fused=True),
-    "rmsprop": lambda p: RMSprop(p, lr=0.01, momentum=0.5),
-    "adagrad": lambda p: Adagrad(p, lr=0.05),
-    "nadam": lambda p: NAdam(p, lr=0.01),
-}
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "cross entropy": F.cross_entropy,
-    "smoothed": lambda out, y: F.cross_entropy(out, y, label_smoothing=0.1),
-    "mean square": lambda out, y: F.mse_loss(out, F.one_hot(y, K).float()),
-    "by hand": lambda out, y: -out.log_softmax(-1).gather(1, y[:, None]).mean(),
-    "margin": lambda out, y: F.multi_margin_loss(out, y),
-    "each": lambda out, y: F.cross_entropy(out, y, reduction="none").sort().values[:5].mean(),
-}
-CHOICES: dict[str, list[str]] = {
-    "optimizer": [*OPTIMIZERS],
-    "loss": [*LOSSES],
-    "cleared": ["before", "after", "to zeros", "between", "by hand", "after, to zeros"],
-    "scheduler": ["none", "none", "step", "exponential", "warm-up", "exponential outside"],
-    "clipped": ["none", "none", "norm", "value", "norm in a loop", "by hand"],
-    "penalty": ["none", "none", "input gradient", "weight gradient", "decay", "hessian"],
-    "parts": ["one", "one", "two micro-batches", "retained"],
-    "average": ["none", "none", "in a module", "in a dict"],
-    "hook": ["none", "none", "none", "on the output", "on parameters", "after accumulation"],
-    "precision": ["float32", "float32", "float32", "autocast"],
-    "checkpoint": ["none", "none", "none", "first layer"],
-    "told": ["tensor", "item", "with history", "dict"],
-    "counted": ["nothing", "attribute", "mean"],
-    "sizes": ["one", "one", "smaller last"],
-}
-
 
 class _Square(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
@@ -99,13 +47,68 @@ class _Attends(nn.Module):
         return F.scaled_dot_product_attention(q, k, v).flatten(1)
 
 
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(D, D),
+    "no bias": lambda: nn.Linear(D, D, bias=False),
+    "layer norm": lambda: nn.LayerNorm(D),
+    "batch norm": lambda: nn.BatchNorm1d(D),
+    "rms norm": lambda: nn.RMSNorm(D),
+    "dropout": lambda: nn.Dropout(0.3),
+    "gelu": nn.GELU,
+    "relu in place": lambda: nn.ReLU(inplace=True),
+    "tanh": nn.Tanh,
+    "softplus": nn.Softplus,
+    "bilinear": _Square,
+    "view and write": _Writes,
+    "gru": _Recurrent,
+    "attention": _Attends,
+}
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda p: SGD(p, lr=0.05),
+    "momentum": lambda p: SGD(p, lr=0.05, momentum=0.9, foreach=True),
+    "nesterov": lambda p: SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adam": lambda p: Adam(p, lr=0.01, foreach=False),
+    "adamw": lambda p: AdamW(p, lr=0.01, amsgrad=True),
+    "fused": lambda p: AdamW(p, lr=0.01, fused=True),
+    "rmsprop": lambda p: RMSprop(p, lr=0.01, momentum=0.5),
+    "adagrad": lambda p: Adagrad(p, lr=0.05),
+    "nadam": lambda p: NAdam(p, lr=0.01),
+}
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross entropy": F.cross_entropy,
+    "smoothed": lambda out, y: F.cross_entropy(out, y, label_smoothing=0.1),
+    "mean square": lambda out, y: F.mse_loss(out, F.one_hot(y, K).float()),
+    "by hand": lambda out, y: -out.log_softmax(-1).gather(1, y[:, None]).mean(),
+    "margin": lambda out, y: F.relu(1 - out.gather(1, y[:, None]) + out).mean(),
+    "each": lambda out, y: F.cross_entropy(out, y, reduction="none").sort().values[:5].mean(),
+}
+CHOICES: dict[str, list[str]] = {
+    "optimizer": [*OPTIMIZERS],
+    "loss": [*LOSSES],
+    "cleared": ["before", "after", "to zeros", "between", "by hand", "after, to zeros"],
+    "scheduler": ["none", "none", "step", "exponential", "warm-up", "exponential outside"],
+    "clipped": ["none", "none", "norm", "value", "norm in a loop", "by hand"],
+    "penalty": ["none", "none", "input gradient", "weight gradient", "decay", "hessian"],
+    "parts": ["one", "one", "two micro-batches", "retained"],
+    "average": ["none", "none", "in a module", "in a dict"],
+    "hook": ["none", "none", "none", "on the output", "on parameters", "after accumulation"],
+    "precision": ["float32", "float32", "float32", "autocast"],
+    "checkpoint": ["none", "none", "none", "first layer"],
+    "told": ["tensor", "item", "with history", "dict"],
+    "counted": ["nothing", "attribute", "mean"],
+    "sizes": ["one", "one", "smaller last"],
+}
+
+
+def _clamp(p: Tensor) -> None:
+    p.grad.clamp_(-0.1, 0.1)
+
+
 class Composed:
     """One of them, with all that it keeps."""
 
-    def __init__(self, seed: int) -> None:
-        draw = random.Random(seed)
-        self.choice = {part: draw.choice(ways) for part, ways in CHOICES.items()}
-        self.layers = draw.choices([*LAYERS], k=draw.randint(1, 4))
+    def __init__(self, choice: dict[str, str], layers: list[str]) -> None:
+        self.choice, self.layers = choice, layers
         self.model = nn.Sequential(*(LAYERS[each]() for each in self.layers), nn.Linear(D, K))
         self.optimizer = OPTIMIZERS[self.choice["optimizer"]](self.model.parameters())
         self.scheduler = self._scheduler()
@@ -127,7 +130,7 @@ class Composed:
             if self.choice["hook"] == "on parameters":
                 p.register_hook(lambda g: g * 0.5)
             elif self.choice["hook"] == "after accumulation":
-                p.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-0.1, 0.1))
+                p.register_post_accumulate_grad_hook(_clamp)
 
     def batch(self, index: int) -> tuple[Tensor, Tensor]:
         """Features and classes."""
@@ -174,7 +177,9 @@ class Composed:
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """With its penalty."""
         penalty = self.choice["penalty"]
-        x = x.clone().requires_grad_(penalty == "input gradient")
+        x = x * 1
+        if penalty == "input gradient":
+            x = x.detach().requires_grad_() * 1
         with torch.autocast("cpu", torch.bfloat16, enabled=self.choice["precision"] == "autocast"):
             out = self.out(x)
             if self.choice["hook"] == "on the output":
@@ -236,7 +241,20 @@ class Composed:
         return loss if told == "with history" else loss.detach()
 
 
+def chosen(seed: int) -> tuple[dict[str, str], list[str]]:
+    """The parts and the layers of a seed."""
+    draw = random.Random(seed)
+    choice = {part: draw.choice(ways) for part, ways in CHOICES.items()}
+    layers = draw.choices([*LAYERS], k=draw.randint(1, 4))
+    return choice, layers
+
+
 def composed(seed: int) -> Loop:
     """The loop of a seed."""
-    made = Composed(seed)
+    return of(*chosen(seed))
+
+
+def of(choice: dict[str, str], layers: list[str]) -> Loop:
+    """The loop of some parts."""
+    made = Composed(choice, layers)
     return Loop(made.step, made.batch, made=made)
