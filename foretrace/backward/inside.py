@@ -7,6 +7,7 @@ as if the program had called them, so that a later walk goes through them.
 Source: torch/csrc/autograd/python_engine.cpp, torch/csrc/autograd/engine.cpp.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -48,6 +49,10 @@ UNUSED = (
     "One of the differentiated Tensors appears to not have been used in the graph. Set"
     " allow_unused=True if this is the desired behavior."
 )
+
+
+LOCAL = 2
+"""References to a tensor that a name and the question hold; more are somebody's, as a hook's"""
 
 
 class Leaves(Protocol):
@@ -413,9 +418,11 @@ class Engine:
         walk.inside.of_value(value, walk, before)
         gradient = walk.now(walk.gradients.pop(value))
         others = any(walk.gradients.get(other) is gradient for other in leaves)
-        alone = not (walk.again or others or gradient in walk.given)
+        found = walk.tensor(gradient)
+        kept = sys.getrefcount(found) > LOCAL + sum(each is found for each in walk.tensors.values())
+        alone = not (walk.again or others or kept or gradient in walk.given)
         types = value.type, gradient.type
-        accumulate(leaf, walk.tensor(gradient), types, again=walk.again, alone=alone)
+        accumulate(leaf, found, types, again=walk.again, alone=alone)
         for hook in after:
             with walk.as_program():
                 if hook(tensor) is not None:

@@ -30,6 +30,7 @@ from foretrace.ir.requirements import (
     Requirements,
 )
 from foretrace.python_state.outside import Outside, origin_of
+from foretrace.python_state.restoring import Called
 from foretrace.tensors.wrapped import flattened, wraps
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -91,6 +92,8 @@ def bound_before(change: Change) -> Held:
     place = change.place
     entry = isinstance(place, Entry) and plain(place.key)
     name = f"{place.name}[{place.key!r}]" if entry else place.name
+    if isinstance(place.name, Called):
+        name = place.name.of(place.key if entry else "the optimizer's state")
     how: How = "cell" if isinstance(place.holder, types.CellType) else "attribute"
     if isinstance(place.holder, dict):
         how = "item"
