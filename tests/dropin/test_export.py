@@ -43,6 +43,10 @@ NOT_EXPORTED = {
     "functions_with_generated_rules": "autograd.Function",
     "asked_inside_a_function": "autograd.Function",
     "asked_inside_a_function_inside_another": "autograd.Function",
+    "gradient_in_the_forward_of_a_function": "autograd.Function",
+    "gradient_in_the_backward_of_a_function": "autograd.Function",
+    "gradient_of_a_function_twice": "autograd.Function",
+    "gradient_of_a_function_once": "autograd.Function",
     "returned_itself_after_writes_unseen": "side effect",
     "drawn_over_memory_with_gaps": "unsupported",  # `random_(from, to)` is no Python as text
 }  # fmt: skip

@@ -1,0 +1,148 @@
+"""Every optimizer of torch.optim in its settings: zero_grad, forward, backward, step."""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import (
+    ASGD,
+    LBFGS,
+    SGD,
+    Adadelta,
+    Adafactor,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Muon,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+    Rprop,
+)
+
+from tests.steps.registry import Loop, add, labelled, mlp, step, targets
+
+SETTINGS: list[tuple[str, type[Optimizer], dict[str, Any]]] = [
+    ("sgd", SGD, {"lr": 0.1}),
+    ("sgd_for_loop_momentum", SGD, {"lr": 0.1, "momentum": 0.9, "foreach": False}),
+    ("sgd_nesterov_decay", SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True,
+                                 "weight_decay": 0.01, "foreach": True}),
+    ("sgd_dampening_maximize", SGD, {"lr": 0.01, "momentum": 0.5, "dampening": 0.1,
+                                     "maximize": True}),
+    ("sgd_fused", SGD, {"lr": 0.1, "momentum": 0.9, "fused": True}),
+    ("adam", Adam, {"lr": 0.01}),
+    ("adam_for_loop", Adam, {"lr": 0.01, "foreach": False}),
+    ("adam_amsgrad_foreach", Adam, {"lr": 0.01, "amsgrad": True, "foreach": True}),
+    ("adam_fused", Adam, {"lr": 0.01, "fused": True, "weight_decay": 0.1}),
+    ("adam_tensor_lr", Adam, {"lr": torch.tensor(0.01), "foreach": False}),
+    ("adamw", AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    ("adamw_foreach_maximize", AdamW, {"lr": 0.01, "foreach": True, "maximize": True}),
+    ("adamw_fused_amsgrad", AdamW, {"lr": 0.01, "fused": True, "amsgrad": True}),
+    ("adamax", Adamax, {"lr": 0.01}),
+    ("adamax_foreach_decay", Adamax, {"lr": 0.01, "foreach": True, "weight_decay": 0.1}),
+    ("nadam", NAdam, {"lr": 0.01}),
+    ("nadam_decoupled", NAdam, {"lr": 0.01, "decoupled_weight_decay": True,
+                                "weight_decay": 0.1, "foreach": True}),
+    ("radam", RAdam, {"lr": 0.01}),
+    ("radam_foreach_decoupled", RAdam, {"lr": 0.01, "foreach": True, "weight_decay": 0.1,
+                                        "decoupled_weight_decay": True}),
+    ("adagrad", Adagrad, {"lr": 0.1}),
+    ("adagrad_decay_fused", Adagrad, {"lr": 0.1, "lr_decay": 0.01, "fused": True}),
+    ("adagrad_foreach", Adagrad, {"lr": 0.1, "foreach": True, "initial_accumulator_value": 0.1}),
+    ("adadelta", Adadelta, {"lr": 1.0}),
+    ("adadelta_foreach", Adadelta, {"lr": 1.0, "foreach": True, "weight_decay": 0.01}),
+    ("rmsprop", RMSprop, {"lr": 0.01}),
+    ("rmsprop_centered_momentum", RMSprop, {"lr": 0.01, "centered": True, "momentum": 0.9}),
+    ("rmsprop_foreach", RMSprop, {"lr": 0.01, "foreach": True, "weight_decay": 0.01}),
+    ("rprop", Rprop, {"lr": 0.01}),
+    ("rprop_foreach", Rprop, {"lr": 0.01, "foreach": True, "maximize": True}),
+    ("asgd", ASGD, {"lr": 0.01, "t0": 3.0}),
+    ("asgd_foreach", ASGD, {"lr": 0.01, "foreach": True, "weight_decay": 0.01}),
+    ("adafactor", Adafactor, {"lr": 0.01}),
+    ("adafactor_foreach", Adafactor, {"lr": 0.01, "foreach": True, "weight_decay": 0.1}),
+]  # fmt: skip
+EXPECTED: dict[str, dict[str, Any]] = {
+    "radam": {"captures": 3},  # the fifth step rectifies
+    "radam_foreach_decoupled": {"captures": 3},
+    "asgd": {"captures": 4},  # it averages from the third step on
+    "adafactor": {"captures": 7},  # whether an update is clipped, for each parameter
+    "adafactor_foreach": {"captures": 7},
+}
+"""By name, what is not as usual"""
+
+
+def classifier(kind: type[Optimizer], options: dict[str, Any]) -> Loop:
+    """The usual step; gradients are cleared before it."""
+    model = mlp()
+    optimizer = kind(model.parameters(), **options)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Loop(train, labelled, model=model, optimizer=optimizer)
+
+
+for _name, _kind, _options in SETTINGS:
+    add(f"optimizer_{_name}", __name__, partial(classifier, _kind, _options),
+        **EXPECTED.get(_name, {}))  # fmt: skip
+
+
+@step()
+def muon_for_matrices_adamw_for_the_rest() -> Loop:
+    model = mlp()
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    rest = [p for p in model.parameters() if p.dim() != 2]
+    muon, adamw = Muon(matrices, lr=0.02, weight_decay=0.1), AdamW(rest, lr=0.01)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        for each in (muon, adamw):
+            each.step()
+            each.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return Loop(train, labelled, model=model, muon=muon, adamw=adamw)
+
+
+@step(captures=10)
+def lbfgs_with_a_closure() -> Loop:
+    """Its lists grow with each step, and each length is a capture (decision 039)."""
+    model = nn.Linear(6, 1)
+    optimizer = LBFGS(model.parameters(), lr=0.5, max_iter=3)
+
+    def train(x: Tensor, y: Tensor) -> float:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure).item()
+
+    return Loop(train, targets, model=model, optimizer=optimizer)
+
+
+@step()
+def closure_for_sgd() -> Loop:
+    model = mlp(out=1)
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure)
+
+    return Loop(train, targets, model=model, optimizer=optimizer)

@@ -1,0 +1,63 @@
+"""Training steps, captured, beside eager: bitwise in all state after each of ten batches."""
+
+import re
+import warnings
+from collections.abc import Callable
+
+import pytest
+
+import foretrace
+from tests.steps import STEPS, Step
+from tests.steps.failing import FAILS, ONLY_AS_A_WHOLE, ONLY_BY_A_CUT
+from tests.support.steps import same_cut, same_steps
+
+# foretrace warns so at the eighth; a step that may have as many says it
+pytestmark = pytest.mark.filterwarnings("ignore:.* was captured again 8 times")
+
+WRONG = "differs from eager"
+WHOLE = [pytest.param(s, id=f"{s.section}.{n}") for n, s in STEPS.items() if not s.breaks]
+IN_PART = [
+    pytest.param(s, id=f"{s.section}.{n}")
+    for n, s in STEPS.items()
+    if s.breaks or FAILS.get(n, WRONG) != WRONG
+]
+
+
+def expecting(step: Step, works: frozenset[str], attempt: Callable[[], None]) -> None:
+    """What does not work today fails by its words, and by no others."""
+    words = FAILS.get(step.name, "")
+    if not words or step.name in works:
+        attempt()
+        return
+    with pytest.raises((AssertionError, foretrace.Refusal), match=re.escape(words)):
+        attempt()
+    pytest.xfail(words)
+
+
+@pytest.mark.parametrize("step", WHOLE)
+def test_captured_whole(step: Step) -> None:
+    def attempt() -> None:
+        ran = same_steps(step.build, fullgraph=True)
+        told = [each.reason for each in ran.compiled.recaptures]
+        assert 1 <= ran.captures <= step.captures, f"captured {ran.captures} times: {told}"
+        assert ran.as_python <= step.first_calls, ran.compiled._first_calls
+
+    expecting(step, ONLY_BY_A_CUT, attempt)
+
+
+@pytest.mark.parametrize("level", ["aten", "step"])
+@pytest.mark.parametrize("step", WHOLE)
+def test_one_cut(step: Step, level: str) -> None:
+    """`foretrace.capture` after two batches; a cut of it does the third."""
+    expecting(step, ONLY_AS_A_WHOLE, lambda: same_cut(step.build, level))
+
+
+@pytest.mark.parametrize("step", IN_PART)
+def test_captured_in_part(step: Step) -> None:
+    """What no single graph holds, or is refused today, is as eager in pieces."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "[^\n]*is not captured whole")
+        ran = same_steps(step.build)
+    kinds = tuple(each.refusal.kind for each in ran.breaks)
+    assert kinds, "it is captured whole"
+    assert not step.breaks or kinds == step.breaks, [*map(str, ran.breaks)]

@@ -1,0 +1,472 @@
+"""What users do around backward and step: flat buffers, hooks of optimizers, modes, copies."""
+
+import contextlib
+import copy
+import random
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.optim import SGD, Adam, AdamW, SparseAdam
+
+from tests.steps.registry import D, K, Loop, drawn, labelled, mlp, step, targets
+
+# ------------------------------------------------------------------------------------ flat buffers
+
+
+@step()
+def gradients_are_views_of_one_buffer() -> Loop:
+    model = mlp()
+    flat = torch.zeros(sum(p.numel() for p in model.parameters()))
+    start = 0
+    for p in model.parameters():
+        p.grad = flat[start : start + p.numel()].view_as(p)
+        start += p.numel()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        flat.zero_()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        flat.mul_(0.5)
+        optimizer.step()
+        return flat.norm()
+
+    return Loop(train, labelled, model=model, optimizer=optimizer, flat=flat)
+
+
+@step()
+def parameters_are_written_from_a_vector() -> Loop:
+    model = mlp(out=1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        params = list(model.parameters())
+        loss = F.mse_loss(model(x), y)
+        slopes = parameters_to_vector(torch.autograd.grad(loss, params))
+        vector = parameters_to_vector(params).detach() - 0.1 * slopes
+        start = 0
+        with torch.no_grad():
+            for p in params:
+                p.copy_(vector[start : start + p.numel()].view_as(p))
+                start += p.numel()
+        return loss.detach()
+
+    return Loop(train, targets, model=model)
+
+
+@step()
+def parameters_are_set_from_a_vector() -> Loop:
+    """torch's own function binds `.data` to views of the vector."""
+    model = mlp(out=1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        params = list(model.parameters())
+        loss = F.mse_loss(model(x), y)
+        slopes = parameters_to_vector(torch.autograd.grad(loss, params))
+        vector_to_parameters(parameters_to_vector(params).detach() - 0.1 * slopes, params)
+        return loss.detach()
+
+    return Loop(train, targets, model=model)
+
+
+@step()
+def one_parameter_holds_all_weights() -> Loop:
+    flat = nn.Parameter(torch.randn(D * 4 + 4 + 4 * K) * 0.3)
+    optimizer = AdamW([flat], lr=0.01)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        first, bias, second = flat.split([D * 4, 4, 4 * K])
+        hidden = torch.addmm(bias, x, first.view(D, 4)).relu()
+        loss = F.cross_entropy(hidden @ second.view(4, K), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Loop(train, labelled, flat=flat, optimizer=optimizer)
+
+
+# ------------------------------------------------------------------------------ optimizers' hooks
+
+
+@step()
+def hooks_before_and_after_the_step() -> Loop:
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def before(opt: Any, args: Any, kwargs: Any) -> None:
+        for p in model.parameters():
+            p.grad.clamp_(-0.05, 0.05)
+
+    def after(opt: Any, args: Any, kwargs: Any) -> None:
+        with torch.no_grad():
+            model[2].bias.sub_(model[2].bias.mean())
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Loop(train, labelled, model=model, optimizer=optimizer)
+
+
+@step()
+def a_hook_keeps_the_norms_of_gradients() -> Loop:
+    model = mlp()
+    norms: dict[str, Tensor] = {}
+    for name, p in model.named_parameters():
+        p.register_hook(lambda g, name=name: norms.__setitem__(name, g.norm()))
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return torch.stack(list(norms.values()))
+
+    return Loop(train, labelled, model=model, optimizer=optimizer, norms=norms)
+
+
+@step()
+def hooks_that_are_removed_again() -> Loop:
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        handles = [p.register_hook(seen.append) for p in model.parameters()]
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        for handle in handles:
+            handle.remove()
+        optimizer.step()
+        return torch.stack([g.abs().mean() for g in seen])
+
+    return Loop(train, labelled, model=model, optimizer=optimizer)
+
+
+@step()
+def a_hook_counts_in_python() -> Loop:
+    model, counts = mlp(), {"gradients": 0}
+
+    def count(parameter: Tensor) -> None:
+        counts["gradients"] += 1
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(count)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Loop(train, labelled, model=model, optimizer=optimizer, counts=counts)
+
+
+# -------------------------------------------------------------------------------- through the step
+
+
+@step()
+def a_step_that_is_differentiated() -> Loop:
+    """`differentiable=True`: the outer loss goes back through the optimizer."""
+    rate = nn.Parameter(torch.tensor(0.1))
+    outer = SGD([rate], lr=0.01)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        w = torch.zeros(D, 1, requires_grad=True) * 1.0
+        w.retain_grad()
+        loss = F.mse_loss(x @ w, y)
+        (g,) = torch.autograd.grad(loss, w, create_graph=True)
+        new = w - rate * g
+        judged = F.mse_loss(x @ new, y)
+        outer.zero_grad()
+        judged.backward()
+        outer.step()
+        return judged.detach()
+
+    return Loop(train, targets, rate=rate, outer=outer)
+
+
+@step()
+def adam_with_tensors_for_its_settings() -> Loop:
+    model = mlp()
+    optimizer = Adam(model.parameters(), lr=torch.tensor(0.01), foreach=False)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"].mul_(0.9)
+        return loss.detach()
+
+    return Loop(train, labelled, model=model, optimizer=optimizer)
+
+
+@step()
+def two_optimizers_of_one_model_by_turns_in_a_step() -> Loop:
+    model = mlp()
+    fast, slow = SGD(model[2].parameters(), lr=0.1), Adam(model.parameters(), lr=0.001)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        for optimizer in (fast, slow, fast):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        return loss.detach()
+
+    return Loop(train, labelled, model=model, fast=fast, slow=slow)
+
+
+@step()
+def three_steps_in_one_call() -> Loop:
+    model = mlp()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+
+    def train(x: Tensor, y: Tensor) -> list[float]:
+        losses = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    return Loop(train, labelled, model=model, optimizer=optimizer)
+
+
+@step()
+def a_copy_of_the_model_tries_first() -> Loop:
+    """Lookahead by a deep copy inside the step."""
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        trial = copy.deepcopy(model)
+        loss = F.cross_entropy(trial(x), y)
+        loss.backward()
+        for p, q in zip(model.parameters(), trial.parameters(), strict=True):
+            p.grad = q.grad
+        optimizer.step()
+        return loss.detach()
+
+    return Loop(train, labelled, model=model, optimizer=optimizer)
+
+
+@step()
+def a_state_dict_is_kept_of_each_step() -> Loop:
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    kept: dict[str, Tensor] = {}
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        kept.update({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        return loss.detach()
+
+    return Loop(train, labelled, model=model, optimizer=optimizer, kept=kept)
+
+
+# ------------------------------------------------------------------------------------------ modes
+
+
+@step()
+def judged_in_inference_mode() -> Loop:
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        with torch.inference_mode():
+            judged = F.cross_entropy(model(x), y).item()
+        return loss.detach(), judged
+
+    return Loop(train, labelled, model=model, optimizer=optimizer)
+
+
+@step()
+def under_a_context_of_ones_own() -> Loop:
+    class Trainer:
+        def __init__(self) -> None:
+            self.model, self.depth = mlp(), 0
+            self.optimizer = SGD(self.model.parameters(), lr=0.1)
+
+        @contextlib.contextmanager
+        def updating(self):
+            self.optimizer.zero_grad()
+            self.depth += 1
+            yield
+            self.depth -= 1
+            self.optimizer.step()
+
+        def train(self, x: Tensor, y: Tensor) -> Tensor:
+            with self.updating():
+                loss = F.cross_entropy(self.model(x), y)
+                loss.backward()
+            return loss.detach()
+
+    trainer = Trainer()
+    return Loop(trainer.train, labelled, trainer=trainer)
+
+
+@step()
+def called_with_grad_mode_off() -> Loop:
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        with torch.enable_grad():
+            loss = F.cross_entropy(model(x), y)
+            grads = torch.autograd.grad(loss, list(model.parameters()))
+        for p, g in zip(model.parameters(), grads, strict=True):
+            p.sub_(0.1 * g)
+        return loss.detach()
+
+    wrapped = torch.no_grad()(train)
+    return Loop(wrapped, labelled, model=model, optimizer=optimizer)
+
+
+@step(breaks=("hook",))
+def saved_tensors_are_packed_by_hooks() -> Loop:
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.bfloat16(), lambda t: t.float()):
+            hidden = model[1](model[0](x))
+        loss = F.cross_entropy(model[2](hidden), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Loop(train, labelled, model=model, optimizer=optimizer)
+
+
+@step()
+def anomalies_are_detected() -> Loop:
+    model = mlp(out=1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        with torch.autograd.set_detect_anomaly(mode=True):
+            loss = F.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Loop(train, targets, model=model, optimizer=optimizer)
+
+
+# --------------------------------------------------------------------- what no graph holds, in part
+
+
+@step(breaks=("side effect",))
+def mixed_up_by_numpy() -> Loop:
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        share = float(np.random.beta(0.4, 0.4))  # noqa: NPY002
+        order = torch.randperm(len(x))
+        mixed = share * x + (1 - share) * x[order]
+        out = model(mixed)
+        loss = share * F.cross_entropy(out, y) + (1 - share) * F.cross_entropy(out, y[order])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Loop(train, labelled, model=model, optimizer=optimizer)
+
+
+@step(breaks=("side effect",))
+def a_coin_of_pythons() -> Loop:
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        if random.random() < 0.5:
+            x = -x
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Loop(train, labelled, model=model, optimizer=optimizer)
+
+
+@step(breaks=("data-dependent",))
+def sparse_gradients_of_an_embedding() -> Loop:
+    embed, out = nn.Embedding(12, 4, sparse=True), nn.Linear(4, K)
+    sparse, dense = SparseAdam(embed.parameters(), lr=0.01), SGD(out.parameters(), lr=0.1)
+
+    def train(rows: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(out(embed(rows)), y)
+        for optimizer in (sparse, dense):
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in (sparse, dense):
+            optimizer.step()
+        return loss.detach()
+
+    def batch(index: int) -> tuple[Tensor, Tensor]:
+        g = drawn(index)
+        return torch.randint(12, (6,), generator=g), torch.randint(K, (6,), generator=g)
+
+    return Loop(train, batch, embed=embed, out=out, sparse=sparse, dense=dense)
+
+
+@step(breaks=("side effect",))
+def the_loss_is_printed() -> Loop:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D)) for _ in range(4)))
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.mse_loss(model(x), y.expand(-1, D))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"loss {loss.item():.3f}", end="")  # noqa: T201
+        return loss.detach()
+
+    return Loop(train, targets, model=model, optimizer=optimizer)
+
+
+@step(breaks=("autograd inside",))
+def a_reentrant_checkpoint() -> Loop:
+    body, head = nn.Sequential(nn.Linear(D, 8), nn.Tanh()), nn.Linear(8, K)
+    optimizer = SGD([*body.parameters(), *head.parameters()], lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        hidden = torch.utils.checkpoint.checkpoint(body, x.requires_grad_(), use_reentrant=True)
+        loss = F.cross_entropy(head(hidden), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Loop(train, labelled, body=body, head=head, optimizer=optimizer)
