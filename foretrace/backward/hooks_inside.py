@@ -46,7 +46,7 @@ class HooksInside:
 
     def __init__(self, registered: Iterable[Op], retained: dict[Value, Any]) -> None:
         self._hooks: dict[Value, list[Op]] = {}
-        self._retained = retained
+        self._retained, self._done = retained, set[Value]()
         for op in registered:
             if op.target.way in (GRADIENT, RETAIN) and not op.target.removed:
                 self._hooks.setdefault(op.operands[0], []).append(op)
@@ -62,6 +62,9 @@ class HooksInside:
 
     def of_value(self, value: Value, walk: Walk, before: Iterable[Any] = ()) -> None:
         """Run those of a value; `before`: hooks that its tensor had before the program."""
+        if value in self._done:
+            return
+        self._done.add(value)
         own = self._hooks.get(value, ())
         hooks = [(op.target.hook, op) for op in own if op.target.way == GRADIENT]
         for hook, op in (*((each, None) for each in before), *hooks):

@@ -330,9 +330,10 @@ class Engine:
             if accumulate_grad:
                 self._accumulate(walk, asked)
                 return ()
-            return tuple(
-                self._found(walk, value, allow_unused=allow_unreachable) for value in asked
-            )
+            with torch.set_grad_enabled(again):
+                return tuple(
+                    self._found(walk, value, allow_unused=allow_unreachable) for value in asked
+                )
 
     def _check(self, tensors: Sequence[Any], gradients: Sequence[Any]) -> None:
         recorder = self.recorder
@@ -392,6 +393,8 @@ class Engine:
         return chain(recorder.root, *(body for body in bodies if body is not None))
 
     def _found(self, walk: Inside, value: Value, *, allow_unused: bool) -> Any:
+        if value in walk.gradients:
+            walk.inside.of_value(value, walk, self.leaves.hooks(value)[1])
         gradient = walk.gradients.get(value)
         if gradient is None:
             if not allow_unused:

@@ -15,6 +15,7 @@ from foretrace.ops.quirks import (
     INDEXING,
     ITERATED,
     LOSSES,
+    MIXED,
     ONE_EXAMPLE,
     SUGGESTED,
 )
@@ -22,6 +23,7 @@ from foretrace.ops.schemas import schema_of
 
 aten = torch.ops.aten
 
+HALVES = (torch.bfloat16, torch.float16)
 CHANNELS_LAST: dict[int, tuple[int, ...]] = {4: (4, 1, 3, 2), 5: (5, 1, 4, 3, 2)}
 """By the number of dimensions, strides in whose order a tensor lies that has its channels last"""
 
@@ -36,6 +38,8 @@ def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
     if func in ONE_EXAMPLE and len(args[0].shape) <= 1:
         loss, rest = result
         return TensorType((), (), loss.dtype, loss.device), rest
+    if func in MIXED:
+        result = _with_full_statistics(args, result)
     angle = func in COMPLEX_IN_ORDER and args[0].dtype.is_complex
     loss = func in LOSSES and result.shape == args[1].shape
     if func in IN_ORDER or angle or loss:
@@ -48,6 +52,17 @@ def as_eager(func: Any, args: Tree, result: Tree) -> Tree:
         if isinstance(made, TensorType) and made.shape == given.shape:
             return _suggested(made, given), *rest
     return result
+
+
+def _with_full_statistics(args: Tree, result: Tree) -> Tree:
+    """The results of a norm, its statistics in float32 where its operands are of two dtypes."""
+    given, *others = [arg for arg in args if isinstance(arg, TensorType)]
+    mixed = any(other.dtype is torch.float32 for other in others)
+    if given.device.type != "cpu" or given.dtype not in HALVES or not mixed:
+        return result
+    made, mean, deviation, *rest = result
+    full = [t.but(dtype=torch.float32) for t in (mean, deviation)]
+    return (made, *full, *rest)
 
 
 def _in_order(leaf: Any) -> Any:

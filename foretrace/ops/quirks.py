@@ -111,6 +111,17 @@ SHAPELESS = Quirk(
     NATIVE + "RangeFactories.cpp", SEEN, "ops/schemas.py",
 )  # fmt: skip
 
+MIXED = Quirk(
+    "keeps mean and deviation of 16-bit numbers as float32 on the CPU, where a weight, a bias or a"
+    " running statistic is float32; torch's decomposition says the input's dtype",
+    _none(
+        "native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional",
+    ),
+    NATIVE + "mixed_data_type.h, layer_norm.cpp, group_norm.cpp, Normalization.cpp", SEEN,
+    "ops/layouts.py",
+)  # fmt: skip
+
 # ---- layouts: what meta kernels say otherwise than the CPU's kernels ----------------------------
 
 IN_ORDER = Quirk(
@@ -261,8 +272,8 @@ SCATTERED = Quirk(
 QUIRKS: tuple[tuple[str, tuple[Quirk, ...]], ...] = (
     ("What schemas leave out",
      (HIDDEN_WRITES, HIDDEN_VIEWS, NO_VIEWS, FUNCTIONAL_NAMES, FUNCTIONAL_ORDER, SHAPELESS)),
-    ("What meta kernels say of layouts",
-     (IN_ORDER, LOSSES, SUGGESTED, ITERATED, INDEXING, ONE_EXAMPLE, COMPLEX_IN_ORDER)),
+    ("What meta kernels say of layouts and dtypes",
+     (MIXED, IN_ORDER, LOSSES, SUGGESTED, ITERATED, INDEXING, ONE_EXAMPLE, COMPLEX_IN_ORDER)),
     ("What a call does not show", (CASTS_BELOW, UNTRACED, READS_NUMBERS, SIZED_BY_NUMBERS)),
     ("Derivatives", (FIRST_MADE_LIKE_OPERAND, BY_DATA, WRONG_NOISE, SCATTERED)),
 )  # fmt: skip

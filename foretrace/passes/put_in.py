@@ -15,6 +15,7 @@ from foretrace.backward.hooks import holds_tensors
 from foretrace.branches.memory import Memory
 from foretrace.ir.op import (
     Checkpoint,
+    GradientCall,
     ModuleCall,
     Op,
     Origin,
@@ -313,6 +314,8 @@ class PutIn:
 
     def _of_parts(self, op: Op) -> Op:
         """A module call, a write, a Function: what its ops make is what it makes."""
+        if isinstance(op.target, GradientCall):
+            self._check_read(op)
         region = self.ops(op.region or ())
         args, kwargs = self.tree((op.args, op.kwargs))
         target = op.target
@@ -326,6 +329,17 @@ class PutIn:
         if op.writes:
             self._in_place(op, new)
         return new
+
+    def _check_read(self, op: Op) -> None:
+        """Refuse a gradient that reads what is made inside an op, which is made of others now.
+
+        Raises:
+            Unlike: it does.
+        """
+        inside = {out for inner in every_op(op.region or ()) for out in inner.outs}
+        read = (v for inner in every_op(op.region or ()) for v in inner.operands)
+        if any(value not in inside and value not in self.values for value in read):
+            raise Unlike("a gradient of the program's own reads what is inside an op", op)
 
     def _in_place(self, op: Op, new: Op) -> None:
         """What is written keeps the strides that it has, where a size is 1 as well."""
