@@ -246,6 +246,7 @@ from foretrace.torch_api.tensors import (
     node_of as node_of,
     non_persistent_buffers as non_persistent_buffers,
     plain_call as plain_call,
+    put_module_call as put_module_call,
     put_off as put_off,
     room as room,
     saved_tensors as saved_tensors,
@@ -254,6 +255,7 @@ from foretrace.torch_api.tensors import (
     set_hooks as set_hooks,
     submodule_table as submodule_table,
     suggested_strides as suggested_strides,
+    take_module_call as take_module_call,
     tensor_tables as tensor_tables,
     unreadable as unreadable,
 )

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, TypeAlias
 
 import torch
@@ -227,6 +228,32 @@ def suggested_strides(
     like = torch.empty_strided(shape, stride, device="meta")
     format = suggest_memory_format(like)
     return torch.empty(new, device="meta", memory_format=format).stride()
+
+
+_PUT = threading.Lock()
+
+
+def put_module_call(make: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
+    """Replace `nn.Module.__call__` by what `make` makes of it; gives that.
+
+    Threads may do so at once, and end in any order (`take_module_call`).
+    """
+    with _PUT:
+        before: Any = torch.nn.Module.__call__
+        call: Any = wraps(before)(make(before))
+        call.ended = False
+        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+    return call
+
+
+def take_module_call(call: Any) -> None:
+    """Take one away; the last one leaves torch's own."""
+    with _PUT:
+        call.ended = True
+        top: Any = torch.nn.Module.__call__
+        while getattr(top, "ended", False):
+            top = top.__wrapped__
+        torch.nn.Module.__call__ = top  # type: ignore[method-assign]
 
 
 # What `Module.__call__` looks for on a module before it calls `_call_impl`: torch puts there what
