@@ -8,7 +8,6 @@ operators, and inside a checkpoint, which saves what its second run makes again,
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any, Protocol
 
 from torch import fx, nn
@@ -153,20 +152,21 @@ Put = list[tuple[dict[str, Any], Callable[..., Any]]]
 @contextmanager
 def seeing_all(hole: Hole) -> Iterator[None]:
     """Inside, every module that this thread calls in `hole` itself comes to it, known or not."""
-    original: Any = nn.Module.__call__
 
-    @wraps(original)
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        ours = HERE.hole is hole and torch_api.CALLED_BY not in vars(module)
-        if not ours or watched() or isinstance(module, fx.GraphModule):  # a backend's
-            return original(module, *args, **kwargs)
-        return hole.called(module, args, kwargs)
+    def over(original: Any) -> Callable[..., Any]:
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            ours = HERE.hole is hole and torch_api.CALLED_BY not in vars(module)
+            if not ours or watched() or isinstance(module, fx.GraphModule):  # a backend's
+                return original(module, *args, **kwargs)
+            return hole.called(module, args, kwargs)
 
-    nn.Module.__call__ = call  # type: ignore[method-assign]
+        return call
+
+    put = torch_api.put_module_call(over)
     try:
         yield
     finally:
-        nn.Module.__call__ = original  # type: ignore[method-assign]
+        torch_api.take_module_call(put)
 
 
 def run(hole: Hole, put: Put, plain: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -243,6 +243,32 @@ def suggested_strides(
     return torch.empty(new, device="meta", memory_format=format).stride()
 
 
+_PUT = threading.Lock()
+
+
+def put_module_call(make: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
+    """Replace `nn.Module.__call__` by what `make` makes of it; gives that.
+
+    Threads may do so at once, and end in any order (`take_module_call`).
+    """
+    with _PUT:
+        before: Any = torch.nn.Module.__call__
+        call: Any = wraps(before)(make(before))
+        call.ended = False
+        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+    return call
+
+
+def take_module_call(call: Any) -> None:
+    """Take one away; the last one leaves torch's own."""
+    with _PUT:
+        call.ended = True
+        top: Any = torch.nn.Module.__call__
+        while getattr(top, "ended", False):
+            top = top.__wrapped__
+        torch.nn.Module.__call__ = top  # type: ignore[method-assign]
+
+
 # What `Module.__call__` looks for on a module before it calls `_call_impl`: torch puts there what
 # `module.compile()` made. It is left out of copies and pickles (torch 2.11 to 2.13).
 CALLED_BY = "_compiled_call_impl"

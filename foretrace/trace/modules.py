@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 from torch import nn
@@ -47,8 +46,7 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
     way, which takes as much time as four ops.
     """
     calls, thread = ModuleCalls(recorder, paths), {threading.get_ident()}
-    original, watch = nn.Module.__call__, recorder.unwatched
-    torchs_own = original is torch_api.MODULE_CALL
+    watch, original, torchs_own = recorder.unwatched, nn.Module.__call__, False
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() not in thread:
@@ -69,10 +67,15 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
         finally:
             recorder.scope, recorder.module = around
 
+    def over(before: Any) -> Any:
+        nonlocal original, torchs_own
+        original, torchs_own = before, before is torch_api.MODULE_CALL
+        return call
+
     watch.rests_at(call.__code__)
-    nn.Module.__call__ = wraps(original)(call)  # type: ignore[method-assign]
+    put = torch_api.put_module_call(over)
     try:
         yield
     finally:
-        nn.Module.__call__ = original  # type: ignore[method-assign]
+        torch_api.take_module_call(put)
         thread.clear()  # who has taken `call` meanwhile has torch's own by it
