@@ -13,6 +13,7 @@ _HOMES: dict[str, str] = {
     "Cut": "foretrace.program",
     "Diff": "foretrace.alignment.diff",
     "Explanation": "foretrace.explain.explanation",
+    "Loaded": "foretrace.loaded",
     "Program": "foretrace.program",
     "Recapture": "foretrace.runtime.compiled",
     "Refusal": "foretrace.errors",
@@ -25,6 +26,7 @@ _HOMES: dict[str, str] = {
     "dispatch": "foretrace.dispatcher.resolve",
     "dispatch_trace": "foretrace.dispatcher.trace",
     "export": "foretrace.compat.export",
+    "load": "foretrace.loaded",
     "region": "foretrace.pieces.region",
     "rule": "foretrace.program",
 }

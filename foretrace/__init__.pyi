@@ -8,6 +8,7 @@ from foretrace.dispatcher.trace import dispatch_trace
 from foretrace.errors import Refusal
 from foretrace.explain.explanation import Explanation
 from foretrace.ir.program import Target
+from foretrace.loaded import Loaded, load
 from foretrace.pieces.breaks import Break
 from foretrace.pieces.region import region
 from foretrace.program import Cut, Program, capture, rule
@@ -20,6 +21,7 @@ __all__ = [
     "Cut",
     "Diff",
     "Explanation",
+    "Loaded",
     "Program",
     "Recapture",
     "Refusal",
@@ -32,6 +34,7 @@ __all__ = [
     "dispatch",
     "dispatch_trace",
     "export",
+    "load",
     "region",
     "rule",
 ]

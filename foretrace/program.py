@@ -1,17 +1,21 @@
 """foretrace's own entry points: capture a program, cut it, run and explain the cuts."""
 
+import pathlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache, cached_property, partial, wraps
-from typing import Any, NoReturn, ParamSpec, TypeAlias
+from typing import Any, Literal, NoReturn, ParamSpec, TypeAlias
 
 import torch
 from torch import fx
 
+from foretrace.artifact.saving import check_saved, save
+from foretrace.artifact.stored import PAIR, Stored
 from foretrace.backends.by_name import Backend, building
 from foretrace.branches.explore import explored
 from foretrace.emit.fx import to_fx
-from foretrace.errors import Refusal
+from foretrace.errors import Refusal, Refusing
 from foretrace.explain.explanation import Explanation
 from foretrace.explain.why import explain
 from foretrace.frames.sources import Asked
@@ -40,6 +44,7 @@ from foretrace.recording.setup import (
     prepare,
     warmed,
 )
+from foretrace.records.told import asserted
 from foretrace.rules.table import BackwardCall, Registered, rule_name
 from foretrace.runtime.calls import run_forward, run_half, run_joint, run_step
 from foretrace.runtime.compiled import Compiled, not_copied
@@ -81,7 +86,7 @@ class Program:
 
     def __reduce__(self) -> Any:
         """Refuse a copy or pickle."""
-        raise not_copied("a program", "capture again, or save what foretrace.export makes")
+        raise not_copied("a program", "capture again, or program.save(path)")
 
     def cut(
         self,
@@ -124,9 +129,12 @@ class Program:
 
     def cut_at(
         self, kind: str, level: Level, loss: int | None, table: Table | None,
-        given: Arrived | None = None,
+        given: Arrived | None = None, known: Graph | None = None,
     ) -> "Cut":  # fmt: skip
-        """The cut of a level, whose selectors are checked; `given`: how tangents lie."""
+        """The cut of a level, whose selectors are checked; `given`: how tangents lie.
+
+        `known`: its graph, where it was made before.
+        """
 
         def make(
             recorded: Recorded, semantics: TargetSemantics, put: Callable[[Any], Any]
@@ -138,7 +146,7 @@ class Program:
             return graph if table is None else decompose(graph, table, semantics, level.kept)
 
         with self._asked():
-            graph = make(self.recorded, self.semantics, lambda size: size)
+            graph = known or make(self.recorded, self.semantics, lambda size: size)
         self._verify(graph)
 
         def again(given: Arrived) -> tuple[Cut]:
@@ -148,7 +156,8 @@ class Program:
             return (self._of(there).cut_at(kind, level, loss, table),)
 
         small = SmallSizes(self.recorded, self.semantics, graph, make)
-        return Cut(self, graph, loss, small, again, at)
+        stored = Stored(kind, graph, loss, level, table is not None)
+        return Cut(self, graph, loss, small, again, at, stored=stored)
 
     def _of(self, there: Captured) -> "Program":
         """The program at sizes that are 0 or 1."""
@@ -219,10 +228,12 @@ class Program:
 
         return self.halves_of(cut, policy)
 
-    def halves_of(self, of: "Cut", policy: Policy) -> tuple["Cut", "Cut"]:
-        """The halves of a joint cut of this program."""
+    def halves_of(
+        self, of: "Cut", policy: Policy, known: Pair | None = None
+    ) -> tuple["Cut", "Cut"]:
+        """The halves of a joint cut of this program; `known`: those that were made before."""
         with self._asked():
-            pair = partition(of.graph, self.recorded, self.semantics, policy)
+            pair = known or partition(of.graph, self.recorded, self.semantics, policy)
         both = pair.forward, pair.backward
         if self.verify:
             verify_pair(of.graph, *both)
@@ -232,11 +243,50 @@ class Program:
             (cut,) = cuts
             return cut.program.halves_of(cut, policy)
 
+        stored = replace(of.stored, name=PAIR, pair=pair, policy=policy)
         first, second = (
             Cut(self, graph, of.loss, of.small, lambda given: split(of.again(given)),
-                lambda there: split(of.at(there)), pair) for graph in both
+                lambda there: split(of.at(there)), pair, stored=stored) for graph in both
         )  # fmt: skip
         return first, second
+
+    def save(
+        self, path: str | pathlib.Path, *cuts: "str | Cut | tuple[Cut, Cut]",
+        loss: int | None = None, parameters: Literal["inside", "beside"] = "inside",
+    ) -> None:  # fmt: skip
+        """Write the program into a file that `foretrace.load` reads where its source is not.
+
+        The file is a zip of JSON and safetensors, without pickle. It has the tree, so that every
+        node explains itself, the parameters, buffers and constants, and the cuts.
+
+        Args:
+            path: where; "step.ft".
+            cuts: those that are stored: names ("export", "aten", "joint", "pair"), cuts of this
+                program, or pairs; without any, "export".
+            loss: for cuts by name, the index of the scalar output to differentiate.
+            parameters: "inside" the file, or "beside" it, in `path` with `.safetensors`.
+
+        Raises:
+            Refusal: a cut has no graph, or the program needs what no file holds; with the line.
+        """
+        made = [self._stored(each, loss) for each in cuts or ("export",)]
+        with self._asked():
+            check_saved(made, parameters)
+            beside = parameters == "beside"
+            save(pathlib.Path(path), self.recorded, made, beside=beside)
+
+    def _stored(self, asked: Any, loss: int | None) -> Stored:
+        if isinstance(asked, str):
+            both = self.pair(loss=loss) if asked == PAIR else (self.cut(asked, loss=loss),)
+        else:
+            both = asked if isinstance(asked, tuple) else (asked,)
+        stored: Any = getattr(both[0], "stored", None)
+        if stored is None or any(each.program is not self for each in both):
+            raise Refusal(
+                f"{asked!r:.60} is no cut of this program", kind="wrong call",
+                do='name it, as program.save(path, "joint"), or pass a cut or a pair of it',
+            )  # fmt: skip
+        return stored
 
 
 def _graph(
@@ -265,9 +315,10 @@ def _nobody_calls(*args: object) -> NoReturn:
 class Cut:
     """One graph: callable, printable, explainable."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a cut is
         self, program: Program, graph: Graph, loss: int | None, small: SmallSizes | None = None,
         again: Again = _nobody_calls, at: At = _nobody_calls, pair: Pair | None = None,
+        *, stored: Stored | None = None,
     ) -> None:  # fmt: skip
         self.program, self.graph, self.loss, self.pair = program, graph, loss, pair
         self.calls = program.calls
@@ -277,6 +328,8 @@ class Cut:
         """makes it, and the other half, for tangents with such strides"""
         self.at: At = cache(at)
         """makes it, and the other half, of the record at sizes 0 and 1"""
+        self.stored = stored or Stored(graph.kind, graph, loss, Level(False), opened=True)
+        """what a file has of it"""
         self._module: fx.GraphModule | None = None
 
     def __repr__(self) -> str:
@@ -286,7 +339,7 @@ class Cut:
 
     def __reduce__(self) -> Any:
         """Refuse a copy or pickle."""
-        raise not_copied("a cut", "copy cut.graph_module, or save what foretrace.export makes")
+        raise not_copied("a cut", "copy cut.graph_module, or program.save(path)")
 
     @property
     def signature(self) -> Signature:
@@ -346,7 +399,9 @@ class Cut:
         Raises:
             Refusal: an input breaks what the capture relied on.
         """
-        with Asked("capture", self.calls.recorded.requires.defined):
+        recorded = self.calls.recorded
+        asserting = Refusing(partial(asserted, recorded), (RuntimeError,))
+        with Asked("capture", recorded.requires.defined), asserting:
             if self.graph.kind in HALVES:
                 return run_half(self.graph_module, self.graph, args)
             if self.graph.kind == "joint":

@@ -211,7 +211,7 @@ def _loose(outputs: list[Any], inputs: Sequence[Any]) -> list[int]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    if wraps(type(tensor)):
+    if wraps(type(tensor)) or tensor.layout is not torch.strided:
         return 0  # it has none of its own
     return tensor.untyped_storage().data_ptr()
 

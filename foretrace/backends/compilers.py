@@ -49,9 +49,11 @@ class TorchCompilers:
         """The graph with the operators of the table opened.
 
         Raises:
-            Refusal: it has an operator that torch has no rule for where data decides its sizes.
+            Refusal: it has an operator that torch has no rule for where data decides its sizes, or
+                an input that is sparse.
         """
         _check_sizes(graph)
+        _check_dense(graph)
         return decompose(graph, self.decompositions, semantics) if self.decompositions else graph
 
     def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
@@ -98,6 +100,17 @@ def _check_sizes(graph: Graph) -> None:
                 " no rule for it",
                 kind="data-dependent", at=op.origin.frame,
                 do=('use backend="eager"', "or compute it outside of the compiled program"),
+            )  # fmt: skip
+
+
+def _check_dense(graph: Graph) -> None:
+    for item in graph.inputs:
+        if item.value.type.sparse:
+            reads = (op.origin.frame for op in graph.ops if item.value in op.operands)
+            raise Refusal(
+                f"{item.role} is torch.sparse_coo, which torch's compilers do not take",
+                kind="unsupported tensor", at=next(reads, None),
+                do=('use backend="eager"', "or pass it dense: .to_dense()"),
             )  # fmt: skip
 
 

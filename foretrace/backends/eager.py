@@ -14,7 +14,14 @@ from foretrace.guards.entry import Entry, Guards, Unmet
 from foretrace.guards.small import SmallSizes
 from foretrace.ir.program import Graph, Recorded
 from foretrace.passes.cut import Level, forward_graph
-from foretrace.runtime.results import check_changes, leaf_texts, repeat_changes, write_line
+from foretrace.runtime.results import (
+    check_changes,
+    count_lines,
+    leaf_texts,
+    repeat_changes,
+    reshape_lines,
+    write_line,
+)
 from foretrace.targets.semantics import Captured, TargetSemantics
 
 
@@ -87,6 +94,7 @@ def write_body(
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
     body = source.inner() if below else source
     straight = Straight(body, recorded.symbols, names, instead)
+    count_lines(source, recorded, inputs)
     straight.ops(graph)
     if below:
         mode = source.bind(torch_api.below_autograd, "below_autograd")
@@ -94,4 +102,5 @@ def write_body(
         straight.source = source
     for mutation in recorded.mutations:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
+    reshape_lines(source, recorded, inputs)
     return leaf_texts(source, straight, recorded, inputs, spelled=spelled)

@@ -108,10 +108,12 @@ class ByBackend:
 
     def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
         """What the backend makes of the forward, its ops as written."""
-        plain = not any(item.value.type.wrapped for item in recorded.inputs)
-        level = Level(plain), "export" if plain else "aten"
-        graph = forward_graph(recorded, semantics, *level, trains=False)
-        graph = unwrapped(graph, semantics)
+        graph = forward_graph(recorded, semantics, Level(written=True), "export", trains=False)
+        made = (out for op in graph.ops for out in op.outs)
+        if any(value.type.wrapped for value in (*(i.value for i in graph.inputs), *made)):
+            level = Level(written=False)
+            graph = forward_graph(recorded, semantics, level, "aten", trains=False)
+            graph = unwrapped(graph, semantics)
         graph.ops = list(map(unmark, graph.ops))  # results are made leaves after the call
         return self._compiled(graph, recorded, semantics)
 

@@ -44,7 +44,7 @@ def standing(recorded: Recorded) -> list[Op]:
 
 def holds_tensors(op: Op) -> bool:
     """Whether a hook holds a tensor of the run, of which a graph has another."""
-    return any(True for _ in abstract_in([op.target.hook]))
+    return op.target.holds or any(True for _ in abstract_in([op.target.hook]))
 
 
 @contextmanager

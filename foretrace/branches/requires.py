@@ -45,6 +45,8 @@ def check_python(one: Recorded, other: Recorded) -> None:
             )
     if one.requires.cleared != other.requires.cleared:
         raise Otherwise("one side of a question of data sets .grad to None", None)
+    if one.requires.reshaped != other.requires.reshaped:
+        raise Otherwise("one side of a question of data gives an input another shape", None)
     told = [[(each.about, each.answer) for each in run.answered] for run in (one, other)]
     if told[0] != told[1]:
         extra = [*one.answered, *other.answered][-1]

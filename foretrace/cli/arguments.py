@@ -14,7 +14,7 @@ AUTO = "auto"
 
 PROGRAM = (
     "file.py[:name] or package.module:name, a function that returns (callable, args) or"
-    " (callable, args, kwargs); without a name it is `program`"
+    " (callable, args, kwargs); without a name it is `program`; or file.ft, which save() wrote"
 )
 LOSS = (
     "which output the joint, forward and backward cuts differentiate; `none`: the gradients of all"

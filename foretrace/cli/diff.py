@@ -9,10 +9,10 @@ from rich.text import Text
 
 from foretrace.alignment.diff import Diff, diff
 from foretrace.alignment.printed import FOLDS, Row
-from foretrace.cli.arguments import AUTO, Options, SideAsked
+from foretrace.cli.arguments import Options, SideAsked
+from foretrace.cli.cuts import cut_of, of_file
 from foretrace.cli.load import Loaded, loaded
 from foretrace.cli.render import Screen
-from foretrace.compare.check import loss_of
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import DTYPE_NAMES
 from foretrace.program import Cut, Program, capture
@@ -64,6 +64,8 @@ def _sides(options: Options) -> tuple[SideAsked, SideAsked]:
 
 def _compared(options: Options, left: SideAsked, right: SideAsked, screen: Screen) -> Diff:
     specs = (options.program, options.other or options.program)
+    for spec in specs if options.run else ():
+        of_file(spec, asked=True)
     with screen.busy(f"loading {specs[0]}") as now:
         first = _captured(specs[0], left, now)
         one = specs[0] == specs[1] and left.captured == right.captured
@@ -76,6 +78,9 @@ def _compared(options: Options, left: SideAsked, right: SideAsked, screen: Scree
 
 def _captured(spec: str, asked: SideAsked, now: Callable[[str], None]) -> Captured:
     """A capture of a program of its own: loaded anew, with the same random numbers."""
+    file = of_file(spec, asked.captured != SideAsked(asked.cut).captured)
+    if file is not None:
+        return Captured(file, file.fn.program)  # type: ignore[attr-defined]
     now(f"capturing {spec}")
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -110,9 +115,10 @@ def _cast(user: Loaded, dtype: torch.dtype) -> Loaded:
 
 
 def _cut(made: Captured, asked: SideAsked) -> Cut:
-    program = made.program
-    loss: Any = loss_of(program.recorded) if asked.loss == AUTO else asked.loss
-    return program.cut(asked.cut, policy=asked.policy, loss=loss, keep=asked.keep, open=asked.open)
+    return cut_of(
+        made.user.fn, made.program, asked.cut, loss=asked.loss, policy=asked.policy,
+        keep=asked.keep, open=asked.open,
+    )  # fmt: skip
 
 
 def _print(row: Row, screen: Screen) -> None:

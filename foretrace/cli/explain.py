@@ -4,7 +4,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from foretrace.cli.arguments import Options
-from foretrace.cli.cuts import made
+from foretrace.cli.cuts import made, of_file
 from foretrace.cli.debugging import FLAG, again, stop_at
 from foretrace.cli.render import THEME, Screen
 from foretrace.errors import Refusal
@@ -17,6 +17,8 @@ def run(options: Options, screen: Screen) -> int:
         return stop_at(options, *options.stop_at)
     if options.stop is not None and screen.json:
         raise Refusal(f"{FLAG} is for people, --json for programs", kind="wrong use", do="take one")
+    if options.stop is not None:
+        of_file(options.program, asked=True)
     with made(options, screen) as found:
         explanation = found.cut.explain(options.node)
         if screen.json:

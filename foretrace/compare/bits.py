@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretrace.tensors.wrapped import held_by
+
 
 @dataclass(frozen=True, slots=True)
 class Sight:
@@ -13,12 +15,22 @@ class Sight:
 
     facts: dict[str, object]
     elements: Tensor
+    held: tuple["Sight", ...] = ()
+    """of one that wraps others: those"""
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Sight":
         """The tensor now."""
+        if (holds := held_by(tensor)) is not None:
+            facts: dict[str, object] = {
+                "class": str(holds), "metadata": holds.context, "dtype": tensor.dtype,
+                "shape": list(tensor.shape), "stride": list(tensor.stride()),
+                "requires_grad": tensor.requires_grad,
+            }  # fmt: skip
+            held = tuple(cls.of(getattr(tensor, name)) for name in holds.names)
+            return cls(facts, torch.empty(0), held)
         strided = tensor.layout == torch.strided
-        facts: dict[str, object] = {
+        facts = {
             "dtype": tensor.dtype,
             "shape": list(tensor.shape),
             "stride": list(tensor.stride()) if strided else None,
@@ -42,8 +54,13 @@ def difference(eager: Any, ours: Any, ignore: tuple[str, ...] = ()) -> str:
     if not (isinstance(eager, Sight) and isinstance(ours, Sight)):
         return _plain_difference(eager, ours)
     for name, fact in eager.facts.items():
-        if name not in ignore and fact != ours.facts[name]:
-            return f"{name} is {fact} in eager, {ours.facts[name]} in the cut"
+        if name not in ignore and fact != ours.facts.get(name):
+            return f"{name} is {fact} in eager, {ours.facts.get(name)} in the cut"
+    if len(eager.held) != len(ours.held):
+        return f"{len(eager.held)} tensors are held in eager, {len(ours.held)} in the cut"
+    for one, other in zip(eager.held, ours.held, strict=True):
+        if found := difference(one, other, ignore):
+            return found
     return _elements_difference(eager.elements, ours.elements)
 
 

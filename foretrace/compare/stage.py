@@ -18,6 +18,7 @@ from foretrace.ir.structure import take_apart
 from foretrace.ir.walk import every_op
 from foretrace.python_state.module_state import Borrowed, borrowed, owners_of
 from foretrace.runtime.calls import Called, run_pair
+from foretrace.tensors.wrapped import held_by, plain_parts, wraps
 
 
 @dataclass(slots=True)
@@ -137,6 +138,12 @@ class Stage:
 
 def tangent(output: Tensor, seed: int) -> Tensor:
     """Random numbers in the output's layout, the same each time."""
+    if (held := held_by(output)) is not None:
+        parts = [getattr(output, name) for name in held.names]
+        inner = [tangent(p, seed + n) if p.dtype.is_floating_point else p
+                 for n, p in enumerate(parts)]  # fmt: skip
+        made: Tensor = held.make(tuple(inner), output.shape, output.stride())
+        return made
     generator = torch.Generator().manual_seed(seed)
     made = torch.randn(output.shape, dtype=output.dtype, generator=generator)
     return torch.empty_like(output.detach()).copy_(made)
@@ -156,7 +163,8 @@ class Run:
             if item.value.type.requires_grad:
                 name = item.role.name
                 name = f"{name} ({item.role.kind})" if name in self.edges else name
-                self.edges[name] = get_gradient_edge(tensor)
+                # torch has a leaf's edge by a view, which a class of its own may not take
+                self.edges[name] = tensor if wraps(type(tensor)) else get_gradient_edge(tensor)
         self.devices, self.generators = stage.devices, stage.generators
 
     def seen(self, result: Any, gradients: dict[str, Any]) -> Seen:
@@ -189,15 +197,21 @@ def generators_in(ops: list[Op]) -> list[torch.Generator]:
 
 
 def contents_of(tensor: Tensor) -> Any:
-    """A copy of what lies in a tensor's memory."""
-    strided = tensor.layout == torch.strided and tensor.device.type != "meta"
-    return tensor.untyped_storage().clone() if strided else None
+    """A copy of what lies in the memory of a tensor, or of what it holds; and how that lies."""
+    return [
+        (part, part.untyped_storage().clone(), part.shape, part.stride())
+        for part in plain_parts(tensor)
+        if part.device.type != "meta" and part.layout == torch.strided
+    ]
 
 
 def put_back(tensor: Tensor, contents: Any) -> None:
-    """Undo every write to a tensor."""
-    if contents is not None:
-        tensor.untyped_storage().copy_(contents)
+    """Undo every write to a tensor, and every change of its shape."""
+    for part, storage, shape, stride in contents:
+        part.untyped_storage().copy_(storage)
+        if (part.shape, part.stride()) != (shape, stride):
+            with torch.no_grad():
+                part.as_strided_(shape, stride)
 
 
 def copies_of(leaves: list[Any], keep: set[int]) -> list[Any]:
@@ -211,6 +225,10 @@ def copies_of(leaves: list[Any], keep: set[int]) -> list[Any]:
 
 
 def _copy(tensor: Tensor, storages: dict[int, Any]) -> Tensor:
+    if (held := held_by(tensor)) is not None:
+        inner = tuple([_copy(getattr(tensor, name), storages) for name in held.names])
+        copy = held.make(inner, tensor.shape, tensor.stride())
+        return _followed_as(tensor, copy)
     plain = tensor.detach()
     if tensor.layout != torch.strided or tensor.device.type == "meta" or plain.is_neg():
         copy = plain.clone()
@@ -222,6 +240,11 @@ def _copy(tensor: Tensor, storages: dict[int, Any]) -> Tensor:
         copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         copy.set_(storages[key], tensor.storage_offset(), tensor.shape, tensor.stride())
         copy = copy.conj() if plain.is_conj() else copy
+    return _followed_as(tensor, copy)
+
+
+def _followed_as(tensor: Tensor, copy: Tensor) -> Tensor:
+    """The copy as autograd has the tensor: a parameter, a leaf, or what follows from another."""
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(copy, tensor.requires_grad)
     if not tensor.requires_grad or tensor.is_leaf:

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from foretrace import torch_api
+from foretrace.compat.settled import check_shapes_stay
 from foretrace.frames.sources import Sources
 from foretrace.program import Program
 from foretrace.recording.capture import Capture, record
@@ -35,7 +36,8 @@ def capture_graph(module: fx.GraphModule, inputs: Sequence[Any]) -> Program:
         torch_api.specialize_floats(shape_env)
     program = Replay(module, sources)
     program.recorder = run.recorder
-    return Program(record(program, tuple(inputs), {}, run), run.semantics)
+    recorded = check_shapes_stay(record(program, tuple(inputs), {}, run))
+    return Program(recorded, run.semantics)
 
 
 def capture_described(

@@ -34,6 +34,7 @@ def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:
     Raises:
         Refusal: with the line that changes it.
     """
+    check_shapes_stay(recorded)
     bound = [change for change in recorded.requires.changed if change.repeatable]
     bound += [_left(state, recorded) for state in recorded.requires.states]
     if bound and not _same_again(recorded, again, bound):
@@ -43,6 +44,23 @@ def check_settled(recorded: Recorded, again: Callable[[], Recorded]) -> None:
             kind="side effect", at=bound[0].at,
             do=("keep it in a buffer of the module, and write to that", FIRST_CALL),
         )  # fmt: skip
+
+
+def check_shapes_stay(recorded: Recorded) -> Recorded:
+    """The record, of which a graph is called by another tool.
+
+    Raises:
+        Refusal: the program gives an input another shape in place, which no graph can do.
+    """
+    for index in recorded.requires.reshaped:
+        item = recorded.inputs[index]
+        raise Refusal(
+            f"the program changes the shape of the {item.role} in place, and a graph leaves it",
+            kind="side effect", at=recorded.reshaped_at(item.value),
+            do=("use the operator that returns a new tensor, such as reshape() or transpose()",
+                "or foretrace.capture(...).cut('export'), which takes it as it is"),
+        )  # fmt: skip
+    return recorded
 
 
 def without_states(recorded: Recorded, stacklevel: int) -> Recorded:

@@ -26,7 +26,7 @@ aten = torch.ops.aten
 MAKE_DUAL = aten._make_dual.default
 UNPACK_DUAL = aten._unpack_dual.default
 PRIMAL = aten._fw_primal.default
-ALIAS, DETACH = aten.alias.default, aten.detach.default
+ALIAS, DETACH, VIEW = aten.alias.default, aten.detach.default, aten.view.default
 PLAIN = frozenset({REQUIRES_GRAD, DETACH})
 """What autograd's forward mode takes no part in"""
 JVP = "use torch.func.jvp, which has levels of its own"
@@ -37,7 +37,8 @@ def of_duals(recorder: Builder, func: Any, args: Any, kwargs: Any) -> Any:
     if recorder.forward.below:
         return args[0] if recorder.forward.making and func is ALIAS else NotImplemented
     if func is MAKE_DUAL:
-        return _through_level(recorder, func, (_inside(recorder, args[0]), *args[1:]), kwargs)
+        primal = _as_view(recorder, _inside(recorder, args[0]))
+        return _through_level(recorder, func, (primal, *args[1:]), kwargs)
     duals = [each for each in _tensors((args, kwargs)) if tangent_of(each) is not None]
     if func is UNPACK_DUAL or (func is PRIMAL and duals):
         primal = recorder.again(ALIAS, (_inside(recorder, args[0]),))
@@ -159,6 +160,20 @@ def _check_alone(tensor: Abstract) -> None:
 
 def _inside(recorder: Builder, tensor: Any) -> Abstract:
     return tensor if isinstance(tensor, Abstract) else recorder.lift(tensor)
+
+
+def _as_view(recorder: Builder, tensor: Abstract) -> Abstract:
+    """The tensor as autograd has it below a dual number: by `view`, whose backward is a reshape.
+
+    Only a dimension of one element tells, by its stride; where it would in the forward, too, which
+    is that of `alias`, the tensor stays.
+    Source: _make_dual in torch/csrc/autograd/VariableTypeManual.cpp.
+    """
+    if not (recorder.grad_mode() and value_of(tensor, recorder).type.requires_grad):
+        return tensor
+    seen: Abstract = recorder.again(VIEW, (tensor, tensor.shape))
+    types = [value_of(each, recorder).type for each in (seen, tensor)]
+    return seen if types[0].stride == types[1].stride else tensor
 
 
 def _tensors(tree: Any) -> list[Any]:

@@ -114,19 +114,20 @@ class ExportEmitter(Emitter):
         args = tuple(self._arguments(arg) for arg in op.args)
         flat = torch_api.flat_call(function, args)
         held = [self._attribute(spec) for spec in flat[:2]]
-        node = torch_api.append_node(
-            self.graph, "call_function", torch.ops.higher_order.flat_apply,
+        node = self.append(
+            "call_function", torch.ops.higher_order.flat_apply,
             (*held, *flat[2:]), {}, self.names.of(op),
         )  # fmt: skip
         self._results(op, node, op.result)
 
-    def describe(self, node: fx.Node, op: Op) -> None:
+    def describe(self, node: fx.Node, op: Op) -> dict[str, Any]:
         """Say where a node comes from."""
-        super().describe(node, op)
-        node.meta.setdefault("nn_module_stack", dict(self.outermost))
+        meta = super().describe(node, op)
+        meta.setdefault("nn_module_stack", dict(self.outermost))
         name = target_name(op.target)
         call = f"{name}_{self._calls[name]}"
-        node.meta["torch_fn"] = (call, f"builtin_function_or_method.{name}")
+        meta["torch_fn"] = (call, f"builtin_function_or_method.{name}")
+        return meta
 
     def describe_size(self, node: fx.Node) -> None:
         """A size is computed by the outermost module."""

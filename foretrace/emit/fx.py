@@ -47,6 +47,7 @@ class Emitter:
     def __init__(self, symbols: Symbols, vals: Vals, needs: Needs) -> None:
         self.symbols, self.vals, self.needs = symbols, vals, needs
         self.graph, self.root = fx.Graph(), torch.nn.Module()
+        self.append = torch_api.Nodes(self.graph).append
         self.names = Names()
         self.nodes: dict[Value, fx.Node] = {}
         self.sizes: dict[sympy.Basic, Any] = {}
@@ -85,7 +86,7 @@ class Emitter:
 
     def _placeholder(self, name: str) -> fx.Node:
         name = self.names.new(name)
-        return torch_api.append_node(self.graph, "placeholder", name, (), {}, name)
+        return self.append("placeholder", name, (), {}, name)
 
     def _learn(self, value: Value, node: fx.Node) -> None:
         self.nodes[value] = node
@@ -112,7 +113,7 @@ class Emitter:
         nodes, other = self.nodes, self._arguments
         args = tuple([nodes[arg] if type(arg) is Value else other(arg) for arg in args])
         kwargs = {key: other(arg) for key, arg in kwargs.items()} if kwargs else {}
-        return torch_api.append_node(self.graph, kind, target, args, kwargs, name)
+        return self.append(kind, target, args, kwargs, name)
 
     def _submodule(self, op: Op, name: str) -> None:
         inputs = self.needs(op)
@@ -154,17 +155,17 @@ class Emitter:
             self.sizes.setdefault(self.symbols.simplify(size), node)
 
     def _results(self, op: Op, node: fx.Node, result: Tree) -> None:
-        self.describe(node, op)
+        meta = self.describe(node, op)
         if self.unbound and (symbols := self.unbound & binds(op)):
             self.unbound -= symbols
             paths = {s: _path(result, s) for s in sorted(symbols, key=str)}
             # of what Python computes of numbers torch's tools make an expression
-            node.meta |= {} if inspect.isroutine(op.target) else {"unbacked_bindings": paths}
+            meta |= {} if inspect.isroutine(op.target) else {"unbacked_bindings": paths}
         if isinstance(result, Value):
             if result in op.outs:
-                self._learn(result, node)
+                self.nodes[result], meta["val"] = node, result
             return
-        node.meta["val"] = self.vals.tree(result)
+        meta["val"] = self.vals.tree(result)
         if isinstance(result, sympy.Symbol):
             self.sizes[result] = node
         self._items(op, node, result)
@@ -173,9 +174,7 @@ class Emitter:
         for index, item in enumerate(result if isinstance(result, (tuple, list)) else ()):
             if isinstance(item, (tuple, list)) or (isinstance(item, Value) and item in op.outs):
                 name = self.names.new("getitem")
-                part = torch_api.append_node(
-                    self.graph, "call_function", operator.getitem, (node, index), {}, name
-                )
+                part = self.append("call_function", operator.getitem, (node, index), {}, name)
                 self.describe(part, op)
                 if isinstance(item, Value):
                     self._learn(item, part)
@@ -183,14 +182,15 @@ class Emitter:
                     part.meta["val"] = self.vals.tree(item)
                     self._items(op, part, item)
 
-    def describe(self, node: fx.Node, op: Op) -> None:
-        """Say where a node comes from."""
+    def describe(self, node: fx.Node, op: Op) -> dict[str, Any]:
+        """Say where a node comes from; gives its `meta`."""
         origin = op.origin
         meta = self.vals.meta(self.stacks.line(origin.frame))
         meta["foretrace"] = op
         if origin.module is not None:
             meta["nn_module_stack"] = self.stacks.of(origin.module)
         torch_api.set_meta(node, meta)
+        return meta
 
     # ---- arguments ----------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Emitter:
         name = self.names.new(f"{subgraph.name}_{next(numbers)}")
         inner = self.inner()
         self.root.add_module(name, inner.program(subgraph, name))
-        return torch_api.append_node(self.graph, "get_attr", name, (), {}, name)
+        return self.append("get_attr", name, (), {}, name)
 
     def _attribute(self, item: Any) -> fx.Node:
         """An argument that generated code cannot spell."""
@@ -331,7 +331,8 @@ def _path(result: Tree, symbol: sympy.Symbol) -> tuple[Any, ...]:
 
 def module_of(root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str) -> fx.GraphModule:
     """A graph with what it holds, as a module whose code Python reads."""
-    if any(map(called_like_a_keyword, {id(n.target): n.target for n in graph.nodes}.values())):
+    calls = {id(n.target): n.target for n in graph.nodes if n.op == "call_function"}
+    if any(map(called_like_a_keyword, calls.values())):
         graph.on_generate_code(lambda _: spelled)
     return torch_api.LazyGraphModule(root, graph, class_name=name)
 

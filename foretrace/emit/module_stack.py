@@ -22,7 +22,7 @@ class ModuleStacks:
         if known is None:
             known = {self.key(each): (each.path, each.qualified_class) for each in call.stack()}
             self._stacks[call] = known
-        return dict(known)
+        return known.copy()
 
     def key(self, call: ModuleCall) -> str:
         """`L__self__path`, and `@1`, `@2` for the second and third call of the same module."""

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import fx
 
 from foretrace.errors import Refusal, near_it
@@ -32,7 +31,7 @@ from foretrace.rules.table import RuleTable
 NEAR_NAMES = 5
 
 RULE_KINDS: dict[str, str] = {
-    "derived": f"derived: torch {torch.__version__}'s own autograd ran over this one op",
+    "derived": "derived: torch {}'s own autograd ran over this one op",
     "registered": "registered: a rule that was given, not asked of torch",
     "engine": "done by torch's autograd engine, whatever the op",
     "hook": "a hook of the program's: its Python ran over this gradient",
@@ -146,7 +145,7 @@ class _Telling:
             yield from self._inside()
             if op.rule is not None and op.rule.kind == "hook" and op.origin.frame is not None:
                 yield line_link(op.origin.frame)
-            yield _rule_link(op)
+            yield _rule_link(op, self.recorded.torch_version)
             yield self._because(op, op.because)
 
     def _inside(self) -> Iterator[Link]:
@@ -257,7 +256,7 @@ class _Telling:
 # ---- words --------------------------------------------------------------------------------------
 
 
-def _rule_link(op: Op) -> Link:
+def _rule_link(op: Op, version: str) -> Link:
     rule = op.rule
     if rule is None or not rule.name or rule.kind not in RULE_KINDS:
         return Link("rule", "the derivative that made it", missing=True)
@@ -268,5 +267,5 @@ def _rule_link(op: Op) -> Link:
         return Link("rule", rule.name, (note,), {**facts, "rules": list(inner)})
     if subgraphs_of(op):
         return Link("rule", rule.name, ("by the derivatives of the programs it holds",), facts)
-    note = ENGINE_RULES.get(rule.name, RULE_KINDS[rule.kind])
+    note = ENGINE_RULES.get(rule.name, RULE_KINDS[rule.kind].format(version))
     return Link("rule", rule.name, (note,), facts)

@@ -4,16 +4,20 @@ The nesting of the example becomes code: `x, batch = args`, `mask = batch["mask"
 Python source has no pattern for are taken apart at the call, by torch's pytree.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 
+from foretrace import torch_api
 from foretrace.emit.python_source import Source
 from foretrace.guards.guard import Checks, telling
+from foretrace.ir.members import attributes_of
 from foretrace.ir.program import Recorded
-from foretrace.ir.structure import Structure, hand_back, take_apart
+from foretrace.ir.structure import Structure, hand_back, plain_object, rebuild, take_apart
 
 
 class Arguments(Checks):
@@ -47,14 +51,22 @@ class Arguments(Checks):
         elif kind is dict:
             self._typed(place, item)
             self._mapping(place, item, leaves, place)
+        elif _is_named_tuple(item):
+            here = self.source.bind(kind, kind.__name__)
+            words = telling(f"{place} is a {{}}, the capture saw {kind}", f"type({place})")
+            self.add(f"type({place}) is {here}", words)
+            self._sequence(place, item, leaves, place)
         elif _is_leaf(item):
             self._leaf(place, item, next(leaves))
+        elif attributes := plain_object(item):
+            self._object(place, item, attributes, leaves)
         else:
             self._opaque(place, item, leaves)
 
     def _leaf(self, place: str, item: Any, name: str) -> None:
         if name in self.constants:
             self.value(place, name, item)
+            self.checks[-1] = replace(self.checks[-1], of="value")
             return
         self.inputs.append(place)
         self.found.append(item)
@@ -89,6 +101,15 @@ class Arguments(Checks):
             self.line(f"{local} = {place}[{self.source.literal(key, 'key')}]")
             self._item(local, item, leaves)
 
+    def _object(self, place: str, item: Any, attributes: dict[str, Any], leaves: Any) -> None:
+        """One that is its attributes alone."""
+        kind, inside = type(item), self.source.names.new("inside")
+        here, apart = (self.source.bind(a, a.__name__) for a in (kind, attributes_of))
+        words = telling(f"{place} is a {{}}, the capture saw a {kind}", f"type({place})")
+        self.add(f"type({place}) is {here}", words)
+        self.line(f"{inside} = {apart}({place}) or {{}}")
+        self._mapping(inside, attributes, leaves, f"the attributes of {place}")
+
     def _opaque(self, place: str, item: Any, leaves: Any) -> None:
         """A container that is taken apart when the call is made."""
         found, structure = take_apart(item)
@@ -101,6 +122,15 @@ class Arguments(Checks):
             local = self.source.names.new(f"{place}_{index}")
             self.line(f"{local} = {taken}[{index}][1]")
             self._leaf(local, leaf, next(leaves))
+
+
+def _is_named_tuple(item: Any) -> bool:
+    """Whether it is one that iterates as a tuple does, and that torch takes apart as such."""
+    kind: Any = type(item)
+    if not isinstance(item, tuple):
+        return False
+    own = kind.__iter__ is tuple.__iter__ and kind.__len__ is tuple.__len__
+    return own and torch_api.is_namedtuple_class(kind)
 
 
 def _is_leaf(item: Any) -> bool:
@@ -119,25 +149,38 @@ def returned_text(source: Source, recorded: Recorded, leaves: list[str]) -> str:
 
 def result_text(source: Source, structure: Structure, leaves: list[str]) -> str:
     """An expression that builds what the program returns from its leaves."""
-    text = _nested(source, structure.spec, iter(leaves)) if not structure.objects else None
+    text = _nested(source, structure, iter(leaves))
     if text is not None:
         return text
     build = source.bind(structure.build, "build")
     return f"{build}(iter(({''.join(leaf + ', ' for leaf in leaves)})))"
 
 
-def _nested(source: Source, spec: Any, leaves: Any) -> str | None:
-    """A literal for tuples, lists and dicts; None where another class has to be built."""
-    if spec.is_leaf():
-        return str(next(leaves))
-    if spec.type not in (tuple, list, dict):
-        return None
-    parts = [_nested(source, child, leaves) for child in spec.children()]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
+def _nested(source: Source, structure: Structure, leaves: Iterator[str]) -> str | None:
+    """A literal for tuples, lists, dicts and objects; None where another class has to be built."""
+    objects, places = {place: (kind, below) for place, kind, below in structure.objects}, count()
+
+    def of(spec: torch_api.TreeSpec) -> str | None:
+        if not spec.is_leaf():
+            return _of_container(source, spec, [of(child) for child in spec.children()])
+        known = objects.get(next(places))
+        if known is None:
+            return next(leaves)
+        inside = _nested(source, known[1], leaves)
+        made, kind = source.bind(rebuild, "rebuild"), source.bind(known[0], known[0].__name__)
+        return inside and f"{made}({kind}, {inside})"
+
+    return of(structure.spec)
+
+
+def _of_container(source: Source, spec: torch_api.TreeSpec, parts: list[str | None]) -> str | None:
+    known, named = [part for part in parts if part is not None], torch_api.named_tuple(spec)
+    if len(known) < len(parts) or (spec.type not in (tuple, list, dict) and not named):
         return None
     if spec.type is dict:
         keys = [source.literal(key, "key") for key in spec.context]
         return f"{{{', '.join(f'{key}: {part}' for key, part in zip(keys, known, strict=True))}}}"
     inside = ", ".join(known)
+    if named:
+        return f"{source.bind(named, 'named')}({inside})"
     return f"[{inside}]" if spec.type is list else f"({inside}{',' * (len(known) == 1)})"

@@ -16,7 +16,7 @@ from foretrace import torch_api
 from foretrace.emit.python_sizes import size_text
 from foretrace.emit.python_source import INDENT, Source
 from foretrace.errors import Frame, Late
-from foretrace.guards.guard import Check, Checks, check_lines, telling
+from foretrace.guards.guard import Check, Checks, Of, check_lines, of_answer, telling
 from foretrace.guards.python_state import Facts
 from foretrace.ir.members import MISSING
 from foretrace.ir.program import Input, Recorded
@@ -39,6 +39,8 @@ class Broken:
     do: str = ""
     asked: Answered | None = None
     """the question of the program's whose answer is another"""
+    of: Of = "call"
+    """what it was about"""
 
 
 class Conditions(Checks):
@@ -126,8 +128,9 @@ class Conditions(Checks):
         self.line(f"{holds} = {again}({{{sizes}}}, ({inputs}))")
         for each in asked:
             question = self.source.bind(each, "question")
+            condition, of = f"{holds}({question})", of_answer(each)
             self.checks.append(
-                Check(f"{holds}({question})", repr(each.broken), at=each.frame, asked=each)
+                Check(condition, repr(each.broken), at=each.frame, asked=each, of=of)
             )
 
     # ---- inputs ------------------------------------------------------------------------------
@@ -303,6 +306,10 @@ class Conditions(Checks):
     def _geometry(self, item: Input, local: str) -> None:
         """The sizes and strides that follow from others; strides of a size 1 do not matter."""
         type, name = item.value.type, item.role.name
+        if type.sparse:
+            words = f"{name} has {{}} sparse dimensions, the capture has {type.sparse}"
+            now = f"{local}.sparse_dim()"
+            self.add(f"{now} == {type.sparse}", telling(words, now))
         for dim, size in enumerate(type.shape):
             if isinstance(size, sympy.Basic) and _symbols(size) <= self.bound:
                 words = f"size {dim} of {name} is {{}}, the capture has {size}"
@@ -310,7 +317,7 @@ class Conditions(Checks):
                 self.add(f"{now} == {size_text(size)}", telling(words, now))
         dims = [dim for dim, size in enumerate(type.shape) if size != 1]
         known = [dim for dim in dims if _symbols(type.stride[dim]) <= self.bound]
-        if known and 0 not in type.shape:
+        if known and 0 not in type.shape and not type.sparse:
             words = f"{name} has strides {{}}, the capture has {type.stride}"
             now = f"{local}.stride()"
             then = "".join(f"{size_text(_of_some(type.stride[d]))}, " for d in known)
@@ -352,6 +359,8 @@ def _numbers(item: Input, local: str) -> Iterator[tuple[Size, str]]:
     type = item.value.type
     if item.size is None and type.symbols:
         yield from ((size, f"{local}.size({dim})") for dim, size in enumerate(type.shape))
+        if type.sparse:
+            return
         yield from ((size, f"{local}.stride({dim})") for dim, size in enumerate(type.stride))
         yield type.offset, f"{local}.storage_offset()"
 
@@ -369,11 +378,13 @@ def tell_lines(
     def tell(number: int, check: Check) -> str:
         space[f"at{number}"] = check.at
         space[f"asked{number}"], at = check.asked, check.found or f"at{number}"
-        return f"return Broken({check.reason}, {at}, {number}, {check.do!r}, asked{number})"
+        rest = f"{check.do!r}, asked{number}, {check.of!r}"
+        return f"return Broken({check.reason}, {at}, {number}, {rest})"
 
     yield "try:"
     yield from (INDENT + line for line in check_lines(checks, tell))
     yield f"{INDENT}pass"
     yield f"{GONE} as gone_:"  # a name that no source binds
-    yield f"{INDENT}return Broken(f'what the capture relied on is gone: {{gone_}}', None)"
+    words = "f'what the capture relied on is gone: {gone_}'"
+    yield f"{INDENT}return Broken({words}, None, of='held')"
     yield f"return {result}"

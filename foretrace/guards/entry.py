@@ -16,7 +16,7 @@ from foretrace import torch_api
 from foretrace.emit.python_source import INDENT, Source, compiled
 from foretrace.guards.arguments import Arguments
 from foretrace.guards.conditions import GONE, Broken, Conditions, tell_lines
-from foretrace.guards.guard import Check, check_lines
+from foretrace.guards.guard import Check, check_lines, of_answer
 from foretrace.guards.small import SmallSizes
 from foretrace.guards.tensors import TensorFacts, apart, tell
 from foretrace.ir.program import Recorded
@@ -70,6 +70,10 @@ class Entry:
         self.run, self._checks, self._space = run, checks, space
         self.answers, self.unmet = tuple(answers), unmet or Unmet()
         self._told: Callable[..., Any] | None = None
+        self.answered = False
+        """whether it has answered a call other than its own"""
+        self.then = dict[Entry, Entry]()
+        """what answered after it, by what had answered before it, the last time"""
 
     def path(self, answered: Answered) -> list[tuple[Any, ...]]:
         """The questions up to this one, with their answers."""
@@ -78,7 +82,8 @@ class Entry:
     def missed(self, answered: Answered) -> Broken:
         """Why a run was given up in the middle."""
         passed = len(self._checks) + answered.number
-        return Broken(answered.broken, answered.frame, passed, asked=answered)
+        of = of_answer(answered)
+        return Broken(answered.broken, answered.frame, passed, asked=answered, of=of)
 
     def why(self, args: Any, kwargs: Any) -> Broken | None:
         """The first guard that fails for this call; None if all hold."""

@@ -4,7 +4,7 @@ import math
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -14,6 +14,18 @@ from foretrace.frames.lines import attribute
 from foretrace.ir.members import MISSING
 from foretrace.ir.plain_data import BY_VALUE, SINGLE, plain, same, snapshot
 from foretrace.ir.requirements import Answered
+
+SHORT = 4
+"""Items of a tuple or list up to which each is compared in the line itself: `same` takes 2 us"""
+
+Of: TypeAlias = Literal["held", "value", "answer", "call"]
+"""What a guard is about: what Python objects hold, which the program may change itself; a number
+or other plain data that it is called with, or that data decides; yes or no; else what a call is"""
+
+
+def of_answer(asked: Answered) -> Of:
+    """What a guard on an answer is about."""
+    return "value" if asked.many else "answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +46,8 @@ class Check:
     """the question of the program's that it asks again"""
     found: str = ""
     """an expression for the line, where that is found at the call"""
+    of: Of = "call"
+    """what it is about"""
 
 
 def telling(template: str, *places: str) -> str:
@@ -86,7 +100,15 @@ def _condition(source: Source, place: str, item: Any) -> str:
         return f"{place} is {source.literal(item, _wish(item))}"
     if kind in BY_VALUE or (kind is float and item and math.isfinite(item)):
         known = source.bind(kind, kind.__name__)
-        return f"{place} == {source.literal(item)} and type({place}) is {known}"
+        alike = f"{place} == {source.literal(item)}"
+        return f"type({place}) is {known} and {alike}"  # first: what a tensor equals is a tensor
+    if (kind is tuple or kind is list) and len(item) <= SHORT:
+        known = source.bind(kind, kind.__name__)
+        parts = [_condition(source, f"{place}[{index}]", each) for index, each in enumerate(item)]
+        if plain(item):
+            return " and ".join(
+                (f"type({place}) is {known}", f"len({place}) == {len(item)}", *parts)
+            )
     if kind is float or kind is complex or plain(item):
         return f"{source.bind(same, 'same')}({place}, {source.bind(snapshot(item), 'seen')})"
     return f"{place} is {source.bind(item, _wish(item))}"

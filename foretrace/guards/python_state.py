@@ -11,8 +11,9 @@ from typing import Any
 
 from foretrace import torch_api
 from foretrace.emit.python_source import Source
-from foretrace.guards.guard import Checks
-from foretrace.ir.members import MISSING, own_length
+from foretrace.errors import Frame, Late
+from foretrace.guards.guard import Check, Checks
+from foretrace.ir.members import MISSING, OWN, own_length
 from foretrace.ir.requirements import (
     AFTER_ONE,
     Held,
@@ -38,16 +39,25 @@ class Facts(Checks):
         for held in (*requires.held, *(requires.of_hooks if hooks else ())):
             self._held(held)
 
+    def add(
+        self,
+        condition: str,
+        reason: str,
+        at: Frame | Late | None = None,
+        do: str = "",
+        found: str = "",
+    ) -> None:
+        """One more check, of what the program may change itself."""
+        self.checks.append(Check(condition, reason, at=at, do=do, found=found, of="held"))
+
     # ---- modules -----------------------------------------------------------------------------
 
     def _module(self, state: ModuleState) -> None:
         module, path = state.module, state.path or type(state.module).__name__
         space = self.source.bind(vars(module), "attributes")
         other = "eval()" if state.training else "train()"
-        self.add(
-            f"{space}['training'] is {state.training}",
-            repr(f"{path} is in {other} mode, unlike in the capture"),
-        )
+        words = repr(f"{path} is in {other} mode, unlike in the capture")
+        self.checks.append(Check(f"{space}['training'] is {state.training}", words))
         self._tables(path, state)
         self._hooks(path, state)
 
@@ -95,7 +105,9 @@ class Facts(Checks):
             condition = f"len({holder}) == {len(held.before)} or not {added}.names({holder})"
             self.add(condition, f"{added}.words({holder})")
         elif isinstance(held, HeldLength):
-            condition = f"{self.source.bind(own_length, 'length')}({holder}) == {held.before}"
+            known = type(held.holder) in OWN
+            length = "len" if known else self.source.bind(own_length, "length")
+            condition = f"{length}({holder}) == {held.before}"
             self.add(condition, repr(f"{held.name} has more or fewer items than it had"))
         elif held.itself:
             condition = f"{self._place(held, holder)} is {self.source.bind(held.before, 'itself')}"

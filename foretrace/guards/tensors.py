@@ -9,7 +9,8 @@ import torch
 
 from foretrace.guards.guard import shown
 from foretrace.ir.types import TensorType
-from foretrace.tensors.wrapped import wraps
+from foretrace.tensors.admitted import sparse_dims
+from foretrace.tensors.wrapped import plain_parts, wraps
 
 FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType({
     "class": lambda tensor: type(tensor).__name__,
@@ -21,6 +22,7 @@ FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType({
     "conjugate bit": lambda tensor: tensor.is_conj(),
     "negative bit": lambda tensor: tensor.is_neg(),
     "inference mode": lambda tensor: tensor.is_inference(),
+    "number of sparse dimensions": sparse_dims,
     "wrapping class": lambda tensor: type(tensor).__name__ if wraps(type(tensor)) else None,
 })  # fmt: skip
 """What is looked at of a tensor, beside its sizes and strides."""
@@ -42,7 +44,8 @@ class TensorFacts:
         """All that torch's own check looks at."""
         shape = tuple(None if d in free else n for d, n in enumerate(tensor.shape))
         facts = tuple((what, look(tensor)) for what, look in FACTS.items())
-        return cls(name, facts, shape, None if free else tensor.stride())
+        strided = not free and tensor.layout is torch.strided
+        return cls(name, facts, shape, tensor.stride() if strided else None)
 
     @classmethod
     def of_type(cls, name: str, type: TensorType) -> "TensorFacts":
@@ -52,13 +55,15 @@ class TensorFacts:
             ("device", type.device),
             ("requires_grad", type.requires_grad),
             ("number of dimensions", len(type.shape)),
-            ("layout", torch.strided),
+            ("layout", torch.sparse_coo if type.sparse else torch.strided),
             ("conjugate bit", "conj" in type.lazy),
             ("negative bit", "neg" in type.lazy),
             ("wrapping class", str(type.wrapped) if type.wrapped else None),
+            ("number of sparse dimensions", type.sparse),
         )
         shape = tuple(size if isinstance(size, int) else None for size in type.shape)
-        stride = None if type.symbols or 0 in shape else _strides(type)
+        free = type.symbols or type.sparse or 0 in shape
+        stride = None if free else _strides(type)
         return cls(name, facts, shape, stride)
 
     def difference(self, now: Any) -> str:
@@ -72,7 +77,7 @@ class TensorFacts:
         for dim, (size, found) in enumerate(zip(self.shape, now.shape, strict=True)):
             if size is not None and size != found:
                 return f"size {dim} of {self.name} is {found}, the capture has {size}"
-        pairs = zip(self.stride or (), now.stride(), strict=False)
+        pairs = zip(self.stride, now.stride(), strict=False) if self.stride else ()
         if any(before is not None and before != found for before, found in pairs):
             return f"{self.name} has strides {now.stride()}, the capture has {self.stride}"
         return ""
@@ -102,8 +107,27 @@ def one_tensor(names: Sequence[str], *tensors: Any) -> str:
     return ""
 
 
+OF_TORCH = (torch.Tensor, torch.nn.Parameter)
+"""Classes of tensors that hold no others"""
+
+
 def apart(written: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
     """Whether none of `written` shares memory with another tensor of either."""
+    if all(type(tensor) in OF_TORCH for tensor in (*written, *given)):
+        return _plain_apart(written, given)
+    each_once = {id(t): t for t in (*written, *given)}
+    memories = {
+        key: [part.untyped_storage().data_ptr() for part in plain_parts(t)]
+        for key, t in each_once.items()
+    }
+    kept = [memory for held in memories.values() for memory in held if memory]
+    return all(kept.count(memory) <= 1 for t in written for memory in memories[id(t)])
+
+
+def _plain_apart(written: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
+    places = {tensor.untyped_storage().data_ptr(): tensor for tensor in written}
+    if len(places) == len(written) and 0 not in places:
+        return all(places.get(t.untyped_storage().data_ptr(), t) is t for t in given)
     memories = {id(t): t.untyped_storage().data_ptr() for t in (*written, *given)}
     kept = [memory for memory in memories.values() if memory]
     return all(kept.count(memories[id(t)]) <= 1 for t in written)

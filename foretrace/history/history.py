@@ -38,7 +38,8 @@ VIEWS: dict[Any, Any] = {
     scatter: overload(f"aten::{view}") for scatter, view in SCATTERED.overloads.items()
 }
 """The views that a scatter writes through, with the scatter's arguments but its source."""
-NOISY = frozenset(WRONG_NOISE.overloads)
+NOISY = frozenset(map(id, WRONG_NOISE.overloads))
+"""By id, as to hash an operator is Python"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,8 @@ class History:
         A view that was taken under no_grad requires grad, but no gradient goes through it. What
         Python calls below autograd (randint_like) a graph's operator would have followed.
         """
-        below = op.target in self.semantics.derivatives.below_autograd and not self.inside
+        known = self.semantics.derivatives.below_autograd
+        below = bool(known) and op.target in known and not self.inside
         if (op.origin.grad_mode or not self.around) and not below:
             return False
         return any(v.type.requires_grad for v in op.operands) and any(
@@ -159,9 +161,9 @@ def with_history(ops: Iterable[Op], history: History) -> Iterator[Op]:
     for op in ops:
         if is_hidden_write(op):
             yield from _overwritten(op, history)
-        elif op in history.copied:
+        elif history.copied and op in history.copied:
             yield from with_history(_of_a_copy(op, history), history)
-        elif op.target in NOISY:
+        elif id(op.target) in NOISY:
             for piece in _noisy(op):
                 seen = history.escapes(piece)
                 yield from _detached(piece, history.visible) if seen else [piece]

@@ -5,6 +5,7 @@ what is held. An op on stand-ins is one op of the record; what `__torch_dispatch
 body, which takes what they hold (`Unwrap`) and makes the results of what is found (`Wrap`).
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import ref
 
@@ -15,10 +16,9 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Value
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import alias_of
+from foretrace.mutation.alias import Alias, alias_of
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.made_leaves import value_of
-from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import FLAG, Abstract
 from foretrace.tensors.parameters import AbstractParameter
 from foretrace.tensors.wrapped import Metadata, Unwrap, Wrap, Wrapping, flattened, wraps
@@ -40,19 +40,6 @@ def stand_in(tensor: torch.Tensor, recorder: Builder) -> Abstract | None:
         return _made_by_program(tensor, recorder)
     check_unchanged(tensor, known)
     return known
-
-
-def check_no_autocast(tensor: torch.Tensor) -> None:
-    """Refuse a tensor that wraps others where autocast is on, which keeps casts by operand.
-
-    Raises:
-        Refusal: it is one.
-    """
-    if wraps(type(tensor)):
-        raise Refusal(
-            f"autocast is on where a {type(tensor).__name__} is used", kind="autocast",
-            do="cast it where autocast is off: torch.autocast(device_type, enabled=False)",
-        )  # fmt: skip
 
 
 def known_as(tensor: torch.Tensor, recorder: Builder) -> Abstract:
@@ -79,15 +66,16 @@ def check_unchanged(tensor: Any, known: Abstract) -> None:
     attributes, values = known.ft_held
     same = {name: item for name, item in vars(tensor).items() if name not in torch_api.CACHED_SIZES}
     if same.keys() != attributes.keys() or any(same[n] is not attributes[n] for n in same):
-        raise _changed(tensor, "sets an attribute of")
+        raise changed(tensor, "sets an attribute of")
     if any(held.ft_value is not value for held, value in values):
-        raise _changed(tensor, "writes to what is held by")
+        raise changed(tensor, "writes to what is held by")
     value = known.ft_value
     if value is not None and bool(FLAG(tensor)) != value.type.requires_grad:
-        raise _changed(tensor, "changes requires_grad of")
+        raise changed(tensor, "changes requires_grad of")
 
 
-def _changed(tensor: Any, what: str) -> Refusal:
+def changed(tensor: Any, what: str) -> Refusal:
+    """The refusal of a program that does this to a tensor of such a class."""
     name = type(tensor).__name__
     return Refusal(
         f"the program {what} a {name}, a tensor class of its own", kind="unsupported tensor",
@@ -176,6 +164,12 @@ def _join(tensor: Any, known: Abstract, held: list[Abstract]) -> None:
     known.ft_held = dict(vars(tensor)), [(each, each.ft_value) for each in held]
 
 
+def now_holds(known: Abstract) -> None:
+    """Note that what a tensor holds has other values now, which it was written."""
+    attributes, held = known.ft_held
+    known.ft_held = attributes, [(each, each.ft_value) for each, _ in held]
+
+
 def as_program_has(answer: Any, recorder: Builder) -> Any:
     """An answer with tensors of their own classes in the place of their stand-ins."""
     return map_tree(
@@ -186,11 +180,29 @@ def as_program_has(answer: Any, recorder: Builder) -> Any:
     )  # fmt: skip
 
 
+def memories(tensor: Abstract) -> Iterator[Alias]:
+    """What owns the memory of a tensor, or of what it holds."""
+    if tensor.ft_value is not None and tensor.ft_value.type.wrapped:
+        for each, _ in tensor.ft_held[1] if tensor.ft_instance is not None else ():
+            yield from memories(each)
+    else:
+        yield alias_of(tensor).root
+
+
+def sharing(made: Sequence[Any], given: Sequence[Abstract]) -> Iterator[tuple[int, int]]:
+    """Which of what a class gives shares memory with which of what it was given."""
+    owners = {owner: i for i, each in enumerate(given) for owner in memories(each)}
+    for position, each in enumerate(made):
+        shared = [owners[owner] for owner in memories(each) if owner in owners]
+        if shared:
+            yield position, shared[0]
+
+
 class Through:
     """What an operator does where an operand wraps others: the class's `__torch_dispatch__`."""
 
-    def __init__(self, func: Any, recorder: Builder) -> None:
-        self.func, self.recorder = func, recorder
+    def __init__(self, func: Any, recorder: Builder, written: Abstract | None = None) -> None:
+        self.func, self.recorder, self.written = func, recorder, written
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it with what the program has; gives stand-ins."""
@@ -200,10 +212,14 @@ class Through:
         kinds = list(dict.fromkeys(type(each) for each in given if wraps(type(each))))
         for kind in sorted(kinds, key=lambda each: -len(each.__mro__)):
             dispatch: Any = kind
-            with recorder.user_code():
+            with recorder.user_code(), recorder.casts.off():
                 result = dispatch.__torch_dispatch__(self.func, tuple(kinds), args, kwargs)
+            for each in given:
+                known = vars(each).get(STANDS) if wraps(type(each)) else None
+                if known is not None and known is not self.written:
+                    check_unchanged(each, known)
             if result is not NotImplemented:
-                return map_tree(result, self._stood)
+                return None if self.written is not None else map_tree(result, self._stood)
         raise TypeError(
             f"{self.func}: __torch_dispatch__ of {', '.join(k.__name__ for k in kinds)} does not"
             " take such operands"
@@ -215,21 +231,15 @@ class Through:
         return known_as(leaf, self.recorder)
 
 
-def check_takes(func: Any, args: Any, kwargs: Any, types: list[TensorType]) -> None:
+def check_takes(func: Any, types: list[TensorType]) -> None:
     """Refuse a call that no body is learned of.
 
     Raises:
-        Refusal: it writes to what it is given, or the operator holds programs.
+        Refusal: the operator holds programs.
     """
     kind = next(str(each.wrapped) for each in types if each.wrapped)
     if isinstance(func, torch_api.HigherOrderOperator):
         raise _no_place(f"{func} with a {kind} among its operands", "call it with plain tensors")
-    schema = schema_of(func)
-    if schema.writes and schema.written_now(args, kwargs):
-        raise _no_place(
-            f"{func} writes in place, with a {kind} among its operands",
-            "use the operator that returns a new tensor",
-        )
 
 
 def _no_place(what: str, do: str) -> Refusal:

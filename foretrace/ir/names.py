@@ -21,7 +21,7 @@ class Names:
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
         self._bases: dict[str, str] = {}
-        self._wishes: dict[int, str] = {}
+        self._of_targets: dict[int, str] = {}
         """by the id of a target: to hash an operator is Python"""
         self._taken: set[str] = set()
 
@@ -35,6 +35,9 @@ class Names:
         base = self._bases.get(wish)
         if base is None:
             base = self._bases[wish] = _identifier(wish)
+        return self._numbered(base)
+
+    def _numbered(self, base: str) -> str:
         count = self._next.get(base)
         if count is None:
             count = int(base in TAKEN)
@@ -48,10 +51,10 @@ class Names:
 
     def of(self, op: Op) -> str:
         """A name for an op, from that of its target."""
-        wish = self._wishes.get(id(op.target))
-        if wish is None:
-            wish = self._wishes[id(op.target)] = target_name(op.target)
-        return self.new(wish)
+        base = self._of_targets.get(id(op.target))
+        if base is None:
+            base = self._of_targets[id(op.target)] = _identifier(target_name(op.target))
+        return self._numbered(base)
 
 
 def _identifier(wish: str) -> str:

@@ -249,9 +249,11 @@ class Op:
     ) -> None:
         self.target, self.args, self.kwargs = target, args, kwargs
         self._operands, self.alike = operands, alike
-        self.result, self.outs, self.origin, self.below = result, outs, origin, below
-        self.because, self.rule, self.choice, self.writes = because, rule, choice, writes
-        self.piece_of, self.asked = piece_of, asked
+        self.result, self.outs = result, outs  # of four at once, Python would make a tuple
+        self.origin, self.below = origin, below
+        self.because, self.rule, self.choice = because, rule, choice
+        self.writes, self.piece_of = writes, piece_of
+        self.asked = asked
 
     def but(self, **facts: Any) -> "Op":
         """The op with other facts."""
@@ -292,7 +294,9 @@ class Op:
     def definition(self) -> Definition | None:
         """The definition that it shares with other calls."""
         below = self.below
-        return below if isinstance(below, Definition) else getattr(below, "definition", None)
+        if below is None or isinstance(below, Definition):
+            return below
+        return below.definition if isinstance(below, Copied) else None
 
     @property
     def template(self) -> "Sequence[Op] | None":

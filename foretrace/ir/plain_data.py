@@ -100,9 +100,9 @@ def same_state(now: Any, before: Any) -> bool:
         return now.dtype == before.dtype and now.tobytes() == before.tobytes()
     if isinstance(now, dict):
         return all(same_state(now[key], before[key]) for key in before)
-    if isinstance(now, tuple):
+    if isinstance(now, tuple) and not BY_VALUE.issuperset(map(type, now)):
         return all(map(same_state, now, before))
-    return bool(now == before)
+    return bool(now == before)  # Python's own generator has 625 numbers
 
 
 def refill(item: Any, copy: Any) -> None:

@@ -221,6 +221,8 @@ class Recorded:
     """what the program itself asked of open sizes, in words of torch's or of its own, and where"""
     hooks: list[Op] = field(default_factory=list)
     """the registrations of hooks on gradients, in order; of some that were removed again, too"""
+    torch_version: str = str(torch.__version__)
+    """of the torch whose autograd the rules were asked of"""
     _bare: dict[Value, Bare] | None = field(default=None, repr=False)
     _order: list[tuple[int | None, Output]] | None = field(default=None, repr=False, init=False)
 
@@ -233,6 +235,11 @@ class Recorded:
         """The line that made a value; the definition of the program where no op did."""
         op = maker_of(self.ops, value)
         return op.origin.frame if op is not None else self.requires.defined
+
+    def reshaped_at(self, value: Value) -> Frame | None:
+        """The line that gave an input another shape in place."""
+        over = self.overwritten.get(value)
+        return over.by if over is not None else self.requires.defined
 
     @property
     def as_made(self) -> list[tuple[int | None, Output]]:

@@ -13,7 +13,8 @@ import torch
 from foretrace.errors import FirstCall, Frame, Late
 from foretrace.ir.members import CONTENT, MISSING, held_by, own_items, own_kind
 from foretrace.ir.plain_data import plain, refill, same, snapshot
-from foretrace.ir.structure import Handed, Structure, pour, take_apart
+from foretrace.ir.structure import LEAF, Handed, Structure, leaves_like, pour, take_apart
+from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Numbers, Size
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
@@ -253,6 +254,8 @@ class State:
             self.place.bind(item)
 
     def _made(self, outputs: Sequence[Any]) -> Any:
+        if self.structure is LEAF and not self.kept:
+            return outputs[self.first]
         return self.built(iter(outputs[self.first : self.first + self.count]))
 
     def built(self, leaves: Iterator[Any]) -> Any:
@@ -290,7 +293,10 @@ class StateRead:
     kind: type | None = None
 
     def __call__(self) -> torch.Tensor:
-        found: Any = self._now()[self.number]
+        alone = self.structure is LEAF
+        found: Any = self.place.now if alone else self._now()[self.number]
+        if alone and self.kind is None and not isinstance(found, torch.Tensor):
+            raise KeyError(f"what {self.place.name} held")
         return found if self.kind is None else tensor_of(found, self.kind)
 
     @property
@@ -299,10 +305,13 @@ class StateRead:
         return bool(self._now() or True)
 
     def _now(self) -> list[Any]:
-        pairs, structure = take_apart(self.place.now)
-        now = [leaf for _, leaf in pairs]
-        if structure != self.structure or not all(map(_alike, now, self.leaves)):
-            raise KeyError(self.place.name)
+        item = self.place.now
+        now, alike = leaves_like(item, self.structure), True
+        if now is None:
+            pairs, structure = take_apart(item)
+            now, alike = [leaf for _, leaf in pairs], structure == self.structure
+        if not (alike and all(map(_alike, now, self.leaves))):
+            raise KeyError(f"what {self.place.name} held")
         return now
 
 
@@ -321,7 +330,7 @@ def tensor_of(number: Any, kind: type) -> torch.Tensor:
     whole: Any = number
     if type(number) is not kind or (kind is int and not -(1 << 63) <= whole < 1 << 63):
         raise KeyError(f"a {kind.__name__}, where there is {number!r:.60} now")
-    return torch.tensor(number, dtype=NUMBERS[kind], device="cpu")
+    return torch.scalar_tensor(whole, dtype=NUMBERS[kind], device="cpu")
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -429,6 +438,11 @@ class Answered:
     """how many questions were asked before"""
 
     @property
+    def many(self) -> bool:
+        """Whether there are more answers than two."""
+        return not isinstance(self.answer, bool)
+
+    @property
     def about(self) -> str:
         """What was asked of what."""
         names = ", ".join([*self.inputs, *["random numbers"] * self.random])
@@ -472,6 +486,11 @@ class AskedOfNumbers(Answered):
     """the condition"""
     then: str
     """what they were in the capture"""
+
+    @property
+    def many(self) -> bool:
+        """That a number is one that it was is to ask for the number."""
+        return isinstance(self.of, sympy.Eq)
 
     @property
     def about(self) -> str:
@@ -540,6 +559,8 @@ class Requirements:
     """inputs whose hooks a backward of the program's own runs: on the gradient, and after it"""
     flags: dict[int, bool] = field(default_factory=dict)
     """inputs of which the program sets `requires_grad`, and what to"""
+    reshaped: dict[int, TensorType] = field(default_factory=dict)
+    """inputs to which operators in place gave another shape, and how they lie after the run"""
     cleared: list[int] = field(default_factory=list)
     """inputs whose `.grad` the program set to None"""
     changed: list[Change] = field(default_factory=list)

@@ -131,8 +131,8 @@ class Builder(torch_api.TorchDispatchMode):
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
         self.seeing: dict[Value, Op] = {}  # what composites gave as views of memory made inside
-        self.rebased: list[Alias] = []
-        """views through which the program has just written"""
+        self.rebased, self.viewed = list[Alias](), list[Alias]()
+        """views through which the program has just written; tensors that have views"""
         self.first_refusal: Refusal | None = None
         self.unwatched = Unwatched()
         """inside is work of ours, which nobody who watches the program has to see"""
@@ -258,9 +258,12 @@ class Builder(torch_api.TorchDispatchMode):
         if self._depth == 0:
             self.log.append(op)
 
-    def origin(self, above: int = 2) -> Origin:
-        """The user's line, module and grad mode that are current; `above` as `here` has it."""
-        grad, last = self.grad_mode(), self._origin
+    def origin(self, above: int = 2, grad: bool | None = None) -> Origin:
+        """The user's line, module and grad mode that are current.
+
+        `above` as `here` has it; `grad`: the mode, for one who knows it.
+        """
+        grad, last = self.grad_mode() if grad is None else grad, self._origin
         frame = self._frame_inside if self._depth else self.sources.here(above)
         if (
             last.frame is frame and last.module is self.module and last.grad_mode is grad

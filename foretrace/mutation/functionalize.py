@@ -24,7 +24,13 @@ from foretrace.mutation.alias import Alias, alias_of
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
 from foretrace.mutation.current import current, rewrite
-from foretrace.mutation.in_place import check_leaves, detach, note_overwritten, reshape
+from foretrace.mutation.in_place import (
+    check_leaves,
+    check_not_held,
+    detach,
+    note_overwritten,
+    reshape,
+)
 from foretrace.mutation.inner_base import note_written, open_to_base
 from foretrace.mutation.layout import (
     as_the_op,
@@ -67,6 +73,7 @@ def functionalize(call: Call) -> Any:
         )
     targets = call.targets
     check_apart(call)
+    check_not_held(targets)
     held = schema.functional.held is not None  # autograd sees no write of another library's
     followed = recorder.grad_mode() and any(v.type.requires_grad for v in call.values)
     followed = followed and not held

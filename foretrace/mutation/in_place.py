@@ -36,12 +36,31 @@ def check_leaves(func: Any, targets: list[Abstract], out_variant: bool) -> None:
             )  # fmt: skip
 
 
+def check_not_held(targets: list[Abstract]) -> None:
+    """Refuse a write to what shares memory with a tensor that wraps others, by what its class does.
+
+    Raises:
+        Refusal: the program still has such a tensor.
+    """
+    for target in targets:
+        root = target.ft_alias.root if isinstance(target.ft_alias, Alias) else None
+        for member in root.members() if root is not None else ():
+            if member.last.type.wrapped and member.tensor() is not None:
+                raise Refusal(
+                    "the program writes to memory that a tensor class of its own holds",
+                    kind="unsupported tensor",
+                    do=("write to a clone", "or do it outside of the captured program"),
+                )
+
+
 def reshape(call: Call) -> Abstract:
     """`t_`, `unsqueeze_` and their like: the same memory, seen in another shape from now on."""
     recorder, func, args, (tensor, *_) = call.recorder, call.func, call.args, call.tensors
-    if call.schema.functional is None or tensor.ft_leaf:
+    if call.schema.functional is None or (tensor.ft_leaf and args[0].type.requires_grad):
+        if recorder.grad_mode():
+            check_leaves(func, [tensor], out_variant=False)
         raise Refusal(
-            f"{func} changes the shape of an input in place", kind="side effect",
+            f"{func} changes the shape of a leaf that requires grad in place", kind="side effect",
             do="use the operator that returns a new tensor, such as reshape() or transpose()",
         )  # fmt: skip
     if not schema_of(call.functional[0]).view_positions(args, call.kwargs, 1):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from foretrace import torch_api
 from foretrace.backward.differentiate import Differentiation
 from foretrace.backward.hooks import Hooks, hooked, standing, state_kept, with_hooks
 from foretrace.errors import Refusal
@@ -55,9 +56,11 @@ class Level:
 
     def whole(self, op: Op) -> bool:
         """Whether the op is one node."""
+        target = op.target
+        if op.below is None and type(target) is torch_api.OpOverload:  # nine in ten: first
+            return not op.writes
         if op.writes:
             return False
-        target = op.target
         if isinstance(target, Backward):
             return self.whole(target.of) and (not target.of.leaf or self.kept(target.of))
         if op.leaf or (self.keep and self.kept(op) and not hides(op)):
@@ -66,14 +69,17 @@ class Level:
             return not self.differentiated
         if self.open and any(selects(s, op) for s in self.open):
             return False
-        if not self.written or op.opened or isinstance(target, ModuleCall) or hides(op):
-            return False
-        if self.read and op.region and _insides(op).intersection(self.read):
+        if not self.written or op.opened or isinstance(target, ModuleCall) or self._hides(op):
             return False
         # what writes to what lives outside, itself or below, cannot be called
         writes = hasattr(target, "overloadpacket") and schema_of(target).writes
-        touches = bool(writes or overwritten(op)[0])
+        touches = bool(writes or (op.own and overwritten(op)[0]))
         return called(op, touches) if isinstance(target, FunctionCall) else not touches
+
+    def _hides(self, op: Op) -> bool:
+        """Whether something inside is used outside, which a call of the op would give nobody."""
+        read = self.read and op.region and _insides(op).intersection(self.read)
+        return bool(read) or hides(op)
 
     def kept(self, op: Op) -> bool:
         """Whether the user asked to keep it."""
@@ -112,15 +118,21 @@ def flatten(
     body: Callable[[Op], Iterable[Op]] = _body,
 ) -> Iterator[Op]:  # fmt: skip
     """The ops of the cut, in order; those that `stop` means are left to the caller."""
-    for op in ops:
-        if type(op.target) is HookCall:
+    stack = [iter(ops)]  # a generator in a generator hands each op through all that are around it
+    while stack:
+        op = next(stack[-1], None)
+        if op is None:
+            stack.pop()
+        elif type(op.target) is HookCall:
             continue  # it makes nothing; `hooks.py` says what becomes of it
-        if level.whole(op) or stop(op):
-            call, beside = apart(op, body) if level.written else (op, [])
+        elif not (level.whole(op) or stop(op)):
+            stack.append(iter(body(op)))
+        elif level.written and isinstance(op.target, FunctionCall):
+            call, beside = apart(op, body)
             yield call
-            yield from flatten(beside, level, stop, body)
+            stack.append(iter(beside))
         else:
-            yield from flatten(body(op), level, stop, body)
+            yield op
 
 
 def forward_graph(
@@ -171,10 +183,12 @@ def cut_inside(
         found = cut_inside(live(flat, results, semantics), level, semantics, history)
         return replace(subgraph, ops=tuple(with_saved(found, results)))
 
-    found = [with_subgraphs(op, inside) for op in ops]
-    if history is None:
-        return found
-    return [op.but(below=None) if op.own and subgraphs_of(op) else op for op in found]
+    def cut(op: Op) -> Op:
+        new = with_subgraphs(op, inside)
+        return new.but(below=None) if new.own and history is not None else new
+
+    plain = torch_api.OpOverload
+    return [cut(op) if type(op.target) is not plain and subgraphs_of(op) else op for op in ops]
 
 
 def _trainable(

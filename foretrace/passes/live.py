@@ -26,10 +26,11 @@ def live(ops: list[Op], results: Iterable[Value], semantics: TargetSemantics) ->
     wanted, kept = set(results), []
     fixed, data = cache(lambda: _fixed(ops)), semantics.symbols.data
     for op in reversed(ops):
-        used = not wanted.isdisjoint(all_outs(op)) or effectful(op, semantics, fixed)
+        outs = op.outs if op.below is None else all_outs(op)
+        used = not wanted.isdisjoint(outs) or effectful(op, semantics, fixed)
         if used or (data and not op.late and not data.isdisjoint(binds(op))):
             kept.append(op)
-            wanted.update(needs(op))
+            wanted.update(op.operands if op.below is None else needs(op))
     return kept[::-1]
 
 

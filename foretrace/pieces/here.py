@@ -48,9 +48,9 @@ def watched() -> bool:
 def hole_here() -> Hole | None:
     """Who answers calls of modules and regions now; None: they answer themselves."""
     hole = HERE.hole
-    if hole is None or not watched():
-        return hole
-    return HERE.counting
+    if hole is None or torch_api.casts_kept():  # eager casts a parameter once for all its uses
+        return None
+    return HERE.counting if watched() else hole
 
 
 def caller(module: nn.Module) -> Callable[..., Any]:
@@ -84,6 +84,33 @@ def answered_by(
         own = space.pop(key, None)  # the guards count attributes
         try:
             result = first()(args, kwargs)
+        finally:
+            if own is not None:
+                space[key] = own
+        return slowly(*args, **kwargs) if result is miss else result
+
+    return call
+
+
+def run_by(module: nn.Module, passed: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """The same for a piece that has a hole of its own.
+
+    Args:
+        module: the piece.
+        passed: runs its code as Python, or gives MISS.
+    """
+    slowly, space, here, key, miss = caller(module), vars(module), HERE, torch_api.CALLED_BY, MISS
+    modes, levels, hooks, casts = (
+        torch_api.dispatch_modes, torch_api.transformed, torch_api.saving_hooks,
+        torch_api.casts_kept,
+    )  # fmt: skip
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if here.hole is None or modes() or hooks(True) or levels() or casts():
+            return slowly(*args, **kwargs)
+        own = space.pop(key, None)
+        try:
+            result = passed(args, kwargs)
         finally:
             if own is not None:
                 space[key] = own

@@ -4,7 +4,6 @@ It goes from the outside in: a program that is refused runs as Python, and each 
 calls is tried in turn. So the module whose own code has the hole is found without being looked for.
 """
 
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,10 +13,13 @@ from torch import Tensor, is_grad_enabled as grad_enabled, nn
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.guards.entry import MISS
+from foretrace.guards.conditions import Broken
+from foretrace.guards.entry import MISS, Entry
 from foretrace.ir.walk import leaf_ops
+from foretrace.pieces.again import AGAIN, RECAPTURES, Again, Key
 from foretrace.pieces.breaks import Break, Part
-from foretrace.pieces.here import Put, alone, answered_by, caller, run, seeing_all
+from foretrace.pieces.here import Put, alone, answered_by, caller, run, run_by, seeing_all
+from foretrace.pieces.paths import has_forward, name_of, path_of, paths_of, region_of
 from foretrace.python_state.module_state import owners_of
 from foretrace.runtime.compiled import Compiled
 from foretrace.runtime.module import CompiledModule
@@ -25,16 +27,15 @@ from foretrace.targets.semantics import Captured
 
 TRIES = 4
 """Refusals of one module after which it is not tried again"""
-RECAPTURES = 7
-"""Captures again of a piece, after which it runs as Python: torch.compile, too, keeps eight"""
 LEAST = 8
 """Leaf ops of a piece that is worth its guards (bench/pieces.py)"""
 NOT_OF_PROGRAMS = frozenset({"wrong backend"})
 """What is refused because of something else than the program"""
+RAISED = "raised before"
+"""Of a call that is not captured, as one before raised when it was to be"""
 MOST = 2_000
 """Pieces of a program; regions of more objects than that run as Python"""
 
-Key = tuple[Any, ...]
 Making = Callable[[Any], tuple[Any, ...]]
 """The arguments of a `Compiled` for one piece"""
 
@@ -121,11 +122,14 @@ class Partial(Compiled):
         """how many of the modules that it calls are too small"""
         module = self.fn if isinstance(self.fn, nn.Module) else None
         self.plain = self.fn if module is None else torch_api.plain_call(module)
-        self.module, self._tries, capture = module, 0, self._capture
+        self.module, self._tries, capture, build = module, 0, self._capture, self._build
         self._capture = lambda *call: self._counted(capture(*call))
+        self._build = lambda captured, *call: self._built(build(captured, *call), *call)
         self._seen: dict[int, nn.Module] = {}
-        """modules that its code calls and that are not below it"""
-        self._looked = False
+        """modules that its code calls"""
+        self._looked, self._worth = False, Again()
+        self._raised = self._waits = 0
+        """how often it raised when it was captured, and for how many calls it is not, therefore"""
         self._put: tuple[int, Put] = (-1, [])
 
     @property
@@ -140,7 +144,12 @@ class Partial(Compiled):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the program."""
-        if self.refusals:
+        refused = self.refusals
+        if refused:
+            version, put = self._put
+            known = version == self.pieces.version and self._looked
+            if known and (None in refused or self._key(args, kwargs) in refused):
+                return run(self, put, self.plain, args, kwargs)  # few frames: some are told of all
             return self.call(args, kwargs)
         result = self.first(args, kwargs)
         return self._other(args, kwargs) if result is MISS else result
@@ -161,8 +170,9 @@ class Partial(Compiled):
 
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A module that its code has called."""
-        if id(module) not in self.pieces.table and not self._is_below(module):
+        if id(module) not in self._seen:  # it may be below another piece, too
             self._seen[id(module)] = module
+            self.pieces.version += 1
         return self._piece(module, id(module), torch_api.plain_call(module), args, kwargs)
 
     def region(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -173,8 +183,6 @@ class Partial(Compiled):
     def _piece(
         self, target: Any, key: Any, plain: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        if torch_api.casts_kept():  # eager casts a parameter once for all who use it
-            return plain(*args, **kwargs)
         piece = self.pieces.of(target, key, self)
         if piece is None:
             return plain(*args, **kwargs)
@@ -195,6 +203,16 @@ class Partial(Compiled):
         self._looked = True
         with seeing_all(self):
             return run(self, put, self.plain, args, kwargs)
+
+    def passed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Its own code, where that is what is run and nothing is new; else MISS."""
+        version, put = self._put
+        if version != self.pieces.version or not self._looked:
+            return MISS
+        refused = self.refusals
+        if None not in refused and self._key(args, kwargs) not in refused:
+            return MISS
+        return run(self, put, self.plain, args, kwargs)
 
     def leads_anywhere(self) -> bool:
         """Whether it calls something that is captured, or may be."""
@@ -220,8 +238,10 @@ class Partial(Compiled):
                 yield vars(module), self._caller(module, known[1] if known else None)
 
     def _caller(self, module: nn.Module, piece: "Partial | None") -> Callable[..., Any]:
-        if piece is None or piece.refusals or not piece.tried:
+        if piece is None or not piece.tried:
             return caller(module)
+        if piece.refusals:
+            return run_by(module, piece.passed)
         return answered_by(module, lambda: piece.first)
 
     def _children(self, module: nn.Module | None) -> list[nn.Module]:
@@ -229,19 +249,28 @@ class Partial(Compiled):
             return [*owners_of(self.fn).values()]
         return [each for each in torch_api.submodule_table(module).values() if each is not None]
 
-    def _is_below(self, module: nn.Module) -> bool:
-        return self.module is not None and any(module is each for each in self.module.modules())
-
     # ---- captures ----------------------------------------------------------------------------
 
-    def _check_count(self) -> None:
-        if self.around is not None and len(self.recaptures) >= RECAPTURES:
-            raise Refusal(
-                f"a piece of the program was captured again {RECAPTURES} times,"
-                f" last because {self.recaptures[-1].reason}",
-                kind="captured again", at=self.recaptures[-1].at,
-                do="pass what changes as a tensor, or keep it out of the module",
-            )  # fmt: skip
+    def _check_count(
+        self, broken: list[Broken], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Refuse one more capture that would be for nothing.
+
+        Raises:
+            Refusal: it would be.
+        """
+        waits = self._waits > 0
+        self._waits -= waits
+        if waits and not self._worth.raises(broken):
+            raise Refusal("the program raised when it was captured last", kind=RAISED)
+        if broken:
+            many = waits or (self.around is not None and len(self.recaptures) >= RECAPTURES)
+            self._worth.check(broken, self._key(args, kwargs), self._entries, many=many)
+
+    def _built(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        """What is made of a capture, noted."""
+        self._worth.note(entry, self._key(args, kwargs), self._entries)
+        return entry
 
     def _counted(self, captured: Captured) -> Captured:
         """A capture of it, noted."""
@@ -249,18 +278,37 @@ class Partial(Compiled):
         return captured
 
     def _refused(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run as Python; a call in which that raises, too, tells nothing of the next."""
+        """Run as Python; a call in which that raises, too, tells nothing of the next.
+
+        But that is not captured at once, and later and later: it may be of those that raise often.
+        """
         if refusal.kind in NOT_OF_PROGRAMS:
             raise refusal
-        key = self._key(args, kwargs)
-        if self._may_be_first(refusal) and self._tries < TRIES:
-            return self._as_first(refusal, self.plain, args, kwargs)
-        result = self.as_python(args, kwargs)
-        with self._lock:
-            self._tries += 1
-            self.refusals[key if self._tries < TRIES else None] = refusal
-            self.pieces.note(self, refusal)
+        key, known = self._key(args, kwargs), refusal.kind == RAISED
+        first = not known and self._tries < TRIES and self._may_be_first(refusal)
+        if refusal.kind == AGAIN:  # whether it raises or not
+            self._gave_up(refusal, key)
+        before = self._raised, self._waits
+        if not known:  # if it raises
+            self._raised += 1
+            self._waits = self._raised
+        if first:
+            result = self._as_first(refusal, self.plain, args, kwargs)
+        else:
+            result = self.as_python(args, kwargs)
+        if not known:
+            self._raised, self._waits = before
+        if not (first or known):
+            self._gave_up(refusal, key)
         return result
+
+    def _gave_up(self, refusal: Refusal, key: Key) -> None:
+        """Calls like this one run as Python; after some refusals all do."""
+        with self._lock:
+            if refusal not in self.refusals.values():
+                self._tries += 1
+                self.refusals[key if self._tries < TRIES else None] = refusal
+                self.pieces.note(self, refusal)
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
         """What a call is like: others are tried again."""
@@ -269,44 +317,6 @@ class Partial(Compiled):
             for item in ((*args, *kwargs.values()) if kwargs else args)
         ]
         return self.module is not None and self.module.training, grad_enabled(), *kinds
-
-
-def has_forward(module: nn.Module) -> bool:
-    """Whether it can be called; a ModuleList cannot."""
-    return type(module).forward is not nn.Module.forward
-
-
-def region_of(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Any, Any]:
-    """The piece that a call of a region is: a callable, its key, and what it is called with.
-
-    A method is one for each object.
-    """
-    name = getattr(function, "__name__", "")
-    for base in type(args[0]).__mro__ if args else ():
-        found = vars(base).get(name)
-        if found is not None and getattr(found, "__wrapped__", None) is function:
-            bound = types.MethodType(function, args[0])
-            return bound, (id(function), id(args[0])), args[1:]
-    return function, id(function), args
-
-
-def name_of(fn: Any) -> str:
-    """How the user calls a program."""
-    return getattr(fn, "__qualname__", type(fn).__qualname__)
-
-
-def paths_of(fn: Any) -> dict[int, str]:
-    """The path of each module of a program."""
-    found = dict[int, str]()
-    for prefix, owner in owners_of(fn).items():
-        for path, module in owner.named_modules(prefix=prefix):
-            found.setdefault(id(module), path)
-    return found
-
-
-def path_of(fn: Any, paths: dict[int, str]) -> str:
-    """The path of a piece; of the program itself its name."""
-    return paths.get(id(fn)) or name_of(fn)
 
 
 def in_pieces(fn: Any, make: Making) -> Partial:

@@ -7,7 +7,8 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.pieces.here import HERE
-from foretrace.pieces.partial import Partial, region_of
+from foretrace.pieces.partial import Partial
+from foretrace.pieces.paths import region_of
 from foretrace.runtime.module import CompiledModule
 
 

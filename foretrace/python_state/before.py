@@ -77,8 +77,10 @@ class Before:
         self.opaque: list[Any] = []
         """generators, iterators: what changes in them is not to be put back"""
         self._seen: dict[int, Any] = {}
-        self._containers: dict[int, Any] = {}
-        """those of modules"""
+        self._met_modules: list[KeptModule] = []
+        """also those that are lent"""
+        self._containers: set[int] | None = None
+        """the ids of what their attributes are that are containers, once somebody asks"""
         self._names: dict[int, KeptNames] = {}
         self._bare: list[dict[str, Any]] = []
         """of functions and objects without attributes: the dicts for them"""
@@ -141,7 +143,12 @@ class Before:
         return not place.bound and self._knew(place.before)
 
     def _knew(self, item: Any) -> bool:
-        return id(item) in self._seen or id(item) in self._containers
+        if id(item) in self._seen:
+            return True
+        if self._containers is None:
+            held = (each for kept in self._met_modules for each in kept.containers())
+            self._containers = set(map(id, held))
+        return id(item) in self._containers
 
     def places_of(self, item: Any) -> int:
         """How many of the places that are kept held an object."""
@@ -242,9 +249,8 @@ class Before:
 
     def _module(self, module: nn.Module) -> None:
         kept = self._modules[id(module)] = KeptModule(module)
+        self._met_modules.append(kept)
         self._of_class(kept.kind)
-        for held in (*kept.empty, *(content.item for content in kept.contents.values())):
-            self._containers[id(held)] = held
         self._queue.extend(kept.others)
         lent = id(module) in self._lent
         for name, content in kept.contents.items():

@@ -30,6 +30,8 @@ SYSTEM: Final = frozenset({
 })  # fmt: skip
 """Modules of the interpreter whose functions ask, or change, the world"""
 HARMLESS: Final = frozenset({"fspath", "getpid", "get_ident"})
+BEGINS: Final = frozenset({"start_new_thread", "start_joinable_thread"})
+"""Functions of `_thread`: what runs in another thread is not recorded, and may be waited for"""
 SHOWING: Final = tuple(
     PYTHON_DIR + name for name in ("warnings.py", "linecache.py", "traceback.py", "tokenize.py")
 )
@@ -61,7 +63,7 @@ class Holes:
         if not _touches(type(owner), owner, function):
             return
         at = _user_frame(frame)
-        if at is None or (at is not frame and not isinstance(owner, io.IOBase)):
+        if at is None or (at is not frame and not _always(owner, function)):
             return
         if _for_a_log(at):  # of a message that is not the program's, or it was refused before
             return
@@ -147,6 +149,8 @@ def _touches(kind: type, owner: Any, function: Any) -> bool:
 def _of_module(module: str, name: str) -> bool:
     if module in ("builtins", "_io", "io"):
         return name in TOLD
+    if module == "_thread":
+        return name in BEGINS
     return module in SYSTEM and name not in HARMLESS
 
 
@@ -154,6 +158,11 @@ def _of_module(module: str, name: str) -> bool:
 def _is_stream(kind: type) -> bool:
     """Whether objects of a type are files; those of text and bytes in memory are as good."""
     return issubclass(kind, io.IOBase)
+
+
+def _always(owner: Any, function: Any) -> bool:
+    """Whether it counts by whatever function of Python's own library the user has it called."""
+    return isinstance(owner, io.IOBase) or function.__name__ in BEGINS
 
 
 def _user_frame(frame: types.FrameType | None) -> types.FrameType | None:

@@ -57,7 +57,7 @@ class KeptDict:
     def __init__(self, item: dict[Any, Any]) -> None:
         self.item = item
         self.kind: Any = OrderedDict if isinstance(item, OrderedDict) else dict
-        self.before = self.now
+        self.before: dict[Any, Any] = dict.copy(item) if type(item) is dict else self.now
 
     @property
     def now(self) -> dict[Any, Any]:
@@ -186,7 +186,7 @@ class KeptClass(KeptNames):
     __slots__ = ()
 
     def __init__(self, item: type) -> None:
-        self.item, self.before = item, dict(vars(item))
+        self.item, self.before = item, vars(item).copy()  # `dict` would ask it key by key
 
     @property
     def intact(self) -> bool:
@@ -243,16 +243,22 @@ class KeptModule:
         """containers with nothing in them"""
         self.others: list[Any] = []
         """what it holds that is neither a container nor plain data"""
+        contents, empty, others = self.contents, self.empty, self.others
         for name, held in self.attributes.before.items():
             kind = type(held)
-            if kind in ATOMS:
-                continue
             if kind in EMPTY and not held:
-                self.empty.append(held)
+                empty.append(held)
+            elif kind in ATOMS:
+                pass
             elif (content := kept_container(held)) is not None:
-                self.contents[name] = content
+                contents[name] = content
             else:
-                self.others.append(held)
+                others.append(held)
+
+    def containers(self) -> Iterator[Any]:
+        """Its attributes that are containers."""
+        yield from self.empty
+        yield from (content.item for content in self.contents.values())
 
     def parts(self) -> Iterator[Kept]:
         """What is to be put back one by one: a part that fails stops no other."""

@@ -140,6 +140,10 @@ class Mentioned:
 
 def functions_in(item: Any) -> list[types.FunctionType]:
     """The functions that a method, a property, a partial or a memoized function is made of."""
+    if type(item) is types.FunctionType:
+        return [item]
+    if not isinstance(item, CODE):
+        return []
     found, queue = list[types.FunctionType](), [item]
     while queue:
         each = queue.pop()

@@ -24,7 +24,7 @@ from foretrace.ir.requirements import (
     Requirements,
 )
 from foretrace.python_state.before import Before
-from foretrace.python_state.held import state_of
+from foretrace.python_state.held import REGISTERED as STATE
 from foretrace.python_state.kept import ATOMS, EMPTY, Kept, KeptModule
 from foretrace.python_state.leaks import abstract_in, carried_in
 from foretrace.python_state.outside import Outside
@@ -103,7 +103,7 @@ class Borrowed:
 
     def states(self) -> list[ModuleState]:
         """How the modules are now."""
-        return [state_of(loan.path, loan.module) for loan in self._loans]
+        return [loan.state() for loan in self._loans]
 
     def paths(self) -> dict[int, str]:
         """The dotted path of every module, by id."""
@@ -128,9 +128,8 @@ class Borrowed:
     def rebound(self) -> Iterator[tuple[torch.Tensor, Any]]:
         """(tensor before, what is there now) of each buffer."""
         for loan in self._loans:
-            _, now = torch_api.tensor_tables(loan.module)
             for name, before in loan.registered("_buffers").items():
-                yield before, now.get(name)
+                yield before, torch_api.tensor_tables(loan.module)[1].get(name)
 
     def check_attributes(self, placeholders: set[int], lines: Lines) -> None:
         """Refuse a program that stored an abstract tensor in a plain attribute.
@@ -186,6 +185,12 @@ class _Loan:
     def __init__(self, path: str, module: nn.Module, kept: KeptModule) -> None:
         self.path, self.module, self.kept = path, module, kept
         self._still: bool | None = None
+
+    def state(self) -> ModuleState:
+        """How the module was when the run began, with the copies that are there."""
+        contents = self.kept.contents
+        tables = {name: contents[name].before for name in STATE if name in contents}
+        return ModuleState(self.path, self.module, self.module.training, tables)
 
     def registered(self, name: str) -> Any:
         """What one of the module's own tables held."""

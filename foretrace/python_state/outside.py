@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR
-from foretrace.frames.lines import attribute
 from foretrace.ir.members import MISSING, cell_content, cells_of
 from foretrace.ir.requirements import Change, Place
 from foretrace.mutation.builder import Unwatched, nobody_watches
@@ -273,8 +272,9 @@ class Outside(Unwatched):
         """Find the functions of the calls that have ended: what is left of a frame holds it."""
         running = []
         for frame, before in self._frames:
-            held = gc.get_referents(frame)
-            found = [each for each in held if attribute(each, "__code__") is frame.f_code]
+            held, code = gc.get_referents(frame), frame.f_code
+            functions = (each for each in held if type(each) is types.FunctionType)
+            found = [each for each in functions if each.__code__ is code]
             for function in found:
                 self._functions.setdefault(id(function), (function, before))
             if not found:

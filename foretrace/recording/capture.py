@@ -15,7 +15,7 @@ from foretrace.backward.inside import Engine
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import Sources, function_of, names_of, place_of
 from foretrace.history.stale import overwritten_in
-from foretrace.holding.wrapped import as_program_has, check_unwritten
+from foretrace.holding.wrapped import as_program_has, check_unwritten, known_as
 from foretrace.ir.op import Value
 from foretrace.ir.program import Input, Mutation, Output, Recorded, Role, size_input
 from foretrace.ir.requirements import (
@@ -31,7 +31,7 @@ from foretrace.ir.requirements import (
 )
 from foretrace.ir.structure import Structure, handed_back, named_arguments, take_apart
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import alias_of, written
+from foretrace.mutation.alias import alias_of, part, written
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
 from foretrace.python_state.before import Before
 from foretrace.python_state.counts import Counts, counted_in, scheduled
@@ -71,14 +71,14 @@ from foretrace.recording.new_contents import (
 )
 from foretrace.recording.outputs import Outputs
 from foretrace.recording.questions import Questions
-from foretrace.recording.shared_inputs import apart, check_shared_memory, sharing
+from foretrace.recording.shared_inputs import apart, check_held_once, check_shared_memory, sharing
 from foretrace.recording.steps import Steps
 from foretrace.recording.torch_state import running, unchanged_state, uncollected
 from foretrace.recording.watched import WatchedRecorder
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Abstract, Types, of_a_call
-from foretrace.tensors.admitted import check_admitted
+from foretrace.tensors.admitted import check_admitted, check_sparse_here
 from foretrace.tensors.parameters import AbstractParameter
 from foretrace.trace.constants import Constants
 from foretrace.trace.generators import check_states
@@ -97,7 +97,7 @@ class Capture:
     ) -> None:  # fmt: skip
         self.types, self.device, self.dynamic = types, device, dynamic
         self.semantics = semantics
-        torch_api.fake_mode(None)  # torch imports Dynamo for the first, which keeps what Tensor has
+        torch_api.load_dynamo()  # before `Tensor` has other attributes
         self.constants = Constants(types.symbols.concrete, guarded=guarded)
         self.questions = Questions(self.constants)
         self.inputs: list[Input] = []
@@ -120,6 +120,7 @@ class Capture:
         self.outside = Outside() if watch else None
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,
+            lambda tensor: known_as(tensor, self.recorder),
             lambda: self.outside is None or self.outside.resting > 0,
         )  # fmt: skip
         made: Any = (
@@ -150,6 +151,7 @@ class Capture:
             return known
         check_admitted(tensor, name, fake=self.dynamic.knows(tensor))
         value = Value(like or self._type(tensor, name, kind), name)
+        check_sparse_here(tensor, value.type.device, name)
         abstract = self.types.abstract(value)
         if self.outside is not None:
             abstract.ft_gradient = (self.gradients, len(self.inputs))
@@ -226,6 +228,7 @@ class Capture:
             else:
                 requires.constants[name] = leaf
                 placeholders.append(leaf)
+        check_held_once(leaves, self._known)
         if self.together and not self.dynamic.opens:
             for group in sharing(leaves):
                 self._share(group, requires)
@@ -269,7 +272,8 @@ class Capture:
         What wraps others is of its own class, there and in the modules.
         """
         shown = partial(as_program_has, recorder=self.recorder)
-        loan.show(shown)
+        if any(item.value.type.wrapped for item in self.inputs):
+            loan.show(shown)
         names = {id(p): i.role.name for i, p in zip(self.inputs, self.placeholders, strict=True)
                  if i.number is not None}  # fmt: skip
         self.as_given = [*self.placeholders]
@@ -362,6 +366,8 @@ class Capture:
         self._views.clear()
         self._known.clear()
         self.gradients.bound.clear()
+        self.steps.casts = list  # it holds all that was kept of Python's state
+        part(self.recorder.viewed)
         self.recorder.casts.forget()
         self.recorder.histories.functions.clear()  # of runs that were recorded anew, too
         interpreter = getattr(fn, "__self__", fn)
@@ -493,7 +499,8 @@ def _note_held(
 
 def _mutations(capture: Capture, loan: Borrowed, requires: Requirements) -> list[Mutation]:
     recorder, placeholders = capture.recorder, capture.placeholders
-    mutations = mutations_of(recorder, capture.inputs, placeholders, loan, capture.leaves.flags)
+    reshaped, flags = requires.reshaped, capture.leaves.flags
+    mutations = mutations_of(recorder, capture.inputs, placeholders, loan, reshaped, flags)
     requires.begins = begins_read(recorder, placeholders, mutations)
     for views in requires.together.values():
         requires.begins |= dict.fromkeys(views, requires.defined)

@@ -24,10 +24,15 @@ from foretrace.ir.types import Size, TensorType
 from foretrace.mutation.made_leaves import switch_leaf, value_of
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import plain_class
+from foretrace.tensors.wrapped import wraps
 from foretrace.trace.recorder import Recorder
 
 OF_CLASS = (*torch_api.CASTS, "register_hook", "register_post_accumulate_grad_hook")
 """Methods that an abstract tensor has of its own, also where they are called as torch.Tensor's"""
+TOLD = ("is_leaf", "grad_fn", "_version", "_base", "_is_view")
+"""What a stand-in tells of a tensor that wraps others"""
+ABOVE = ("grad", *torch_api.HOOKING, *TOLD)
+"""What is asked of autograd, which is above the class of a tensor that wraps others"""
 
 
 class Gradients:
@@ -39,6 +44,7 @@ class Gradients:
         stands: what stands for each.
         make: makes an input of a gradient: what stands for it.
         lift: makes one of another tensor that the program reached.
+        known: what stands for a tensor that wraps others.
         ours: whether work of ours is going on, and not the program's.
     """
 
@@ -49,10 +55,11 @@ class Gradients:
         placeholders: list[Any],
         make: Callable[[torch.Tensor, str, TensorType | None], Abstract],
         lift: Callable[[torch.Tensor], Abstract],
+        known: Callable[[torch.Tensor], Abstract],
         ours: Callable[[], bool],
     ) -> None:
         self.inputs, self.real, self.placeholders = inputs, real, placeholders
-        self.make, self.lift, self.ours = make, lift, ours
+        self.make, self.lift, self.known, self.ours = make, lift, known, ours
         self._busy = False
         """whether a question of the program's is being answered, which asks others"""
         self.found: dict[int, int | None] = {}
@@ -156,7 +163,9 @@ class Gradients:
     def _read(self, tensor: torch.Tensor, name: str) -> Any:
         if name in OF_CLASS and isinstance(tensor, Abstract):  # torch.Tensor.to(x, dtype)
             return getattr(tensor, name)
-        if self._not_the_program(tensor):
+        if name in ABOVE and wraps(type(tensor)) and not self._answering():
+            return self._of_wrapping(tensor, name)
+        if name == "retain_grad" or self._not_the_program(tensor):
             return torch_api.attribute_of(tensor, name)
         with torch_api.switched(vars(self), _busy=True):
             if name == "grad":
@@ -164,6 +173,8 @@ class Gradients:
             return getattr(self.lift(tensor), name)
 
     def _write(self, tensor: torch.Tensor, name: str, new: Any) -> None:
+        if name == "grad" and wraps(type(tensor)) and not self._answering():
+            raise _of_a_class(tensor, "grad")
         of_the_run = isinstance(new, Abstract) and plain_class(type(tensor))
         if self._not_the_program(tensor) and not of_the_run:  # it would have no memory any more
             torch_api.set_attribute(tensor, name, new)
@@ -175,8 +186,22 @@ class Gradients:
                 setattr(self.lift(tensor), name, new)
 
     def _not_the_program(self, tensor: torch.Tensor) -> bool:
-        answering = self._busy or self.ours() or torch_api.functorch_active()
-        return answering or not plain_class(type(tensor)) or torch_api.of_a_level(tensor)
+        other = not plain_class(type(tensor)) or torch_api.of_a_level(tensor)
+        return self._answering() or other
+
+    def _answering(self) -> bool:
+        return self._busy or self.ours() or torch_api.functorch_active()
+
+    def _of_wrapping(self, tensor: torch.Tensor, name: str) -> Any:
+        """What is asked of a tensor that wraps others: autograd is above it, as its stand-in is.
+
+        Raises:
+            Refusal: it is about a gradient, which would be of its class.
+        """
+        if name not in TOLD:
+            raise _of_a_class(tensor, name)
+        with torch_api.switched(vars(self), _busy=True):
+            return getattr(self.known(tensor), name)
 
     def _index(self, tensor: torch.Tensor) -> int:
         placeholder = self.lift(tensor)
@@ -200,6 +225,13 @@ def check_gradient(tensor: Abstract, gradient: Abstract) -> None:
     for fact, called in facts:
         if getattr(gradient, fact) != getattr(tensor, fact):
             raise RuntimeError(f"assigned grad has data of a different {called}")
+
+
+def _of_a_class(tensor: torch.Tensor, name: str) -> Refusal:
+    return Refusal(
+        f"the program asks a {type(tensor).__name__}, a tensor class of its own, for {name}",
+        kind="unsupported tensor", do="do it outside of the captured program",
+    )  # fmt: skip
 
 
 def _alike(tensor: torch.Tensor, grad: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.frames.lines import Lines
-from foretrace.holding.wrapped import check_unchanged
+from foretrace.holding.wrapped import check_unchanged, stand_in
 from foretrace.ir.op import Op, Value, ViewStep, Write, values_in
 from foretrace.ir.program import Input, Mutation, Output, Role
 from foretrace.ir.requirements import FIRST_CALL
@@ -29,34 +29,60 @@ NEW = "use the operator that returns a new tensor, such as detach() or transpose
 
 def mutations_of(
     recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: Borrowed,
-    flags: Collection[int] = (),
+    reshaped: dict[int, TensorType], flags: Collection[int] = (),
 ) -> list[Mutation]:  # fmt: skip
-    """Inputs that were written to, and buffers that were bound to another tensor."""
+    """Inputs that were written to, and buffers that were bound to another tensor.
+
+    `reshaped` takes how inputs lie that operators in place gave another shape. `flags`: those
+    of which the program has set `requires_grad`.
+    """
     found = []
     for index, (item, placeholder) in enumerate(zip(inputs, placeholders, strict=True)):
         if item.size is not None or _untouched(item.value, placeholder):
             continue
-        alias = alias_of(placeholder)
+        alias = alias_of(placeholder).before_moving
         new = current(alias, recorder)
         new = recorder.histories.switched.get(new, new)
         if alias.parent is not None:
             raise _not_written_back(f"changes the shape of the {item.role}", new, recorder)
+        if alias.moved is not None:
+            reshaped[index] = _shape_left(item, placeholder, recorder, followed=new)
         if alias.initial is not item.value:
             raise _not_written_back(f"resizes the {item.role}", new, recorder, LEAVE_OUT)
         if item.value.type.requires_grad and not (placeholder.requires_grad or index in flags):
             raise _not_written_back(f"detaches the {item.role}", new, recorder)
         if new is not item.value:
+            if item.value.type.sparse:
+                what = f"writes to the {item.role}, which is sparse,"
+                raise _not_written_back(what, new, recorder, "make a new tensor of it: a * 2")
             if not item.leaf and alias.version.count:
                 check_based(alias, line_of(recorder, new))
             kept = _keeps_history(recorder, item.value, new)
             found.append(Mutation(index, new, hidden=not alias.version.count, kept=kept))
     indices = {id(item.tensor): index for index, item in enumerate(inputs)}
     stood = {id(placeholder) for placeholder in placeholders}
-    for before, now in loan.rebound():
+    for before, bound in loan.rebound():
+        now = stand_in(bound, recorder) if wraps(type(bound)) else bound
         if isinstance(now, Abstract) and id(now) not in stood:
             value = value_of(now, recorder)
             found.append(Mutation(indices[id(before)], value, rebound=True))
     return found
+
+
+def _shape_left(
+    item: Input, placeholder: Abstract, recorder: Recorder, followed: Value
+) -> TensorType:
+    """How an input lies after the run.
+
+    Raises:
+        Refusal: it begins elsewhere, or autograd follows it.
+    """
+    value = value_of(placeholder, recorder)
+    if value.type.requires_grad or followed.type.requires_grad:
+        raise _not_written_back(f"changes the shape of the {item.role}", value, recorder)
+    if value.type.offset != item.value.type.offset:
+        raise _not_written_back(f"moves the {item.role} in its memory", value, recorder)
+    return value.type
 
 
 def _untouched(value: Value, placeholder: Abstract) -> bool:

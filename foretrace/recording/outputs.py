@@ -53,7 +53,11 @@ class Outputs:
         value = returned_value(placeholder, recorder)
         same_as = next((i for i, each in enumerate(placeholders) if each is placeholder), None)
         owner = alias_of(placeholder).root
-        view_of = next((i for i in self.written if placeholders[i] is owner.tensor()), None)
+        moved = owner.moved is not None
+        view_of = next(
+            (i for i in self.written if placeholders[i] is owner.tensor()
+             or (moved and alias_of(placeholders[i]).root is owner)), None,
+        )  # fmt: skip
         if same_as is not None or view_of is None:
             return Output(value, role, same_as)
         alias, of = alias_of(placeholder), recorder.types.of

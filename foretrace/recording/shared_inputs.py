@@ -1,12 +1,14 @@
 """Inputs that share memory: one that is written to must not."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
+from foretrace.tensors.wrapped import plain_parts, wraps
 
 
 def check_shared_memory(
@@ -16,9 +18,7 @@ def check_shared_memory(
     if not written:
         return
     owners: dict[int, int] = {}
-    for index, tensor in enumerate(real):
-        if not _has_memory(tensor):
-            continue
+    for index, tensor in _with_memory(real):
         storage = tensor.untyped_storage()
         # one without bytes is shared as well: by what counts the writes that a backward minds
         other = owners.setdefault(storage.data_ptr() or id(storage), index)
@@ -29,6 +29,26 @@ def check_shared_memory(
                 at=at(other if other in written else index),
                 do="pass a clone, or only one of the two and take the view inside",
             )
+
+
+def check_held_once(leaves: Iterable[tuple[str, Any]], known: Container[int]) -> None:
+    """Refuse a set of tensors, which stay as they are there, where one is an input, too.
+
+    Args:
+        leaves: the arguments.
+        known: the ids of the tensors in whose place the program has others.
+
+    Raises:
+        Refusal: the program would find that the tensor is not in the set.
+    """
+    for name, leaf in leaves:
+        held = leaf if isinstance(leaf, (set, frozenset, deque)) else ()
+        if any(isinstance(each, torch.Tensor) and id(each) in known for each in held):
+            raise Refusal(
+                f"{name} holds a tensor that the program also has by another way, and would not be"
+                " found in it",
+                kind="aliased inputs", do="pass a list or a tuple of them",
+            )  # fmt: skip
 
 
 def apart(inputs: Sequence[Any], together: Mapping[int, Sequence[int]]) -> list[Any]:
@@ -57,7 +77,15 @@ def _alike(tensors: Sequence[torch.Tensor]) -> bool:
     return whole and not lazy and len({(each.dtype, each.device) for each in tensors}) == 1
 
 
+def _with_memory(real: list[Any]) -> Iterator[tuple[int, torch.Tensor]]:
+    """The tensors that have memory, or that a given one holds, each with the index of that."""
+    for index, given in enumerate(real):
+        if not isinstance(given, torch.Tensor):
+            continue
+        yield from ((index, part) for part in plain_parts(given) if _has_memory(part))
+
+
 def _has_memory(given: Any) -> bool:
     fake = isinstance(given, torch_api.FakeTensor)
     known = isinstance(given, torch.Tensor) and not fake and given.device.type != "meta"
-    return known and given.layout is torch.strided
+    return known and given.layout is torch.strided and not wraps(type(given))

@@ -102,7 +102,7 @@ class Tape(Recorder):
         """The rule itself is not differentiated."""
         return False
 
-    def origin(self, above: int = 2) -> Origin:
+    def origin(self, above: int = 2, grad: bool | None = None) -> Origin:
         """A rule has no place in the program until it is used; what a hook does has its line."""
         if self.around is None:
             return NOWHERE

@@ -25,6 +25,7 @@ from foretrace.runtime.tangents import agree, lay_out, only_numbers, sizes_by_da
 from foretrace.runtime.untrained import Untrained, after_backward, mark, mark_spent
 from foretrace.symbols.sizes import Numbers
 from foretrace.targets.semantics import Captured
+from foretrace.tensors.wrapped import flattened, wraps
 
 
 class Called(Protocol):
@@ -113,7 +114,11 @@ def _at_sizes(
     has_hooks = cuts[0].graph.kind in ("joint", "forward")
     flat, sizes = cuts[0].calls.inputs(args, kwargs, small=True, hooks=has_hooks)
     there = cuts[0].small.there(sizes)
-    return (cuts, flat, sizes) if there is None else _at_sizes(cuts[-1].at(there), args, kwargs)
+    if there is not None:
+        return _at_sizes(cuts[-1].at(there), args, kwargs)
+    for index in cuts[0].calls.recorded.requires.reshaped:
+        count_write(flat[index])
+    return cuts, flat, sizes
 
 
 def _as_given(
@@ -207,6 +212,8 @@ def finish(
     outputs, rest = list(results[:count]), list(results[count:])
     for mutation, new in zip(recorded.mutations, rest, strict=False):
         write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
+    for index, type in recorded.requires.reshaped.items():
+        lie_as(flat[index], *([number(n, sizes) for n in p] for p in (type.shape, type.stride)))
     _place(recorded, flat, sizes, outputs)
     for change in recorded.requires.changed:
         change.redo()
@@ -252,6 +259,9 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
     if mutation.hidden:
         live.data.copy_(new)
         return
+    if wraps(type(live)):
+        _write_held(live, new)
+        return
     if not live.is_leaf and not torch_api.base_of(live).requires_grad:
         raise Refusal(
             f"the {item.role} is a view of what does not require grad, and loses its history once"
@@ -262,6 +272,31 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
         if torch.is_grad_enabled() and not (torch_api.is_view(live) or live.retains_grad):
             live.detach_()  # else the gradient of what it held, zeros, would be added
         live.copy_(new)
+
+
+count_write = torch.autograd.graph.increment_version
+
+
+def lie_as(live: Tensor, shape: list[int], stride: list[int]) -> None:
+    """Give an input the shape that operators in place gave it.
+
+    Version counters have told of it before the graph ran: what the caller has saved is another now,
+    what the graph saves afterwards is as it was. What it saves before is written over in the graph.
+    """
+    with torch_api.uncounted(live):
+        live.as_strided_(shape, stride)
+
+
+def _write_held(live: Any, new: Any) -> None:
+    """Write into what a tensor holds; autograd, which follows no such write, counts it."""
+    for name in flattened(live)[0]:
+        mine, its = getattr(live, name), getattr(new, name)
+        if wraps(type(mine)):
+            _write_held(mine, its)
+        elif mine is not its:
+            with torch.no_grad():
+                mine.copy_(its)
+    count_write(live)
 
 
 class _InMemory(torch.autograd.Function):

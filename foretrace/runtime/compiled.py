@@ -77,6 +77,10 @@ class Compiled:
         self._answers = 0
         """captures again because of an answer"""
         self.first: Callable[[Any, Any], Any] = lambda args, kwargs: MISS
+        """the capture that is expected to answer"""
+        self._expected = nothing = Entry(lambda args, kwargs: MISS, [], {})
+        self._recent = nothing, nothing
+        """what answered last, and before that"""
         self._lock = threading.RLock()
 
     @property
@@ -122,6 +126,7 @@ class Compiled:
             for known in self._entries:
                 result = MISS if known in tried else _run(known, args, kwargs, tried)
                 if result is not MISS:
+                    known.answered = True
                     self._use(known)
                     return result
             try:
@@ -156,17 +161,56 @@ class Compiled:
         return result
 
     def _use(self, entry: Entry) -> None:
+        """An entry has answered that was not expected, or it is new."""
         with self._lock:
             others = tuple(each for each in self._entries if each is not entry)
             self._entries = (entry, *others)[:MOST]
-            self.first = entry.run
+            if len(others) == MOST:  # what has gone is not to be expected
+                for each in self._entries:
+                    each.then.clear()
+            self._follows(entry, learnt=True)
+            if not entry.answered:
+                self.first = self._newest
+            else:
+                self.first = self._expected_run if others else entry.run
+
+    def _follows(self, entry: Entry, *, learnt: bool = False) -> None:
+        """An entry has answered, after the two before. Threads may come between: it is a guess."""
+        before, last = self._recent
+        if learnt:
+            last.then[before] = entry
+        self._recent, self._expected = (last, entry), entry.then.get(last, entry)
+
+    def _newest(self, args: Any, kwargs: Any) -> Any:
+        """What a new entry answers; that it answers a second call is noted."""
+        entry = self._entries[0]
+        result = entry.run(args, kwargs)
+        if result is not MISS:
+            entry.answered = True
+            self._use(entry)
+        return result
+
+    def _expected_run(self, args: Any, kwargs: Any) -> Any:
+        """What the entry answers that is the next if some take turns, else the first that does."""
+        expected = self._expected
+        result = expected.run(args, kwargs)
+        if result is not MISS:
+            self._follows(expected)
+            return result
+        for entry in () if expected.answers else self._entries:
+            if entry is not expected and not entry.answers:
+                result = entry.run(args, kwargs)
+                if result is not MISS:
+                    self._follows(entry, learnt=True)
+                    return result
+        return MISS
 
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: Tried) -> Entry:
         known = [(entry, tried[entry]) for entry in self._entries]
         told = [e.missed(unmet) if unmet else e.why(args, kwargs) for e, unmet in known]
         broken = sorted((each for each in told if each), key=lambda each: -each.passed)
         self._check_answers(broken)
-        self._check_count()
+        self._check_count(broken, args, kwargs)
         start = time.perf_counter()
         captured = self._capture(self.fn, args, kwargs)
         entry = self._build(captured, args, kwargs)
@@ -187,7 +231,9 @@ class Compiled:
                 stacklevel=5,
             )
 
-    def _check_count(self) -> None:
+    def _check_count(
+        self, broken: list[Broken], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Refuse one more capture, where there are too many: of a program there are not."""
 
     def _check_answers(self, broken: list[Broken]) -> None:

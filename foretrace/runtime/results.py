@@ -16,7 +16,7 @@ from foretrace.guards.calls import check_repeatable
 from foretrace.ir.op import Tree, Value
 from foretrace.ir.program import Mutation, Output, Recorded, Role
 from foretrace.ir.requirements import put_all
-from foretrace.runtime.calls import in_memory, loose, write_back
+from foretrace.runtime.calls import count_write, in_memory, lie_as, loose, write_back
 from foretrace.runtime.untrained import after_backward
 from foretrace.symbols.questions import free_symbols
 from foretrace.trace.hooks import RETAIN
@@ -66,21 +66,46 @@ def call_core(source: Source, recorded: Recorded, inputs: Sequence[str], call: s
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
     names.update(zip(values, made, strict=True))
     assigned = f"({', '.join(made)}{',' * (len(made) == 1)}) = " if made else ""
+    count_lines(source, recorded, inputs)
     source.add(f"{assigned}{call}({', '.join(inputs)})")
     for value, name in zip(values, made, strict=True):
         if recorded.made_leaf(value):
             source.add(f"{name} = {name}.detach().requires_grad_()")
     for mutation in recorded.mutations:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
+    reshape_lines(source, recorded, inputs)
     straight = Straight(source, recorded.symbols, names)
     return leaf_texts(source, straight, recorded, inputs)
 
 
 def write_line(source: Source, recorded: Recorded, mutation: Mutation, live: str, new: str) -> None:
     """The line that writes back what an input holds after the run."""
+    before = recorded.inputs[mutation.index].value.type
+    if mutation.hidden and not mutation.rebound:
+        source.add(f"{live}.data.copy_({new})")
+        return
+    if not (mutation.rebound or before.requires_grad or mutation.value.type.requires_grad):
+        source.add(f"{live}.copy_({new})")  # autograd follows neither
+        return
     call = source.bind(write_back, "write_back")
     item = source.bind(recorded.inputs[mutation.index], "input")
     source.add(f"{call}({item}, {live}, {new}, {source.bind(mutation, 'mutation')})")
+
+
+def count_lines(source: Source, recorded: Recorded, inputs: Sequence[str]) -> None:
+    """The lines by which autograd knows, before the run, of inputs that get another shape."""
+    for index in recorded.requires.reshaped:
+        source.add(f"{source.bind(count_write, 'count_write')}({inputs[index]})")
+
+
+def reshape_lines(source: Source, recorded: Recorded, inputs: Sequence[str]) -> None:
+    """The lines that give inputs the shapes that operators in place gave them."""
+    for index, type in recorded.requires.reshaped.items():
+        shape, stride = (
+            ", ".join(size_text(n) for n in part) for part in (type.shape, type.stride)
+        )
+        call = source.bind(lie_as, "lie_as")
+        source.add(f"{call}({inputs[index]}, [{shape}], [{stride}])")
 
 
 def leaf_texts(

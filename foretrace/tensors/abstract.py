@@ -404,6 +404,7 @@ class Types:
 
     def alive(self) -> list[Abstract]:
         """The abstract tensors that something holds."""
+        self._made = [made for made in self._made if made() is not None]
         return [tensor for made in self._made if (tensor := made()) is not None]
 
     def of(self, tensor: torch.Tensor, device: torch.device | None = None) -> TensorType:

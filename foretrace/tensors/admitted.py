@@ -1,4 +1,4 @@
-"""Which tensors a capture takes: dense ones of torch's own two classes.
+"""Which tensors a capture takes: those of torch's own two classes, dense or in COO layout.
 
 A subclass of `torch.Tensor` may give every operator another meaning, in Python, or ask for its own
 class back. The record would not show that, so any other class is refused by its name.
@@ -15,6 +15,8 @@ from foretrace.errors import FirstCall, Refusal
 from foretrace.ir.op import Tree
 from foretrace.tensors.wrapped import flattened, wraps
 
+OLD_VMAP = torch.ops.aten._add_batch_dim.default
+"""What `torch.autograd.functional` maps by, where it vectorizes"""
 QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 
 
@@ -43,15 +45,18 @@ def check_admitted(tensor: torch.Tensor, name: str, *, fake: bool) -> None:
 def _unlike(tensor: torch.Tensor, *, fake: bool) -> tuple[str, str] | None:
     """What it is instead of a plain tensor, and the way out; None for a plain one."""
     kind = type(tensor)
-    if is_lazy(tensor):
+    plain = plain_class(kind)
+    if not plain and is_lazy(tensor):
         return "not initialized yet", FirstCall("call the module once before the capture")
-    if isinstance(tensor, torch_api.FakeTensor):
+    if not plain and isinstance(tensor, torch_api.FakeTensor):
         return None if fake else ("a FakeTensor, without data", "pass a tensor with data")
+    if tensor.layout is torch.sparse_coo and not tensor.requires_grad and plain_class(kind):
+        return _transformed(tensor)
     if tensor.is_nested or tensor.layout is not torch.strided:
         return _of_another_layout(tensor)
-    if wraps(kind):
-        return _unlike_inside(tensor, kind.__name__, fake=fake)
-    if not plain_class(kind):
+    if not plain:
+        if wraps(kind):
+            return _unlike_inside(tensor, kind.__name__, fake=fake)
         return f"a {kind.__name__}, a tensor class of its own", way_out(kind)
     if tensor.is_quantized:
         return f"quantized ({tensor.dtype})", "pass what its dequantize() gives"
@@ -82,6 +87,8 @@ def _unlike_inside(tensor: torch.Tensor, name: str, *, fake: bool) -> tuple[str,
     for each in flattened(tensor)[0]:
         inner = getattr(tensor, each)
         found = _unlike(inner, fake=fake)
+        if found is None and inner.layout is not torch.strided:
+            found = _of_another_layout(inner)
         if found is not None:
             return f"a {name} that holds {found[0]}", "let it hold dense tensors of torch's own"
         if inner.requires_grad:
@@ -100,6 +107,20 @@ def way_out(kind: type[torch.Tensor]) -> str:
     if issubclass(kind, nn.Parameter):
         return "let the module hold nn.Parameter(parameter.detach().as_subclass(torch.Tensor))"
     return "pass what .as_subclass(torch.Tensor) gives"
+
+
+def check_sparse_here(tensor: torch.Tensor, device: torch.device, name: str) -> None:
+    """Refuse a sparse tensor in a capture for another device, whose kernels are not asked.
+
+    Raises:
+        Refusal: it is one.
+    """
+    if tensor.layout is torch.sparse_coo and device.type != tensor.device.type:
+        raise Refusal(
+            f"{name} is torch.sparse_coo, in a capture for {device.type}",
+            kind="unsupported tensor",
+            do=("pass it dense: .to_dense()", "or capture for its device"),
+        )
 
 
 def sparse_dims(tensor: torch.Tensor) -> int:
@@ -127,8 +148,14 @@ def check_asked_for(func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
     """Refuse a call for a quantized result, or for one of a layout that is not followed.
 
     Types do not tell a quantized one from a plain one; kernels ask what they compress for more
-    than stand-ins have.
+    than stand-ins have. What torch's first `vmap` makes is no tensor of the run, and holds one.
     """
+    if func is OLD_VMAP:
+        raise Refusal(
+            "torch.autograd.functional with vectorize=True maps by torch's first vmap",
+            kind="unsupported",
+            do=("use torch.func.jacfwd, jacrev or hessian", "or map by torch.vmap"),
+        )
     for leaf in torch_api.tree_leaves((args, kwargs)):
         if isinstance(leaf, torch.layout) and leaf not in (torch.strided, torch.sparse_coo):
             raise _of_layout(leaf)

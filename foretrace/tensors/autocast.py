@@ -118,6 +118,16 @@ class Casts:
         return bool(self.devices) and not known and not self._shielded
 
     @contextmanager
+    def off(self) -> Iterator[None]:
+        """Run what a class does, where eager has no autocast: it is below."""
+        if not self.devices:
+            yield
+            return
+        shielded = torch_api.switched(vars(self), _shielded=True)
+        with shielded, torch_api.autocast_seen(frozenset()):
+            yield
+
+    @contextmanager
     def inside(self, func: Any) -> Iterator[None]:
         """Run the body of a composite under the autocast that eager has there."""
         if not self.devices:

@@ -24,6 +24,8 @@ LONG_SEQUENCE = 32
 ON_HOST = (torch.device("cpu"), torch.device("cuda"))
 """Devices, without a number, for which the binding fills the index of a bool itself."""
 MASKS = (torch.bool, torch.uint8)
+KNOWN = frozenset({int, bool, type(None), type(...)})
+"""Types of parts and of bounds that are what they are"""
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -97,15 +99,21 @@ def _stays(index: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 def open_number(index: Any) -> bool:
     """Whether a number in the index is not known, for which the binding in C++ would ask."""
-    parts = index if type(index) is tuple else (index,)
-    for part in parts:
-        bounds = (part.start, part.stop, part.step) if type(part) is slice else (part,)
-        if any(isinstance(each, torch.SymInt) or _holds_number(each) for each in bounds):
+    for part in index if type(index) is tuple else (index,):
+        kind = type(part)
+        if kind is slice:  # a loop over its bounds would be calls, of each of which a watcher hears
+            start, stop, step = part.start, part.stop, part.step
+            known = type(start) in KNOWN and type(stop) in KNOWN and type(step) in KNOWN
+            if not known and any(map(_holds_number, (start, stop, step))):
+                return True
+        elif kind not in KNOWN and _holds_number(part):
             return True
     return False
 
 
 def _holds_number(part: Any) -> bool:
+    if isinstance(part, torch.SymInt):
+        return True
     if not isinstance(part, torch.Tensor) or type(part) is torch.Tensor or part.dim():
         return False
     return not (part.dtype in MASKS or part.is_floating_point() or part.is_complex())

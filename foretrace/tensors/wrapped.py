@@ -4,12 +4,14 @@ What an op on one does is what the class's `__torch_dispatch__` does. To autogra
 it, such a tensor has a shape, strides and a dtype as any other, and no memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 
+from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.op import Choice, Op
 from foretrace.ir.types import TensorType
@@ -23,6 +25,8 @@ def wraps(kind: type) -> bool:
 
     One that gives its part of what several processes hold (`to_local`) is more than that.
     """
+    if kind is torch.Tensor or kind is Parameter:  # nearly all are, and to ask takes time
+        return False
     if not issubclass(kind, torch.Tensor) or hasattr(kind, "to_local"):
         return False
     both = hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
@@ -62,10 +66,20 @@ class Wrapping:
         return self.kind.__name__
 
     def make(self, inner: tuple[Any, ...], shape: Any, stride: Any) -> Any:
-        """A tensor of the class that holds these."""
+        """A tensor of the class that holds these.
+
+        Raises:
+            Refusal: its `__tensor_unflatten__` gives one of another class.
+        """
         kind: Any = self.kind
         held = dict(zip(self.names, inner, strict=True))
-        return kind.__tensor_unflatten__(held, self.context.held, torch.Size(shape), tuple(stride))
+        made = kind.__tensor_unflatten__(held, self.context.held, torch.Size(shape), tuple(stride))
+        if type(made) is not kind:
+            raise Refusal(
+                f"{self}.__tensor_unflatten__ gives a {type(made).__name__}",
+                kind="unsupported tensor", do=f"let it give a {self}, as a classmethod of cls",
+            )  # fmt: skip
+        return made
 
 
 def wrapping_of(
@@ -77,6 +91,18 @@ def wrapping_of(
     names, context = flattened(tensor)
     inner = tuple(type_of(getattr(tensor, name)).with_grad(False) for name in names)
     return Wrapping(type(tensor), names, inner, Metadata(context))
+
+
+def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
+    """The tensors that have the memory of one: what it holds or stores; else itself."""
+    if tensor.layout is torch.sparse_coo:
+        yield from torch_api.stored_in(tensor)
+        return
+    if not wraps(type(tensor)):
+        yield tensor
+        return
+    for name in flattened(tensor)[0]:
+        yield from plain_parts(getattr(tensor, name))
 
 
 def flattened(tensor: Any) -> tuple[tuple[str, ...], Any]:

@@ -5,6 +5,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from types import CodeType
 from typing import Any
 
@@ -208,6 +209,12 @@ def _checked_view(func: Any, args: Any, result: Any) -> Any:
     if func in (aten.view.default, aten._unsafe_view.default):
         ones = [n for n, size in enumerate(args[0].shape) if statically_known_true(size == 1)]
     return args[0].squeeze(ones).view(result.shape) if ones else result
+
+
+@cache
+def load_dynamo() -> None:
+    """Let torch import Dynamo, which keeps what `Tensor` has by then; the first mode does."""
+    fake_mode(None)
 
 
 def fake_mode(shape_env: ShapeEnv | None) -> FakeTensorMode:

@@ -16,24 +16,40 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph_module import _loader
 
 
-def append_node(
-    graph: fx.Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
-) -> fx.Node:
-    """A new node at the graph's insert point.
+class Nodes:
+    """Makes the nodes of a graph.
 
     `Graph.create_node` would look through the arguments for symbolic numbers and make the name
     anew: three quarters of its time. Source: torch/fx/graph.py, 2.13.
-
-    `name` is a Python identifier that no node of the graph has and that shadows no builtin.
     """
-    node = fx.Node(graph, name, op, target, args, kwargs)
-    names = graph._graph_namespace
-    names._used_names.add(name)
-    names._obj_to_name[node] = name
-    graph._insert(node)
-    graph._find_nodes_lookup_table.insert(node)
-    graph._len += 1
-    return node
+
+    __slots__ = ("_alike", "_graph", "_names", "_table")
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph, self._names = graph, graph._graph_namespace
+        self._table = graph._find_nodes_lookup_table
+        self._alike: dict[Any, dict[fx.Node, None]] = {}
+        """the graph's own lists of nodes with one target, by its id, as to hash it is Python"""
+
+    def append(
+        self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+    ) -> fx.Node:
+        """A new node at the graph's insert point.
+
+        `name` is a Python identifier that no node of the graph has and that shadows no builtin.
+        """
+        graph, names = self._graph, self._names
+        node = fx.Node(graph, name, op, target, args, kwargs)
+        names._used_names.add(name)
+        names._obj_to_name[node] = name
+        graph._insert(node)
+        kind = id(target) if op == "call_function" else op
+        alike = self._alike.get(kind)
+        if alike is None:
+            alike = self._alike[kind] = self._table.table[self._table._key(node)]
+        alike[node] = None
+        graph._len += 1
+        return node
 
 
 def set_meta(node: fx.Node, meta: dict[str, Any]) -> None:

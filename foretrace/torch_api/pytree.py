@@ -1,8 +1,7 @@
 """Containers are flattened as torch flattens them, so that registered classes are known."""
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -16,11 +15,11 @@ from torch.utils._pytree import (
     SequenceKey,
     TreeSpec as TreeSpec,
     _get_node_type,
+    is_namedtuple_class as is_namedtuple_class,
     keystr as keystr,
     register_pytree_node,
     tree_flatten as tree_flatten,
     tree_leaves as tree_leaves,
-    tree_unflatten as unflattened,
 )
 
 
@@ -41,18 +40,26 @@ def key_of(entry: Any) -> Any:
 
 
 def tree_unflatten(leaves: Iterable[Any], spec: TreeSpec) -> Any:
-    """The object with these leaves. torch's own gives a tuple for a torch.Size, seen on 2.13."""
-    if not _holds_sizes(spec):
-        return unflattened(leaves, spec)
-    rest = iter(leaves)
-    parts = [tree_unflatten(islice(rest, each.num_leaves), each) for each in spec.children()]
+    """The object with these leaves; of an iterator no more are taken than it has.
+
+    torch's own copies the leaves for each level, and gives a tuple for a torch.Size (2.13).
+    """
+    return _built(iter(leaves), spec)
+
+
+def _built(leaves: Iterator[Any], spec: TreeSpec) -> Any:
+    if spec.is_leaf():
+        return next(leaves)
+    parts = [_built(leaves, each) for each in spec.children()]
     if spec.type is torch.Size:
         return torch.Size(parts)
     return SUPPORTED_NODES[spec.type].unflatten_fn(parts, spec.context)
 
 
-def _holds_sizes(spec: TreeSpec) -> bool:
-    return spec.type is torch.Size or any(map(_holds_sizes, spec.children()))
+def named_tuple(spec: TreeSpec) -> type | None:
+    """The class of a named tuple; None of all else. torch flattens all of them as one type."""
+    found: type | None = spec.context if spec.type is namedtuple else None  # noqa: PYI024
+    return found
 
 
 def without_keys(spec: TreeSpec) -> type | None:
@@ -109,3 +116,18 @@ def flatten_as_dict(cls: type[dict[Any, Any]]) -> None:
     register_pytree_node(
         cls, known.flatten_fn, known.unflatten_fn, flatten_with_keys_fn=known.flatten_with_keys_fn
     )
+
+
+def leaf_spec() -> TreeSpec:
+    """The structure of what is no container."""
+    return tree_flatten(0)[1]
+
+
+def registered_containers() -> dict[str, Any]:
+    """The classes that torch takes apart in this process, by their full names."""
+    return {f"{each.__module__}.{each.__qualname__}": each for each in SUPPORTED_NODES}
+
+
+def register_container(cls: type, flatten: Callable[[Any], Any], build: Callable[..., Any]) -> None:
+    """Let torch take objects of a class apart and build them."""
+    register_pytree_node(cls, flatten, build)

@@ -14,17 +14,20 @@ import sympy
 import torch
 
 # ShapeEnv names each symbol by a Source (torch._dynamo's own take half a second to import), and
-# TracingContext holds what Dynamo knows of the graph that it hands to a backend.
-from torch._guards import GuardSource, Source
+# TracingContext holds what Dynamo knows of the graph that it hands to a backend. A guard of a
+# ShapeEnv's is an expression and the place where it was made.
+from torch._guards import GuardSource, ShapeGuard, SLoc, Source
 
 # What torch's kernels for fake tensors do with the size of what `nonzero` gives.
 from torch.fx.experimental.symbolic_shapes import (
     CallMethodKey,
     DimDynamic,
     GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
+    RuntimeAssert,
     ShapeEnv,
     StatelessSymbolicContext,
     StrictMinMaxConstraint,
+    ValueRangesSLoc,
     _constrain_range_for_size as constrain_to_size,
     _maybe_evaluate_static_worker as evaluations,
     eval_is_non_overlapping_and_dense,
@@ -32,6 +35,9 @@ from torch.fx.experimental.symbolic_shapes import (
 
 # The steps of a path from what a call returns to a size in it.
 from torch.utils._pytree import SequenceKey
+
+# Where all functions of its expressions are defined, to be named in a file.
+from torch.utils._sympy import functions
 
 # What `//` and `%` of sizes are in an expression.
 from torch.utils._sympy.functions import FloorDiv as FloorDiv, Mod as Mod, ToFloat
@@ -47,6 +53,9 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 # Lower and upper bound of a symbol, as ShapeEnv takes them.
 from torch.utils._sympy.value_ranges import ValueRanges as ValueRanges
+
+# Where an assertion of a ShapeEnv's was made.
+from torch.utils._traceback import CapturedTraceback
 
 TRUTH_OF_RELATION = torch.SymBool.__bool__.__code__
 """What runs where Python asks whether a relation of symbols holds"""
@@ -334,3 +343,59 @@ SIZE_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     )
 })  # fmt: skip
 """Functions of a number that may be symbolic; only `torch.sym_sqrt` has a public name."""
+
+
+def size_functions() -> dict[str, type[sympy.Basic]]:
+    """The functions of torch's own that an expression of a ShapeEnv may have, by name.
+
+    `torch.utils._sympy.functions` is where they are defined, and `OpaqueUnaryFn_*` made (2.13).
+    """
+    return {
+        name: each for name, each in vars(functions).items()
+        if isinstance(each, type) and issubclass(each, sympy.Basic)
+        and each.__module__ == functions.__name__ and name == each.__name__
+    }  # fmt: skip
+
+
+def env_state(shape_env: Any) -> dict[str, dict[Any, Any]]:
+    """What a ShapeEnv knows of its symbols: numbers, ranges, and what each was found equal to."""
+    data = values_from_data(shape_env)
+    return {
+        "values": {s: int(n) for s, n in symbol_values(shape_env).items() if s not in data},
+        "data": data,
+        "ranges": {s: (r.lower, r.upper) for s, r in shape_env.var_to_range.items()},
+        "equal": dict(shape_env.replacements),
+        "lengths": dict.fromkeys(shape_env.size_like, True),
+        "axioms": dict(shape_env.axioms),
+        "divisible": dict.fromkeys(shape_env.divisible, True),
+        "deferred": {
+            each.expr: (symbol, str(each.msg))
+            for symbol, found in shape_env.deferred_runtime_asserts.items()
+            for each in found
+        },
+    }
+
+
+def restore_env(shape_env: Any, state: Mapping[str, Any], guards: Collection[Any]) -> None:
+    """Let a new ShapeEnv know what `env_state` gave of another, and have its guards.
+
+    Source: the attributes that `copied_env` copies. A guard, an assertion and the range of a symbol
+    have the place where they were made (`SLoc`), of which nobody here asks (2.13).
+    """
+    where: Any = SLoc("", "")
+    known = "backed_var_to_val" if hasattr(shape_env, "backed_var_to_val") else "var_to_val"
+    getattr(shape_env, known).update({s: sympy.Integer(n) for s, n in state["values"].items()})
+    ranges = {symbol: ValueRanges(*limits) for symbol, limits in state["ranges"].items()}
+    shape_env.var_to_range.update(ranges)
+    shape_env.replacements.update(state["equal"])
+    shape_env.size_like.update(state["lengths"])
+    shape_env.var_to_range_sloc.update({s: ValueRangesSLoc(where, where) for s in ranges})
+    shape_env.axioms.update(state["axioms"])
+    shape_env.divisible.update(state["divisible"])
+    for symbol, number in state["data"].items():
+        note_value(shape_env, symbol, number)
+    for condition, (about, said) in state["deferred"].items():
+        made = RuntimeAssert(condition, said, CapturedTraceback.extract())
+        shape_env.deferred_runtime_asserts.setdefault(about, []).append(made)
+    shape_env.num_deferred_runtime_asserts += len(state["deferred"])
+    shape_env.guards.extend(ShapeGuard(each, where, size_oblivious=False) for each in guards)

@@ -1,8 +1,8 @@
 """Tensors and modules: wrappers without memory, and what torch keeps beside them."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -125,8 +125,10 @@ REPLACED = ("grad", "data", "requires_grad", "is_leaf", "grad_fn", "_version", "
 """Attributes by which Python reads and changes a tensor without a call of an operator"""
 CASTS = ("to", "type", "bfloat16", "half")
 """Methods that cast, as autocast does, too: in C++ both are one call"""
-METHODS = ("requires_grad_", *CASTS, *IN_PYTHON, "_is_view", "storage_offset", "tolist", "numpy",
-           "data_ptr", "untyped_storage")  # fmt: skip
+HOOKING = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
+"""Methods that have autograd do something with a gradient"""
+METHODS = ("requires_grad_", "retain_grad", *CASTS, *IN_PYTHON, "_is_view", "storage_offset",
+           "tolist", "numpy", "data_ptr", "untyped_storage")  # fmt: skip
 """Methods that do without a call of an operator, and casts"""
 
 
@@ -196,6 +198,18 @@ def submodule_table(module: torch.nn.Module) -> dict[str, Any]:
     return module._modules
 
 
+# Writes inside are counted by no version counter of the tensor's.
+uncounted: Callable[[torch.Tensor], AbstractContextManager[Any]] = (
+    torch.autograd.grad_mode._unsafe_preserve_version_counter
+)
+
+
+def stored_in(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The places and the elements that a tensor in COO layout stores, coalesced or not."""
+    with _C._DisableTorchDispatch(), torch.no_grad():
+        return tensor._indices(), tensor._values()
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd keeps the tensor as a view of another."""
     return bool(attribute_of(tensor, "_is_view")())
@@ -243,3 +257,13 @@ def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
 # The hooks that see what autograd saves, as inside a checkpoint; None where there are none. Its
 # argument is `ignore_is_tracing` (torch 2.11 to 2.13).
 saving_hooks: Callable[[bool], Any] = _C._autograd._top_saved_tensors_default_hooks
+
+
+def transient_buffers(module: torch.nn.Module) -> list[str]:
+    """A module's own buffers that `state_dict` leaves out; only modules know of them (2.13)."""
+    return sorted(module._non_persistent_buffers_set)
+
+
+def set_transient(module: torch.nn.Module, names: Iterable[str]) -> None:
+    """Let `state_dict` leave buffers out: `register_buffer` refuses the name of an attribute."""
+    module._non_persistent_buffers_set.update(names)

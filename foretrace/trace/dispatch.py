@@ -14,7 +14,8 @@ from foretrace import torch_api
 from foretrace.duals.memory import ANSWERS
 from foretrace.errors import Refusal
 from foretrace.holding.hold import hold
-from foretrace.holding.wrapped import Through, check_takes, unshared
+from foretrace.holding.wrapped import Through, check_takes, sharing, unshared
+from foretrace.holding.written import write
 from foretrace.ir.op import Definition, Op, Tree, Value, map_values, values_in
 from foretrace.ir.tree import leaves, map_tree
 from foretrace.ir.types import TensorType
@@ -69,7 +70,10 @@ def learn(
     types = [value.type for value in values_in((args, kwargs))]
     if not any(type.wrapped for type in types):
         return _learn(recorder, func, args, kwargs, grad_mode)
-    check_takes(func, args, kwargs, types)
+    check_takes(func, types)
+    if (schema := schema_of(func)).writes and schema.written_now(args, kwargs):
+        kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
+        return Outcome(None, inline=Inline(kernel, choice) if kernel else write, lasting=False)
     outcome = _learn(recorder, func, args, kwargs, grad_mode)
     outcome.lasting = False  # what a class does may be another in the next capture
     return outcome
@@ -247,6 +251,12 @@ def _of_wrapper(
     if outcome is None or outcome.definition is None:
         raise unshared("uses a tensor from outside, or gives one tensor twice")
     outs, views = outcome.definition.outs, schema_of(func).viewed is not None
+    by_value = {leaf.ft_value: leaf for leaf in leaves(result) if isinstance(leaf, Abstract)}
+    share = schema_of(func).share if views else Share.MEMORY
+    outcome.views = tuple(
+        (position, places[operand], share)
+        for position, operand in sharing([by_value[out] for out in outs], stand_ins)
+    )
     if outs and (grad_mode or views) and any(v.type.requires_grad for v in occurrences):
         args, kwargs = (map_values(tree, lambda v: v.type.plain) for tree in (args, kwargs))
         known = map_tree(outcome.result, lambda t: t.plain if isinstance(t, TensorType) else t)

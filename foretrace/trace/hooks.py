@@ -36,6 +36,9 @@ class HookCall:
         handle: by which the program can remove it.
     """
 
+    holds: bool = False
+    """whether the hook held tensors of the run, where it is not there any more"""
+
     def __init__(self, way: str, hook: Any, table: dict[int, Any], handle: RemovableHandle) -> None:
         self.way, self.hook, self._table, self._handle = way, hook, table, ref(handle)
         self.__name__ = way.rpartition(".")[2]

@@ -18,16 +18,23 @@ class ModuleCalls:
 
     def __init__(self, recorder: Recorder, paths: dict[int, str]) -> None:
         self.recorder, self.paths = recorder, paths
+        self._names: dict[type, tuple[str, str]] = {}
+        """of classes: alone, and with the file's"""
 
     def open(self, module: nn.Module) -> None:
         """Let what is recorded from now on be the body of a call of the module."""
         recorder, kind = self.recorder, type(module)
-        qualified = f"{kind.__module__}.{kind.__qualname__}"
-        path = self.paths.get(id(module), kind.__name__)
+        names = self._names.get(kind)
+        if names is None:
+            names = self._names[kind] = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
+        name, qualified = names
         mode = vars(module).get("training")
-        call = ModuleCall(path, kind.__name__, qualified, recorder.module, mode)
+        call = ModuleCall(
+            self.paths.get(id(module), name), name, qualified, recorder.module, mode
+        )  # fmt: skip
         body: list[Op] = []
-        origin = Origin(recorder.sources.here(), call, checkpoint=recorder.checkpoint)
+        frame = recorder.sources.here(3)  # below are this method and who stands for `__call__`
+        origin = Origin(frame, call, checkpoint=recorder.checkpoint)
         recorder.scope.append(Op(call, (), {}, None, (), origin=origin, below=body))
         recorder.scope, recorder.module = body, call
 

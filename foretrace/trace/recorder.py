@@ -12,7 +12,7 @@ import torch
 from foretrace import torch_api
 from foretrace.duals.numbers import MAKE_DUAL, UNPACK_DUAL, of_duals
 from foretrace.errors import Refusal
-from foretrace.holding.wrapped import as_program_has, check_no_autocast
+from foretrace.holding.wrapped import as_program_has, known_as
 from foretrace.ir.op import Op, Origin, Target, Tree, Value, values_in
 from foretrace.ir.text import neighbourhood
 from foretrace.ir.tree import map_tree
@@ -24,6 +24,7 @@ from foretrace.mutation.current import current
 from foretrace.mutation.offsets import FROM_START, in_graph, place_view
 from foretrace.ops.outcome import Given, Outcome, Share, fill
 from foretrace.tensors.abstract import Abstract
+from foretrace.tensors.wrapped import wraps
 from foretrace.trace.dispatch import casting_inside, learn
 from foretrace.trace.reading import Reading, key_of
 
@@ -40,6 +41,9 @@ LIFT_FRESH_COPY = torch.ops.aten.lift_fresh_copy.default
 class Recorder(Builder):
     """The mode that records: it looks up what a call comes to, and answers it."""
 
+    above = 3
+    """From `Sources.here`, called by `origin`, so many frames up is who called the mode"""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record one call and answer it with abstract tensors."""
         if func is SIZE or func is STRIDE:
@@ -50,28 +54,31 @@ class Recorder(Builder):
                 return answer
         if self.rebased and not self._depth:
             self.view_rebased()
-        if func is CAST and self.casts.devices and not isinstance(args[0], Abstract):
-            check_no_autocast(args[0])
-            args = (self.lift(args[0]), *args[1:])  # a leaf from outside is cast once, too
-        if func is CAST and self.casts.remembers(*args):
-            with self.before_bodies():
-                return self.casts.once(args[0], args[1], self.again)
+        if func is CAST and self.casts.devices:
+            known = known_as(args[0], self)  # a leaf from outside is cast once, too
+            if self.casts.remembers(known, *args[1:]):
+                with self.before_bodies():
+                    cast = self.casts.once(known, args[1], self.again)
+                return cast if known is args[0] else as_program_has(cast, self)
+            args = (args[0] if wraps(type(args[0])) else known, *args[1:])
         if func is LIFT_FRESH and not isinstance(args[0], Abstract):
             args, func = (self.lift_constant(args[0]),), LIFT_FRESH_COPY
         if (self.overwritten or self._depth) and func in FROM_START:
             args, kwargs = in_graph(self, func, args, kwargs or {})
-        read = Reading(self, func, self.grad_mode())
+        read = Reading(self, func, grad := self.grad_mode())
         values, tensors = read.all(args), read.tensors
         named = read.named(kwargs) if kwargs else {}
         outcome = self.casts.devices and casting_inside(self, func, values, named, tensors)
         outcome = outcome or self.looked_up(func, values, named, read.key, read.values)
         try:
             if outcome.inline is not None:
-                return outcome.inline(Call(self, func, values, named, tensors))
-            op = self.emit(func, values, named, outcome, read.values)
+                answer = outcome.inline(Call(self, func, values, named, tensors))
+                return as_program_has(answer, self) if read.wrapped else answer
+            origin = self.origin(self.above, grad)
+            op = self.emit(func, values, named, outcome, read.values, origin)
             if outcome.factory and not self._depth:
                 self.fresh.update(op.outs)
-            made = self._abstract(op, outcome, tensors)
+            made = self._abstract(op, outcome, tensors, grad)
             return as_program_has(made, self) if read.wrapped else made
         except Refusal as refusal:
             raise self._located(refusal, func, values, named) from None
@@ -128,24 +135,27 @@ class Recorder(Builder):
 
     def emit(
         self, func: Target, args: Tree, kwargs: dict[str, Tree], outcome: Outcome,
-        occurrences: list[Value],
+        occurrences: list[Value], origin: Origin | None = None,
     ) -> Op:  # fmt: skip
         """Append the op for a call; `occurrences` are the values among its arguments."""
         result = outcome.result
-        made: list[Value] = []
+        outs: tuple[Value, ...]
         if type(result) is TensorType:
-            made.append(result := Value(result))
+            outs = (result := Value(result),)
         else:
-            result = fill(result, occurrences, made)
-        outs = tuple(made)
+            result = fill(result, occurrences, made := list[Value]())
+            outs = tuple(made)
+        below = outcome.definition
         op = Op(
             func, args, kwargs, result, outs,
-            origin=self.origin(3), below=outcome.definition, choice=outcome.choice,
-            operands=_each_once(occurrences), alike=outcome,
+            origin=origin or self.origin(3), below=below, choice=outcome.choice,
+            operands=_each_once(occurrences, args), alike=outcome,
         )  # fmt: skip
-        if outcome.definition is not None and outcome.definition.seen:
+        if below is not None and below.seen:
             self.seeing.update(dict.fromkeys(outs, op))
-        self.append(op)
+        self.scope.append(op)  # as `append` does; it writes nothing
+        if self._depth == 0:
+            self.log.append(op)
         return op
 
     def record(
@@ -154,7 +164,7 @@ class Recorder(Builder):
     ) -> Any:  # fmt: skip
         """Record a call that comes to an outcome, and answer it; `tensors` are its operands."""
         op = self.emit(func, args, kwargs, outcome, values_in((args, kwargs)))
-        return self._abstract(op, outcome, tensors)
+        return self._abstract(op, outcome, tensors, self.grad_mode())
 
     def call(
         self, func: Target, args: Tree, kwargs: dict[str, Tree] | None = None, grad: bool = False
@@ -188,20 +198,26 @@ class Recorder(Builder):
             if alias.tensor() is not None:
                 current(alias, self)
 
-    def _abstract(self, op: Op, outcome: Outcome, tensors: list[Abstract]) -> Any:
+    def _abstract(self, op: Op, outcome: Outcome, tensors: list[Abstract], grad: bool) -> Any:
         """What the caller gets: an abstract tensor for each new value."""
+        result = outcome.result
+        if not outcome.views and type(result) is TensorType:
+            return self.abstract(op.outs[0])
         new = [self.abstract(out) for out in op.outs]
         alone = self.inference and op.target is torch.ops.aten.view.dtype  # no view of autograd's
         for position, operand, share in outcome.views:
             seen = Share.MEMORY if alone else share
-            link(new[position], tensors[operand], op, position, self.grad_mode(), seen)
+            base = tensors[operand]
+            if base.ft_alias is None:
+                self.viewed.append(alias_of(base))
+            link(new[position], base, op, position, grad, seen)
             if self.overwritten:
                 place_view(self, new[position])
-        if type(outcome.result) is TensorType:
+        if type(result) is TensorType:
             return new[0]
         fresh = iter(new)
         return map_tree(
-            outcome.result,
+            result,
             lambda t: next(fresh) if isinstance(t, TensorType)
             else tensors[t.operand] if isinstance(t, Given) else t,
         )  # fmt: skip
@@ -221,11 +237,13 @@ class Recorder(Builder):
         return refusal
 
 
-def _each_once(occurrences: list[Value]) -> tuple[Value, ...]:
-    """The values in order; most calls have one, or two that differ."""
+def _each_once(occurrences: list[Value], args: tuple[Tree, ...]) -> tuple[Value, ...]:
+    """The values in order: where they are all arguments, and each once, the same tuple."""
     match occurrences:
-        case [] | [_]:
-            return tuple(occurrences)
+        case [one]:
+            return args if len(args) == 1 and args[0] is one else (one,)
         case [one, other] if one is not other:
-            return one, other
-    return tuple(dict.fromkeys(occurrences))
+            found: tuple[Value, ...] = one, other
+        case _:
+            found = tuple(dict.fromkeys(occurrences))
+    return args if len(args) == len(found) and args == found else found  # less for gc to look at

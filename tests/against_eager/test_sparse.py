@@ -1,10 +1,10 @@
-"""Sparse tensors made inside a program: followed forward, differentiated by autograd alone."""
+"""Sparse tensors, made inside or given: followed forward, differentiated by autograd alone."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import foretrace
 
@@ -128,3 +128,117 @@ def test_other_layouts_are_refused_by_name(fn: Callable[[Tensor], Tensor]) -> No
         foretrace.capture(fn, (torch.randn(4, 4),))
     assert refused.value.kind == "unsupported tensor"
     assert "test_sparse.py" in str(refused.value)
+
+
+# ---- given, held by a module, reached ------------------------------------------------------------
+
+
+def adjacency(rows: int = 3, stored: int = 5, seed: int = 0, *, coalesced: bool = True) -> Tensor:
+    drawn = torch.Generator().manual_seed(seed)
+    places = torch.stack([torch.randint(0, n, (stored,), generator=drawn) for n in (rows, 4)])
+    made = torch.sparse_coo_tensor(places, torch.randn(stored, generator=drawn), (rows, 4))
+    return made.coalesce() if coalesced else made
+
+
+def propagated(a: Tensor, x: Tensor) -> Tensor:
+    return torch.sparse.mm(a, x).sin()
+
+
+def by_matmul(a: Tensor, x: Tensor) -> Tensor:
+    return (a @ x.t().contiguous().t()).relu() * 2
+
+
+def doubled_first(a: Tensor, x: Tensor) -> Tensor:
+    return (a + a).to_dense().sum() * x + torch.mv(a, x[:, 0]).sum()
+
+
+def asks_coalesced(a: Tensor, x: Tensor) -> Tensor:
+    return a @ x if a.is_coalesced() else (a * 2) @ x
+
+
+def under_autocast(a: Tensor, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return (x.t() @ x).sum() * (a @ x)
+
+
+def in_a_checkpoint(a: Tensor, x: Tensor) -> Tensor:
+    out: Tensor = torch.utils.checkpoint.checkpoint(
+        lambda y: (a @ y).sin() * 2, x, use_reentrant=False
+    )
+    return out
+
+
+def by_a_gradient_inside(a: Tensor, x: Tensor) -> Tensor:
+    return torch.func.grad(lambda y: (a @ y).sin().sum())(x)
+
+
+GIVEN = [
+    propagated, by_matmul, doubled_first, asks_coalesced, under_autocast, in_a_checkpoint,
+    by_a_gradient_inside,
+]  # fmt: skip
+KINDS: list[dict[str, int | bool]] = [
+    {}, {"stored": 7, "seed": 1}, {"coalesced": False}, {"rows": 5}, {"rows": 5, "stored": 0}, {}
+]  # fmt: skip
+
+
+def trained(fn: Callable[..., Tensor], a: Tensor) -> list[Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(4, 2, requires_grad=True)
+    out = fn(a, x)
+    return [out, *torch.autograd.grad(out.float().sum(), x, allow_unused=True)]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("fn", GIVEN)
+def test_given(fn: Callable[..., Tensor], dynamic: bool | None) -> None:
+    compiled = foretrace.compile(fn, fullgraph=True, dynamic=dynamic)
+    for kind in KINDS:
+        eager, ours = (trained(each, adjacency(**kind)) for each in (fn, compiled))  # type: ignore[arg-type]
+        assert same(ours, eager)
+        assert [t.stride() for t in ours] == [t.stride() for t in eager]
+
+
+@pytest.mark.parametrize("fn", GIVEN)
+def test_cuts_of_what_is_given(fn: Callable[..., Tensor]) -> None:
+    x = torch.randn(4, 2, requires_grad=True)
+    program = foretrace.capture(fn, (adjacency(), x), verify=True)
+    assert same(trained(program.cut("export"), adjacency()), trained(fn, adjacency()))
+    for other in (adjacency().to_dense(), adjacency(rows=5), adjacency().to_dense().to_sparse(1)):
+        with pytest.raises(foretrace.Refusal, match=r"a (has|is)|of a"):
+            program.cut("export")(other, x)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.register_buffer("adjacency", adjacency())
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(self.adjacency, self.linear(x).relu())
+
+
+def test_a_layer_is_trained_and_exported() -> None:
+    eager, ours, x = Layer(), Layer(), torch.randn(4, 2)
+    compiled = foretrace.compile(ours, fullgraph=True)
+    for net, call in ((eager, eager), (ours, compiled)):
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            call(x).sin().sum().backward()
+            optimizer.step()
+    assert same(list(ours.parameters()), list(eager.parameters()))
+    assert torch.equal(foretrace.export(ours, (x,)).module()(x), eager(x))
+
+
+def test_memory_that_it_shares() -> None:
+    values = torch.randn(2)
+    held = torch.sparse_coo_tensor(PLACES, values, (4, 4))
+
+    def writes(x: Tensor) -> Tensor:
+        values.mul_(2)
+        return held @ x
+
+    with pytest.raises(foretrace.Refusal, match="memory another input shares"):
+        foretrace.compile(writes, fullgraph=True)(torch.randn(4, 2))

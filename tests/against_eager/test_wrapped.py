@@ -313,3 +313,31 @@ def test_masked_tensors_are_of_their_class() -> None:
     out = foretrace.compile(lambda m: m * 2, fullgraph=True)(m)
     assert type(out) is Masked
     assert torch.equal(out.mask, m.mask)
+
+
+def test_a_write_beside_one_is_seen_where_memory_is_shared() -> None:
+    def fn(x: Tensor, w: Any) -> Any:
+        x.add_(1)
+        return w * 2
+
+    whole, partial = (foretrace.compile(fn, fullgraph=on) for on in (True, False))
+    for compiled in (whole, partial):
+        x, w = torch.randn(3, 4), two(3, 4)
+        assert differences(compiled(x, w), w * 2) == []
+    shared = TwoTensor(x, torch.randn(3, 4))
+    with pytest.raises(foretrace.Refusal, match="memory another input shares"):
+        whole(x, shared)
+    with pytest.warns(UserWarning, match="memory another input shares"):
+        assert differences(partial(x, shared), shared * 2) == []
+
+
+def test_statistics_beside_a_weight() -> None:
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(Linear(Int8.of(torch.randn(5, 4)), trained=False), nn.BatchNorm1d(5))
+
+    eager, ours, x = net(), net(), torch.randn(3, 4)
+    compiled = foretrace.compile(ours, fullgraph=True)
+    for _ in range(2):
+        assert differences(eager(x), compiled(x)) == []
+    assert differences(list(eager.buffers()), list(ours.buffers())) == []

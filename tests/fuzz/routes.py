@@ -23,6 +23,7 @@ from tests.fuzz.world import (
     World,
 )
 from tests.support.exporting import as_module
+from tests.support.saved import through_a_file
 from tests.support.subject import Subject
 
 Runs = Callable[[Call], Seen]
@@ -75,6 +76,32 @@ def _cut(kind: str, shapes: object) -> Callable[[World], Runs]:
     def start(world: World) -> Runs:
         cut = _captured(world, shapes).cut(kind)
         return lambda call: call.run(cut)
+
+    return start
+
+
+def _saved(shapes: object) -> Callable[[World], Runs]:
+    """The export cut of a file."""
+
+    def start(world: World) -> Runs:
+        loaded = through_a_file(_captured(world, shapes), "export")
+        return lambda call: call.run(loaded.cut("export"))
+
+    return start
+
+
+def _saved_pair(shapes: object) -> Callable[[World], Runs]:
+    """The pair of a file."""
+
+    def start(world: World) -> Runs:
+        program = _captured(world, shapes)
+        joint = program.cut("joint", loss=world.loss)
+        loaded = through_a_file(program, joint, program.pair(loss=world.loss))
+
+        def called(*args: Any, tangents: Sequence[Tensor] | None, **kwargs: Any) -> Any:
+            return run_pair(*loaded.pair(), args, kwargs, tangents)
+
+        return lambda call: _differentiated(call, called, loaded.cut("joint"))
 
     return start
 
@@ -229,6 +256,8 @@ def routes_of(names: dict[str, Any], text: str) -> Iterator[Route]:
     )
     yield Route("pair", _joint(shapes, halves=True), calls, values, drawn=False, at_once=True)
     yield Route("Program.compile", _program_compile(shapes), calls)
+    yield Route("a file's export cut", _saved(shapes), calls)
+    yield Route("a file's pair", _saved_pair(shapes), calls, values, drawn=False, at_once=True)
     if "def program(" not in text:
         yield Route(
             "aot_export_module", _aot, (OTHER_VALUES,), flat=True, gradients=False, quiet=True

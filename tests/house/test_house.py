@@ -21,7 +21,8 @@ ROOMS = (
     *("duals", "trace", "rules", "targets", "python_state", "history", "through"),
     *("backward", "recording", "emit", "branches", "passes", "wrappers", "partition", "guards"),
     *("runtime", "backends"),
-    *("pieces", "dispatcher", "explain", "compare", "alignment", "program", "compat", "cli"),
+    *("pieces", "dispatcher", "explain", "compare", "alignment", "records", "artifact"),
+    *("program", "loaded", "compat", "cli"),
     *("__init__", "__main__"),
 )
 FUNCTION_LINES, FUNCTION_LINES_P90, ROOM_FILES, COLUMNS = 40, 20, 14, 100

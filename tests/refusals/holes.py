@@ -1,6 +1,8 @@
 """What a program does outside of its graph, where what is around it may be captured."""
 
 import logging
+import queue
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -94,6 +96,18 @@ refuses(
 )  # fmt: skip
 refuses("graph break", HOLE, broken(breaks, X), breaks, captured(doubles, X))
 
+
+def waits_for_a_thread(x: Tensor) -> Tensor:
+    """The thread would raise, and nobody would put what is waited for."""
+    made: queue.Queue[Tensor] = queue.Queue()
+    threading.Thread(target=lambda: made.put(x * 2), daemon=True).start()  # here
+    return made.get(timeout=20)
+
+
+refuses(
+    "side effect", HOLE, broken(waits_for_a_thread, X), waits_for_a_thread, captured(doubles, X)
+)  # fmt: skip
+
 SCALES = (1 + step / 10 for step in range(10_000))
 
 
@@ -149,6 +163,6 @@ class ByTensor(Counted):
 
 
 refuses(
-    "captured again", "pieces/partial.py:_check_count", asks_too_often, Counted.forward,
+    "captured again", "pieces/again.py:check", asks_too_often, Counted.forward,
     compiled(ByTensor(), X, torch.tensor(3)),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as fwad
 from torch import Tensor
+from torch.autograd.functional import jacobian
 from torch.func import jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
@@ -26,6 +27,17 @@ def linearized(x: Tensor) -> Any:
 refuses(
     "unsupported", "recording/torch_state.py:_not_traced", captures(linearized, X), linearized,
     captured(lambda x: pushed(torch.sin, x), X), "outside of the program",
+)  # fmt: skip
+
+
+def mapped_by_the_old_vmap(x: Tensor) -> Any:
+    return jacobian(torch.sin, x, vectorize=True, strategy="forward-mode")  # here
+
+
+refuses(
+    "unsupported", "tensors/admitted.py:check_asked_for", captures(mapped_by_the_old_vmap, X),
+    mapped_by_the_old_vmap, captured(torch.func.jacfwd(torch.sin), X),
+    captured(vmap(torch.sin), X),
 )  # fmt: skip
 
 

@@ -360,9 +360,46 @@ def returns_reshaped(x: Tensor) -> Tensor:
     return x.t() * 2
 
 
+def reshaped_by_the_cut() -> None:
+    ours, eager = X.clone(), X.clone()
+    cut = foretrace.capture(reshapes, (X.clone(),)).cut("export")
+    same([cut(ours), ours], [reshapes(eager), eager])
+
+
 refuses(
-    "side effect", "mutation/in_place.py:reshape", captures(reshapes, X), reshapes,
-    captured(returns_reshaped, X),
+    "side effect", "compat/settled.py:check_shapes_stay", exports(reshapes, X), reshapes,
+    exported(returns_reshaped, X), reshaped_by_the_cut,
+)  # fmt: skip
+
+
+def reshapes_a_leaf(w: Tensor) -> Tensor:
+    with torch.no_grad():
+        w.t_()  # here
+    return w * 2
+
+
+def a_view_of_a_leaf(w: Tensor) -> Tensor:
+    return w.t() * 2
+
+
+LEAF = X.clone().requires_grad_()
+refuses(
+    "side effect", "mutation/in_place.py:reshape", captures(reshapes_a_leaf, LEAF),
+    reshapes_a_leaf, captured(a_view_of_a_leaf, LEAF),
+)  # fmt: skip
+
+
+def moves(x: Tensor) -> Tensor:
+    return x.as_strided_((2,), (1,), 1) * 2  # here
+
+
+def moved(x: Tensor) -> Tensor:
+    return x.as_strided((2,), (1,), 1) * 2
+
+
+refuses(
+    "side effect", "recording/new_contents.py:_not_written_back", captures(moves, X.clone()),
+    moves, captured(moved, X),
 )  # fmt: skip
 
 

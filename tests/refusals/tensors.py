@@ -10,7 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import foretrace
-from tests.refusals.registry import captured, captures, exported, exports, refuses, same
+from tests.refusals.registry import (
+    captured,
+    captures,
+    compiled,
+    compiles,
+    exported,
+    exports,
+    refuses,
+    same,
+)
 from tests.support.compare import same_as_eager
 
 X = torch.randn(6, 8)
@@ -41,6 +50,60 @@ def makes_rows(x: Tensor) -> Tensor:
 
 def makes_entries(x: Tensor) -> Tensor:
     return x.to_sparse() @ x.T
+
+
+def sums_sparse(a: Tensor) -> Tensor:  # here
+    return torch.sparse.sum(a)
+
+
+def sums_dense(a: Tensor) -> Tensor:
+    return a.sum()
+
+
+SPARSE = X.relu().to_sparse()
+refuses(
+    "unsupported tensor", "tensors/admitted.py:check_sparse_here",
+    captures(sums_sparse, SPARSE, target="cuda"), sums_sparse,
+    captured(sums_dense, SPARSE.to_dense()), captured(sums_sparse, SPARSE),
+)  # fmt: skip
+
+
+def multiplies(a: Tensor, x: Tensor) -> Tensor:
+    return a @ x  # here
+
+
+TALL = X.T.clone()
+refuses(
+    "unsupported tensor", "backends/compilers.py:_check_dense",
+    compiles(multiplies, SPARSE, TALL, backend="inductor"), multiplies,
+    compiled(multiplies, SPARSE, TALL), compiled(multiplies, SPARSE.to_dense(), TALL),
+)  # fmt: skip
+
+
+def among(x: Tensor, kept: Any) -> Tensor:  # here
+    return x * 2 if any(x is each for each in kept) else x * 3
+
+
+refuses(
+    "aliased inputs", "recording/shared_inputs.py:check_held_once", captures(among, X, {X}), among,
+    captured(among, X, [X]),
+)  # fmt: skip
+
+
+def writes_sparse(a: Tensor, x: Tensor) -> Tensor:
+    a.mul_(2)  # here
+    return a @ x
+
+
+def makes_sparse(a: Tensor, x: Tensor) -> Tensor:
+    return (a * 2) @ x
+
+
+refuses(
+    "side effect", "recording/new_contents.py:_not_written_back",
+    captures(writes_sparse, SPARSE.clone(), X.T.clone()), writes_sparse,
+    captured(makes_sparse, SPARSE, X.T.clone()),
+)  # fmt: skip
 
 
 refuses("unsupported tensor", "tensors/admitted.py:_of_layout", captures(makes_rows, X),

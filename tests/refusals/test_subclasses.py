@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], Any, str]] = {
     "quantized": (
         lambda x: x.dequantize(), quantized(), "quantized",
     ),
-    "sparse": (lambda x: x * 2, X.to_sparse(), "x is torch.sparse_coo"),
+    "sparse": (lambda x: x * 2, X.to_sparse().requires_grad_(), "x is torch.sparse_coo"),
     "sparse rows": (lambda x: x * 2, quietly(X.to_sparse_csr), "x is torch.sparse_csr"),
     "sparse blocks": (lambda x: x * 2, quietly(lambda: torch.ones(4, 4).to_sparse_bsr((2, 2))),
                       "torch.sparse_bsr"),

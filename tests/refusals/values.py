@@ -671,8 +671,8 @@ refuses(
     captured(sums, X, dynamic_shapes={"x": {0: ROWS}}),
 )  # fmt: skip
 refuses(
-    "unsupported tensor", "tensors/admitted.py:check_admitted", captures(sums, X.to_sparse()), sums,
-    captured(sums, X.to_sparse().to_dense()),
+    "unsupported tensor", "tensors/admitted.py:check_admitted",
+    captures(sums, X.to_sparse().requires_grad_()), sums, captured(sums, X.to_sparse().to_dense()),
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import foretrace
 from tests.refusals.registry import captured, captures, cuts, exported, exports, refuses
-from tests.support.wrapped import Int8, Scaled, aten, differences, two
+from tests.support.wrapped import Int8, Masked, Scaled, aten, differences, two
 
 TWO, OTHER = two(3, 4), two(3, 4)
 FOLLOWED = two(3, 4, grad=True)
@@ -62,7 +62,7 @@ def makes_anew(w: Any) -> Any:
     return TwoTensor(w.b + 1, w.a) * 2
 
 
-refuses("unsupported tensor", "holding/wrapped.py:_changed", captures(tags, two(3, 4)), tags,
+refuses("unsupported tensor", "holding/wrapped.py:changed", captures(tags, two(3, 4)), tags,
         taken(makes_anew, TWO), OUTSIDE)  # fmt: skip
 
 
@@ -71,23 +71,8 @@ def writes_inside(w: Any) -> Any:
     return w * 2  # here
 
 
-refuses("unsupported tensor", "holding/wrapped.py:_changed", captures(writes_inside, TWO),
+refuses("unsupported tensor", "holding/wrapped.py:changed", captures(writes_inside, TWO),
         writes_inside, taken(makes_anew, TWO), OUTSIDE)  # fmt: skip
-
-
-def multiplied_under_autocast(w: Any) -> Any:
-    with torch.autocast("cpu"):
-        return w @ w.t()  # here
-
-
-def multiplied(w: Any) -> Any:
-    with torch.autocast("cpu", enabled=False):
-        return w.bfloat16() @ w.bfloat16().t()
-
-
-refuses("autocast", "holding/wrapped.py:check_no_autocast",
-        captures(multiplied_under_autocast, TWO), multiplied_under_autocast,
-        taken(multiplied, TWO))  # fmt: skip
 
 
 def makes_a_leaf(x: Tensor, y: Tensor) -> Any:
@@ -118,15 +103,133 @@ refuses("unsupported tensor", "holding/wrapped.py:check_sizes",
 
 
 def adds_in_place(w: Any, x: Any) -> Any:
-    return w.add_(x)  # here
+    return (w * 2).add_(x)  # here
 
 
 def adds(w: Any, x: Any) -> Any:
-    return w.add(x)
+    return (w * 2).add(x)
 
 
-refuses("unsupported tensor", "holding/wrapped.py:_no_place", captures(adds_in_place, TWO, OTHER),
-        adds_in_place, taken(adds, TWO, OTHER), OUTSIDE)  # fmt: skip
+WRITTEN = "holding/written.py:_refused"
+refuses("unsupported tensor", WRITTEN, captures(adds_in_place, FOLLOWED, OTHER),
+        adds_in_place, trains(adds, FOLLOWED, OTHER, by=by_compile), OUTSIDE)  # fmt: skip
+
+
+def writes_through_a_view(w: Any) -> Any:
+    made = w * 2
+    made.t().add_(1)  # here
+    return made
+
+
+def writes_whole(w: Any) -> Any:
+    made = w * 2
+    made.add_(1)
+    return made
+
+
+refuses("unsupported tensor", WRITTEN, captures(writes_through_a_view, TWO),
+        writes_through_a_view, taken(writes_whole, TWO), OUTSIDE)  # fmt: skip
+
+
+def writes_several(w: Any) -> Any:
+    made = w * 2
+    torch._foreach_add_([made], 1)  # here
+    return made
+
+
+refuses("unsupported tensor", WRITTEN, captures(writes_several, TWO), writes_several,
+        taken(writes_whole, TWO), OUTSIDE)  # fmt: skip
+
+
+def writes_what_is_saved(w: Any, x: Any) -> Any:
+    factor = x * 2
+    made = w * factor
+    factor.add_(1)  # here
+    return made
+
+
+def writes_before(w: Any, x: Any) -> Any:
+    factor = x * 2
+    factor.add_(1)
+    return w * factor
+
+
+refuses("unsupported tensor", WRITTEN, captures(writes_what_is_saved, FOLLOWED, OTHER),
+        writes_what_is_saved, trains(writes_before, FOLLOWED, OTHER, by=by_compile),
+        OUTSIDE)  # fmt: skip
+
+
+class Other(TwoTensor):
+    """It doubles one of its two in another memory."""
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, _none: Any, size: Any, stride: Any) -> "Other":
+        return Other(inner["a"], inner["b"], size, stride)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.mul_.Tensor:
+            args[0].a = args[0].a * 2
+            return args[0]
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def doubles_in_place(w: Any) -> Any:
+    w.mul_(2)  # here
+    return w + 1
+
+
+refuses("unsupported tensor", "holding/wrapped.py:changed",
+        captures(doubles_in_place, Other(X, Y)), doubles_in_place, taken(makes_anew, TWO),
+        OUTSIDE)  # fmt: skip
+
+
+def steps(x: Tensor, w: Any) -> Any:
+    return x if w.grad is None else x * w.grad  # here
+
+
+def binds_a_gradient(x: Tensor, w: Any) -> Any:
+    w.grad = w * 2  # here
+    return x
+
+
+def hooks_one(x: Tensor, w: Any) -> Any:
+    made = w * 2
+    made.register_hook(torch.neg)  # here
+    return x, made
+
+
+for asks in (steps, binds_a_gradient, hooks_one):
+    refuses("unsupported tensor", "recording/gradients.py:_of_a_class", captures(asks, X, FOLLOWED),
+            asks, OUTSIDE)  # fmt: skip
+
+
+class Shown(Masked):
+    """Its sine is what it holds, turned."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.sin.default:
+            return args[0].held.t()
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def writes_what_is_shown(w: Any) -> Any:
+    made = w * 2
+    made.sin().add_(1)  # here
+    return made
+
+
+def writes_a_clone_of_it(w: Any) -> Any:
+    made = w * 2
+    made.sin().clone().add_(1)
+    return made
+
+
+SHOWN = Shown(X, Y > 0)
+refuses("unsupported tensor", "mutation/in_place.py:check_not_held",
+        captures(writes_what_is_shown, SHOWN), writes_what_is_shown,
+        taken(writes_a_clone_of_it, SHOWN), OUTSIDE)  # fmt: skip
 
 
 class Counting(Int8):
@@ -171,6 +274,31 @@ refuses("unsupported tensor", "holding/wrapped.py:check_unwritten", captures(wri
         writes_held, taken(writes_a_clone, TWO), OUTSIDE)  # fmt: skip
 
 
+def writes_what_is_held(x: Tensor, w: Any) -> Any:
+    x.add_(1)  # here
+    return w * 2
+
+
+def on_a_clone() -> None:
+    x, w = X.clone(), TwoTensor(X, Y)
+    found = foretrace.compile(writes_what_is_held, fullgraph=True)(x, w)
+    assert differences(w * 2, found) == []
+    assert torch.equal(x, X + 1)
+
+
+HOLDING = TwoTensor(X, Y)
+refuses("aliased inputs", "recording/shared_inputs.py:check_shared_memory",
+        captures(writes_what_is_held, X, HOLDING), writes_what_is_held, on_a_clone)  # fmt: skip
+
+
+class Foreign(TwoTensor):
+    """Made again it is a TwoTensor."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 class Flatless(TwoTensor):
     """Its flattening names what is not there."""
 
@@ -189,6 +317,10 @@ refuses(
     doubled_of_any,
     taken(doubled_of_any, TWO),
 )
+
+
+refuses("unsupported tensor", "tensors/wrapped.py:make", captures(doubled_of_any, Foreign(X, Y)),
+        doubled_of_any, taken(doubled_of_any, Other(X, Y)))  # fmt: skip
 
 
 class Turning(Int8):

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import foretrace
 from foretrace.compare.bits import Sight, difference
 from foretrace.compare.check import Report, check, has_modes
 from tests.programs import CASES
 from tests.programs.registry import Case
+from tests.support.wrapped import Int8, two
 
 
 class Counted(nn.Module):
@@ -310,9 +312,6 @@ def test_other_values_differ() -> None:
 # ------------------------------------------------------------------------------------ the zoo
 
 
-OTHER_STRIDES = {"dual_parameters": "a gradient of one row has another stride (decision 043)"}
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -333,7 +332,58 @@ def test_the_zoo(case: Case) -> None:
     said = [item.reason for item in report.differences]
     if case.may_refuse and said and all(each.startswith("raised Refusal") for each in said):
         pytest.xfail(f"{case.may_refuse}: {said[0]}")
-    known = [why for name, why in OTHER_STRIDES.items() if case is CASES[name]]
-    if known and said and all(each.startswith("stride is") for each in said):
-        pytest.xfail(f"{known[0]}: {said[0]}")
     assert report.equal, report.differences
+
+
+# ------------------------------------------------------------------- other classes and layouts
+
+
+class Averaging(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", two(3, 4))
+        self.linear = nn.Linear(4, 4)
+        weight = self.linear.weight.detach()
+        self.linear.weight = nn.Parameter(TwoTensor(weight.clone(), weight * 2))
+
+    def forward(self, x):
+        self.mean.mul_(0.9)
+        return nn.functional.dropout(self.linear(x)) - self.mean
+
+
+class Turning(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(3, 4))
+        self.register_buffer("places", torch.eye(3).to_sparse())
+
+    def forward(self, x):
+        return (self.places @ x) * self.table.t_().sum()
+
+
+def test_tensors_that_wrap_others_and_inputs_that_are_reshaped() -> None:
+    for module, args in (
+        (Averaging(), (two(3, 4, grad=True),)),
+        (nn.Sequential(Quantized()), (torch.randn(3, 4, requires_grad=True),)),
+        (Turning(), (torch.randn(3, 2),)),
+    ):
+        report = check(foretrace.capture, module, args, {})
+        assert report.equal, report.differences
+    assert module.table.shape == (3, 4)
+
+
+class Quantized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(Int8.of(torch.randn(5, 4)))
+
+    def forward(self, x):
+        return x @ self.weight.t()
+
+
+def test_what_a_tensor_holds_differs() -> None:
+    one = two(3, 4)
+    other = TwoTensor(one.a, one.b + 1)
+    assert difference(Sight.of(one), Sight.of(one)) == ""
+    assert "12 of 12 elements differ" in difference(Sight.of(one), Sight.of(other))
+    assert "class is TwoTensor" in difference(Sight.of(one), Sight.of(one.a))

@@ -117,3 +117,16 @@ def test_a_kept_module_call_has_code_when_it_is_called() -> None:
     )
     assert "linear" in inner.code or "addmm" in inner.code
     assert torch.equal(cut(X), model(X))
+
+
+def test_nodes_are_found_by_what_they_call() -> None:
+    def several(x: Tensor) -> tuple[Tensor, ...]:
+        return (*x.relu().neg().split(2), x.neg() + 1)
+
+    graph = foretrace.capture(several, (X,)).cut("aten").graph_module.graph
+    for node in graph.nodes:
+        called = node.op == "call_function"
+        found = graph.find_nodes(op=node.op, target=node.target if called else None, sort=False)
+        alike = [n for n in graph.nodes if n.op == node.op]
+        assert found == [n for n in alike if not called or n.target is node.target]
+    assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default)) == 2

@@ -80,8 +80,7 @@ def test_a_buffer_that_is_bound_to_another_tensor_is_rebound() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda x: x.t_(), "changes the shape of"),
-        (lambda x: x.unsqueeze_(0), "changes the shape of"),
+        (lambda x: x.as_strided_((2,), (1,), 1), "moves the input x"),
         (lambda x: x.resize_(7), "resize|sizes|makes"),
     ],
 )
@@ -90,7 +89,16 @@ def test_an_input_that_changes_its_shape_is_refused(change: Any, what: str) -> N
         recorded(change, X.clone())
 
 
-def test_so_is_one_that_is_no_leaf() -> None:
+def test_how_an_input_lies_that_has_another_shape_after_the_run() -> None:
+    found = recorded(lambda x: x.t_().unsqueeze_(0).mul_(2), torch.randn(2, 3))
+    assert {n: (t.shape, t.stride) for n, t in found.requires.reshaped.items()} == {
+        0: ((1, 3, 2), (3, 1, 3))
+    }
+    (mutation,) = found.mutations
+    assert mutation.value.type.shape == (2, 3)
+
+
+def test_one_that_is_no_leaf_is_refused() -> None:
     with pytest.raises(Refusal, match="changes the shape of the input x in place"):
         recorded(lambda x: x.t_(), grad(2, 3).neg())
 

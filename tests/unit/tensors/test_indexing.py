@@ -1,5 +1,6 @@
 """`Indexing` makes the calls that torch's own binding makes, with the same results and errors."""
 
+import sys
 import warnings
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from foretrace import torch_api
+from foretrace.tensors.index_parts import open_number
 from foretrace.tensors.indexing import Indexing
 from tests.support.labelled import Lines, labelled
 
@@ -259,3 +261,29 @@ def guards(way, index):
     with mode:
         result = way(tensor, index)
     return [str(guard.expr) for guard in env.guards], str(result.shape)
+
+
+def test_an_index_with_a_number_that_is_not_known():
+    env = ShapeEnv(duck_shape=False)
+    dynamic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+    mode = torch_api.FakeTensorMode(shape_env=env)
+    tensor = mode.from_tensor(torch.zeros(4, 5), symbolic_context=dynamic)
+    n, held = tensor.shape[0], mode.from_tensor(torch.tensor(1))
+    for index in (n, (0, n), slice(n), (..., slice(None, n)), (slice(0, 1, n),), held, slice(held)):
+        assert open_number(index)
+    for index in KNOWN_INDICES:
+        assert not open_number(index)
+
+
+KNOWN_INDICES = (0, True, None, ..., slice(None), (slice(0, 3, 2), ..., 1, None, slice(-1, None)))
+
+
+@pytest.mark.parametrize("index", KNOWN_INDICES)
+def test_a_known_index_is_looked_at_without_calls_that_a_watched_run_hears_of(index):
+    events, before = list[str](), sys.getprofile()
+    sys.setprofile(lambda frame, event, arg: events.append(event))
+    try:
+        open_number(index)
+    finally:
+        sys.setprofile(before)
+    assert events == ["call", "return", "c_call"]  # its own, and the end of watching

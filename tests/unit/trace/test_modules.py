@@ -65,7 +65,7 @@ def recorder():
     """As much of one as a module call touches."""
     return SimpleNamespace(
         scope=[], module=None, checkpoint=None, unwatched=Unwatched(),
-        sources=SimpleNamespace(here=lambda: None), note_failure=lambda error: None,
+        sources=SimpleNamespace(here=lambda above: None), note_failure=lambda error: None,
     )  # fmt: skip
 
 

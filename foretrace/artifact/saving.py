@@ -1,0 +1,194 @@
+"""Save a program: its tree, the cuts that are asked for, its tensors."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from foretrace.artifact.archive import write
+from foretrace.artifact.parts import Parts, check_state
+from foretrace.artifact.stored import Stored, stored_json
+from foretrace.artifact.tensors import Tensors
+from foretrace.errors import Attempt, Refusal
+from foretrace.ir.op import Op
+from foretrace.ir.program import Graph, Recorded
+from foretrace.ir.requirements import FIRST_CALL, Requirements
+from foretrace.ir.walk import every_op
+from foretrace.records.encode import Encoder, no_form
+from foretrace.records.forms import RECORDED, REQUIRED
+from foretrace.records.open_sizes import symbols_json
+from foretrace.records.spelled import schemas
+from foretrace.records.told import python
+from foretrace.tensors.wrapped import Unwrap, Wrap
+from foretrace.trace.hooks import RETAIN, HookCall
+
+PLACES = ("inside", "beside")
+"""Where a file's tensors may be"""
+
+
+def check_saved(cuts: Sequence[Stored], parameters: str) -> None:
+    """Refuse two cuts of one name, and a word that says nothing of parameters.
+
+    Raises:
+        Refusal: there are such.
+    """
+    names = [stored.name for stored in cuts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise Refusal(f"two cuts are called {twice}", kind="wrong call",
+                      do="save each into a file of its own")  # fmt: skip
+    if parameters not in PLACES:
+        raise Refusal(f"parameters={parameters!r:.60}", kind="wrong call",
+                      do=f"give one of {', '.join(map(repr, PLACES))}")  # fmt: skip
+
+
+def save(path: Path, recorded: Recorded, cuts: Sequence[Stored], *, beside: bool) -> None:
+    """Write a file.
+
+    Args:
+        path: where.
+        recorded: the program.
+        cuts: those that the file is to have.
+        beside: whether the tensors go into a file beside, `path` with `.safetensors`.
+
+    Raises:
+        Refusal: the program needs what no file holds: Python of its own, state outside of it, what
+            another class of tensors does. It has the line.
+    """
+    _check_python_state(recorded)
+    for stored in cuts:
+        for graph in _graphs(stored):
+            _check_calls(graph)
+    tensors = Tensors()
+    parts = _parts(recorded, tensors)
+    encoder = Encoder(partial(_number_of, tensors, parts))
+    attempt, program = Attempt(RecursionError), dict[str, Any]()
+    with attempt:
+        program = _told(recorded, cuts, parts, encoder)
+    if attempt.error is not None:
+        raise Refusal(
+            "the program is nested too deep for Python's stack", kind="not saved",
+            do="raise sys.setrecursionlimit",
+        )  # fmt: skip
+    program["tensors"], program["storages"], data = tensors.written()
+    write(path, program, data, schemas(encoder.operators), beside=beside)
+
+
+def _told(
+    recorded: Recorded, cuts: Sequence[Stored], parts: Parts, encoder: Encoder
+) -> dict[str, Any]:
+    """What the file has of the program, but its tensors."""
+    return {
+        "requires": _required(recorded.requires, parts, encoder),
+        "recorded": {name: encoder.item(getattr(recorded, name)) for name in RECORDED},
+        "symbols": symbols_json(recorded.symbols, encoder),
+        "cuts": [stored_json(stored, encoder) for stored in cuts], "pieces": encoder.pieces(),
+        "records": encoder.rows, "parts": parts.rows,
+    }  # fmt: skip
+
+
+def _parts(recorded: Recorded, tensors: Tensors) -> Parts:
+    """The modules of a program; all tensors that it has get their numbers and names."""
+    roots = _roots(recorded.requires)
+    parts = Parts(roots, tensors)
+    check_state(roots)
+    for item in recorded.inputs:
+        if item.tensor is not None and item.argument is None:
+            tensors.add(item.tensor, item.role.name)
+    return parts
+
+
+def _number_of(tensors: Tensors, parts: Parts, item: Any) -> int:
+    """The number of a tensor or module.
+
+    Raises:
+        Refusal: the file has no such module.
+    """
+    if isinstance(item, torch.Tensor):
+        return tensors.add(item, "constant")
+    if id(item) not in parts.numbers:
+        raise no_form(item)
+    return parts.numbers[id(item)]
+
+
+def _required(requires: Requirements, parts: Parts, encoder: Encoder) -> dict[str, Any]:
+    """What a call has to be like; of modules that are no part of the file, nothing."""
+    found = {}
+    for name in REQUIRED:
+        item = getattr(requires, name)
+        if name == "met":
+            item = [state for state in item if id(state.module) in parts.numbers]
+        found[name] = encoder.item(item)
+    return found
+
+
+def _roots(requires: Requirements) -> Mapping[str, nn.Module]:
+    """The modules that no other one holds, by their paths."""
+    found: dict[str, nn.Module] = {}
+    for state in requires.modules:
+        if not any(_holds(prefix, state.path) for prefix in found):
+            found[state.path] = state.module
+    return found
+
+
+def _holds(prefix: str, path: str) -> bool:
+    return not prefix or path == prefix or path.startswith(f"{prefix}.")
+
+
+def _graphs(stored: Stored) -> Iterable[Graph]:
+    yield stored.graph
+    if stored.pair is not None:
+        yield from (stored.pair.forward, stored.pair.backward)
+
+
+def _check_calls(graph: Graph) -> None:
+    """Refuse a graph that calls Python of the program's own.
+
+    Raises:
+        Refusal: with the line.
+    """
+    for op in every_op(graph.ops):
+        if isinstance(op.target, (Wrap, Unwrap)):
+            types = [value.type for value in (*op.outs, *op.operands)]
+            wrapping = next(type for type in types if type.wrapped is not None)
+            raise no_form(wrapping).located(op.origin.frame, _modules(op), ())
+        keeps = isinstance(op.target, HookCall) and op.target.way == RETAIN
+        if hasattr(op.target, "as_module") and not keeps:
+            refusal = python(str(getattr(op.target, "name", op.target)))
+            raise refusal.located(op.origin.frame, _modules(op), ())
+
+
+def _modules(op: Op) -> list[str]:
+    return [str(each) for each in op.origin.module.stack()] if op.origin.module else []
+
+
+def _check_python_state(recorded: Recorded) -> None:
+    """Refuse a program that reads or leaves what lives outside of it, or counts.
+
+    Raises:
+        Refusal: with the line.
+    """
+    requires = recorded.requires
+    for change in requires.changed:
+        raise _outside(f"the program changes {change.name}", change.at)
+    for state in requires.states:
+        raise _outside(f"the program leaves tensors in {state.place.name}", state.at)
+    for item in recorded.inputs:
+        if item.read is not None:
+            raise _outside(f"the program reads {item.role.name} from where it left it", None)
+    for read in (*requires.forms, *(read for read, _ in requires.tied)):
+        raise _outside(f"the program fills {read.place.name}", None)
+    for handed in requires.handed:
+        if handed.itself is not None:
+            raise _outside("the program returns an object that lives outside of it", None)
+
+
+def _outside(what: str, at: Any) -> Refusal:
+    return Refusal(
+        f"{what}, which lives outside of the program, and no file holds that",
+        kind="not saved", at=at,
+        do=("take it as an argument and return it, or register it as a buffer", FIRST_CALL),
+    )  # fmt: skip

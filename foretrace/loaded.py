@@ -1,0 +1,152 @@
+"""`foretrace.load`: a saved program as an nn.Module, without its source."""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretrace.artifact.loading import load as load_file, tensors_outside
+from foretrace.artifact.parts import Loadable
+from foretrace.artifact.stored import PAIR, Stored
+from foretrace.artifact.trained import tells_all, trained_by
+from foretrace.errors import Refusal
+from foretrace.frames.sources import asking_line
+from foretrace.program import HALVES, Cut, Program
+from foretrace.records.told import GONE
+
+
+class Loaded(Loadable):
+    """A saved program: called like the program, trained like it, with its state_dict.
+
+    A call is held against what the capture relied on; one that breaks a guard is refused, as there
+    is no source to capture again. It runs by the stored export cut, which torch's autograd
+    follows; where the file has none, by the stored pair; else by an export cut of the tree.
+    """
+
+    program: Program
+    """its tree, of which other cuts can be made"""
+    missing_classes: tuple[str, ...]
+    """classes of results that this process does not know, for which others stand"""
+    outside: dict[str, torch.Tensor]
+    """tensors that the program found outside of its arguments and modules, by name"""
+    _cuts: dict[str, Cut]
+
+    def __init__(self, path: Path, classes: Iterable[type]) -> None:
+        super().__init__()
+        found = load_file(path, self, classes)
+        recorded = found.captured.recorded
+        space: Any = vars(self)  # the program's modules and tensors may have these names
+        space["program"] = Program(recorded, found.captured.semantics)
+        space["missing_classes"], space["_cuts"] = found.missing, {}
+        space["outside"] = tensors_outside(recorded)
+        for stored in found.cuts:
+            self._add(stored)
+
+    def _add(self, stored: Stored) -> None:
+        kind = "joint" if stored.name == PAIR else stored.name
+        cut = self.program.cut_at(kind, stored.level, stored.loss, None, known=stored.graph)
+        if stored.opened:
+            cut.again = cut.at = GONE
+        if stored.pair is None:
+            self._cuts[stored.name] = cut
+            return
+        halves = self.program.halves_of(cut, stored.policy, stored.pair)
+        self._cuts |= dict(zip(HALVES, halves, strict=True))
+
+    def __repr__(self) -> str:
+        return f"<loaded {self.stands_for or 'program'}: {', '.join(self.cuts)}>"
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """The names of the cuts that the file has."""
+        return tuple(self._cuts)
+
+    def cut(self, name: str) -> Cut:
+        """A cut of the file; `.program.cut(...)` makes others of its tree.
+
+        Raises:
+            Refusal: the file has none of that name.
+        """
+        if name not in self._cuts:
+            raise Refusal(
+                f"the artifact has no cut {name!r:.60}", kind="unknown cut",
+                do=(f"it has {', '.join(self.cuts)}", "or cut its tree: loaded.program.cut(...)"),
+            )  # fmt: skip
+        return self._cuts[name]
+
+    def pair(self) -> tuple[Cut, Cut]:
+        """The halves of the file.
+
+        Raises:
+            Refusal: it has none.
+        """
+        first, second = map(self.cut, HALVES)
+        return first, second
+
+    @cached_property
+    def _call(self) -> Any:
+        if "export" in self._cuts:
+            return self._cuts["export"]
+        if HALVES[0] not in self._cuts:
+            return self.program.cut("export")
+        forward, backward = self.pair()
+        recorded, stored = self.program.recorded, forward.stored
+        if stored.pair is None or not tells_all(recorded, stored.loss):
+            return self.program.cut("export")
+        return trained_by(forward, backward, stored.pair, stored.graph, self.program.semantics)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the program returns.
+
+        Raises:
+            Refusal: the call breaks a guard.
+        """
+        return self._call(*args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As of any module.
+
+        Raises:
+            Refusal: it is the state of another model.
+        """
+        mine = self.state_dict()
+        for name in [*mine, *state_dict] if strict else ():
+            if name not in mine or name not in state_dict:
+                where = "the artifact lacks" if name in state_dict else "is missing"
+                raise _other_state(f"{where} {name}" if name in state_dict else f"{name} {where}")
+        for name in [name for name in mine if name in state_dict]:
+            now, then = state_dict[name], mine[name]
+            if now.shape != then.shape or now.dtype != then.dtype:
+                raise _other_state(f"{name} is {_told(now)}, in the artifact {_told(then)}")
+        return super().load_state_dict(state_dict, strict, assign)
+
+
+def _told(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _other_state(what: str) -> Refusal:
+    return Refusal(
+        f"the state is that of another model: {what}", kind="another state", at=asking_line(),
+        do="load the state_dict of the model that was saved, or save the other model",
+    )  # fmt: skip
+
+
+def load(path: str | Path, *, classes: Iterable[type] = ()) -> Loaded:
+    """A program that `Program.save` has written, on any machine that has torch and foretrace.
+
+    Reading runs nothing that is in the file, and imports nothing for it.
+
+    Args:
+        path: the file.
+        classes: classes of arguments and results that torch does not take apart by itself
+            (dataclasses, named tuples, caches); for one that is not named another stands.
+
+    Raises:
+        Refusal: the file is damaged, of another major version, or needs what is not here.
+    """
+    return Loaded(Path(path), classes)

@@ -1,0 +1,221 @@
+"""What no file can hold: Python of the program's own, what lives outside of it, odd tensors."""
+
+import enum
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+import foretrace
+from tests.refusals.registry import refuses, same
+
+X = torch.randn(6, 8)
+FOLLOWED = torch.randn(6, 8, requires_grad=True)
+GROWN = FOLLOWED * 2
+OWN = GROWN.detach().clone()
+
+
+def saves(fn: Any, *args: Any, cut: str = "export", **kwargs: Any) -> Callable[[], object]:
+    """A file of a program, later."""
+
+    def ask() -> None:
+        with TemporaryDirectory() as folder:
+            foretrace.capture(fn, args, kwargs).save(Path(folder) / "program.ft", cut)
+
+    return ask
+
+
+def kept(fn: Any, *args: Any, cut: str = "export", **kwargs: Any) -> Callable[[], None]:
+    """The file is written, and what is loaded gives what eager gives."""
+
+    def follow() -> None:
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "program.ft"
+            foretrace.capture(fn, args, kwargs).save(path, cut)
+            loaded: Any = foretrace.load(path)
+            if cut == "joint":
+                given = [each.detach().clone().requires_grad_() for each in args]
+                fn(*given).backward(torch.ones(()))
+                _, found = loaded.cut("joint")(*args, tangents=[torch.ones(())])
+                same(list(found.values()), [each.grad for each in given])
+            else:
+                same(loaded(*args, **kwargs), fn(*args, **kwargs))
+
+    return follow
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = x * 2
+    y.register_hook(lambda gradient: gradient * 3)  # here
+    return y.sum()
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x / 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient / 3
+
+
+def applied(x: Tensor) -> Tensor:
+    y: Tensor = Halved.apply(x)  # here
+    return y.sum()
+
+
+PYTHON = "records/told.py:python"
+refuses("not saved", PYTHON, saves(hooked, FOLLOWED), hooked, kept(hooked, FOLLOWED, cut="joint"))
+refuses(
+    "not saved", PYTHON, saves(applied, FOLLOWED), applied, kept(applied, FOLLOWED, cut="joint")
+)
+
+
+class Remembers(nn.Module):
+    last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x * 2  # here
+        return x + 1
+
+
+class Returns(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + 1, x * 2
+
+
+class First(nn.Module):
+    """Its first call makes a table."""
+
+    table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(8.0)
+        return x + self.table
+
+
+class Flagged(nn.Module):
+    ran = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.ran = True  # here
+        return x + 1
+
+
+def called_before() -> None:
+    program = First()
+    program(X)
+    kept(program, X)()
+
+
+def flagged_before() -> None:
+    program = Flagged()
+    program(X)
+    kept(program, X)()
+
+
+OUTSIDE = "artifact/saving.py:_outside"
+refuses(
+    "not saved", OUTSIDE, saves(Remembers(), X), Remembers.forward, kept(Returns(), X),
+    called_before,
+)  # fmt: skip
+refuses(
+    "not saved", OUTSIDE, saves(Flagged(), X), Flagged.forward, kept(Returns(), X), flagged_before
+)
+
+
+def adds_grown(x: Tensor) -> Tensor:  # here
+    return x + GROWN
+
+
+def adds_own(x: Tensor) -> Tensor:
+    return x + OWN
+
+
+refuses("not saved", "artifact/tensors.py:_check", saves(adds_grown, X), adds_grown,
+        kept(adds_own, X))  # fmt: skip
+
+
+def in_a_factory(x: Tensor) -> Any:  # here
+    found: Any = defaultdict(lambda: 0.0)
+    found["x"] = x * 2
+    return found
+
+
+def in_a_dict(x: Tensor) -> dict[str, Tensor]:
+    return {"x": x * 2}
+
+
+refuses("not saved", "records/structures.py:_no_form", saves(in_a_factory, X), in_a_factory,
+        kept(in_a_dict, X))  # fmt: skip
+
+
+def in_two(x: Tensor) -> Any:
+    both = TwoTensor(x, x + 1)
+    return (both * 2).a  # here
+
+
+def in_one(x: Tensor) -> Tensor:
+    return x * 2
+
+
+refuses("not saved", "records/encode.py:no_form", saves(in_two, X), in_two, kept(in_one, X))
+
+
+class Mode(enum.Enum):
+    FAST = 1
+
+
+def in_mode(x: Tensor, mode: Any) -> Tensor:  # here
+    return x * 2 if mode in {Mode.FAST, "fast"} else x
+
+
+refuses("not saved", "records/encode.py:no_form", saves(in_mode, X, Mode.FAST), in_mode,
+        kept(in_mode, X, "fast"))  # fmt: skip
+
+
+class Extra(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:  # here
+        out: Tensor = self.proj(x)
+        return out
+
+    def get_extra_state(self) -> Any:
+        return {"version": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+class Buffered(Extra):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("version", torch.tensor(3))
+
+    get_extra_state = nn.Module.get_extra_state
+
+
+class Renames(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.register_buffer(name, torch.ones(8))
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:  # here
+        weight: Tensor = self.get_buffer(self.name)
+        return x * weight
+
+
+STATE = "artifact/parts.py:check_state"
+refuses("not saved", STATE, saves(Extra(), X), Extra.forward, kept(Buffered(), X))
+refuses("not saved", STATE, saves(Renames("cut"), X), Renames.forward, kept(Renames("mask"), X))
