@@ -181,6 +181,8 @@ def _check_python_state(recorded: Recorded) -> None:
             raise _outside(f"the program reads {item.role.name} from where it left it", None)
     for read in (*requires.forms, *(read for read, _ in requires.tied)):
         raise _outside(f"the program fills {read.place.name}", None)
+    for index in requires.hooked:
+        raise _outside(f"the program runs hooks of {recorded.inputs[index].role}", None)
     for handed in requires.handed:
         if handed.itself is not None:
             raise _outside("the program returns an object that lives outside of it", None)

@@ -107,8 +107,7 @@ class Capture:
         """what the program computes with in the place of each"""
         self._known: dict[int, Abstract] = {}
         self._lines: dict[tuple[int, tuple[type, ...]], Lines] = {}
-        self._taken: set[str] = set()
-        self.names: dict[int, str] = {}
+        self._taken, self.names = set[str](), dict[int, str]()
         self.counts = Counts()
         """numbers of which earlier runs have shown that the program counts with them"""
         self.together = False
@@ -261,6 +260,10 @@ class Capture:
         index = next(i for i, each in enumerate(self.placeholders) if each is given)
         self.as_given[index] = view
         return view
+
+    def roles(self) -> dict[int, str]:
+        """What the inputs so far are called, by the ids of the real tensors."""
+        return {id(r): i.role.name for r, i in zip(self.real, self.inputs, strict=True)}
 
     def given(self) -> list[Any]:
         """What the program computed with in the place of each input that there is by now."""
@@ -418,15 +421,13 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         lines = partial(lines, [state.module for state in requires.modules])
         loan.replace(capture.placeholder)
         given = capture.arguments(leaves, requires)
+        capture.names |= before.name_optimizers(capture.names | capture.roles())
         absent = target.device.type not in torch_api.device_types_here()
         with running(recorder, loan.paths(), absent, capture.engine), capture.steps:
-            known = {id(r): i.role.name for r, i in zip(capture.real, capture.inputs, strict=True)}
-            capture.names |= before.name_optimizers(capture.names | known)
             given = capture.opened(given, loan)
             call = call_args, call_kwargs = in_structure.build(iter(given))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
-            found = capture.outside.lent if capture.outside is not None else {}
-            lent = capture.counts.lent(capture.count, found)
+            lent = capture.counts.lent(capture.count, getattr(capture.outside, "lent", {}))
             with watching, capture.gradients.reading(), lent as counting:
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)

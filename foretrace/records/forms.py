@@ -20,6 +20,7 @@ from foretrace.ir.op import (
     Choice,
     Copied,
     Definition,
+    GradientCall,
     ModuleCall,
     Op,
     Origin,
@@ -129,6 +130,9 @@ ROWS: tuple[tuple[type, Form], ...] = (
     }, Origin)),
     (RuleName, Form("rule", {"name": WORDS, "kind": WORDS}, RuleName)),
     (Backward, Form("backward", {"of": OP, "rule": a(RuleName)}, Backward)),
+    (GradientCall, Form("gradient", {
+        "name": text, "again": TRUTH, "freed": many(OP, frozenset),
+    }, GradientCall)),
     (ViewStep, Form("view", {
         "func": anything, "args": a(tuple), "kwargs": keywords, "base": VALUE, "position": NUMBER,
         "grad_mode": TRUTH, "followed": TRUTH, "several": TRUTH, "own": TRUTH,
@@ -153,7 +157,7 @@ ROWS: tuple[tuple[type, Form], ...] = (
         "target": anything, "args": a(tuple), "kwargs": keywords, "result": anything,
         "outs": many(VALUE), "origin": a(Origin), "below": anything, "because": maybe(OP),
         "rule": maybe(a(RuleName)), "choice": maybe(a(Choice)), "writes": TRUTH,
-        "operands": many(VALUE), "alike": maybe(a(Same, Outcome)),
+        "operands": many(VALUE), "alike": maybe(a(Same, Outcome)), "asked": TRUTH,
     }, Op, shared=frozenset({"args", "outs", "below"}))),
     (Subgraph, Form("program", {
         "name": text, "params": a(tuple), "ops": many(OP), "result": anything,
@@ -219,7 +223,8 @@ REQUIRED: Mapping[str, Kind] = MappingProxyType({
     "begins": table(NUMBER, maybe(FRAME)), "viewed": table(NUMBER, maybe(FRAME)),
     "together": table(NUMBER, many(NUMBER, list)), "whole": table(NUMBER, maybe(FRAME)),
     "rooms": table(NUMBER, row_of(size, maybe(FRAME))),
-    "cleared": many(NUMBER, list),
+    "cleared": many(NUMBER, list), "flags": table(NUMBER, TRUTH),
+    "reshaped": table(NUMBER, a(TensorType)),
     "handed": many(a(Handed), list), "in_structure": a(Structure),
     "modules": many(a(ModuleState), list), "met": many(a(ModuleState), list),
 })  # fmt: skip
