@@ -8,18 +8,19 @@ import pytest
 
 import foretrace
 from tests.steps import STEPS, Step
-from tests.steps.failing import FAILS, ONLY_AS_A_WHOLE, ONLY_BY_A_CUT
+from tests.steps.failing import FAILS, NOT_BY_THE_STEP_CUT, ONLY_AS_A_WHOLE, ONLY_BY_A_CUT
 from tests.support.steps import same_cut, same_steps
 
 # foretrace warns so at the eighth; a step that may have as many says it
 pytestmark = pytest.mark.filterwarnings("ignore:.* was captured again 8 times")
 
 WRONG = "differs from eager"
+NO_REFUSALS = (WRONG, "malformed")
 WHOLE = [pytest.param(s, id=f"{s.section}.{n}") for n, s in STEPS.items() if not s.breaks]
 IN_PART = [
     pytest.param(s, id=f"{s.section}.{n}")
     for n, s in STEPS.items()
-    if s.breaks or FAILS.get(n, WRONG) != WRONG
+    if s.breaks or FAILS.get(n, WRONG) not in NO_REFUSALS
 ]
 
 
@@ -49,6 +50,10 @@ def test_captured_whole(step: Step) -> None:
 @pytest.mark.parametrize("step", WHOLE)
 def test_one_cut(step: Step, level: str) -> None:
     """`foretrace.capture` after two batches; a cut of it does the third."""
+    if level == "step" and step.name in NOT_BY_THE_STEP_CUT:
+        with pytest.raises(AssertionError, match=WRONG):
+            same_cut(step.build, level)
+        pytest.xfail("`.grad` has a history")
     expecting(step, ONLY_AS_A_WHOLE, lambda: same_cut(step.build, level))
 
 
