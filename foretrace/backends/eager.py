@@ -12,6 +12,7 @@ from foretrace.guards.arguments import returned_text
 from foretrace.guards.calls import follows
 from foretrace.guards.entry import Entry, Guards, Unmet
 from foretrace.guards.small import SmallSizes
+from foretrace.ir.op import Op
 from foretrace.ir.program import Graph, Recorded
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.runtime.results import (
@@ -23,6 +24,7 @@ from foretrace.runtime.results import (
     write_line,
 )
 from foretrace.targets.semantics import Captured, TargetSemantics
+from foretrace.trace.functions import FunctionCall
 
 
 def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
@@ -37,7 +39,8 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     trains = (torch.is_grad_enabled() or followed) and not alone
 
     def make(of: Recorded, semantics: TargetSemantics, put: object) -> Graph:
-        return forward_graph(of, semantics, Level(True), "export", trains=trains)
+        level = Level(True, open=(_applies,) if alone else ())
+        return forward_graph(of, semantics, level, "export", trains=trains)
 
     graph = make(recorded, captured.semantics, None)
     inside = asked_inside(recorded, graph)
@@ -56,6 +59,11 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     add_surrounded(source, body.lines, grad_on=followed and not recorded.requires.grad_mode)
     run = source.function("foretraced", "args, kwargs")
     return Entry(run, guards.checks, source.space, recorded.asked, unmet)
+
+
+def _applies(op: Op) -> bool:
+    """A Function, whose forward may ask autograd: below that it is what it did."""
+    return isinstance(op.target, FunctionCall)
 
 
 def add_surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:

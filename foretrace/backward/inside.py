@@ -21,6 +21,7 @@ from foretrace.backward.accumulate import accumulate
 from foretrace.backward.differentiate import Differentiation
 from foretrace.backward.hooks_inside import HooksInside
 from foretrace.errors import Refusal
+from foretrace.frames.sources import asking_line
 from foretrace.history.call_facts import values_used
 from foretrace.history.stale import Stale, overwritten_in, view_positions_of
 from foretrace.ir.op import (
@@ -456,4 +457,4 @@ def _spread(ops: Iterable[Op], found: set[Value]) -> None:
 
 
 def _refused(what: str, do: str) -> Refusal:
-    return Refusal(f"a gradient {what}", kind="autograd inside", do=do)
+    return Refusal(f"a gradient {what}", kind="autograd inside", at=asking_line(), do=do)

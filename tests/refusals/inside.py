@@ -10,7 +10,6 @@ from tests.refusals.registry import captured, captures, compiled, refuses, train
 
 X = torch.randn(6, 8)
 W = torch.randn(6, 8, requires_grad=True)
-V = torch.randn(3, 6, 8)
 
 
 def goes_back_twice(w: Tensor) -> Tensor:
@@ -29,17 +28,20 @@ refuses("graph freed", "backward/differentiate.py:_passes", captures(goes_back_t
         goes_back_twice, captured(keeps_the_graph, W))  # fmt: skip
 
 
-def asks_for_a_batch(w: Tensor) -> Tensor:
-    return torch.autograd.grad(w * w, w, V, is_grads_batched=True)[0]  # here
+def asks_in_a_branch(w: Tensor) -> Any:
+    def slope(w: Tensor) -> Tensor:
+        return torch.autograd.grad((w * w).sum(), w)[0]  # here
+
+    return torch.cond(w.sum() > 0, slope, torch.neg, (w,))
 
 
-def asks_one_by_one(w: Tensor) -> Tensor:
-    y = w * w
-    return torch.stack([torch.autograd.grad(y, w, v, retain_graph=True)[0] for v in V])
+def asks_before(w: Tensor) -> Any:
+    slope = torch.autograd.grad((w * w).sum(), w)[0]
+    return torch.cond(w.sum() > 0, torch.sin, torch.neg, (slope,))
 
 
-refuses("autograd inside", "backward/inside.py:_refused", captures(asks_for_a_batch, W),
-        asks_for_a_batch, captured(asks_one_by_one, W))  # fmt: skip
+refuses("autograd inside", "backward/inside.py:_refused", captures(asks_in_a_branch, W),
+        asks_in_a_branch, captured(asks_before, W))  # fmt: skip
 
 
 def hook_gives_less(w: Tensor) -> Tensor:
