@@ -1,8 +1,6 @@
 """What does not work today, by name: words of the refusal, or that it differs from eager."""
 
 FAILS: dict[str, str] = {
-    "a_last_batch_of_one_row": "malformed",
-    "a_penalty_on_batches_of_several_sizes": "malformed",
     "a_gan_that_freezes_the_discriminator": "the program writes to a leaf that it has",
     "sharpness_aware_as_an_optimizer": "the program sets tensor.data",
     "moco_with_a_queue": "the program sets tensor.data",
