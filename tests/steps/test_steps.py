@@ -10,6 +10,7 @@ import foretrace
 from tests.steps import STEPS, Step
 from tests.steps.failing import FAILS, NOT_BY_THE_STEP_CUT, ONLY_AS_A_WHOLE, ONLY_BY_A_CUT
 from tests.support.steps import same_cut, same_steps
+from tests.support.turns import one_in
 
 # foretrace warns so at the eighth; a step that may have as many says it
 pytestmark = pytest.mark.filterwarnings("ignore:.* was captured again 8 times")
@@ -35,7 +36,7 @@ def expecting(step: Step, works: frozenset[str], attempt: Callable[[], None]) ->
     pytest.xfail(words)
 
 
-@pytest.mark.parametrize("step", WHOLE)
+@pytest.mark.parametrize("step", one_in(3, WHOLE))
 def test_captured_whole(step: Step) -> None:
     def attempt() -> None:
         ran = same_steps(step.build, fullgraph=True)
@@ -47,7 +48,7 @@ def test_captured_whole(step: Step) -> None:
 
 
 @pytest.mark.parametrize("level", ["aten", "step"])
-@pytest.mark.parametrize("step", WHOLE)
+@pytest.mark.parametrize("step", one_in(9, WHOLE, 4))
 def test_one_cut(step: Step, level: str) -> None:
     """`foretrace.capture` after two batches; a cut of it does the third."""
     if level == "step" and step.name in NOT_BY_THE_STEP_CUT:

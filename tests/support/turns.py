@@ -25,7 +25,14 @@ def at_other_sizes(turn: int) -> Sequence[Any]:
 
 def every_other(cases: Sequence[Any]) -> list[Any]:
     """Parameters of a test, of which every second one is slow: other suites run these programs."""
+    return one_in(2, cases)
+
+
+def one_in(count: int, cases: Sequence[Any], turn: int = 0) -> list[Any]:
+    """Parameters of a test, of which one of so many is quick."""
     return [
-        pytest.param(*each.values, id=each.id, marks=[pytest.mark.slow] if place % 2 else [])
+        pytest.param(
+            *each.values, id=each.id, marks=[] if place % count == turn else [pytest.mark.slow]
+        )
         for place, each in enumerate(cases)
-    ]
+    ]  # fmt: skip
