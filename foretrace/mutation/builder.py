@@ -115,6 +115,8 @@ class Builder(torch_api.TorchDispatchMode):
         self.types, self.semantics, self.sources = types, semantics, sources
         self.lift, self.lift_constant = lift, lift_constant
         self.answer, self.example, self.outcomes = answer, answer, outcomes
+        self.of_any_float = dict[tuple[Any, ...], Outcome]()
+        """outcomes of leaves, by keys without the floats of data, which decide nothing of them"""
         self.casts, self.histories, self.forward = Casts(), Histories(), ForwardMode()
         self.root = self.scope = self._around = list[Op]()
         self.log: list[Op] = []

@@ -46,6 +46,9 @@ def asked_number(symbol: sympy.Symbol) -> NoReturn:
 class Steps(Protocol):
     """What records the steps, and answers what Python asks."""
 
+    fixed: set[Any]
+    """symbols of which the number itself was asked"""
+
     def step(self, function: Callable[..., Any], *args: Any) -> Any:
         """What the function gives, as a number that the graph computes."""
         raise NotImplementedError

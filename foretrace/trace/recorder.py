@@ -4,9 +4,11 @@ The program is a value program from the start: an op that writes in place become
 value as its out (see `mutation`), so that nothing after the recorder has to know of mutation.
 """
 
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
+import sympy
 import torch
 
 from foretrace import torch_api
@@ -21,6 +23,7 @@ from foretrace.mutation.alias import alias_of, link
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
 from foretrace.mutation.current import current
+from foretrace.mutation.functionalize import functionalize
 from foretrace.mutation.offsets import FROM_START, in_graph, place_view
 from foretrace.ops.outcome import Given, Outcome, Share, fill
 from foretrace.tensors.abstract import Abstract
@@ -121,14 +124,30 @@ class Recorder(Builder):
         if len(operands) > 1 and len(set(operands)) < len(operands):
             key.append(tuple(operands.index(operand) for operand in operands))
         whole = tuple(key)
-        if (found := self.outcomes.get(whole)) is None:
-            try:
-                with self.unwatched:
-                    found = self.outcomes.learn(
-                        whole, lambda: learn(self, func, args, kwargs, grad_mode=key[1]), LASTING
-                    )
-            except Refusal as refusal:
-                raise self._located(refusal, func, args, kwargs) from None
+        found = self.outcomes.get(whole)
+        return self._learned(whole, func, args, kwargs) if found is None else found
+
+    def _learned(
+        self, key: tuple[Any, ...], func: Any, args: Tree, kwargs: dict[str, Tree]
+    ) -> Outcome:
+        """The outcome of a call that was not met; one with other floats of data may tell it."""
+        floats = self.types.symbols.floats
+        asked = [item for item in key if item.__class__ is sympy.Symbol and item in floats.known]
+        any_float = tuple([None if item in asked else item for item in key]) if asked else ()
+        known = self.of_any_float.get(any_float)
+        if known is not None:
+            return replace(known)  # ops that are alike have equal constants
+        try:
+            with self.unwatched:
+                found = self.outcomes.learn(
+                    key, lambda: learn(self, func, args, kwargs, grad_mode=key[1]), LASTING
+                )
+        except Refusal as refusal:
+            raise self._located(refusal, func, args, kwargs) from None
+        fixed = floats.steps.fixed if floats.steps is not None else ()
+        leaf = found.definition is None and found.inline in (None, functionalize)
+        if asked and leaf and not any(symbol in fixed for symbol in asked):
+            self.of_any_float[any_float] = found
         return found
 
     # ---- recording --------------------------------------------------------------------------
