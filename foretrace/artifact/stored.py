@@ -49,7 +49,7 @@ def stored_json(stored: Stored, encoder: Encoder) -> Any:
 def _named(selectors: tuple[Any, ...]) -> tuple[Any, ...]:
     """Selectors by name, or as operators; None for a function."""
     named = [
-        [each.name() for each in map(each.__getattr__, each.overloads())]
+        [getattr(each, overload).name() for overload in each.overloads()]
         if hasattr(each, "overloads") else [each]
         for each in selectors
     ]  # fmt: skip

@@ -9,7 +9,7 @@ from foretrace import torch_api
 from foretrace.errors import Frame
 from foretrace.explain.explanation import Link
 from foretrace.history.history_ops import HISTORY
-from foretrace.ir.op import Choice, ModuleCall, Op, Value, Write, target_name
+from foretrace.ir.op import Backward, Choice, ModuleCall, Op, Value, Write, target_name
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.walk import every_op, subgraphs_of
 from foretrace.passes.asserted import ASSERT_NUMBER
@@ -157,6 +157,8 @@ class Levels:
         for program in subgraphs_of(op):
             if inner in every_op(program.ops):
                 return (f"{name} holds it, in {program.name}",), "program"
+        if isinstance(op.target, Backward):
+            return (f"what the derivative of {target_name(op.target.of.target)} calls",), "rule"
         if dispatched(op):
             return ("by the __torch_dispatch__ of the class of an operand",), "wrapper"
         if chosen:

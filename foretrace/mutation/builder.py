@@ -115,8 +115,7 @@ class Builder(torch_api.TorchDispatchMode):
         self.types, self.semantics, self.sources = types, semantics, sources
         self.lift, self.lift_constant = lift, lift_constant
         self.answer, self.example, self.outcomes = answer, answer, outcomes
-        self.of_any_float = dict[tuple[Any, ...], Outcome]()
-        """outcomes of leaves, by keys without the floats of data, which decide nothing of them"""
+        self.of_any_float = dict[tuple[Any, ...], Outcome]()  # of leaves, which none decides
         self.casts, self.histories, self.forward = Casts(), Histories(), ForwardMode()
         self.root = self.scope = self._around = list[Op]()
         self.log: list[Op] = []
@@ -132,12 +131,11 @@ class Builder(torch_api.TorchDispatchMode):
         """numbers that data decides, each by what it is of a value: two calls give one symbol"""
         self.overwritten: dict[Value, Held] = {}
         """values that their memory no longer holds"""
-        self.seeing: dict[Value, Op] = {}  # what composites gave as views of memory made inside
+        self.seeing = dict[Value, Op]()  # what composites gave as views of memory made inside
         self.rebased, self.viewed = list[Alias](), list[Alias]()
         """views through which the program has just written; tensors that have views"""
         self.first_refusal: Refusal | None = None
-        self.unwatched = Unwatched()
-        """inside is work of ours, which nobody who watches the program has to see"""
+        self.unwatched = Unwatched()  # inside is work of ours, which nobody has to see
         self._origin = Origin(None, None)  # that of the op before, which the next one often shares
         self._depth, self.bodies = 0, list[list[Op] | None]()  # None: one that calls will share
         self._failure: tuple[BaseException | None, list[str]] = (None, [])

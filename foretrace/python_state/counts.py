@@ -13,7 +13,6 @@ from typing import Any, Final
 import torch
 
 from foretrace.ir.members import SYMBOLIC
-from foretrace.ir.plain_data import plain
 from foretrace.ir.requirements import (
     NUMBERS,
     OPEN,
@@ -52,9 +51,12 @@ def counted_in(changes: Iterable[Change]) -> Iterator[tuple[Change, int]]:
 
 
 def seen_to_differ(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
-    """The numbers that a capture has found in places outside, and that are others now."""
+    """The numbers that a capture has found in groups of optimizers, and that are others now.
+
+    Not elsewhere: a program may ask what type a number is, and an open one is none of Python's.
+    """
     for each in held:
-        if isinstance(each, Held) and not each.itself and plain(each.before):
+        if isinstance(each, Held) and type(each.holder) is dict and "params" in each.holder:
             place = _place_of(each)
             if place is not None:
                 yield from counted_in([Change(place, place.now, rebound=True)])

@@ -8,6 +8,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
+from foretrace.ir.members import own_items
 from foretrace.tensors.wrapped import plain_parts, wraps
 
 
@@ -42,7 +43,8 @@ def check_held_once(leaves: Iterable[tuple[str, Any]], known: Container[int]) ->
         Refusal: the program would find that the tensor is not in the set.
     """
     for name, leaf in leaves:
-        held = leaf if isinstance(leaf, (set, frozenset, deque)) else ()
+        kept = isinstance(leaf, (set, frozenset, deque))
+        held = [item for _, item in own_items(leaf)] if kept else ()
         if any(isinstance(each, torch.Tensor) and id(each) in known for each in held):
             raise Refusal(
                 f"{name} holds a tensor that the program also has by another way, and would not be"

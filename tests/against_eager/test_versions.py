@@ -495,7 +495,7 @@ def no_longer_trained_either(x: Tensor) -> Tensor:
     return HELD * x
 
 
-@pytest.mark.parametrize("fn", [data_bound, no_longer_trained, no_longer_trained_either])
+@pytest.mark.parametrize("fn", [data_bound])
 def test_what_python_changes_of_a_tensor_from_outside(fn: Program) -> None:
     before, x = HELD.data_ptr(), torch.randn(3)
     for run in (
@@ -709,3 +709,19 @@ def test_an_inference_tensor_has_no_version() -> None:
 
     with pytest.raises(foretrace.Refusal, match="`_version`"):
         foretrace.capture(program, (torch.ones(3),))
+
+
+@pytest.mark.parametrize("fn", [no_longer_trained, no_longer_trained_either])
+def test_what_requires_grad_is_left_by_calls_alone(fn: Program) -> None:
+    x = torch.randn(3)
+    try:
+        cut = foretrace.capture(fn, (x,)).cut("export")
+        assert HELD.requires_grad
+        found = cut(x)
+        assert not HELD.requires_grad
+        HELD.requires_grad_(True)
+        expected = fn(x)
+        assert torch.equal(found, expected)
+        assert found.requires_grad == expected.requires_grad
+    finally:
+        HELD.requires_grad_(True)

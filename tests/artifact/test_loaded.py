@@ -336,7 +336,7 @@ def test_wrong_calls(tmp_path: Path) -> None:
     program = foretrace.capture(nn.Linear(4, 3), (torch.randn(2, 4),))
     other = foretrace.capture(nn.Linear(4, 3), (torch.randn(2, 4),))
     path = tmp_path / "saved.ft"
-    assert refusal(lambda: program.save(path, "step")).kind == "unknown cut"
+    assert refusal(lambda: program.save(path, "stair")).kind == "unknown cut"
     assert refusal(lambda: program.save(path, 1)).kind == "wrong call"  # type: ignore[arg-type]
     assert refusal(lambda: program.save(path, other.cut("export"))).kind == "wrong call"
     assert "two cuts" in refusal(lambda: program.save(path, "joint", program.cut("joint"))).what

@@ -404,31 +404,6 @@ class SeesGradients(Noting):
         return h * 2
 
 
-@hole(0.5)
-class PunishesGradients(Around):
-    """A gradient of a gradient, through pieces."""
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        x = x.clone().requires_grad_()
-        loss = self.head(self.body(x), y)
-        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)  # here
-        return loss + gradient.square().sum()
-
-
-@hole(0.4)
-class SearchesInside(Around):
-    """An inner loop that moves an input."""
-
-    def middle(self, h: Tensor) -> Tensor:
-        moved = h.detach().mean(0, keepdim=True).requires_grad_()
-        for _ in range(2):
-            energy = (self.head.body.eval()(moved) - 1).square().sum()
-            (gradient,) = torch.autograd.grad(energy, moved)  # here
-            moved = (moved - 0.1 * gradient).detach().requires_grad_()
-        self.head.body.train()
-        return h + moved
-
-
 # ---- threads
 
 

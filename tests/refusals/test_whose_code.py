@@ -28,7 +28,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> None:
         (sympy.__file__, "library"),
         (str(Path(np.__file__).parent / "random.py"), "library"),
         (f"{STDLIB}/random.py", "library"),
-        (torch.optim.__file__, "library"),
+        (torch.optim.__file__, "layer"),
         (torch.nn.modules.linear.__file__, "layer"),
         ("/env/site-packages/models.py", "user"),
         (f"{STDLIB}/site-packages/models.py", "user"),
