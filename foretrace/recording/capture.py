@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from foretrace import torch_api
-from foretrace.backward.inside import Engine
+from foretrace.backward.engine import Engine
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import Sources, function_of, names_of, place_of
 from foretrace.history.stale import overwritten_in

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from foretrace import torch_api
-from foretrace.backward.inside import Engine
+from foretrace.backward.engine import Engine
 from foretrace.duals.numbers import leaving
 from foretrace.errors import Frame, Refusal, Way
 from foretrace.frames.lines import Lines

@@ -40,7 +40,7 @@ def asks_before(w: Tensor) -> Any:
     return torch.cond(w.sum() > 0, torch.sin, torch.neg, (slope,))
 
 
-refuses("autograd inside", "backward/inside.py:_refused", captures(asks_in_a_branch, W),
+refuses("autograd inside", "backward/engine.py:_refused", captures(asks_in_a_branch, W),
         asks_in_a_branch, captured(asks_before, W))  # fmt: skip
 
 

@@ -1,0 +1,205 @@
+"""In the place of torch's engine: a gradient that the program asks for, from what there is so far.
+
+`loss.backward()` and `torch.autograd.grad` come to one function of torch's, whose place `Engine`
+takes for a run. A walk goes back over the recorded ops; what it gives is one more op of the
+program, whose body is that of the walk.
+Source: torch/csrc/autograd/python_engine.cpp, torch/csrc/autograd/engine.cpp.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+
+from foretrace import torch_api
+from foretrace.backward.accumulate import accumulate
+from foretrace.backward.inside import Inside, Leaves
+from foretrace.errors import Refusal
+from foretrace.frames.sources import asking_line
+from foretrace.ir.op import (
+    Choice,
+    GradientCall,
+    Op,
+    Value,
+)
+from foretrace.ir.walk import every_op
+from foretrace.mutation.made_leaves import value_of
+from foretrace.tensors.abstract import Abstract
+from foretrace.trace.recorder import Recorder
+
+OPENED = Choice("a gradient", "opened", "no operator of torch's computes it", ())
+UNUSED = (
+    "One of the differentiated Tensors appears to not have been used in the graph. Set"
+    " allow_unused=True if this is the desired behavior."
+)
+
+
+LOCAL = 2
+"""References to a tensor that a name and the question hold; more are somebody's, as a hook's"""
+
+
+class Engine:
+    """In the place of torch's engine, for one run.
+
+    Args:
+        recorder: what records the program.
+        leaves: its leaves.
+    """
+
+    def __init__(self, recorder: Recorder, leaves: Leaves) -> None:
+        self.recorder, self.leaves = recorder, leaves
+        self.original = torch_api.engine()
+
+    def __call__(
+        self, roots: Sequence[Any], gradients: Sequence[Any], keep: bool, again: bool,
+        inputs: Sequence[Any] = (), allow_unreachable: bool = False, accumulate_grad: bool = False,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """The gradients of `inputs`; with `accumulate_grad`, none, but added to their `.grad`."""
+        recorder = self.recorder
+        self._check((*roots, *inputs), gradients)
+        with recorder.unwatched, torch_api.replaced({"engine": self.original}):
+            recorder.view_rebased()
+            values = [self._known(root) for root in roots]
+            for place, value in enumerate(values):
+                if not value.type.requires_grad:
+                    raise RuntimeError(
+                        f"element {place} of tensors does not require grad and does not have a"
+                        " grad_fn"
+                    )
+            asked = [recorder.histories.place(self._known(tensor)) for tensor in inputs]
+            if not all(value.type.requires_grad for value in asked):
+                raise RuntimeError("One of the differentiated Tensors does not require grad")
+            walk = self._walked(values, gradients, keep=keep, again=again, asked=asked)
+            if accumulate_grad:
+                self._accumulate(walk, asked)
+                return ()
+            with torch.set_grad_enabled(again):
+                return tuple(
+                    self._found(walk, value, allow_unused=allow_unreachable) for value in asked
+                )
+
+    def _check(self, tensors: Sequence[Any], gradients: Sequence[Any]) -> None:
+        recorder = self.recorder
+        if not all(isinstance(each, torch.Tensor) for each in tensors):
+            raise _refused("is asked of a gradient edge", "ask it of the tensor")
+        if any(map(_of_a_batch, filter(_is_tensor, gradients))):
+            what = "is asked for a batch of gradients at once (is_grads_batched=True)"
+            raise _refused(what, "ask for one after the other, or use torch.func.vmap of vjp")
+        if any(map(torch_api.of_a_level, tensors)):
+            raise _refused("is asked inside a transform of torch.func",
+                           "use torch.func.grad or vjp there")  # fmt: skip
+        if recorder.holding:
+            raise _refused("is asked in a program that an operator holds, such as torch.cond's",
+                           "ask it outside, or use torch.func.grad")  # fmt: skip
+
+    def _known(self, tensor: Any) -> Value:
+        given = tensor if isinstance(tensor, Abstract) else self.recorder.lift(tensor)
+        return value_of(given, self.recorder)
+
+    def _walked(
+        self, roots: list[Value], gradients: Sequence[Any], *, keep: bool, again: bool,
+        asked: list[Value],
+    ) -> Inside:  # fmt: skip
+        """The walk, whose ops are in the record as the body of one."""
+        recorder, name = self.recorder, "grad" if asked else "backward"
+        ops = list(self._so_far())
+        wanted = _on_the_way(ops, asked) if asked else None
+        origin = replace(recorder.origin(), grad_mode=again)
+        given = list(map(self._known, gradients))
+        with torch.set_grad_enabled(again), recorder.inner_scope(origin.frame) as body:
+            walk = Inside(recorder, self.leaves, self, again=again, wanted=wanted)
+            target = GradientCall(name, again)
+            call = Op(target, (), {}, None, (), origin=origin, below=body, choice=OPENED)
+            walk.tensors.update(zip(given, gradients, strict=True))
+            walk.given = {*given}
+            for root, gradient in zip(map(recorder.histories.place, roots), given, strict=True):
+                if walk.wants(root):
+                    walk.add(root, gradient, call)
+            walk.stale.meet(ops)
+            walk.walk(ops)
+            walk.record()
+        freed = frozenset() if keep else frozenset(walk.spent)
+        call.target = GradientCall(name, again, freed)
+        call.args = (*roots, *given)
+        call.outs = tuple(dict.fromkeys(out for op in every_op(body) for out in op.outs))
+        call.result = list(call.outs)
+        recorder.append(call)
+        recorder.types.told.requires_grad.append(True)  # in another grad mode eager raises
+        return walk
+
+    def _so_far(self) -> Iterator[Op]:
+        """The ops of the program; of a body that is being recorded, those that there are."""
+        recorder = self.recorder
+        bodies = recorder.bodies
+        if any(body is None for body in bodies):
+            raise _refused("is asked inside the kernel of an operator", "ask it outside")
+        return chain(recorder.root, *(body for body in bodies if body is not None))
+
+    def _found(self, walk: Inside, value: Value, *, allow_unused: bool) -> Any:
+        if value in walk.gradients:
+            walk.inside.of_value(value, walk, self.leaves.hooks(value)[1])
+        gradient = walk.gradients.get(value)
+        if gradient is None:
+            if not allow_unused:
+                raise RuntimeError(UNUSED)
+            return None
+        return walk.tensor(walk.now(gradient))
+
+    # ---- .grad --------------------------------------------------------------------------------
+
+    def _accumulate(self, walk: Inside, asked: list[Value]) -> None:
+        """Add the gradients to the `.grad` of leaves, in the order in which they are complete."""
+        only, leaves = set(asked), dict[Value, Any]()
+        for value in walk.order:
+            leaf = self.leaves.of(value) if not only or value in only else None
+            if leaf is not None:
+                leaves[value] = leaf
+        with torch.set_grad_enabled(walk.again):
+            for value, leaf in leaves.items():
+                self._one_more(walk, value, leaf, leaves)
+
+    def _one_more(self, walk: Inside, value: Value, leaf: Any, leaves: dict[Value, Any]) -> None:
+        """The gradient of a leaf, by its hooks, into its `.grad`."""
+        tensor, before, after = self.leaves.hooks(value)
+        walk.inside.of_value(value, walk, before)
+        gradient = walk.now(walk.gradients.pop(value))
+        others = any(walk.gradients.get(other) is gradient for other in leaves)
+        found = walk.tensor(gradient)
+        kept = sys.getrefcount(found) > LOCAL + sum(each is found for each in walk.tensors.values())
+        alone = not (walk.again or others or kept or gradient in walk.given)
+        types = value.type, gradient.type
+        accumulate(leaf, found, types, again=walk.again, alone=alone)
+        for hook in after:
+            with walk.as_program():
+                if hook(tensor) is not None:
+                    raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+
+
+def _of_a_batch(tensor: torch.Tensor) -> bool:
+    return torch_api.of_a_level(tensor) or torch_api.of_old_vmap(tensor)
+
+
+def _is_tensor(item: object) -> bool:
+    return isinstance(item, torch.Tensor)
+
+
+def _on_the_way(ops: Iterable[Op], asked: Iterable[Value]) -> set[Value]:
+    """What depends on the values that gradients are asked of, and these."""
+    found = set(asked)
+    _spread(ops, found)
+    return found
+
+
+def _spread(ops: Iterable[Op], found: set[Value]) -> None:
+    for op in ops:
+        if not op.leaf and not op.writes:
+            _spread(op.body or (), found)
+        if any(value in found for value in op.operands):
+            found.update(op.outs)
+
+
+def _refused(what: str, do: str) -> Refusal:
+    return Refusal(f"a gradient {what}", kind="autograd inside", at=asking_line(), do=do)
