@@ -18,6 +18,7 @@ from foretrace.pieces.share import share
 from tests.pieces import more_programs, programs
 from tests.pieces.programs import HOLES, Hole, batch
 from tests.support.bits import differences
+from tests.support.turns import one_in
 
 STEPS = 5
 BY_NAME = [
@@ -100,7 +101,7 @@ def told(caught: list[warnings.WarningMessage]) -> list[str]:
     return [str(each.message) for each in caught if "captured" in str(each.message)]
 
 
-@pytest.mark.parametrize("hole", BY_NAME)
+@pytest.mark.parametrize("hole", one_in(2, BY_NAME))
 def test_trained(hole: Hole, request: pytest.FixtureRequest, capsys: Any) -> None:
     eager, ours = both(hole, request)
     expected = by_model(eager, eager)
@@ -121,7 +122,7 @@ def test_trained(hole: Hole, request: pytest.FixtureRequest, capsys: Any) -> Non
     assert captured / total >= hole.share, (captured, total, *map(str, compiled.breaks))
 
 
-@pytest.mark.parametrize("hole", BY_NAME)
+@pytest.mark.parametrize("hole", one_in(2, BY_NAME, 1))
 def test_whole_steps(
     hole: Hole, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.steps.composed import chosen, composed
 from tests.support.steps import in_eager, same_steps
 
-QUICK, MANY = 12, 400
+QUICK, MANY = 6, 400
 
 
 def fails(seed: int) -> str:

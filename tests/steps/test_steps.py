@@ -36,7 +36,7 @@ def expecting(step: Step, works: frozenset[str], attempt: Callable[[], None]) ->
     pytest.xfail(words)
 
 
-@pytest.mark.parametrize("step", one_in(3, WHOLE))
+@pytest.mark.parametrize("step", one_in(5, WHOLE))
 def test_captured_whole(step: Step) -> None:
     def attempt() -> None:
         ran = same_steps(step.build, fullgraph=True)
@@ -48,7 +48,7 @@ def test_captured_whole(step: Step) -> None:
 
 
 @pytest.mark.parametrize("level", ["aten", "step"])
-@pytest.mark.parametrize("step", one_in(9, WHOLE, 4))
+@pytest.mark.parametrize("step", one_in(15, WHOLE, 4))
 def test_one_cut(step: Step, level: str) -> None:
     """`foretrace.capture` after two batches; a cut of it does the third."""
     if level == "step" and step.name in NOT_BY_THE_STEP_CUT:
