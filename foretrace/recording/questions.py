@@ -83,6 +83,30 @@ class Questions:
                     self._asserted.add(form)
         return answer
 
+    def of_numbers(
+        self, recorder: Recorder, call: Call, numbers: Sequence[Any], answer: bool, said: str
+    ) -> bool:  # fmt: skip
+        """Keep the answer, which is known, to what is asked of numbers that data decides.
+
+        Returns:
+            Whether that is all: else it has to be computed.
+        """
+        constants, roots = self.constants, frozenset[Root]()
+        if self.path is not None or recorder.bodies:
+            return False
+        constants.follow(recorder.log, ())
+        for number in numbers:
+            of = constants.roots_of_number(number)
+            if not of:
+                return False
+            roots |= of
+        form = said, *numbers
+        if form not in self._known:
+            self._known[form] = known = self._guard(recorder, call, roots, answer, said)
+            if any(not isinstance(root, sympy.Symbol) for root in roots):
+                self._assert(recorder, call, known)
+        return True
+
     def example(self, recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Any:
         """What a call gives of the example's values.
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any, Final
 
+import sympy
 import torch
 
 from foretrace import torch_api
@@ -53,6 +54,7 @@ class Steps:
 
     def __enter__(self) -> None:
         self._open, self.symbols.floats.steps = ExitStack(), self
+        self.recorder.unwatched.rests_at(Steps.step.__code__)
         self._open.enter_context(torch_api.batches_counted())
         if self.questions.constants.guarded:  # `math.exp(x.item())` looks `exp` up before
             self._followed = torch_api.FollowedFloats(self.step, self._follows, self._called)
@@ -110,18 +112,22 @@ class Steps:
 
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What the function gives: a new number, or the answer to what it asks."""
+        with self.recorder.unwatched:
+            return self._step(function, args, kwargs)
+
+    def _step(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if kwargs:
             named = {name: self._fixed(number) for name, number in kwargs.items()}
             return function(*map(self._fixed, args), **named)
         if function in COMPARED and max(map(_size, args)) <= LARGEST:
-            with self.recorder.unwatched:
-                return self._asked(function, args)
+            return self._asked(function, args)
         values = tuple(map(self._value, args))
         found = function(*(self.symbols.concrete(value) for value in values))
         if type(found) not in (int, float) or not self._stays(function, args):
             return function(*map(self._fixed, args))
-        with self.recorder.unwatched:
-            return self._recorded(function, values, found)
+        return self._recorded(function, values, found)
 
     def _recorded(self, function: Callable[..., Any], values: tuple[Any, ...], found: Any) -> Any:
         recorder = self.recorder
@@ -154,14 +160,14 @@ class Steps:
         """The number itself; that it is the same is a guard."""
         self.fixed.add(symbol)
         with self.recorder.unwatched:
-            found = self.symbols.floats.known[symbol]
+            found, made = self.symbols.floats.known[symbol], self.recorder.made
             tensor, said = self._tensor(symbol), f"== {found!r}"
             if math.isnan(found):
-                self._answer(aten.isnan.default, (tensor,), "isnan", sides=False)
+                self._answer(made(aten.isnan.default, tensor), "isnan", sides=False)
             else:
-                self._answer(aten.eq.Scalar, (tensor, found), said, sides=False)
+                self._answer(made(aten.eq.Scalar, tensor, found), said, sides=False)
             if found == 0:
-                self._answer(aten.signbit.default, (tensor,), "signbit", sides=False)
+                self._answer(made(aten.signbit.default, tensor), "signbit", sides=False)
         return found
 
     def _fixed(self, number: Any) -> Any:
@@ -171,22 +177,42 @@ class Steps:
         return int(number) if issubclass(kind, torch.SymInt) else number
 
     def _asked(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-        tensors = tuple(self._tensor(self._value(arg)) for arg in args)
+        values = tuple(map(self._value, args))
         numbers = [repr(arg) for arg in args if type(arg) in (int, float, bool)]
         said = " ".join([function.__name__, *numbers])
-        return self._answer(COMPARED[function], tensors, said, sides=True)
+        asked = self._compared(function, values)
+        symbols = [value for value in values if isinstance(value, sympy.Symbol)]
+        if len(symbols) + len(numbers) == len(values):
+            answer = bool(function(*map(self.symbols.concrete, values)))
+            if self.questions.of_numbers(
+                self.recorder, (IS_NONZERO, (asked,), {}), symbols, answer, said
+            ):
+                return answer
+        return self._answer(asked, said, sides=True)
 
-    def _answer(self, func: Any, args: tuple[Any, ...], said: str, *, sides: bool) -> bool:
-        asked = (self.recorder.made(func, *args),)
+    def _compared(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Value:
+        """The answer as a tensor of the graph."""
+        first, *others = values
+        if others and (type(others[0]) is int or (type(others[0]) is float and not _whole(first))):
+            of_scalar = COMPARED[function].overloadpacket.Scalar
+            return self.recorder.made(of_scalar, self._tensor(first), others[0])
+        # torch compares a tensor of integers with a float scalar as float32
+        return self.recorder.made(COMPARED[function], *map(self._tensor, values))
+
+    def _answer(self, asked: Value, said: str, *, sides: bool) -> bool:
         answer: bool = self.questions.answer(
-            self.recorder, IS_NONZERO, asked, {}, sides=sides, said=said
+            self.recorder, IS_NONZERO, (asked,), {}, sides=sides, said=said
         )
         return answer
 
     def _tensor(self, number: Any) -> Value:
-        whole = type(number) in (int, bool) or getattr(number, "is_integer", None) is True
-        kind = {"dtype": torch.int64 if whole else torch.float64, "device": torch.device("cpu")}
+        dtype = torch.int64 if _whole(number) else torch.float64
+        kind = {"dtype": dtype, "device": torch.device("cpu")}
         return self.recorder.made(aten.scalar_tensor.default, number, **kind)
+
+
+def _whole(number: Any) -> bool:
+    return type(number) in (int, bool) or getattr(number, "is_integer", None) is True
 
 
 def _size(number: Any) -> int:

@@ -18,11 +18,32 @@ from typing import Any
 
 import torch
 
+# Where a guard was made.
+from torch._guards import SLoc
+
 # What is in a SymFloat; C++ asks it by the names of these methods.
 from torch.fx.experimental.sym_node import SymNode, to_node
 
+# Where a symbol's range comes from.
+from torch.fx.experimental.symbolic_shapes import ValueRangesSLoc
+
 # Batch norm takes `float` of a buffer.
 from torch.nn.modules import batchnorm
+
+# The name of a symbol says what it stands for.
+from torch.utils._sympy.symbol import SymT, make_symbol
+
+# What a ShapeEnv knows of each symbol: between which numbers it is, and where it was made.
+from torch.utils._sympy.value_ranges import ValueRanges
+
+# Where a symbol was made.
+from torch.utils._traceback import CapturedTraceback
+
+# What a ShapeEnv notes of a symbol that was made nowhere in particular.
+NO_STACK = CapturedTraceback(None)
+NO_PLACE = SLoc(None, None)
+# From minus to plus infinity.
+ANY_FLOAT = ValueRanges.unknown()
 
 UNARY: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "neg": operator.neg, "abs": operator.abs, "floor": math.floor, "ceil": math.ceil,
@@ -131,11 +152,15 @@ for _name, _computes in {**UNARY, **BINARY}.items():
 def new_float(shape_env: Any) -> Any:
     """A new symbol for a float that data decides (2.13: zuf0, zuf1).
 
-    FakeTensor does not wait for it in the next kernel's result.
+    What `ShapeEnv.create_unbacked_symfloat` notes of one, without its logging and stack, which take
+    six times as long: an optimizer has a thousand of them. FakeTensor does not wait for it in the
+    next kernel's result.
     """
-    before = list(shape_env.pending_fresh_unbacked_symbols)
-    symbol = shape_env.create_unbacked_symfloat().node.expr
-    shape_env.pending_fresh_unbacked_symbols = before
+    symbol = make_symbol(SymT.UNBACKED_FLOAT, shape_env.unbacked_symfloat_counter)
+    shape_env.unbacked_symfloat_counter += 1
+    shape_env.var_to_stack[symbol] = NO_STACK
+    shape_env.var_to_range[symbol] = ANY_FLOAT
+    shape_env.var_to_range_sloc[symbol] = ValueRangesSLoc(NO_PLACE, NO_PLACE)
     return symbol
 
 

@@ -117,6 +117,8 @@ class Constants:
         self._drawing: dict[Definition, bool] = {}
         self.binders: dict[sympy.Symbol, Op] = {}
         """what gives each symbol its number that data decides"""
+        self._of_numbers: dict[sympy.Symbol, frozenset[Root]] = {}
+        """what each number depends on, of those that were asked about"""
         self._counted: dict[Op, int | float] = {}
         """numbers that ops gave"""
         self._walked: set[Op] | None = None
@@ -202,6 +204,27 @@ class Constants:
         symbols = free_symbols((tree, *(op.args for op in self._makers(tree))))
         return frozenset(s for s in symbols if s not in self.binders).union(*known)
 
+    def roots_of_number(self, wanted: sympy.Symbol) -> frozenset[Root] | None:
+        """On what a number depends; None where that is not known without computing it."""
+        known, pending = self._of_numbers, [wanted]
+        while pending:
+            op = self.binders.get(symbol := pending[-1])
+            if op is None:
+                known[symbol] = frozenset({symbol})
+            elif made := op.outs or op.operands:
+                if not self.roots.keys() >= set(made):
+                    return None
+                known[symbol] = frozenset[Root]().union(*map(self.roots.__getitem__, made))
+            else:
+                of = [each for each in op.args if isinstance(each, sympy.Symbol)]
+                missing = [each for each in of if each not in known]
+                pending += missing
+                if missing:
+                    continue
+                known[symbol] = frozenset[Root]().union(*map(known.__getitem__, of))
+            pending.pop()
+        return known[wanted]
+
     def form(self, func: Any, tree: Tree) -> int:
         """A number for a call of computed operands: equal where it computes the same again."""
         named = map_tree(tree, self._named)
@@ -236,8 +259,10 @@ class Constants:
         for op in ops:
             if isinstance(op.target, GradientCall):
                 self._walked = self._walked or set()
-            self.makers.update(dict.fromkeys(op.outs, op))
-            self.binders.update(dict.fromkeys(binds(op), op))
+            for out in op.outs:
+                self.makers[out] = op
+            for symbol in binds(op):
+                self.binders[symbol] = op
             if op.own is not None:
                 self.note(op.own)
             elif op.definition is None:
