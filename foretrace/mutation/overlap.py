@@ -37,7 +37,10 @@ def check_apart(call: Call) -> None:
     recorder, func, targets = call.recorder, call.func, call.targets
     for target in targets:
         alias = alias_of(target)
-        if any(overlaps(recorder, current(each, recorder).type) for each in (alias, alias.root)):
+        if any(
+            overlaps(recorder, current(each, recorder).type)
+            for each in dict.fromkeys((alias, alias.root))
+        ):
             raise overlapping(f"{func} writes to memory of which several elements are one place")
     for target in () if call.schema.writes_lists else targets:
         _check_operands(call, target)

@@ -1,13 +1,15 @@
 """Which program runs as Python in this thread, and so what a call of a module comes to.
 
 While it does, the modules that it may call have under `torch_api.CALLED_BY` what asks here first.
-Nothing else is touched, and all is taken away when it returns. To other threads, to modes that see
-operators, and inside a checkpoint, which saves what its second run makes again, a module is itself.
+Nothing else is touched, and all is taken away when it returns; a module that has got a copy of the
+`__dict__` of one loses it when it is called. To other threads, to modes that see operators, and
+inside a checkpoint, which saves what its second run makes again, a module is itself.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from sys import _getframe as frame_of
 from typing import Any, Protocol
 
 from torch import fx, nn
@@ -54,13 +56,27 @@ def hole_here() -> Hole | None:
 
 def caller(module: nn.Module) -> Callable[..., Any]:
     """What stands under `torch_api.CALLED_BY` of a module."""
-    plain = torch_api.plain_call(module)
+    called = torch_api.module_called
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        hole = hole_here()
-        return plain(*args, **kwargs) if hole is None else hole.called(module, args, kwargs)
+        if (copy := called(frame_of(1), module)) is not module:
+            return _of_copy(copy, args, kwargs)
+        return _slowly(module, args, kwargs)
 
     return call
+
+
+def _of_copy(copy: nn.Module, args: Any, kwargs: Any) -> Any:
+    """A call of a module whose `__dict__` a program has copied from one that stands here."""
+    vars(copy).pop(torch_api.CALLED_BY, None)
+    return copy(*args, **kwargs)
+
+
+def _slowly(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    hole = hole_here()
+    if hole is None:
+        return torch_api.plain_call(module)(*args, **kwargs)
+    return hole.called(module, args, kwargs)
 
 
 def answered_by(
@@ -72,21 +88,24 @@ def answered_by(
         module: the piece.
         first: gives what runs that capture, or gives MISS.
     """
-    slowly, space, here, key, miss = caller(module), vars(module), HERE, torch_api.CALLED_BY, MISS
+    space, here, key, miss = vars(module), HERE, torch_api.CALLED_BY, MISS
     modes, levels, hooks = (
         torch_api.dispatch_modes, torch_api.transformed, torch_api.saving_hooks
     )  # fmt: skip
+    called = torch_api.module_called
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if (copy := called(frame_of(1), module)) is not module:
+            return _of_copy(copy, args, kwargs)
         if here.hole is None or modes() or hooks(True) or levels():
-            return slowly(*args, **kwargs)
+            return _slowly(module, args, kwargs)
         own = space.pop(key, None)  # the guards count attributes
         try:
             result = first()(args, kwargs)
         finally:
             if own is not None:
                 space[key] = own
-        return slowly(*args, **kwargs) if result is miss else result
+        return _slowly(module, args, kwargs) if result is miss else result
 
     return call
 
@@ -98,22 +117,25 @@ def run_by(module: nn.Module, passed: Callable[[Any, Any], Any]) -> Callable[...
         module: the piece.
         passed: runs its code as Python, or gives MISS.
     """
-    slowly, space, here, key, miss = caller(module), vars(module), HERE, torch_api.CALLED_BY, MISS
+    space, here, key, miss = vars(module), HERE, torch_api.CALLED_BY, MISS
     modes, levels, hooks, casts = (
         torch_api.dispatch_modes, torch_api.transformed, torch_api.saving_hooks,
         torch_api.casts_kept,
     )  # fmt: skip
+    called = torch_api.module_called
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if (copy := called(frame_of(1), module)) is not module:
+            return _of_copy(copy, args, kwargs)
         if here.hole is None or modes() or hooks(True) or levels() or casts():
-            return slowly(*args, **kwargs)
+            return _slowly(module, args, kwargs)
         own = space.pop(key, None)
         try:
             result = passed(args, kwargs)
         finally:
             if own is not None:
                 space[key] = own
-        return slowly(*args, **kwargs) if result is miss else result
+        return _slowly(module, args, kwargs) if result is miss else result
 
     return call
 

@@ -1,6 +1,6 @@
 """What a run leaves in memory: new contents of its inputs, and values that were written over."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ def mutations_of(
     `reshaped` takes how inputs lie that operators in place gave another shape. `flags`: those
     of which the program has set `requires_grad`.
     """
-    found = []
+    found, makers = [], {out: op for op in recorder.log for out in op.outs}
     for index, (item, placeholder) in enumerate(zip(inputs, placeholders, strict=True)):
         if item.size is not None or _untouched(item.value, placeholder):
             continue
@@ -57,7 +57,7 @@ def mutations_of(
                 raise _not_written_back(what, new, recorder, "make a new tensor of it: a * 2")
             if not item.leaf and alias.version.count:
                 check_based(alias, line_of(recorder, new))
-            kept = _keeps_history(recorder, item.value, new)
+            kept = _keeps_history(makers, item.value, new)
             found.append(Mutation(index, new, hidden=not alias.version.count, kept=kept))
     indices = {id(item.tensor): index for index, item in enumerate(inputs)}
     stood = {id(placeholder) for placeholder in placeholders}
@@ -114,15 +114,13 @@ def check_together(recorder: Recorder, given: list[Any], inputs: list[Input]) ->
             )
 
 
-def _keeps_history(recorder: Recorder, before: Value, new: Value) -> bool:
+def _keeps_history(makers: Mapping[Value, Op], before: Value, new: Value) -> bool:
     """Whether autograd has followed none of the writes that made the one of the other."""
-    for op in reversed(recorder.log):
-        if new is before or not new.type.requires_grad:
-            break
-        if new in op.outs:
-            if not isinstance(op.target, Write) or op.target.followed:
-                return False
-            new = op.args[0]
+    while new is not before and new.type.requires_grad and new in makers:
+        op = makers[new]
+        if not isinstance(op.target, Write) or op.target.followed:
+            return False
+        new = op.args[0]
     return new is before
 
 

@@ -254,6 +254,7 @@ from foretrace.torch_api.tensors import (
     node_name as node_name,
     node_of as node_of,
     non_persistent_buffers as non_persistent_buffers,
+    module_called as module_called,
     plain_call as plain_call,
     put_module_call as put_module_call,
     put_off as put_off,

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
+from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -279,6 +280,25 @@ def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
     """`Module.__call__` with its hooks, whatever is under CALLED_BY (torch 2.11 to 2.13)."""
     found: Callable[..., Any] = module._call_impl
     return found
+
+
+# The code of `Module.__call__`, which calls what is under CALLED_BY (torch 2.11 to 2.13).
+MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
+
+
+def module_called(frame: FrameType, put_in: torch.nn.Module) -> torch.nn.Module:
+    """The module whose call has come to what is under CALLED_BY of another one.
+
+    It is not the one where that was put if a program has copied its `__dict__`.
+
+    Args:
+        frame: what has called it.
+        put_in: where it was put.
+    """
+    if frame.f_code is not MODULE_CALL:
+        return put_in
+    called: torch.nn.Module = frame.f_locals["self"]
+    return called
 
 
 # The hooks that see what autograd saves, as inside a checkpoint; None where there are none. Its
