@@ -3,6 +3,7 @@
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -136,9 +137,10 @@ def shown(item: Any) -> str:
         return f"a tensor {list(item.shape)} at {id(item):#x}"
     if item is MISSING:
         return repr(item)
-    if not plain(item):
-        return f"{type(item).__name__} at {id(item):#x}"
-    return f"{item!r:.80}"
+    if plain(item):
+        with suppress(Exception):  # of a class of the program's, it may raise
+            return f"{item!r:.80}"
+    return f"{type(item).__name__} at {id(item):#x}"
 
 
 def differs(name: str, before: object, now: Any) -> str:

@@ -50,6 +50,8 @@ class Reads:
     attributes: frozenset[str]
     binds: frozenset[str]
     """globals that it may bind"""
+    of_modules: tuple[tuple[str, ...], ...]
+    """what it may bind in modules: a global, the names from there to a module, and one in that"""
 
 
 Notes = tuple[Callable[[types.FrameType], None], ...]
@@ -199,11 +201,20 @@ class Outside(Unwatched):
         reads = reads_of(code)
         notes.attributes |= reads.attributes
         for name in reads.globals:
-            known = name == ANNOTATED or (id(space), name) in notes.places
-            known = known or type(space.get(name)) is Like
-            if (name in space or name in reads.binds) and not known:
-                held = self._as_it_was(space.get(name, MISSING))
-                notes.places[id(space), name] = Place(name, space, held)
+            if name in space or name in reads.binds:
+                self._note(name, space, notes)
+        for first, *way, name in reads.of_modules:
+            module = space.get(first)
+            for each in way:  # without a lookup of a class's, which may run
+                module = vars(module).get(each) if isinstance(module, types.ModuleType) else None
+            if isinstance(module, types.ModuleType):
+                self._note(name, vars(module), notes)
+
+    def _note(self, name: str, space: dict[str, Any], notes: "Later | Outside") -> None:
+        known = name == ANNOTATED or (id(space), name) in notes.places
+        if not known and type(space.get(name)) is not Like:
+            held = self._as_it_was(space.get(name, MISSING))
+            notes.places[id(space), name] = Place(name, space, held)
 
     def will_run(self, function: types.FunctionType) -> None:
         """Note what a function reads that runs in the backward, and those that it names."""
@@ -315,4 +326,18 @@ def reads_of(code: types.CodeType) -> Reads:
         frozenset(i.argval for i in found if i.opname in ATTRIBUTES)
         | {text for text in texts if text.isidentifier() and not text.startswith("__")},
         frozenset(i.argval for i in found if i.opname == "STORE_GLOBAL"),
+        tuple(_stored_through(found)),
     )
+
+
+def _stored_through(code: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
+    """The names in what it stores at attributes of globals: `package.module.name = 1`."""
+    for place, each in enumerate(code):
+        if each.opname != "STORE_ATTR":
+            continue
+        names, before = [each.argval], place - 1
+        while before > 0 and code[before].opname == "LOAD_ATTR":
+            names.append(code[before].argval)
+            before -= 1
+        if code[before].opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield code[before].argval, *reversed(names)

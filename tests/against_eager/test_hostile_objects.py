@@ -4,7 +4,7 @@ Nothing asks them for more than the program does.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -102,3 +102,24 @@ def test_nothing_is_asked_of_them(item: Any, way: str, given: bool) -> None:
     args = (x, item) if given else (x,)
     found = WAYS[way](module, args)
     assert torch.equal(found[0] if way == "joint" else found, module(x))
+
+
+class Untold(NamedTuple):
+    """Plain data that has no words: its class asks it for what it has not."""
+
+    rate: float = 2.0
+
+    def __repr__(self) -> str:
+        raise AttributeError
+
+
+def test_plain_data_that_cannot_be_told() -> None:
+    def scaled(x: Tensor, by: Any) -> Tensor:
+        return x * by.rate * KEPT.rate
+
+    compiled, x = foretrace.compile(scaled, fullgraph=True), torch.ones(2)
+    assert torch.equal(compiled(x, Untold()), x * 4)
+    assert torch.equal(compiled(x, Untold(3.0)), x * 6)
+
+
+KEPT = Untold()

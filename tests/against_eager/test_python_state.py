@@ -7,6 +7,7 @@ callable captures again; before it, and after a change of what is not read, both
 import argparse
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -599,3 +600,37 @@ def test_a_namespace_of_a_library_counts_on(make: Callable[[], Callable[..., Ten
     foretrace.capture(fn, (X,))
     compiled = foretrace.compile(fn, fullgraph=True)
     assert [torch.equal(compiled(X), X * count) for count in (1, 2, 3)] == [True] * 3
+
+
+FLAGS = types.ModuleType("flags")
+"""Another file of the program's, as lightning_fabric's wrappers are"""
+SOURCE = "inside = False\ndef scaled(x):\n    return x * (2 if inside else 3)"
+exec(compile(SOURCE, __file__, "exec"), vars(FLAGS))  # noqa: S102  (code of the program's own)
+
+
+def test_a_global_of_another_file_that_the_program_sets_for_a_while() -> None:
+    """It is as it was before the call, and not as its reader sees it first."""
+
+    def step(x: Tensor) -> Tensor:
+        FLAGS.inside = True  # type: ignore[attr-defined]
+        try:
+            return FLAGS.scaled(x)  # type: ignore[attr-defined, no-any-return]
+        finally:
+            FLAGS.inside = False  # type: ignore[attr-defined]
+
+    compiled, x = foretrace.compile(step, fullgraph=True), torch.ones(3)
+    for _ in range(3):
+        assert torch.equal(compiled(x), x * 2)
+    assert not compiled.recaptures
+    assert torch.equal(FLAGS.scaled(x), x * 3)  # type: ignore[attr-defined]
+
+
+def test_a_global_of_another_file_that_the_program_sets() -> None:
+    def step(x: Tensor) -> Tensor:
+        FLAGS.inside = not FLAGS.inside  # type: ignore[attr-defined]
+        return FLAGS.scaled(x)  # type: ignore[attr-defined, no-any-return]
+
+    compiled, x = foretrace.compile(step, fullgraph=True), torch.ones(3)
+    found = [compiled(x) for _ in range(4)]
+    assert [float(each[0]) for each in found] == [2, 3, 2, 3]
+    assert FLAGS.inside is False  # type: ignore[attr-defined]

@@ -467,7 +467,7 @@ class Awaits(Noting):
 
 @hole(0.4)
 class CallsACopy(Around):
-    """Of a module's `__dict__`, with weights of its own: so `higher` and DataParallel make theirs."""
+    """Of a module's `__dict__`, with weights of its own, as `higher` and DataParallel make one."""
 
     def __init__(self) -> None:
         super().__init__()
