@@ -1,6 +1,5 @@
 """Hooks on gradients, in a walk back and in a forward graph."""
 
-import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -15,7 +14,7 @@ from foretrace.ir.op import Op, RuleName, Value
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.walk import every_op, made_in
 from foretrace.python_state.before import Before
-from foretrace.python_state.leaks import LEFT_BEHIND, abstract_in
+from foretrace.python_state.leaks import LEFT_BEHIND, abstract_in, collected
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.hooked import name_of_hook, run_hook
 from foretrace.tensors.abstract import Abstract
@@ -89,8 +88,7 @@ def state_kept(recorded: Recorded, running: "Hooks") -> Iterator[None]:
 
 def _kept(hooks: "Hooks") -> list[str]:
     """Whether a hook has kept a gradient where nobody looked: no graph puts it there."""
-    if any(seen() is not None for seen in hooks.seen):
-        gc.collect()
+    collected(lambda: all(seen() is None for seen in hooks.seen))
     kept = [tensor for seen in hooks.seen if (tensor := seen()) is not None]
     LEFT_BEHIND.strand(kept)
     return ["what outlives it, and keeps a gradient there"] if kept else []

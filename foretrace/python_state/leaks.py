@@ -9,7 +9,7 @@ import dis
 import gc
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -30,6 +30,8 @@ from foretrace.tensors.abstract import Abstract, Types
 from foretrace.tensors.wrapped import wraps
 from foretrace.trace.functions import Context, FunctionCall
 
+YOUNG_TO_OLD = 0, 1, 2
+"""The generations of the collector"""
 METHODS = (staticmethod, classmethod, types.FunctionType)
 """What a Function made inside may close over a tensor with; one from outside keeps no tensor"""
 
@@ -38,6 +40,18 @@ LEFT_BEHIND = Stranded(
     "the program uses an abstract tensor that an earlier capture left behind",
     "clear what holds it: a list, an attribute, an object",
 )
+
+
+def collected(gone: Callable[[], bool]) -> bool:
+    """Whether something is gone, once what only cycles hold is let go: the youngest objects first.
+
+    To look at all takes as long as the process is large.
+    """
+    for generation in YOUNG_TO_OLD:
+        if gone():
+            return True
+        gc.collect(generation)
+    return gone()
 
 
 @contextmanager
@@ -58,10 +72,8 @@ def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
             keeps the handle of a hook.
     """
     _check_handles(recorded)
-    for generation in (0, 2):  # what only a cycle holds is not stored; the run's are young ones
-        if not _stored(types, recorded):
-            return
-        gc.collect(generation)
+    if collected(lambda: not _stored(types, recorded)):
+        return
     refusal = next((_refusal(t, recorded, lines) for t in _stored(types, recorded)), None)
     if refusal is not None:
         raise refusal
@@ -69,8 +81,7 @@ def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
 
 def _check_handles(recorded: Recorded) -> None:
     """Refuse a hook that whoever called the program could remove: each call has one of its own."""
-    if any(op.target.held for op in recorded.hooks):
-        gc.collect()
+    collected(lambda: not any(op.target.held for op in recorded.hooks))
     held = next((op for op in recorded.hooks if op.target.held), None)
     if held is not None:
         raise Refusal(
