@@ -134,7 +134,7 @@ def test_records_of_several_runs_make_one_page(tmp_path, monkeypatch):
 
 def now_and_then(database, shard):
     """The other shards are slow tests: `make test` is to stay under a quarter of an hour."""
-    marks = [pytest.mark.slow] if shard % 2 else []
+    marks = [pytest.mark.slow] if shard % 4 else []
     return pytest.param(database, shard, marks=marks)
 
 
