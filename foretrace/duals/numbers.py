@@ -43,6 +43,14 @@ def of_duals(recorder: Builder, func: Any, args: Any, kwargs: Any) -> Any:
             f"torch.func.linearize of a function that reads a number ({func}), which eager's"
             " tracer refuses, too", kind="unsupported", do=JVP,
         )  # fmt: skip
+    if func in (MAKE_DUAL, UNPACK_DUAL) and torch_api.dual_level() <= recorder.forward.around:
+        raise Refusal(
+            "the program makes or unpacks dual numbers in a level that is its caller's, who may"
+            " give it some: a graph has no tangents of inputs",
+            kind="unsupported",
+            do=("enter the level inside of the captured program: with forward_ad.dual_level()",
+                f"or {JVP}"),
+        )  # fmt: skip
     if func is MAKE_DUAL:
         primal = _as_view(recorder, _inside(recorder, args[0]))
         return _through_level(recorder, func, (primal, *args[1:]), kwargs)

@@ -85,6 +85,8 @@ class Histories:
 class ForwardMode:
     """What autograd's forward mode has of a run."""
 
+    around: int = field(default_factory=torch_api.dual_level)
+    """the level of dual numbers that is the caller's; -1 if none is"""
     duals: list[ref[Abstract]] = field(default_factory=list)
     """tensors that have a tangent in the level of dual numbers that is on"""
     below: bool = False

@@ -15,8 +15,14 @@ from foretrace.errors import FirstCall, Refusal
 from foretrace.ir.op import Tree
 from foretrace.tensors.wrapped import flattened, wraps
 
+Found = tuple[str, str | tuple[str, ...]]
 OLD_VMAP = torch.ops.aten._add_batch_dim.default
 """What `torch.autograd.functional` maps by, where it vectorizes"""
+DUAL = (
+    "call make_dual inside of what is captured",
+    'or capture it with plain tensors, and give the dual number to its cut("export")',
+    "or to what foretrace.compile gives",
+)
 QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 
 
@@ -42,7 +48,7 @@ def check_admitted(tensor: torch.Tensor, name: str, *, fake: bool) -> None:
         raise Refusal(f"{name} is {what}", kind="unsupported tensor", do=do)
 
 
-def _unlike(tensor: torch.Tensor, *, fake: bool) -> tuple[str, str] | None:
+def _unlike(tensor: torch.Tensor, *, fake: bool) -> Found | None:
     """What it is instead of a plain tensor, and the way out; None for a plain one."""
     kind = type(tensor)
     plain = plain_class(kind)
@@ -63,7 +69,7 @@ def _unlike(tensor: torch.Tensor, *, fake: bool) -> tuple[str, str] | None:
     return _transformed(tensor)
 
 
-def _transformed(tensor: torch.Tensor) -> tuple[str, str] | None:
+def _transformed(tensor: torch.Tensor) -> Found | None:
     """What a transform around the capture has made of it; None of a plain one."""
     if torch_api.is_functional(tensor):
         return "a functional tensor, inside of torch.func.functionalize", (
@@ -72,17 +78,17 @@ def _transformed(tensor: torch.Tensor) -> tuple[str, str] | None:
     if torch_api.of_a_level(tensor) or torch_api.of_old_vmap(tensor):
         return "of a level of torch.func or vmap", "call torch.func inside of what is captured"
     if torch_api.has_tangent(tensor):
-        return "a dual number of forward_ad", "call make_dual inside of what is captured"
+        return "a dual number of forward_ad", DUAL
     return None
 
 
-def _of_another_layout(tensor: torch.Tensor) -> tuple[str, str]:
+def _of_another_layout(tensor: torch.Tensor) -> Found:
     if tensor.is_nested:
         return "a nested tensor", "pass a padded tensor (torch.nested.to_padded_tensor)"
     return f"{tensor.layout}, not a dense tensor", "pass it dense: .to_dense()"
 
 
-def _unlike_inside(tensor: torch.Tensor, name: str, *, fake: bool) -> tuple[str, str] | None:
+def _unlike_inside(tensor: torch.Tensor, name: str, *, fake: bool) -> Found | None:
     """The same of one that wraps others: what it holds may be of such a class, too."""
     for each in flattened(tensor)[0]:
         inner = getattr(tensor, each)

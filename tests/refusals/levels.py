@@ -12,7 +12,8 @@ from torch.func import grad, jvp, linearize, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
 import foretrace
-from tests.refusals.registry import captured, captures, drawn, refuses
+from foretrace import torch_api
+from tests.refusals.registry import captured, captures, drawn, refuses, same
 
 X = torch.randn(3, 4)
 W = torch.randn(3, 4, requires_grad=True)
@@ -317,9 +318,102 @@ def given_a_dual() -> object:
         return foretrace.capture(torch.sin, (fwad.make_dual(X, X),))
 
 
+def tangents_of(function: Any, x: Tensor) -> list[Any]:
+    """Of its results, for one of its argument; both are the caller's."""
+    with fwad.dual_level():
+        made = torch_api.tree_leaves(function(fwad.make_dual(x.clone(), X.clone())))
+        return [tuple(fwad.unpack_dual(each)) for each in made]
+
+
+def pushed_by_the_caller(function: Any, called: Any, x: Tensor) -> Callable[[], None]:
+    """What `called` makes of the function computes with tangents as it does."""
+    return lambda: same(tangents_of(called(function, x), x), tangents_of(function, x))
+
+
+def cut_of(kind: str) -> Callable[[Any, Tensor], Any]:
+    return lambda function, x: foretrace.capture(function, (x,)).cut(kind)
+
+
+def compiled_whole(function: Any, x: Tensor) -> Any:
+    return foretrace.compile(function, fullgraph=True)
+
+
+def itself(function: Any, x: Tensor) -> Any:
+    return function
+
+
 refuses(
     "unsupported tensor", "tensors/admitted.py:check_admitted", given_a_dual, None,
-    captured(dual_without_one, X),
+    captured(dual_without_one, X), pushed_by_the_caller(twice_exp, cut_of("export"), X),
+    pushed_by_the_caller(twice_exp, compiled_whole, X),
+)  # fmt: skip
+
+
+def without_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x * 2
+    return y.exp() + x
+
+
+refuses(
+    "guard broken", "runtime/forward_mode.py:_refused",
+    lambda: tangents_of(cut_of("export")(without_grad, W), W), None,
+    pushed_by_the_caller(without_grad, itself, W),
+    pushed_by_the_caller(without_grad, compiled_whole, W),
+)  # fmt: skip
+
+
+def written_through_detach(x: Tensor) -> Tensor:
+    y = x * 2
+    y.detach().mul_(x)
+    return y * x
+
+
+refuses(
+    "guard broken", "runtime/forward_mode.py:_refused",
+    lambda: tangents_of(cut_of("export")(written_through_detach, X), X), None,
+    pushed_by_the_caller(written_through_detach, itself, X),
+    pushed_by_the_caller(written_through_detach, compiled_whole, X),
+)  # fmt: skip
+
+
+def written_and_returned(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x[0]
+
+
+refuses(
+    "guard broken", "runtime/forward_mode.py:_refused",
+    lambda: tangents_of(cut_of("export")(written_and_returned, X.clone()), X), None,
+    pushed_by_the_caller(written_and_returned, itself, X),
+    pushed_by_the_caller(written_and_returned, compiled_whole, X),
+)  # fmt: skip
+refuses(
+    "guard broken", "runtime/forward_mode.py:_refused",
+    lambda: tangents_of(cut_of("aten")(Doubled.apply, X), X), None,
+    pushed_by_the_caller(Doubled.apply, itself, X),
+    pushed_by_the_caller(Doubled.apply, cut_of("export"), X),
+)  # fmt: skip
+refuses(
+    "guard broken", "runtime/forward_mode.py:_refused",
+    lambda: tangents_of(cut_of("step")(twice_exp, X), X), None,
+    pushed_by_the_caller(twice_exp, itself, X),
+    pushed_by_the_caller(twice_exp, cut_of("export"), X),
+)  # fmt: skip
+
+
+def asks_for_a_tangent(x: Tensor) -> Any:
+    return fwad.unpack_dual(x).tangent  # here
+
+
+def in_a_level_around() -> object:
+    with fwad.dual_level():
+        return foretrace.capture(asks_for_a_tangent, (X,))
+
+
+refuses(
+    "unsupported", "duals/numbers.py:of_duals", in_a_level_around, asks_for_a_tangent,
+    captured(dual_without_one, X), captured(lambda x: pushed(twice_exp, x), X),
 )  # fmt: skip
 
 
@@ -340,6 +434,7 @@ def joint_of_a_dual() -> object:
 
 
 refuses(
-    "guard broken", "runtime/calls.py:check_unhooked", joint_of_a_dual, None,
-    "another cut, which tests/against_eager/test_levels.py calls",
+    "guard broken", "runtime/forward_mode.py:_refused", joint_of_a_dual, None,
+    pushed_by_the_caller(twice_exp, itself, W),
+    pushed_by_the_caller(twice_exp, cut_of("export"), W),
 )  # fmt: skip
