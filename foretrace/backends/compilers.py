@@ -27,6 +27,7 @@ from foretrace.partition.split import Pair, partition
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.passes.decompose import decompose
 from foretrace.targets.semantics import TargetSemantics
+from foretrace.tensors.layouts import layout_of
 from foretrace.wrappers.edges import Edges, gradient_counts
 from foretrace.wrappers.opened import unwrapped
 
@@ -106,9 +107,10 @@ def _check_sizes(graph: Graph) -> None:
 def _check_dense(graph: Graph) -> None:
     for item in graph.inputs:
         if item.value.type.sparse:
+            layout = layout_of(item.value.type.sparse)
             reads = (op.origin.frame for op in graph.ops if item.value in op.operands)
             raise Refusal(
-                f"{item.role} is torch.sparse_coo, which torch's compilers do not take",
+                f"{item.role} is {layout}, which torch's compilers do not take",
                 kind="unsupported tensor", at=next(reads, None),
                 do=('use backend="eager"', "or pass it dense: .to_dense()"),
             )  # fmt: skip

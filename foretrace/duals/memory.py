@@ -23,7 +23,8 @@ aten = torch.ops.aten
 SAME_SIZE = aten.is_same_size.default
 SAME_MEMORY = aten._has_same_storage_numel.default
 LIKE = aten._new_zeros_with_same_feature_meta.default
-"""Zeros in memory as long as that of its second operand"""
+"""Zeros in memory as long as that of its second operand, and that lie there as it does"""
+BATCHED = "self_num_batch_dims"
 
 
 def same_size(call: Call) -> bool:
@@ -42,12 +43,22 @@ def same_memory(call: Call) -> bool:
 def zeros_like_in_memory(call: Call) -> Any:
     """Record zeros, and how much memory they have."""
     recorder, func = call.recorder, call.func
-    args, kwargs = call.types
-    result = recorder.types.intern(recorder.semantics.infer(func, args, kwargs))
+    result = recorder.types.intern(_zeros(call))
     made: Abstract = recorder.record(func, call.args, call.kwargs, Outcome(result), call.tensors)
     if made.ft_value is not None:
         recorder.forward.rooms[made.ft_value] = _room(recorder, call.tensors[1])
     return made
+
+
+def _zeros(call: Call) -> TensorType:
+    """Their type; torch's kernel asks for numbers, where a level that maps adds no dimension."""
+    args, kwargs = call.types
+    batched = call.schema.bind(args, kwargs).get(BATCHED, 0)
+    if args[1].symbols and not batched:
+        zeros: TensorType = args[1].but(dtype=args[0].dtype, requires_grad=False, lazy="")
+        return zeros
+    found: TensorType = call.recorder.semantics.infer(call.func, args, kwargs)
+    return found
 
 
 ANSWERS: Final[Mapping[Any, Callable[[Call], Any]]] = MappingProxyType(

@@ -13,6 +13,7 @@ from foretrace import torch_api
 from foretrace.ir.op import Tree, Value
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Symbols
+from foretrace.tensors.layouts import compressed
 
 
 class Vals:
@@ -53,9 +54,13 @@ class Vals:
         return self.symbols.symbolic(tree)
 
     def _meta(self, type: TensorType) -> torch.Tensor:
+        if isinstance(type.sparse, str):
+            known = tuple(map(self.symbols.hint, type.shape))
+            with torch_api.no_dispatch_modes(), torch_api.no_dispatch():
+                return compressed(type.sparse, known, type.dtype, whole=False, device="meta")
         if type.sparse:
             sizes = map(self.symbols.number, type.shape)
-            return torch_api.sparse_meta(sizes, type.dtype, type.sparse)
+            return torch_api.sparse_meta(sizes, type.dtype, int(type.sparse))
         if not type.symbols:
             return torch.empty_strided(type.shape, type.stride, dtype=type.dtype, device="meta")
         number = self.symbols.number

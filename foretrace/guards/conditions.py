@@ -22,6 +22,7 @@ from foretrace.ir.members import MISSING
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.requirements import Answered, memory_of, one_memory, tensor_of
 from foretrace.symbols.sizes import MANY, Numbers, Size, put_in, solved
+from foretrace.tensors.layouts import sparse_of
 from foretrace.tensors.wrapped import Holds
 
 GONE = "except (KeyError, AttributeError, ValueError, IndexError, ZeroDivisionError)"
@@ -308,8 +309,8 @@ class Conditions(Checks):
         type, name = item.value.type, item.role.name
         if type.sparse:
             words = f"{name} has {{}} sparse dimensions, the capture has {type.sparse}"
-            now = f"{local}.sparse_dim()"
-            self.add(f"{now} == {type.sparse}", telling(words, now))
+            now = f"{self.source.bind(sparse_of, 'sparse_of')}({local})"
+            self.add(f"{now} == {type.sparse!r}", telling(words, now))
         for dim, size in enumerate(type.shape):
             if isinstance(size, sympy.Basic) and _symbols(size) <= self.bound:
                 words = f"size {dim} of {name} is {{}}, the capture has {size}"

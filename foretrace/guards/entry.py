@@ -161,7 +161,12 @@ class Guards(Conditions):
     def _tensors(self, live: list[torch.Tensor]) -> None:
         """Type, dtype, device, sizes and so on of all inputs, in one call."""
         inputs = self.recorded.inputs
-        places = [place for place, item in enumerate(inputs) if item.size is None]
+        tensors_of = [place for place, item in enumerate(inputs) if item.size is None]
+        places = [n for n in tensors_of if not isinstance(inputs[n].value.type.sparse, str)]
+        for place in set(tensors_of) - set(places):  # torch's check asks for strides
+            one = TensorFacts.of_type(inputs[place].role.name, inputs[place].value.type)
+            told = self.source.bind(one.difference, "tell_tensor")
+            self.add(f"not {told}({self.inputs[place]})", f"{told}({self.inputs[place]})")
         if not places:
             return
         tensors = [live[place] for place in places]

@@ -9,9 +9,11 @@ import torch
 
 from foretrace.guards.guard import shown
 from foretrace.ir.types import TensorType
-from foretrace.tensors.admitted import sparse_dims
+from foretrace.tensors.layouts import layout_of, sparse_of
 from foretrace.tensors.wrapped import plain_parts, wraps
 
+SPARSE = "number of sparse dimensions"
+"""Or what else tells how one is sparse"""
 FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType({
     "class": lambda tensor: type(tensor).__name__,
     "dtype": lambda tensor: tensor.dtype,
@@ -22,7 +24,7 @@ FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = MappingProxyType({
     "conjugate bit": lambda tensor: tensor.is_conj(),
     "negative bit": lambda tensor: tensor.is_neg(),
     "inference mode": lambda tensor: tensor.is_inference(),
-    "number of sparse dimensions": sparse_dims,
+    SPARSE: sparse_of,
     "wrapping class": lambda tensor: type(tensor).__name__ if wraps(type(tensor)) else None,
 })  # fmt: skip
 """What is looked at of a tensor, beside its sizes and strides."""
@@ -55,11 +57,11 @@ class TensorFacts:
             ("device", type.device),
             ("requires_grad", type.requires_grad),
             ("number of dimensions", len(type.shape)),
-            ("layout", torch.sparse_coo if type.sparse else torch.strided),
+            ("layout", layout_of(type.sparse)),
             ("conjugate bit", "conj" in type.lazy),
             ("negative bit", "neg" in type.lazy),
             ("wrapping class", str(type.wrapped) if type.wrapped else None),
-            ("number of sparse dimensions", type.sparse),
+            (SPARSE, type.sparse),
         )
         shape = tuple(size if isinstance(size, int) else None for size in type.shape)
         free = type.symbols or type.sparse or 0 in shape

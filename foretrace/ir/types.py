@@ -60,11 +60,16 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 }
 
 
+def _sparse(known: int | str) -> str:
+    return f"{known.split()[0]} " if isinstance(known, str) else "sparse " * bool(known)
+
+
 class TensorType:
     """Shape, strides, offset (elements), dtype, device and whether autograd follows it.
 
     `lazy` is "conj", "neg" or both where torch has put off a conjugation or negation. `sparse` is
-    the number of sparse dimensions of one in COO layout; its strides are those of a dense one.
+    the number of sparse dimensions of one in COO layout, a text of one in a compressed layout
+    (`tensors/layouts.py`); its strides are those of a dense one.
     `wrapped` is what a tensor of a class that wraps others holds (a `Wrapping`), None of others.
 
     Immutable and compared by value. The hash is kept, because every recorded call is looked up
@@ -85,7 +90,7 @@ class TensorType:
         offset: Size = 0,
         requires_grad: bool = False,
         lazy: str = "",
-        sparse: int = 0,
+        sparse: int | str = 0,
         wrapped: Any = None,
     ) -> None:
         self.shape, self.stride, self.offset = shape, stride, offset
@@ -103,7 +108,7 @@ class TensorType:
 
     def __repr__(self) -> str:
         name = DTYPE_NAMES.get(self.dtype, str(self.dtype).removeprefix("torch."))
-        kind = f"{self.wrapped} " if self.wrapped else "sparse " * bool(self.sparse)
+        kind = f"{self.wrapped} " if self.wrapped else _sparse(self.sparse)
         return f"{kind}{name}[{', '.join(map(str, self.shape))}]"
 
     @property

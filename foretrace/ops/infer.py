@@ -30,7 +30,7 @@ from foretrace.ops.meta import MetaKernels
 from foretrace.ops.probe import of_any_number, probe
 from foretrace.ops.quirks import SIZED_BY_NUMBERS
 from foretrace.ops.schemas import schema_of
-from foretrace.ops.sparse import reads_sparse
+from foretrace.ops.sparse import compressed_in, reads_sparse
 from foretrace.symbols.sizes import Symbols
 from foretrace.symbols.viewed import viewed
 from foretrace.tensors.abstract import Types
@@ -51,6 +51,8 @@ STORED = 999_983
 
 Not none or one: torch takes such a tensor for one that need not be coalesced.
 """
+STORES = "stored"
+"""Of a compressed operand: how much it stores"""
 READS_NUMBERS = "to be on CPU, got meta"
 """Said of a tensor whose numbers a kernel reads, such as a list of scalars as one tensor."""
 VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
@@ -134,12 +136,36 @@ class Inference:
         self.symbols.start()
         tensors = [leaf for leaf in leaves(real) if isinstance(leaf, torch.Tensor)]
         types = list[TensorType]()
-        if torch_api.has_fake_rule(func) or schema_of(func).viewed is not None:
+        if compressed_in((args, kwargs)):
+            types = types_in(self._of_stored(func, args, kwargs, counts))
+        elif torch_api.has_fake_rule(func) or schema_of(func).viewed is not None:
             with suppress(*RAISED):  # of a call that eager takes: a mask of bytes
                 types = types_in(self._once(func, args, kwargs, counts=counts))
         types = types or list(map(self._open, tensors))
         found = iter([self._as(*pair) for pair in zip(types, tensors, strict=True)])
         return map_tree(real, lambda t: next(found) if isinstance(t, torch.Tensor) else t)
+
+    def _of_stored(self, func: Any, args: Tree, kwargs: dict[str, Tree], counts: Counts) -> Tree:
+        """The types of what compressed operands store: how much is one symbol for each.
+
+        Raises:
+            Refusal: their own sizes are open, too, or there are several.
+        """
+        operands = list(zip(types_in((args, kwargs)), counts, strict=False))
+        known = [each for type, each in operands if isinstance(type.sparse, str)]
+        if _symbolic((args, kwargs)) or len(known) > 1:
+            raise depends_on_data(func)
+        if STORES not in known[0]:
+            known[0][STORES] = self.symbols.size(torch_api.new_size(self.symbols.start()))
+        count = known[0][STORES]
+
+        def sized(none: TensorType, whole: TensorType) -> TensorType:
+            pairs = zip(none.shape, whole.shape, strict=True)
+            shape = tuple([one if one == other else count for one, other in pairs])
+            return none.but(shape=shape).contiguous()
+
+        found = map(types_in, self.of_cpu.both(func, args, kwargs))
+        return list(map(sized, *found))
 
     def _open(self, tensor: torch.Tensor) -> TensorType:
         """The type of a result of which nobody says what its sizes depend on: all are open."""
@@ -190,7 +216,8 @@ class Inference:
     def _ask(self, key: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
         plain = lasts(key) and not symbols_of(key) and not reads_sparse((args, kwargs))
         found = self._kernels.ask(func, args, kwargs) if plain else self._viewed(func, args)
-        found = as_eager(func, args, found or self._run(func, args, kwargs))
+        run = self._of_compressed if compressed_in((args, kwargs)) else self._run
+        found = as_eager(func, args, found or run(func, args, kwargs))
         call, found = map_tree(((args, kwargs), found), self._settled)
         return self.of_cpu.laid_out(func, call, found)
 
@@ -257,6 +284,15 @@ class Inference:
             return isinstance(error, Refusal)
         return True
 
+    def _of_compressed(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        """By the CPU's kernel, over what stores nothing and what stores all; few have a meta."""
+        if not self.of_cpu.may_run(func, (args, kwargs)):
+            raise _no_kernel(func)
+        if not _symbolic((args, kwargs)):
+            return self._of_kernel(func, args, kwargs)
+        asked = partial(self._of_kernel, func)
+        return probe(lambda call: asked(*call), (args, kwargs), self.symbols, str(func))
+
     def _of_kernel(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False
     ) -> Tree:
@@ -315,7 +351,7 @@ class Inference:
         if not type.sparse:
             return dense(type)
         shape = map(self.symbols.number, type.shape)
-        return torch_api.sparse_meta(shape, type.dtype, type.sparse, stored)
+        return torch_api.sparse_meta(shape, type.dtype, int(type.sparse), stored)
 
     def _meta(self, type: TensorType) -> torch.Tensor:
         known = self._metas.get(type)

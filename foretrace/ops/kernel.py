@@ -23,6 +23,7 @@ from foretrace.ops.quirks import SIZED_BY_NUMBERS
 from foretrace.ops.schemas import schema_of
 from foretrace.symbols.sizes import Symbols
 from foretrace.tensors.abstract import Types
+from foretrace.tensors.layouts import compressed
 
 RAISED: Final = (RuntimeError, IndexError, ValueError, TypeError)
 """By kernels, of calls that they do not take"""
@@ -62,7 +63,7 @@ class CpuKernels:
         """
         types = types_in(call)
         size = sum(self.symbols.hint(type.numel) * type.dtype.itemsize for type in types)
-        plain = not any(type.sparse for type in types)
+        plain = not any(type.sparse and isinstance(type.sparse, int) for type in types)
         devices = {type.device.type for type in types}
         here = devices == {"cpu"} or (len(devices) == 1 and torch.version.cuda is None)
         drawn = any(isinstance(leaf, torch.Generator) for leaf in torch_api.tree_leaves(call))
@@ -76,15 +77,22 @@ class CpuKernels:
             Refusal: a size of the results depends on a mask's elements.
             Exception: what the kernel raises of the call, in eager's words.
         """
+        found = self.both(func, args, kwargs, after=after)
+        sized = torch.Tag.dynamic_output_shape in func.tags and func not in SIZED_BY_NUMBERS
+        if found[0] != found[1] or sized:
+            raise depends_on_data(func)
+        return found[0]
+
+    def both(
+        self, func: Any, args: Tree, kwargs: dict[str, Tree], *, after: bool = False
+    ) -> list[Tree]:
+        """What it says of masks that are false, or true, everywhere; see `filled`."""
         found = []
         for mask in (0, 1):
             result, made = self.run(func, args, kwargs, partial(filled, mask))
             described = (made, []) if after else (result, made)
             found.append(describe(self.types, *described))
-        sized = torch.Tag.dynamic_output_shape in func.tags and func not in SIZED_BY_NUMBERS
-        if found[0] != found[1] or sized:
-            raise depends_on_data(func)
-        return found[0]
+        return found
 
     def run(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], make: Make
@@ -175,7 +183,12 @@ def _unseen() -> Iterator[None]:
 
 
 def filled(mask: int, type: TensorType, number: float = 0.0) -> torch.Tensor:
-    """A tensor of a type, full of a number, or of zeros if it has integers; `mask` if of masks."""
+    """A tensor of a type, full of a number, or of zeros if it has integers; `mask` if of masks.
+
+    One in a compressed layout stores nothing, or all.
+    """
+    if isinstance(type.sparse, str):
+        return compressed(type.sparse, type.shape, type.dtype, whole=bool(mask))
     made = torch.empty_strided(type.shape, type.stride, dtype=type.dtype)
     full = number if type.differentiable else 0
     made.fill_(mask if type.dtype in (torch.bool, torch.uint8) else full)

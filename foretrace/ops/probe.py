@@ -63,7 +63,8 @@ class _Merge:
             return one
         shape = tuple(map(self._size, zip(one.shape, two.shape, strict=True)))
         offset = self._size((one.offset, two.offset))
-        return TensorType(shape, self._stride(shape, one, two), one.dtype, one.device, offset)
+        stride = self._stride(shape, one, two)
+        return one.but(shape=shape, stride=stride, offset=offset, requires_grad=False, lazy="")
 
     def _size(self, pair: tuple[Any, Any]) -> Size:
         if pair in self.known:
@@ -114,7 +115,7 @@ def at_numbers(tree: Tree, numbers: Numbers) -> Tree:
             shape = tuple(_number(size, numbers) for size in leaf.shape)
             stride = tuple(_number(size, numbers) for size in leaf.stride)
             offset = _number(leaf.offset, numbers)
-            return TensorType(shape, stride, leaf.dtype, leaf.device, offset, lazy=leaf.lazy)
+            return leaf.but(shape=shape, stride=stride, offset=offset, requires_grad=False)
         return _number(leaf, numbers) if isinstance(leaf, sympy.Basic) else leaf
 
     return map_tree(tree, of)

@@ -13,6 +13,12 @@ def reads_sparse(tree: Tree) -> bool:
     return any(isinstance(t, TensorType) and t.sparse for t in torch_api.tree_leaves(tree))
 
 
+def compressed_in(tree: Tree) -> bool:
+    """Whether one is in a compressed layout."""
+    leaves = torch_api.tree_leaves(tree)
+    return any(isinstance(t, TensorType) and isinstance(t.sparse, str) for t in leaves)
+
+
 def no_derivative(func: Any) -> Refusal:
     """The refusal of a gradient that goes through a call with a sparse operand."""
     return Refusal(

@@ -79,6 +79,7 @@ from foretrace.symbols.dynamic import Dynamic
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Abstract, Types, of_a_call
 from foretrace.tensors.admitted import check_admitted, check_sparse_here
+from foretrace.tensors.layouts import has_blocks
 from foretrace.tensors.parameters import AbstractParameter
 from foretrace.trace.constants import Constants
 from foretrace.trace.generators import check_states
@@ -330,7 +331,7 @@ class Capture:
 
     def _type(self, tensor: torch.Tensor, name: str, kind: str) -> TensorType:
         known = self.types.of(tensor, self.device if tensor.device != self.device else None)
-        plain = kind == "input" and not known.wrapped
+        plain = kind == "input" and not known.wrapped and not has_blocks(known.sparse)
         geometry = self.dynamic.geometry(tensor, name) if plain else None
         if geometry is None:
             return known

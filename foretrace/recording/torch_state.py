@@ -11,6 +11,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.backward.engine import Engine
+from foretrace.duals.linearized import tracing
 from foretrace.duals.numbers import leaving
 from foretrace.errors import Frame, Refusal, Way
 from foretrace.frames.lines import Lines
@@ -45,7 +46,7 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins |= generators.refusing(recorder) | guards(recorder)
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
     stand_ins |= taking_steps(recorder) | dividing(recorder)
-    stand_ins |= {"dual exit": leaving(recorder), "linearize": _not_traced}
+    stand_ins |= {"dual exit": leaving(recorder), "linearize": tracing(recorder)}
     stand_ins |= {"saving": _saves, "saved": _has_saved}
     return stand_ins | ({"func.grad": partial(_absent, recorder)} if absent else {})
 
@@ -174,14 +175,6 @@ def _saves(hooks: Any) -> None:
 
 def _has_saved(hooks: Any, *error: object) -> None:
     """The end of hooks that see nothing."""
-
-
-def _not_traced(*args: object, **kwargs: object) -> NoReturn:
-    raise Refusal(
-        "torch.func.linearize traces the function by a tracer of its own",
-        kind="unsupported",
-        do=("use torch.func.jvp, once for each tangent", "or linearize outside of the program"),
-    )
 
 
 @contextmanager

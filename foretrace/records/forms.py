@@ -64,6 +64,7 @@ from foretrace.records.told import (
 )
 from foretrace.symbols.questions import Question
 from foretrace.symbols.sizes import Guard
+from foretrace.tensors.layouts import is_told
 from foretrace.trace.functions import Context, FunctionCall
 from foretrace.trace.hooks import HookCall
 
@@ -111,7 +112,7 @@ REJECTED: Kind = many(row_of(WORDS, WORDS))
 ROWS: tuple[tuple[type, Form], ...] = (
     (TensorType, Form("type", {
         "shape": SIZES, "stride": SIZES, "dtype": a(torch.dtype), "device": a(torch.device),
-        "offset": size, "requires_grad": TRUTH, "lazy": text, "sparse": NUMBER,
+        "offset": size, "requires_grad": TRUTH, "lazy": text, "sparse": is_told,
         "wrapped": a(type(None)),
     }, TensorType, equal=True)),
     (Value, Form("value", {"type": a(TensorType), "hint": text}, Value)),

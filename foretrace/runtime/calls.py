@@ -21,6 +21,7 @@ from foretrace.ir.requirements import put_all
 from foretrace.ir.structure import hand_back
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import Arrived
+from foretrace.runtime.forward_mode import check_plain, check_tangents
 from foretrace.runtime.tangents import agree, lay_out, only_numbers, sizes_by_data, strides_of
 from foretrace.runtime.untrained import Untrained, after_backward, mark, mark_spent
 from foretrace.symbols.sizes import Numbers
@@ -56,6 +57,7 @@ class Called(Protocol):
 def run_forward(cut: Called, args: Any, kwargs: Any) -> Any:
     """Call a forward cut like the program: same outputs, same writes."""
     (cut,), flat, sizes = _at_sizes((cut,), args, kwargs)
+    check_tangents(cut.graph, cut.calls.recorded, flat)
     with cut.calls.grad_mode(), uncast():
         results = mark(cut.graph_module(*flat), cut.untrained, flat)
     return finish(cut.calls.recorded, flat, sizes, results, (args, kwargs))[0]
@@ -64,6 +66,7 @@ def run_forward(cut: Called, args: Any, kwargs: Any) -> Any:
 def run_step(cut: Called, args: Any, kwargs: Any) -> Any:
     """Call a cut that autograd follows no more: in the program's grad mode, below autograd."""
     (cut,), flat, sizes = _at_sizes((cut,), args, kwargs)
+    check_plain(flat)
     with cut.calls.grad_mode(), torch_api.below_autograd(), uncast():
         results = cut.graph_module(*flat)
     return finish(cut.calls.recorded, flat, sizes, results, (args, kwargs))[0]
@@ -151,12 +154,7 @@ def check_unhooked(graph: Graph, flat: Sequence[Any]) -> None:
         Refusal: one has a hook on its gradient, from before or from an earlier call of the program;
             or is a dual number.
     """
-    if any(isinstance(given, Tensor) and torch_api.has_tangent(given) for given in flat):
-        raise Refusal(
-            "an input is a dual number of forward_ad, and a graph with a backward has no tangents",
-            kind="guard broken",
-            do='call the program itself, or its cut("export"), which compute with tangents',
-        )
+    check_plain(flat)
     for item, given in zip(graph.inputs, flat, strict=False):
         if item.value.type.requires_grad and torch_api.has_hooks(given):
             raise hooked(item, asking_line())

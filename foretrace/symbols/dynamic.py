@@ -24,6 +24,10 @@ class Geometry:
     offset: Size
 
 
+LAID_OUT = (torch.strided, torch.sparse_coo)
+"""Layouts of which torch tells strides"""
+
+
 class Dynamic:
     """Gives the inputs symbolic sizes where the user asked for them."""
 
@@ -55,7 +59,9 @@ class Dynamic:
             return None
         env = self.symbols.start()
         bounds = [want is not None and (want.bounds or True) for want in wants]
-        fresh = torch_api.symbolic_sizes(env, tensor, asked.source, bounds)
+        strided = tensor.layout in LAID_OUT
+        laid_out = tensor if strided else torch.empty(tensor.shape, device="meta")
+        fresh = torch_api.symbolic_sizes(env, laid_out, asked.source, bounds)
         shape, stride = (self.symbols.sizes(part) for part in fresh[:2])
         same = self._meanings(shape, wants, name, tensor.shape)
         self.symbols.forget([old for old, new in same.items() if old != new])

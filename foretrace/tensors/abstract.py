@@ -15,10 +15,11 @@ from foretrace.frames.sources import asked, asking_line
 from foretrace.ir.op import Value
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Size, Symbols
-from foretrace.tensors.admitted import makes_subclass, sparse_dims
+from foretrace.tensors.admitted import makes_subclass
 from foretrace.tensors.classes import AsTensor
 from foretrace.tensors.index_parts import open_number
 from foretrace.tensors.indexing import Indexing
+from foretrace.tensors.layouts import COMPRESSED, layout_of, sparse_of
 from foretrace.tensors.wrapped import wrapping_of
 
 TENSOR: Any = torch.Tensor
@@ -163,12 +164,18 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     def stride(self, *dim: Any, **named: Any) -> Any:
         """As `Tensor.stride`; that of a size 1 may be another with another size around it."""
         self.ft_told.lies(sys._getframe(1))
+        self._lies_dense("strides")
         return STRIDE(self, *dim, **named)
 
     def is_contiguous(self, *form: Any, **named: Any) -> Any:
         """As `Tensor.is_contiguous`."""
         self.ft_told.lies(sys._getframe(1))
+        self._lies_dense("is_contiguous")
         return IS_CONTIGUOUS(self, *form, **named)
+
+    def _lies_dense(self, asked: str) -> None:
+        if self.layout in COMPRESSED:
+            raise RuntimeError(f"Tensors of layout {self.layout} do not have {asked}")
 
     def storage_offset(self) -> int | torch.SymInt:
         """Where it begins in memory; a later call's input may begin elsewhere."""
@@ -232,12 +239,17 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     def layout(self) -> torch.layout:  # type: ignore[override]
         """As of what this stands for; a sparse one is dense to C++."""
         value = self.ft_value
-        return torch.sparse_coo if value and value.type.sparse else torch.strided
+        return layout_of(value.type.sparse) if value else torch.strided
 
     @property
     def is_sparse(self) -> bool:  # type: ignore[override]
         """As of what this stands for."""
         return self.layout is torch.sparse_coo
+
+    @property
+    def is_sparse_csr(self) -> bool:  # type: ignore[override]
+        """As of what this stands for."""
+        return self.layout is torch.sparse_csr
 
     def register_hook(self, hook: Any) -> Any:
         """As `Tensor.register_hook`: an op that notes it."""
@@ -411,7 +423,7 @@ class Types:
         """The type of a real or fake tensor, labelled with another device if one is given."""
         sizes, device = self.symbols.sizes, device or tensor.device
         followed = torch_api.attribute_of(tensor, "requires_grad")  # not by the program
-        if sparse := sparse_dims(tensor):
+        if sparse := sparse_of(tensor):
             dense = TensorType(sizes(tensor.shape), (), tensor.dtype, device).contiguous()
             return self.intern(dense.but(requires_grad=followed, sparse=sparse))
         shape, stride = sizes(tensor.shape), sizes(tensor.stride())

@@ -1,4 +1,4 @@
-"""Which tensors a capture takes: those of torch's own two classes, dense or in COO layout.
+"""Which tensors a capture takes: those of torch's own two classes, dense or sparse.
 
 A subclass of `torch.Tensor` may give every operator another meaning, in Python, or ask for its own
 class back. The record would not show that, so any other class is refused by its name.
@@ -13,10 +13,17 @@ from torch.nn.parameter import is_lazy
 from foretrace import torch_api
 from foretrace.errors import FirstCall, Refusal
 from foretrace.ir.op import Tree
+from foretrace.tensors.layouts import is_compressed, of_layout
 from foretrace.tensors.wrapped import flattened, wraps
 
+Found = tuple[str, str | tuple[str, ...]]
 OLD_VMAP = torch.ops.aten._add_batch_dim.default
 """What `torch.autograd.functional` maps by, where it vectorizes"""
+DUAL = (
+    "call make_dual inside of what is captured",
+    'or capture it with plain tensors, and give the dual number to its cut("export")',
+    "or to what foretrace.compile gives",
+)
 QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 
 
@@ -42,7 +49,7 @@ def check_admitted(tensor: torch.Tensor, name: str, *, fake: bool) -> None:
         raise Refusal(f"{name} is {what}", kind="unsupported tensor", do=do)
 
 
-def _unlike(tensor: torch.Tensor, *, fake: bool) -> tuple[str, str] | None:
+def _unlike(tensor: torch.Tensor, *, fake: bool) -> Found | None:
     """What it is instead of a plain tensor, and the way out; None for a plain one."""
     kind = type(tensor)
     plain = plain_class(kind)
@@ -50,7 +57,8 @@ def _unlike(tensor: torch.Tensor, *, fake: bool) -> tuple[str, str] | None:
         return "not initialized yet", FirstCall("call the module once before the capture")
     if not plain and isinstance(tensor, torch_api.FakeTensor):
         return None if fake else ("a FakeTensor, without data", "pass a tensor with data")
-    if tensor.layout is torch.sparse_coo and not tensor.requires_grad and plain_class(kind):
+    followed = tensor.layout is torch.sparse_coo or is_compressed(tensor)
+    if followed and not tensor.requires_grad and plain_class(kind):
         return _transformed(tensor)
     if tensor.is_nested or tensor.layout is not torch.strided:
         return _of_another_layout(tensor)
@@ -63,7 +71,7 @@ def _unlike(tensor: torch.Tensor, *, fake: bool) -> tuple[str, str] | None:
     return _transformed(tensor)
 
 
-def _transformed(tensor: torch.Tensor) -> tuple[str, str] | None:
+def _transformed(tensor: torch.Tensor) -> Found | None:
     """What a transform around the capture has made of it; None of a plain one."""
     if torch_api.is_functional(tensor):
         return "a functional tensor, inside of torch.func.functionalize", (
@@ -72,17 +80,17 @@ def _transformed(tensor: torch.Tensor) -> tuple[str, str] | None:
     if torch_api.of_a_level(tensor) or torch_api.of_old_vmap(tensor):
         return "of a level of torch.func or vmap", "call torch.func inside of what is captured"
     if torch_api.has_tangent(tensor):
-        return "a dual number of forward_ad", "call make_dual inside of what is captured"
+        return "a dual number of forward_ad", DUAL
     return None
 
 
-def _of_another_layout(tensor: torch.Tensor) -> tuple[str, str]:
+def _of_another_layout(tensor: torch.Tensor) -> Found:
     if tensor.is_nested:
         return "a nested tensor", "pass a padded tensor (torch.nested.to_padded_tensor)"
     return f"{tensor.layout}, not a dense tensor", "pass it dense: .to_dense()"
 
 
-def _unlike_inside(tensor: torch.Tensor, name: str, *, fake: bool) -> tuple[str, str] | None:
+def _unlike_inside(tensor: torch.Tensor, name: str, *, fake: bool) -> Found | None:
     """The same of one that wraps others: what it holds may be of such a class, too."""
     for each in flattened(tensor)[0]:
         inner = getattr(tensor, each)
@@ -115,33 +123,12 @@ def check_sparse_here(tensor: torch.Tensor, device: torch.device, name: str) -> 
     Raises:
         Refusal: it is one.
     """
-    if tensor.layout is torch.sparse_coo and device.type != tensor.device.type:
+    if tensor.layout is not torch.strided and device.type != tensor.device.type:
         raise Refusal(
-            f"{name} is torch.sparse_coo, in a capture for {device.type}",
+            f"{name} is {tensor.layout}, in a capture for {device.type}",
             kind="unsupported tensor",
             do=("pass it dense: .to_dense()", "or capture for its device"),
         )
-
-
-def sparse_dims(tensor: torch.Tensor) -> int:
-    """How many dimensions of what an operator gives are sparse.
-
-    Raises:
-        Refusal: it has another layout than the one sparse layout that is followed.
-    """
-    if tensor.layout is torch.strided:
-        return 0
-    if tensor.layout is torch.sparse_coo:
-        return tensor.sparse_dim()
-    raise _of_layout(tensor.layout)
-
-
-def _of_layout(layout: torch.layout) -> Refusal:
-    return Refusal(
-        f"the program makes a tensor of layout {layout}",
-        kind="unsupported tensor",
-        do="compute with dense tensors, or in torch.sparse_coo, inside of the captured program",
-    )
 
 
 def check_asked_for(func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
@@ -158,7 +145,7 @@ def check_asked_for(func: Any, args: Tree, kwargs: dict[str, Tree]) -> None:
         )
     for leaf in torch_api.tree_leaves((args, kwargs)):
         if isinstance(leaf, torch.layout) and leaf not in (torch.strided, torch.sparse_coo):
-            raise _of_layout(leaf)
+            raise of_layout(leaf)
         if isinstance(leaf, torch.dtype) and leaf in QUANTIZED:
             raise Refusal(
                 f"{func} makes a quantized tensor ({leaf})",

@@ -95,7 +95,7 @@ def wrapping_of(
 
 def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
     """The tensors that have the memory of one: what it holds or stores; else itself."""
-    if tensor.layout is torch.sparse_coo:
+    if tensor.layout is not torch.strided:
         yield from torch_api.stored_in(tensor)
         return
     if not wraps(type(tensor)):

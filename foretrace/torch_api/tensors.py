@@ -206,10 +206,14 @@ uncounted: Callable[[torch.Tensor], AbstractContextManager[Any]] = (
 )
 
 
-def stored_in(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The places and the elements that a tensor in COO layout stores, coalesced or not."""
+def stored_in(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The places and the elements that a sparse tensor stores, coalesced or not."""
     with _C._DisableTorchDispatch(), torch.no_grad():
-        return tensor._indices(), tensor._values()
+        if tensor.layout is torch.sparse_coo:
+            return tensor._indices(), tensor._values()
+        if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+            return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
 
 
 def is_view(tensor: torch.Tensor) -> bool:

@@ -370,7 +370,7 @@ class Fold:
         )
 
     def _open(self, call: Call) -> bool:
-        dense = not any(value.type.sparse for value in call.values)
+        dense = not any(isinstance(v.type.sparse, int) and v.type.sparse for v in call.values)
         floats = call.recorder.types.symbols.floats.among((call.args, call.kwargs))
         made = bool(floats) and not call.values  # `arange(v)`
         sized = torch_api.sized_by_data(call.func) or call.schema.viewed is not None

@@ -20,6 +20,7 @@ from foretrace.ops.kernel import draws_undone
 from foretrace.symbols.sizes import Symbols, put_in
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import makes_subclass
+from foretrace.tensors.layouts import compressed
 from foretrace.trace.recorder import Recorder
 
 STACK: Final = "\nException raised from "
@@ -233,5 +234,9 @@ class _Question:
             return self._number(leaf)
         if leaf.layout is not torch.strided and not isinstance(leaf, Abstract):
             return leaf.detach().clone()
+        value = leaf.ft_value if isinstance(leaf, Abstract) else None
+        if value is not None and isinstance(value.type.sparse, str):
+            shape = tuple(map(self._number, leaf.shape))
+            return compressed(value.type.sparse, shape, leaf.dtype, whole=False)
         shape, stride = (tuple(map(self._number, part)) for part in (leaf.shape, leaf.stride()))
         return torch.empty_strided(shape, stride, dtype=leaf.dtype, device=leaf.device).zero_()

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.autograd.forward_ad as fwad
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, jacfwd, jvp, vjp, vmap
+from torch.utils.checkpoint import checkpoint
 
 import foretrace
+from foretrace import torch_api
+from tests.programs.levels import Cube
 from tests.support.bits import differences
 from tests.support.compare import same_as_eager
 
@@ -143,6 +146,86 @@ def test_a_forward_cut_takes_dual_numbers() -> None:
     with fwad.dual_level():
         made = fwad.make_dual(x, v)
         same(tuple(fwad.unpack_dual(cut(made))), tuple(fwad.unpack_dual(bumps(made))))
+
+
+def without_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x * 2
+    return y.exp() + x
+
+
+def written(x: Tensor) -> Any:
+    x.mul_(2)
+    flat = x.view(-1)
+    flat[1:3].add_(1)
+    return x * x.detach(), flat * 2
+
+
+def written_and_returned(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x[0]
+
+
+def with_a_hidden_write(x: Tensor) -> Tensor:
+    y = x * 2
+    y.data.mul_(x)
+    return y * x
+
+
+def doubled(x: Tensor) -> Tensor:
+    made: Tensor = Cube.apply(x)[0]
+    return made * 2
+
+
+def by_data(x: Tensor) -> Tensor:
+    return x[x > 0].sin() if x.sum() < 100 else x
+
+
+def in_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return x @ x.t()
+
+
+def backwards_inside(x: Tensor) -> Any:
+    return grad(lambda y: y.pow(3).sum())(x), vmap(torch.sin)(x)
+
+
+def again(x: Tensor) -> Tensor:
+    found: Tensor = checkpoint(torch.sin, x, use_reentrant=False)
+    return found
+
+
+CALLED = [bumps, without_grad, written, written_and_returned, with_a_hidden_write, doubled, by_data,
+          in_autocast, backwards_inside, again,
+          lambda x: nn.functional.layer_norm(x, (4,))]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", range(len(CALLED)))
+@pytest.mark.parametrize("followed", [False, True])
+@pytest.mark.parametrize("cut", ["export", "aten", "compile"])
+def test_dual_numbers_are_given_to_cuts(place: int, followed: bool, cut: str) -> None:
+    """Primals, tangents, and what is left in the argument are eager's, or it is refused."""
+    program, x, v = CALLED[place], *(torch.randn(3, 4) for _ in range(2))
+    x.requires_grad_(followed)
+    refused = program in (with_a_hidden_write, written_and_returned)
+    refused |= program is without_grad and followed
+    if cut == "compile":
+        called, refused = foretrace.compile(program, fullgraph=True), False
+    else:
+        called = foretrace.capture(program, (x.clone(),)).cut(cut)
+        refused |= cut == "aten" and program is doubled
+
+    def pairs(function: Any) -> list[Any]:
+        with fwad.dual_level():
+            given = fwad.make_dual(x.clone(), v.clone())
+            made = torch_api.tree_leaves((function(given), given))
+            return [tuple(fwad.unpack_dual(each)) for each in made]
+
+    if refused:
+        with pytest.raises(foretrace.Refusal, match="dual number"):
+            pairs(called)
+    else:
+        same(pairs(called), pairs(program))
 
 
 def test_a_gradient_by_the_engine_of_what_no_level_follows() -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
+from tests.support.bits import differences
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -115,7 +116,6 @@ def test_sparse_gradients_are_as_in_eager() -> None:
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda x: (x.to_sparse_csr() @ x).sum(),
         lambda x: torch.sparse_csr_tensor(PLACES.new_tensor([0, 1]), PLACES[:1] * 0, x[0, :1]) @ x,
         lambda x: torch.sparse_compressed_tensor(
             PLACES.new_tensor([0, 1]), PLACES[:1] * 0, x[0, :1], layout=torch.sparse_csc
@@ -242,3 +242,172 @@ def test_memory_that_it_shares() -> None:
 
     with pytest.raises(foretrace.Refusal, match="memory another input shares"):
         foretrace.compile(writes, fullgraph=True)(torch.randn(4, 2))
+
+
+# ---- compressed: rows, columns, blocks ----------------------------------------------------------
+
+
+LAYOUTS: dict[torch.layout, Callable[[Tensor], Tensor]] = {
+    torch.sparse_csr: torch.Tensor.to_sparse_csr,
+    torch.sparse_csc: torch.Tensor.to_sparse_csc,
+    torch.sparse_bsr: lambda a: a.to_sparse_bsr((2, 2)),
+    torch.sparse_bsc: lambda a: a.to_sparse_bsc((2, 2)),
+}
+
+
+def matrix(layout: torch.layout, stored: int = 5, seed: int = 0, rows: int = 4) -> Tensor:
+    drawn = torch.Generator().manual_seed(seed)
+    places = torch.randperm(rows * 4, generator=drawn)[:stored]
+    flat = torch.zeros(rows * 4).index_fill_(0, places, 1) * torch.randn(rows * 4, generator=drawn)
+    return LAYOUTS[layout](flat.view(rows, 4))
+
+
+def of_values(a: Tensor, x: Tensor) -> Tensor:
+    values = a.values()
+    return (values * values.sin()).sum() * x + a.values().shape[0]
+
+
+def of_places(a: Tensor, x: Tensor) -> Tensor:
+    places = (
+        a.col_indices() if a.layout in {torch.sparse_csr, torch.sparse_bsr} else a.row_indices()
+    )
+    return x * (places.sum() + places.numel())
+
+
+def scaled(a: Tensor, x: Tensor) -> Tensor:
+    return (-(a * 2)).relu().to_dense() @ x
+
+
+def turned(a: Tensor, x: Tensor) -> Tensor:
+    return x.t() @ a.t().to_dense() + a.sum()
+
+
+def by_a_layer(a: Tensor, x: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x.t(), a).relu()
+
+
+def sampled(a: Tensor, x: Tensor) -> Tensor:
+    return torch.sparse.sampled_addmm(a, x.detach(), x.detach().t()).to_dense() @ x
+
+
+def asks_layout(a: Tensor, x: Tensor) -> Tensor:
+    by_rows = a.is_sparse_csr and a.layout is torch.sparse_csr and not a.is_sparse
+    return x * 2 if by_rows else x * 3
+
+
+def by_sign(a: Tensor, x: Tensor) -> Tensor:
+    return a.to_dense() @ x if a.sum() > -100 else x
+
+
+WITH_A_MATRIX = [
+    propagated, by_matmul, of_values, of_places, scaled, turned, by_a_layer, sampled, asks_layout,
+    by_sign, in_a_checkpoint,
+]  # fmt: skip
+
+
+def outcome(fn: Callable[..., Tensor], a: Tensor) -> list[Tensor] | str:
+    """Output and gradient, or the class of an error."""
+    try:
+        return trained(fn, a)
+    except RuntimeError as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fn", WITH_A_MATRIX)
+def test_a_compressed_matrix_is_given(
+    fn: Callable[..., Tensor], layout: torch.layout, dynamic: bool | None
+) -> None:
+    eager = outcome(fn, matrix(layout))
+    compiled = foretrace.compile(fn, fullgraph=True, dynamic=dynamic)
+    if isinstance(eager, str):  # not every layout has every operator, or its derivative
+        assert isinstance(outcome(compiled, matrix(layout)), str)
+        return
+    for stored, seed in ((5, 0), (7, 1), (16, 2), (0, 3)):
+        there, ours = (trained(each, matrix(layout, stored, seed)) for each in (fn, compiled))
+        assert not list(differences(there, ours, ""))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cuts_of_a_compressed_matrix(layout: torch.layout) -> None:
+    x = torch.randn(4, 2, requires_grad=True)
+    for fn in (scaled, of_values, asks_layout):
+        program = foretrace.capture(fn, (matrix(layout), x), verify=True)
+        for kind in ("export", "aten"):
+            ours = trained(program.cut(kind), matrix(layout, 7, 1))
+            assert not list(differences(trained(fn, matrix(layout, 7, 1)), ours, ""))
+        others = [matrix(each) for each in LAYOUTS if each is not layout]
+        for other in (*others, matrix(layout).to_dense(), matrix(layout, rows=6)):
+            with pytest.raises(foretrace.Refusal, match=r"a (has|is)|of a"):
+                program.cut("export")(other, x)
+
+
+def test_indices_of_another_dtype_are_seen() -> None:
+    a, x = matrix(torch.sparse_csr), torch.randn(4, 2)
+    few = torch.sparse_csr_tensor(a.crow_indices().int(), a.col_indices().int(), a.values(), (4, 4))
+    compiled = foretrace.compile(lambda a: (a.crow_indices(), a.col_indices() * 2), fullgraph=True)
+    for each in (a, few):
+        assert [made.dtype for made in compiled(each)] == [each.crow_indices().dtype] * 2
+    with pytest.raises(foretrace.Refusal, match="int64"):
+        foretrace.capture(propagated, (a, x)).cut("export")(few, x)
+
+
+class Pruned(nn.Module):
+    """A layer whose weight was pruned, and is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("weight", matrix(torch.sparse_csr))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.linear(x).relu(), self.weight)
+
+
+def test_a_pruned_layer_is_trained_and_exported() -> None:
+    eager, ours, x = Pruned(), Pruned(), torch.randn(3, 4)
+    compiled = foretrace.compile(ours, fullgraph=True)
+    for net, call in ((eager, eager), (ours, compiled)):
+        optimizer = torch.optim.Adam(net.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            call(x).sin().sum().backward()
+            optimizer.step()
+    assert same(list(ours.parameters()), list(eager.parameters()))
+    assert torch.equal(foretrace.export(ours, (x,)).module()(x), eager(x))
+    with pytest.raises(foretrace.Refusal, match="reads a sparse tensor"):
+        foretrace.capture(lambda x: ours(x).sum(), (x,)).cut("joint", loss=0)
+
+
+def test_what_is_made_inside() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        a = x.relu().to_sparse_csr()
+        return (
+            a @ x,
+            a,
+            a.to_sparse_csc(),
+            x.to_sparse().to_sparse_csr().values(),
+            a.to_sparse_coo(),
+        )
+
+    compiled = foretrace.compile(program, fullgraph=True)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = torch.randn(4, 4)
+        ours, eager = compiled(x), program(x)
+        assert torch.equal(ours[-1].to_dense(), eager[-1].to_dense())
+        assert not list(differences(eager[:-1], ours[:-1], ""))
+
+
+@pytest.mark.parametrize(
+    "writes", [lambda a, x: (a.mul_(2), a @ x)[1], lambda a, x: a.values().mul_(2).sum() * x]
+)
+def test_writes_to_a_compressed_matrix_are_refused(writes: Callable[..., Tensor]) -> None:
+    a, x = matrix(torch.sparse_csr), torch.randn(4, 2)
+    before = a.clone()
+    with pytest.raises(foretrace.Refusal) as refused:
+        foretrace.capture(writes, (a, x))
+    assert "test_sparse.py" in str(refused.value)
+    assert not list(differences(before, a, ""))

@@ -1,16 +1,19 @@
 """Refused of levels of torch.func, and of dual numbers."""
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.autograd.forward_ad as fwad
 from torch import Tensor
 from torch.autograd.functional import jacobian
-from torch.func import jvp, vmap
+from torch.func import grad, jvp, linearize, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
 import foretrace
-from tests.refusals.registry import captured, captures, refuses
+from foretrace import torch_api
+from tests.refusals.registry import captured, captures, drawn, refuses, same
 
 X = torch.randn(3, 4)
 W = torch.randn(3, 4, requires_grad=True)
@@ -20,14 +23,148 @@ def pushed(function: Any, x: Tensor) -> Any:
     return jvp(function, (x,), (x,))
 
 
-def linearized(x: Tensor) -> Any:
-    return torch.func.linearize(torch.sin, x)[1](x)  # here
+def linearized_in_a_level(x: Tensor) -> Any:
+    return grad(lambda y: linearize(torch.sin, y)[1](x).sum())(x)  # here
 
 
 refuses(
-    "unsupported", "recording/torch_state.py:_not_traced", captures(linearized, X), linearized,
-    captured(lambda x: pushed(torch.sin, x), X), "outside of the program",
+    "unsupported", "duals/linearized.py:_unsupported", captures(linearized_in_a_level, X),
+    linearized_in_a_level, captured(lambda x: linearize(torch.sin, x)[1](x), X),
+    "outside of the captured program",
 )  # fmt: skip
+
+
+def first_called_in_a_level(x: Tensor) -> Any:
+    push = linearize(torch.sin, x)[1]
+    return vjp(push, x)[1](x)  # here
+
+
+def called_before(x: Tensor) -> Any:
+    push = linearize(torch.sin, x)[1]
+    return push(x), vjp(push, x)[1](x)
+
+
+refuses(
+    "unsupported", "duals/linearized.py:_unsupported", captures(first_called_in_a_level, X), None,
+    captured(called_before, X), "outside of the captured program",
+)  # fmt: skip
+
+
+def called_in_a_checkpoint(x: Tensor) -> Any:
+    push = linearize(torch.sin, x)[1]
+    return checkpoint(push, x, use_reentrant=False)  # here
+
+
+refuses(
+    "unsupported", "duals/linearized.py:_unsupported", captures(called_in_a_checkpoint, W),
+    called_in_a_checkpoint, captured(lambda x: linearize(torch.sin, x)[1](x), W),
+    "outside of the captured program",
+)  # fmt: skip
+
+
+def written_before_its_call(x: Tensor) -> Any:
+    z = x * 1
+    push = linearize(lambda y: y * z, x)[1]
+    z.add_(1)
+    return push(x)  # here
+
+
+def written_after_its_call(x: Tensor) -> Any:
+    z = x * 1
+    push = linearize(lambda y: y * z, x)[1]
+    found = push(x)
+    z.add_(1)
+    return found, push(x)
+
+
+refuses(
+    "unsupported", "duals/linearized.py:_unsupported", captures(written_before_its_call, X),
+    written_before_its_call, captured(written_after_its_call, X), "outside of the captured program",
+)  # fmt: skip
+
+
+def wave_of(kind: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
+    """The function linearized, and pushed forward by `jvp`."""
+
+    def traced(x: Tensor) -> Any:
+        return linearize(kind, x)[1](x)  # here
+
+    return traced, lambda x: pushed(kind, x)
+
+
+def by_numbers(y: Tensor) -> Tensor:
+    return y * y.sum().item()
+
+
+def one_of_two(y: Tensor) -> Tensor:
+    return y.sin() if y.sum() > 0 else y.cos()
+
+
+def drawn_beside(y: Tensor) -> Tensor:
+    return y * torch.rand(3, 4)
+
+
+def chosen(y: Tensor) -> Tensor:
+    return y[y > 0] * 2
+
+
+def written_to_zeros(y: Tensor) -> Tensor:
+    return torch.zeros(3, 4).add_(y)
+
+
+def beside_a_constant(y: Tensor) -> tuple[Tensor, Tensor]:
+    return y.sin(), torch.ones(3)
+
+
+for kind_of in (one_of_two, by_numbers):
+    traced, by_jvp = wave_of(kind_of)
+    refuses(
+        "unsupported", "duals/numbers.py:of_duals", captures(traced, X), None, captured(by_jvp, X)
+    )
+
+for kind_of, way in ((chosen, captured), (beside_a_constant, captured), (drawn_beside, drawn)):
+    traced, by_jvp = wave_of(kind_of)
+    refuses(
+        "unsupported", "duals/linearized.py:_unsupported", captures(traced, X), traced,
+        way(by_jvp, X), "outside of the captured program",
+    )  # fmt: skip
+
+traced, _ = wave_of(written_to_zeros)
+refuses(
+    "unsupported", "duals/linearized.py:_unsupported", captures(traced, X), traced,
+    captured(wave_of(lambda y: torch.zeros(3, 4) + y)[0], X), "outside of the captured program",
+)  # fmt: skip
+
+
+def branching(x: Tensor) -> Any:
+    ones = torch.ones(3, 4)
+    on = torch.ones(()) > 0
+    return linearize(lambda y: torch.cond(on, torch.sin, torch.cos, (ones,)) * y, x)[1](x)  # here
+
+
+def branched_before(x: Tensor) -> Any:
+    chosen = torch.cond(torch.ones(()) > 0, torch.sin, torch.cos, (torch.ones(3, 4),))
+    return linearize(lambda y: chosen * y, x)[1](x)
+
+
+refuses(
+    "unsupported", "duals/linearized.py:_unsupported", captures(branching, X), branching,
+    captured(branched_before, X), "outside of the captured program",
+)  # fmt: skip
+
+
+def left_by_a_capture() -> object:
+    def raising(x: Tensor) -> Tensor:
+        raise ValueError(linearize(torch.sin, x)[1])
+
+    with pytest.raises(foretrace.Refusal) as caught:
+        foretrace.capture(raising, (X,))
+    error: Any = caught.value.__cause__
+    return error.args[0](X)
+
+
+refuses("escaped", "duals/linearized.py:__call__", left_by_a_capture, None,
+        captured(lambda x: linearize(torch.sin, x)[1](x), X))  # fmt: skip
 
 
 def mapped_by_the_old_vmap(x: Tensor) -> Any:
@@ -181,9 +318,102 @@ def given_a_dual() -> object:
         return foretrace.capture(torch.sin, (fwad.make_dual(X, X),))
 
 
+def tangents_of(function: Any, x: Tensor) -> list[Any]:
+    """Of its results, for one of its argument; both are the caller's."""
+    with fwad.dual_level():
+        made = torch_api.tree_leaves(function(fwad.make_dual(x.clone(), X.clone())))
+        return [tuple(fwad.unpack_dual(each)) for each in made]
+
+
+def pushed_by_the_caller(function: Any, called: Any, x: Tensor) -> Callable[[], None]:
+    """What `called` makes of the function computes with tangents as it does."""
+    return lambda: same(tangents_of(called(function, x), x), tangents_of(function, x))
+
+
+def cut_of(kind: str) -> Callable[[Any, Tensor], Any]:
+    return lambda function, x: foretrace.capture(function, (x,)).cut(kind)
+
+
+def compiled_whole(function: Any, x: Tensor) -> Any:
+    return foretrace.compile(function, fullgraph=True)
+
+
+def itself(function: Any, x: Tensor) -> Any:
+    return function
+
+
 refuses(
     "unsupported tensor", "tensors/admitted.py:check_admitted", given_a_dual, None,
-    captured(dual_without_one, X),
+    captured(dual_without_one, X), pushed_by_the_caller(twice_exp, cut_of("export"), X),
+    pushed_by_the_caller(twice_exp, compiled_whole, X),
+)  # fmt: skip
+
+
+def without_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x * 2
+    return y.exp() + x
+
+
+refuses(
+    "guard broken", "runtime/forward_mode.py:_refused",
+    lambda: tangents_of(cut_of("export")(without_grad, W), W), None,
+    pushed_by_the_caller(without_grad, itself, W),
+    pushed_by_the_caller(without_grad, compiled_whole, W),
+)  # fmt: skip
+
+
+def written_through_detach(x: Tensor) -> Tensor:
+    y = x * 2
+    y.detach().mul_(x)
+    return y * x
+
+
+refuses(
+    "guard broken", "runtime/forward_mode.py:_refused",
+    lambda: tangents_of(cut_of("export")(written_through_detach, X), X), None,
+    pushed_by_the_caller(written_through_detach, itself, X),
+    pushed_by_the_caller(written_through_detach, compiled_whole, X),
+)  # fmt: skip
+
+
+def written_and_returned(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x[0]
+
+
+refuses(
+    "guard broken", "runtime/forward_mode.py:_refused",
+    lambda: tangents_of(cut_of("export")(written_and_returned, X.clone()), X), None,
+    pushed_by_the_caller(written_and_returned, itself, X),
+    pushed_by_the_caller(written_and_returned, compiled_whole, X),
+)  # fmt: skip
+refuses(
+    "guard broken", "runtime/forward_mode.py:_refused",
+    lambda: tangents_of(cut_of("aten")(Doubled.apply, X), X), None,
+    pushed_by_the_caller(Doubled.apply, itself, X),
+    pushed_by_the_caller(Doubled.apply, cut_of("export"), X),
+)  # fmt: skip
+refuses(
+    "guard broken", "runtime/forward_mode.py:_refused",
+    lambda: tangents_of(cut_of("step")(twice_exp, X), X), None,
+    pushed_by_the_caller(twice_exp, itself, X),
+    pushed_by_the_caller(twice_exp, cut_of("export"), X),
+)  # fmt: skip
+
+
+def asks_for_a_tangent(x: Tensor) -> Any:
+    return fwad.unpack_dual(x).tangent  # here
+
+
+def in_a_level_around() -> object:
+    with fwad.dual_level():
+        return foretrace.capture(asks_for_a_tangent, (X,))
+
+
+refuses(
+    "unsupported", "duals/numbers.py:of_duals", in_a_level_around, asks_for_a_tangent,
+    captured(dual_without_one, X), captured(lambda x: pushed(twice_exp, x), X),
 )  # fmt: skip
 
 
@@ -204,6 +434,7 @@ def joint_of_a_dual() -> object:
 
 
 refuses(
-    "guard broken", "runtime/calls.py:check_unhooked", joint_of_a_dual, None,
-    "another cut, which tests/against_eager/test_levels.py calls",
+    "guard broken", "runtime/forward_mode.py:_refused", joint_of_a_dual, None,
+    pushed_by_the_caller(twice_exp, itself, W),
+    pushed_by_the_caller(twice_exp, cut_of("export"), W),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Tensors that no graph has a place for, and writes that have no form as values."""
 
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -45,11 +46,13 @@ refuses("unsupported tensor", "tensors/admitted.py:makes_subclass",
 
 
 def makes_rows(x: Tensor) -> Tensor:
-    return x.to_sparse_csr() @ x.T  # here
+    places = torch.tensor([0, 1, 1, 1]), torch.tensor([2])
+    return torch.sparse_csr_tensor(*places, x[0, :1], (3, 8)) @ x.T  # here
 
 
 def makes_entries(x: Tensor) -> Tensor:
-    return x.to_sparse() @ x.T
+    places = torch.tensor([[0], [2]])
+    return torch.sparse_coo_tensor(places, x[0, :1], (3, 8)) @ x.T
 
 
 def sums_sparse(a: Tensor) -> Tensor:  # here
@@ -61,6 +64,8 @@ def sums_dense(a: Tensor) -> Tensor:
 
 
 SPARSE = X.relu().to_sparse()
+with warnings.catch_warnings(action="ignore"):  # that it is in beta state
+    ROWS = SPARSE.to_sparse_csr()
 refuses(
     "unsupported tensor", "tensors/admitted.py:check_sparse_here",
     captures(sums_sparse, SPARSE, target="cuda"), sums_sparse,
@@ -77,6 +82,12 @@ refuses(
     "unsupported tensor", "backends/compilers.py:_check_dense",
     compiles(multiplies, SPARSE, TALL, backend="inductor"), multiplies,
     compiled(multiplies, SPARSE, TALL), compiled(multiplies, SPARSE.to_dense(), TALL),
+)  # fmt: skip
+refuses(
+    "unsupported tensor", "backends/compilers.py:_check_dense",
+    compiles(multiplies, ROWS, TALL, backend="inductor"), multiplies,
+    compiled(multiplies, ROWS, TALL),
+    compiled(multiplies, SPARSE.to_dense(), TALL),
 )  # fmt: skip
 
 
@@ -104,9 +115,14 @@ refuses(
     captures(writes_sparse, SPARSE.clone(), X.T.clone()), writes_sparse,
     captured(makes_sparse, SPARSE, X.T.clone()),
 )  # fmt: skip
+refuses(
+    "side effect", "recording/new_contents.py:_not_written_back",
+    captures(writes_sparse, ROWS.clone(), X.T.clone()), writes_sparse,
+    captured(makes_sparse, ROWS, X.T.clone()),
+)  # fmt: skip
 
 
-refuses("unsupported tensor", "tensors/admitted.py:_of_layout", captures(makes_rows, X),
+refuses("unsupported tensor", "tensors/layouts.py:of_layout", captures(makes_rows, X),
         makes_rows, captured(makes_entries, X))  # fmt: skip
 
 

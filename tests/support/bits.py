@@ -76,11 +76,23 @@ def _value_difference(left: Tensor, right: Tensor) -> str:
     return f"{int(wrong.sum())} of {wrong.numel()} elements differ, first at {where}: {pair}"
 
 
+ROWS, COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+STORED = {
+    torch.sparse_csr: ROWS, torch.sparse_bsr: ROWS, torch.sparse_csc: COLUMNS,
+    torch.sparse_bsc: COLUMNS,
+}  # fmt: skip
+
+
 def tensor_differences(
     left: Tensor, right: Tensor, path: str, *, strides: bool = True
 ) -> Iterator[str]:
     """What differs between two tensors; values are looked at when their types agree."""
     facts, others = _describe(left, strides=strides), _describe(right, strides=strides)
+    if left.layout in STORED and right.layout is left.layout:
+        for name in STORED[left.layout]:
+            parts = [getattr(each.detach(), name)() for each in (left, right)]
+            yield from tensor_differences(*parts, f"{path}.{name}", strides=strides)
+        left, right = left.to_dense(), right.to_dense()
     wrong = [name for name in facts if facts[name] != others.get(name)]
     for name in wrong:
         yield f"{path}: {name} is {facts[name]} in eager, {others.get(name)} in the cut"

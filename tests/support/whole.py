@@ -31,6 +31,8 @@ Facts = dict[str, object]
 
 INTERRUPTED_AT = (1, 3, 8)
 LIBRARIES = ("torch.", "numpy.", "builtins", "foretrace.", "_pytest.", "typing")
+TORCHS_OWN = (types.ModuleType, OpOverload, OpOverloadPacket, torch.library.Library)
+"""They hold caches of torch's: a library's kernels note their first call (`_check_pystubs_once`)"""
 DEPTH = 9
 
 
@@ -111,9 +113,7 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(item, type):
         if not f"{item.__module__}.".startswith(LIBRARIES):
             yield from ((name, held) for name, held in vars(item).items() if name[:2] != "__")
-    elif not isinstance(
-        item, (types.ModuleType, OpOverload, OpOverloadPacket)
-    ):  # caches of torch's
+    elif not isinstance(item, TORCHS_OWN):
         yield from _attributes(item)
 
 
