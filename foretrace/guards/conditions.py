@@ -132,6 +132,7 @@ class Conditions(Checks):
             self.checks.append(
                 Check(condition, repr(each.broken), at=each.frame, asked=each, of=of)
             )
+        self.line(f"del {holds}")  # it has all that it computed
 
     # ---- inputs ------------------------------------------------------------------------------
 
