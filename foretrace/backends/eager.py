@@ -15,6 +15,8 @@ from foretrace.guards.entry import Entry, Guards, Unmet
 from foretrace.guards.small import SmallSizes
 from foretrace.ir.op import Op
 from foretrace.ir.program import Graph, Recorded
+from foretrace.partition.again import made_again
+from foretrace.partition.policies import SAVE_ALL, Policy
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.runtime.calls import count_write
 from foretrace.runtime.results import (
@@ -30,8 +32,12 @@ from foretrace.trace.functions import FunctionCall
 from foretrace.writing.in_place import InPlace, as_values, written_in_place
 
 
-def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+def eager_entry(
+    captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy = SAVE_ALL
+) -> Entry:
     """The entry whose function runs the ops of the forward as written.
+
+    `policy`: what a step keeps of its forward for its own backward.
 
     Raises:
         Refusal: the program changes Python state in a way that cannot be repeated.
@@ -49,6 +55,7 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     if alone:
         whole = forward_graph(recorded, captured.semantics, level, "run", trains=False)
         graph = as_values(whole, level)
+        whole = made_again(whole, recorded, captured.semantics, policy)
         run = written_in_place(whole, recorded, level, captured.semantics.may_raise)
     else:
         graph = make(recorded, captured.semantics, None)

@@ -57,7 +57,7 @@ class Memories:
         written = {m.index for m in recorded.mutations if not m.rebound}
         written -= recorded.requires.reshaped.keys()
         self.of = {
-            item.value: Memory(index in written and _may_be_written(item), [item.value], True)
+            item.value: Memory(index in written and may_be_written(item), [item.value], True)
             for index, item in enumerate(graph.inputs)
         }
 
@@ -106,7 +106,7 @@ class Memories:
         memory.members = [new]
 
 
-def _may_be_written(item: Input) -> bool:
+def may_be_written(item: Input) -> bool:
     """Whether memory of an input may be written while the graph runs, as by `copy_` at its end."""
     leaf = item.leaf or not item.value.type.requires_grad
     return leaf and _plain(item.value) and not item.memory and item.number is None

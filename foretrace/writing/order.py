@@ -60,8 +60,8 @@ def ordered(
 
     ops = list(accumulated(graph, sharing))
     first = next((place for place, op in enumerate(ops) if writes(op)), len(ops))
-    guards = _guards(recorded)
-    asked = {op for op in ops[first:] if _asserts(op, guards) or _step(op)}
+    guards = guards_of(recorded)
+    asked = {op for op in ops[first:] if asserts(op, guards) or step(op)}
     early = _needed(ops[first:], asked, recorded.symbols) if asked else set()
     movable = all(_pure(op) or (op in asked and not subgraphs_of(op)) for op in early)
     if asked and movable:
@@ -69,7 +69,7 @@ def ordered(
         ops[first:] = [*filter(early.__contains__, rest), *(op for op in rest if op not in early)]
     else:
         early = set()
-    stops = [n for n in range(first, len(ops)) if ops[n] in asked or _raises(ops[n], may_raise)]
+    stops = [n for n in range(first, len(ops)) if ops[n] in asked or raises(ops[n], may_raise)]
     until = stops[-1] if stops else -1
     return Order(ops, early.union(filter(writes, ops[: until + 1])), until)
 
@@ -103,17 +103,17 @@ def _moved(graph: Graph, sharing: Sharing) -> dict[int, list[Op]]:
     return moved
 
 
-def _guards(recorded: Recorded) -> set[str]:
+def guards_of(recorded: Recorded) -> set[str]:
     """The texts of assertions that are guards."""
     asserted = (each.text for each in recorded.answered if each.asserted)
     return {*asserted, *(asked.text for _, asked in recorded.asked_of_numbers)}
 
 
-def _asserts(op: Op, guards: Collection[str]) -> bool:
+def asserts(op: Op, guards: Collection[str]) -> bool:
     """Whether it, or something in a program that it holds, asserts a guard."""
     held = (inner for subgraph in subgraphs_of(op) for inner in subgraph.ops)
-    asserts = not op.outs and len(op.args) > 1 and isinstance(op.args[1], str)
-    return (asserts and op.args[1] in guards) or any(_asserts(inner, guards) for inner in held)
+    checks = not op.outs and len(op.args) > 1 and isinstance(op.args[1], str)
+    return (checks and op.args[1] in guards) or any(asserts(inner, guards) for inner in held)
 
 
 def _needed(ops: Iterable[Op], asked: Collection[Op], symbols: Symbols) -> set[Op]:
@@ -140,16 +140,16 @@ def _pure(op: Op) -> bool:
     return op.target.namespace == "aten" and not (schema.random or schema.writes)
 
 
-def _raises(op: Op, may_raise: MayRaise) -> bool:
+def raises(op: Op, may_raise: MayRaise) -> bool:
     """Whether it may raise when it runs; a backward does so only as the forward before it does."""
     if op.because is not None:
         return False
     if op.writes and _elementwise(called(op)[0], op):
         return False
     if op.template is not None:
-        return any(_raises(inner, may_raise) for inner in op.template)
+        return any(raises(inner, may_raise) for inner in op.template)
     if not isinstance(op.target, torch_api.OpOverload):
-        return bool(subgraphs_of(op)) or _step(op)
+        return bool(subgraphs_of(op)) or step(op)
     if not schema_of(op.target).returns_something:
         return True
     return not _elementwise(op.target, op) and may_raise(op)
@@ -164,7 +164,7 @@ def _elementwise(func: Any, op: Op) -> bool:
     return floats and (known or counterpart(func) is not None)
 
 
-def _step(op: Op) -> bool:
+def step(op: Op) -> bool:
     """Whether it is a step of Python's between numbers that may raise of some: `1 / (1 - b**n)`."""
     plain = isinstance(op.target, torch_api.OpOverload) or op.below is not None or op.outs
     return not plain and not subgraphs_of(op) and op.target not in QUIET

@@ -125,3 +125,37 @@ def test_what_is_measured() -> None:
         return two.neg()
 
     assert peak(call) == 2 * 4000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [clipped_with_momentum, averaged], ids=lambda make: make.__name__)
+def test_peak_with_inductor_is_not_above_eagers(make: Callable[[], Made]) -> None:
+    """Its graph writes the updates itself: where eager's are, and autograd is told."""
+    torch.manual_seed(0)
+    step, given = make()
+    eager = of_a_step(step, given)
+    torch.manual_seed(0)
+    step, given = make()
+    compiled = foretrace.compile(step, backend="inductor", fullgraph=True)
+    assert of_a_step(compiled, given) <= eager
+
+
+@pytest.mark.slow
+def test_what_inductor_writes_is_the_update() -> None:
+    def made() -> tuple[nn.Sequential, Callable[..., Any]]:
+        torch.manual_seed(0)
+        model = layers(2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return model, trained(model, optimizer)[0]
+
+    eager, step = made()
+    ours, other = made()
+    compiled = foretrace.compile(other, backend="inductor", fullgraph=True)
+    places = [p.data_ptr() for p in ours.parameters()]
+    for batch in batches():
+        step(*batch)
+        versions = [p._version for p in ours.parameters()]
+        compiled(*batch)
+        assert all(p._version > v for p, v in zip(ours.parameters(), versions, strict=True))
+    assert places == [p.data_ptr() for p in ours.parameters()]
+    torch.testing.assert_close(ours.state_dict(), eager.state_dict())
