@@ -1,54 +1,93 @@
-"""How long the capture of a whole training step takes, as a GraphModule: foretrace and make_fx.
+"""A whole training step, captured and run: foretrace, make_fx and torch.compile.
 
-    python bench/whole_step.py [--layers N] [--repeat N]
+    python bench/whole_step.py [--layers N] [--repeat N] [--model llama|mlp] [--run eager|inductor]
 
-A Llama with AdamW (for-loop), forward, backward and update. Both trace the same function with a
-model of its own each time; the steps before have made the optimizer's state. Processor time: the
-machine may be shared.
+A Llama with AdamW (for-loop), forward, backward and update; each side has a model of its own, and
+two steps before have made the optimizer's state.
+
+Without `--run`, the capture, as a GraphModule. Processor time: the machine may be shared.
 
     foretrace        capture, cut("step"), its graph module; and the parts of it
     make_fx          over the step, with fake tensors, as graph trainers trace it. It bakes the
                      learning rate and the bias correction, and leaves out `.grad`
+    with traces      the same with `record_stack_traces=True`: the user's lines, which foretrace's
+                     nodes have, too
+
+With it, a compiled step: the peak of the bytes of tensors above what is held before it, as torch's
+own allocator tells, and the least time of a step; of eager, of `foretrace.compile` with that
+backend, and of torch.compile of the model and of `optimizer.step`, apart, with Inductor.
 """
 
 import argparse
 import gc
 import statistics
+import sys
 from collections.abc import Callable
 from itertools import pairwise
-from time import process_time
+from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import foretrace
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.support.memory import peak
+
 LINE = "{:<28} {:>10.3f} s {:>8} nodes"
+ROW = "{:<34} {:>12.1f} KiB {:>10.3f} ms"
+Step = Callable[[Tensor], Tensor]
+Compile = Callable[[Any], Any]
 
 
-def step_of(layers: int) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """A step of a new model, which has run twice."""
+def llama(layers: int) -> tuple[nn.Module, Callable[[Any, Tensor], Tensor], Tensor]:
+    """A model, how its loss is called, and a batch."""
     config = LlamaConfig(
         vocab_size=256, hidden_size=256, intermediate_size=512, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=4, use_cache=False,
     )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    ids = torch.randint(256, (2, 32))
+    return LlamaForCausalLM(config), lambda m, x: m(input_ids=x, labels=x).loss, ids
 
-    def step(ids: Tensor) -> Tensor:
-        loss: Tensor = model(input_ids=ids, labels=ids).loss
+
+def mlp(layers: int) -> tuple[nn.Module, Callable[[Any, Tensor], Tensor], Tensor]:
+    """The same, small: blocks of a linear layer, a norm and GELU."""
+    width = 256
+    blocks = [m for _ in range(layers) for m in (nn.Linear(width, width), nn.LayerNorm(width),
+                                                 nn.GELU())]  # fmt: skip
+    return (
+        nn.Sequential(*blocks),
+        lambda m, x: nn.functional.mse_loss(m(x), x),
+        torch.randn(64, width),
+    )
+
+
+MODELS = {"llama": llama, "mlp": mlp}
+
+
+def step_of(
+    layers: int, model: str = "llama", apart: Compile = lambda fn: fn
+) -> tuple[Step, Tensor]:
+    """A step of a new model, which has run twice; `apart` compiles model and update."""
+    torch.manual_seed(0)
+    made, loss_of, batch = MODELS[model](layers)
+    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-3)
+    called, update = apart(made), apart(optimizer.step)
+
+    def step(x: Tensor) -> Tensor:
+        loss = loss_of(called, x)
         loss.backward()
-        optimizer.step()
+        update()
         optimizer.zero_grad()
         return loss.detach()
 
-    ids = torch.randint(256, (2, 32))
     for _ in range(2):
-        step(ids)
-    return step, ids
+        step(batch)
+    return step, batch
 
 
 def ours(step: Any, ids: Tensor) -> tuple[list[float], int]:
@@ -63,11 +102,57 @@ def ours(step: Any, ids: Tensor) -> tuple[list[float], int]:
     return [after - before for before, after in pairwise(times)], count
 
 
-def theirs(step: Any, ids: Tensor) -> tuple[float, int]:
+def theirs(step: Any, ids: Tensor, *, traces: bool = False) -> tuple[float, int]:
     """The time of make_fx, and its nodes."""
     start = process_time()
-    module = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(ids)
+    module = make_fx(
+        step, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=traces
+    )(ids)
     return process_time() - start, len(module.graph.nodes)
+
+
+def captured(chosen: argparse.Namespace) -> None:
+    """Print the times of captures."""
+    parts, peers = list[list[float]](), list[tuple[float, float]]()
+    counts = (0, 0)
+    for _ in range(chosen.repeat + 1):  # the first of each learns
+        gc.collect()
+        found, here = ours(*step_of(chosen.layers, chosen.model))
+        took, there = theirs(*step_of(chosen.layers, chosen.model))
+        with_traces, _ = theirs(*step_of(chosen.layers, chosen.model), traces=True)
+        parts.append(found)
+        peers.append((took, with_traces))
+        counts = here, there
+    record, cut, module = (statistics.median(each) for each in zip(*parts[1:], strict=True))
+    whole = statistics.median(map(sum, parts[1:]))
+    bare, traced = (statistics.median(each) for each in zip(*peers[1:], strict=True))
+    for name, time in (("record", record), ("cut", cut), ("graph module", module)):
+        print(f"  {name:<26} {time:>10.3f} s")
+    print(LINE.format("foretrace", whole, counts[0]))
+    print(LINE.format("make_fx", bare, counts[1]))
+    print(LINE.format("make_fx, with traces", traced, counts[1]))
+    print(f"ratio {bare / whole:.1f}, with traces {traced / whole:.1f}")
+
+
+def ran(chosen: argparse.Namespace) -> None:
+    """Print peaks and times of compiled steps."""
+    args = chosen.layers, chosen.model
+    steps = {"eager": step_of(*args)}
+    step, batch = step_of(*args)
+    steps[f"foretrace.compile, {chosen.run}"] = (
+        foretrace.compile(step, backend=chosen.run, fullgraph=True), batch,
+    )  # fmt: skip
+    steps["torch.compile, apart"] = step_of(*args, apart=torch.compile)
+    for name, (call, given) in steps.items():
+        for _ in range(3):
+            call(given)
+        bytes_ = peak(lambda: call(given))  # noqa: B023  it is called at once
+        times = []
+        for _ in range(chosen.repeat * 5):
+            start = perf_counter()
+            call(given)
+            times.append(perf_counter() - start)
+        print(ROW.format(name, bytes_ / 1024, min(times) * 1000), flush=True)
 
 
 def main() -> None:
@@ -75,22 +160,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--model", choices=MODELS, default="llama")
+    parser.add_argument("--run", choices=("eager", "inductor"))
     chosen = parser.parse_args()
-    parts, peers, counts = list[list[float]](), list[float](), (0, 0)
-    for _ in range(chosen.repeat + 1):  # the first of each learns
-        gc.collect()
-        found, here = ours(*step_of(chosen.layers))
-        took, there = theirs(*step_of(chosen.layers))
-        parts.append(found)
-        peers.append(took)
-        counts = here, there
-    record, cut, module = (statistics.median(each) for each in zip(*parts[1:], strict=True))
-    whole, peer = statistics.median(map(sum, parts[1:])), statistics.median(peers[1:])
-    for name, time in (("record", record), ("cut", cut), ("graph module", module)):
-        print(f"  {name:<26} {time:>10.3f} s")
-    print(LINE.format("foretrace", whole, counts[0]))
-    print(LINE.format("make_fx", peer, counts[1]))
-    print(f"ratio {peer / whole:.1f}")
+    (ran if chosen.run else captured)(chosen)
 
 
 if __name__ == "__main__":

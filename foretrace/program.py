@@ -25,7 +25,8 @@ from foretrace.ir.program import Graph, Recorded, Signature, Target
 from foretrace.ir.requirements import Answered
 from foretrace.ir.types import Arrived, Laid
 from foretrace.ir.verify import verify_graph, verify_module, verify_pair, verify_record
-from foretrace.partition.policies import Policy
+from foretrace.partition.again import made_again
+from foretrace.partition.policies import MIN_CUT, SAVE_ALL, Policy
 from foretrace.partition.split import Pair, Saved, partition
 from foretrace.passes.cut import Level, forward_graph, inference_graph, joint_graph
 from foretrace.passes.decompose import decompose
@@ -54,6 +55,7 @@ from foretrace.targets.semantics import Captured, TargetSemantics
 from foretrace.wrappers.opened import unwrapped
 
 HALVES = ("forward", "backward")
+STEP = "step"
 
 P = ParamSpec("P")
 Again: TypeAlias = Callable[[Arrived], "tuple[Cut, ...]"]
@@ -95,7 +97,7 @@ class Program:
         loss: int | None = None,
         keep: Iterable[Selector] = (),
         open: Iterable[Selector] = (),
-        policy: Policy = "min_cut",
+        policy: Policy | None = None,
         decompositions: Table | None = None,
     ) -> "Cut":
         """A graph of the program; the program does not run again.
@@ -109,7 +111,9 @@ class Program:
                 None makes the gradients of the outputs inputs of the graph.
             keep: ops to leave whole: names, OpOverloads, or predicates on an Op.
             open: ops to take apart where the cut would leave them whole.
-            policy: for the halves, which values are saved: see `pair`.
+            policy: for the halves, which values are saved: see `pair`; None: "min_cut". For a step,
+                which values its backward reads as the forward made them; all else it makes again.
+                None: "save_all", as eager does. What a checkpoint made is made again in any case.
             decompositions: functions by OpOverload, such as torch.export.default_decompositions();
                 every op of the cut that has an entry is opened by it, as far down as that goes.
 
@@ -119,17 +123,21 @@ class Program:
         """
         if kind in HALVES:
             pair = self.pair(
-                loss=loss, policy=policy, keep=keep, open=open, decompositions=decompositions
+                loss=loss,
+                policy=policy or MIN_CUT,
+                keep=keep,
+                open=open,
+                decompositions=decompositions,
             )
             return pair[HALVES.index(kind)]
         level = Level(kind == "export", tuple(keep), tuple(open))
         with self._asked():
             check_selectors(self.recorded.ops, (*level.keep, *level.open))
-        return self.cut_at(kind, level, loss, decompositions)
+        return self.cut_at(kind, level, loss, decompositions, policy=policy or SAVE_ALL)
 
     def cut_at(
         self, kind: str, level: Level, loss: int | None, table: Table | None,
-        given: Arrived | None = None, known: Graph | None = None,
+        given: Arrived | None = None, known: Graph | None = None, policy: Policy = SAVE_ALL,
     ) -> "Cut":  # fmt: skip
         """The cut of a level, whose selectors are checked; `given`: how tangents lie.
 
@@ -143,17 +151,18 @@ class Program:
                 s and (s if isinstance(s, Laid) else tuple(map(put, s))) for s in given
             ])  # fmt: skip
             graph = _graph(recorded, semantics, kind, level, loss, arrived)
-            return graph if table is None else decompose(graph, table, semantics, level.kept)
+            graph = graph if table is None else decompose(graph, table, semantics, level.kept)
+            return made_again(graph, recorded, semantics, policy) if kind == STEP else graph
 
         with self._asked():
             graph = known or make(self.recorded, self.semantics, lambda size: size)
         self._verify(graph)
 
         def again(given: Arrived) -> tuple[Cut]:
-            return (self.cut_at(kind, level, loss, table, given),)
+            return (self.cut_at(kind, level, loss, table, given, policy=policy),)
 
         def at(there: Captured) -> tuple[Cut]:
-            return (self._of(there).cut_at(kind, level, loss, table),)
+            return (self._of(there).cut_at(kind, level, loss, table, policy=policy),)
 
         small = SmallSizes(self.recorded, self.semantics, graph, make)
         stored = Stored(kind, graph, loss, level, table is not None)
@@ -299,7 +308,7 @@ def _graph(
         return unwrapped(forward_graph(recorded, semantics, level, kind), semantics)
     if kind == "export":
         return forward_graph(recorded, semantics, level, kind)
-    if kind == "step":
+    if kind == STEP:
         return unwrapped(inference_graph(recorded, semantics, level, kind), semantics)
     raise Refusal(
         f"there is no cut {kind!r}", kind="unknown cut",
@@ -406,7 +415,7 @@ class Cut:
                 return run_half(self.graph_module, self.graph, args)
             if self.graph.kind == "joint":
                 return run_joint(self, args, kwargs, tangents)
-            if self.graph.kind == "step":
+            if self.graph.kind == STEP:
                 return run_step(self, args, kwargs)
             return run_forward(self, args, kwargs)
 

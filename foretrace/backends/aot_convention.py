@@ -143,17 +143,21 @@ def _rank(output: Output) -> tuple[int, bool]:
 
 def _given(graph: Graph) -> list[int]:
     """The inputs that a call gives."""
-    return [i for i, item in enumerate(graph.inputs) if not held(item)]
+    return [i for i, item in enumerate(graph.inputs) if not held(item, graph)]
 
 
-def held(item: Input) -> bool:
-    """Whether the module holds an input: one from outside the arguments, without a gradient."""
-    return item.role.kind in ("captured", "constant") and not item.value.type.requires_grad
+def held(item: Input, graph: Graph) -> bool:
+    """Whether the module holds an input: one from outside the arguments, without a gradient.
+
+    Not one that the graph writes to.
+    """
+    outside = item.role.kind in ("captured", "constant") and not item.value.type.requires_grad
+    return outside and all(output.value is not item.value for output in graph.outputs)
 
 
 def held_inputs(graph: Graph) -> dict[int, tuple[str, torch.Tensor]]:
     """The inputs that the module holds, and by what name."""
-    return as_attributes((i, item) for i, item in enumerate(graph.inputs) if held(item))
+    return as_attributes((i, item) for i, item in enumerate(graph.inputs) if held(item, graph))
 
 
 def _inverse(order: Sequence[int]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -15,42 +16,59 @@ from foretrace.backends.steps import numbers_refused, with_opaque_steps
 from foretrace.backward.hooks import holds_tensors, standing
 from foretrace.errors import Refusal
 from foretrace.guards.entry import Entry
+from foretrace.partition.policies import MIN_CUT, SAVE_ALL, Policy, check_policy
 from foretrace.runtime.compiled import Building
 from foretrace.targets.semantics import Captured
 
 
-def _eager(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+def _eager(
+    captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy = SAVE_ALL
+) -> Entry:
     """Straight-line Python; the two halves where a hook holds a tensor of the run."""
     if any(map(holds_tensors, standing(captured.recorded))):
         return pair_with(lambda: ByBackend(_as_it_is))(captured, args, kwargs)
-    return eager_entry(captured, args, kwargs)
+    return eager_entry(captured, args, kwargs, policy)
 
 
 def _as_it_is(module: fx.GraphModule, _: list[Any]) -> fx.GraphModule:
     return module
 
 
-BACKENDS: Mapping[str, Building] = MappingProxyType(
-    {"eager": _eager, "inductor": pair_with(inductor_compilers)}
+def _inductor(
+    captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy = MIN_CUT
+) -> Entry:
+    return pair_with(partial(inductor_compilers, policy))(captured, args, kwargs)
+
+
+BACKENDS: Mapping[str, Callable[..., Entry]] = MappingProxyType(
+    {"eager": _eager, "inductor": _inductor}
 )
 """Backends of our own; all others are torch's, `fn(graph_module, example_inputs)`."""
 
 Backend = str | Callable[..., Any]
 
 
-def building(backend: Backend) -> Building:
+def building(backend: Backend, policy: Policy | None = None) -> Building:
     """What makes entries with a backend.
 
+    Args:
+        backend: by name, or a function of graphs.
+        policy: what a step keeps of its forward, and Inductor's first half saves; None: "min_cut"
+            for Inductor, else "save_all".
+
     Raises:
-        Refusal: there is no such backend.
+        Refusal: there is no such backend, or no such policy.
     """
+    check_policy(policy or SAVE_ALL)
     if isinstance(backend, str) and backend in BACKENDS:
-        return BACKENDS[backend]
+        make = BACKENDS[backend]
+        return make if policy is None else partial(make, policy=policy)
+    kept = policy or SAVE_ALL
     if callable(backend):
-        return pair_with(lambda: ByBackend(backend))
+        return pair_with(lambda: ByBackend(backend, kept))
     known = [*BACKENDS, *torch_api.torch_backends()]
     if backend in known:
-        return pair_with(lambda: ByBackend(_retracing(torch_api.torch_backend(backend))))
+        return pair_with(lambda: ByBackend(_retracing(torch_api.torch_backend(backend)), kept))
     near = difflib.get_close_matches(str(backend), known, n=3)
     raise Refusal(
         f"there is no backend {backend!r}",

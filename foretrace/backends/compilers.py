@@ -21,8 +21,9 @@ from foretrace.frames.sources import asking_line
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.types import Arrived
 from foretrace.ir.walk import binds, leaves_that_run
+from foretrace.partition.again import made_again
 from foretrace.partition.partial import partial_backward
-from foretrace.partition.policies import Policy
+from foretrace.partition.policies import MIN_CUT, Policy
 from foretrace.partition.split import Pair, partition
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.passes.decompose import decompose
@@ -30,6 +31,7 @@ from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.layouts import layout_of
 from foretrace.wrappers.edges import Edges, gradient_counts
 from foretrace.wrappers.opened import unwrapped
+from foretrace.writing.at_end import written_at_end
 
 Compiler: TypeAlias = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 """What torch takes as `fw_compiler=`: a graph and example inputs, to a callable."""
@@ -43,7 +45,9 @@ class TorchCompilers:
     backward: Compiler
     inference: Compiler
     decompositions: Mapping[Any, Callable[..., Any]] | None = None
-    policy: Policy = "min_cut"
+    policy: Policy = MIN_CUT
+    writes: bool = False
+    """the compiler knows graphs that write to their inputs at their end"""
     relaid: ClassVar[bool] = False
 
     def opened(self, graph: Graph, semantics: TargetSemantics) -> Graph:
@@ -61,7 +65,11 @@ class TorchCompilers:
         """What runs a forward that is not trained."""
         graph = forward_graph(recorded, semantics, Level(False), "aten", trains=False)
         halves = TorchHalves(recorded.symbols, semantics.fakes)
-        edges = Edges(self.opened(unwrapped(graph, semantics), semantics))
+        graph = self.opened(unwrapped(graph, semantics), semantics)
+        graph = made_again(graph, recorded, semantics, self.policy)
+        if self.writes and recorded.asks_gradients:
+            graph = written_at_end(graph, recorded, semantics.may_raise)
+        edges = Edges(graph)
         half = halves.whole(edges.graph)
         with torch_api.compiling(semantics.fakes.mode):
             run = half.as_the_pair(self.inference(half.module, half.examples))

@@ -1,5 +1,6 @@
 """The backend "eager": a capture as straight-line Python that torch's own autograd follows."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,10 @@ from foretrace.guards.entry import Entry, Guards, Unmet
 from foretrace.guards.small import SmallSizes
 from foretrace.ir.op import Op
 from foretrace.ir.program import Graph, Recorded
+from foretrace.partition.again import made_again
+from foretrace.partition.policies import SAVE_ALL, Policy
 from foretrace.passes.cut import Level, forward_graph
+from foretrace.runtime.calls import count_write
 from foretrace.runtime.results import (
     check_changes,
     count_lines,
@@ -25,10 +29,15 @@ from foretrace.runtime.results import (
 )
 from foretrace.targets.semantics import Captured, TargetSemantics
 from foretrace.trace.functions import FunctionCall
+from foretrace.writing.in_place import InPlace, as_values, written_in_place
 
 
-def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+def eager_entry(
+    captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], policy: Policy = SAVE_ALL
+) -> Entry:
     """The entry whose function runs the ops of the forward as written.
+
+    `policy`: what a step keeps of its forward for its own backward.
 
     Raises:
         Refusal: the program changes Python state in a way that cannot be repeated.
@@ -38,11 +47,19 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     alone = recorded.asks_gradients and not recorded.trained_outside
     trains = (torch.is_grad_enabled() or followed) and not alone
 
-    def make(of: Recorded, semantics: TargetSemantics, put: object) -> Graph:
-        level = Level(True, open=(_applies,) if alone else ())
-        return forward_graph(of, semantics, level, "export", trains=trains)
+    level = Level(True, open=(_applies,) if alone else (), writes=alone)
 
-    graph = make(recorded, captured.semantics, None)
+    def make(of: Recorded, semantics: TargetSemantics, put: object) -> Graph:
+        return forward_graph(of, semantics, replace(level, writes=False), "export", trains=trains)
+
+    if alone:
+        whole = forward_graph(recorded, captured.semantics, level, "run", trains=False)
+        graph = as_values(whole, level)
+        whole = made_again(whole, recorded, captured.semantics, policy)
+        run = written_in_place(whole, recorded, level, captured.semantics.may_raise)
+    else:
+        graph = make(recorded, captured.semantics, None)
+        run = InPlace(graph, {})
     inside = asked_inside(recorded, graph)
     guards = Guards(source, recorded, SmallSizes(recorded, captured.semantics, graph, make))
     guards.call(args, kwargs, inside.values())
@@ -52,13 +69,13 @@ def eager_entry(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any
     body, unmet = source.inner(), Unmet()
     instead = give_up(body, graph, inside, unmet) if inside else None
     leaves = write_body(
-        body, recorded, graph, guards.inputs, spelled=trains, instead=instead, below=alone
+        body, recorded, run, guards.inputs, spelled=trains, instead=instead, below=alone
     )
     changes = repeat_changes(body, recorded, guards.inputs, leaves)
     body.add(*changes, f"return {returned_text(body, recorded, leaves)}")
     add_surrounded(source, body.lines, grad_on=followed and not recorded.requires.grad_mode)
-    run = source.function("foretraced", "args, kwargs")
-    return Entry(run, guards.checks, source.space, recorded.asked, unmet)
+    function = source.function("foretraced", "args, kwargs")
+    return Entry(function, guards.checks, source.space, recorded.asked, unmet)
 
 
 def _applies(op: Op) -> bool:
@@ -85,7 +102,7 @@ def add_surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:
 
 
 def write_body(
-    source: Source, recorded: Recorded, graph: Graph, inputs: list[str], *, spelled: bool,
+    source: Source, recorded: Recorded, run: InPlace, inputs: list[str], *, spelled: bool,
     instead: Instead | None = None, below: bool = False,
 ) -> list[str]:  # fmt: skip
     """The lines of the body; gives the outputs.
@@ -93,7 +110,7 @@ def write_body(
     Args:
         source: takes the lines.
         recorded: the program.
-        graph: its ops.
+        run: its ops, and what they write in place.
         inputs: names of what the graph is given.
         spelled: whether the graph tells histories.
         instead: what runs instead of some ops.
@@ -103,12 +120,17 @@ def write_body(
     body = source.inner() if below else source
     straight = Straight(body, recorded.symbols, names, instead)
     count_lines(source, recorded, inputs)
-    straight.ops(graph)
+    straight.ops(run.graph)
+    names.update((new, names[old]) for new, old in run.same.items() if old in names)
     if below:
         mode = source.bind(torch_api.below_autograd, "below_autograd")
         source.add(f"with {mode}():", *(INDENT + line for line in (*body.lines, "pass")))
         straight.source = source
     for mutation in recorded.mutations:
-        write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
+        live, new = inputs[mutation.index], names[mutation.value]
+        if live != new or mutation.rebound:
+            write_line(source, recorded, mutation, live, new)
+        elif not mutation.hidden:
+            source.add(f"{source.bind(count_write, 'count_write')}({live})")
     reshape_lines(source, recorded, inputs)
     return leaf_texts(source, straight, recorded, inputs, spelled=spelled)

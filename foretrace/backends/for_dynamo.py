@@ -26,6 +26,7 @@ from foretrace.passes.cut import Level, forward_graph
 from foretrace.recording.shared_inputs import check_shared_memory
 from foretrace.runtime.results import call_core, register_hooks
 from foretrace.targets.semantics import TargetSemantics
+from foretrace.writing.in_place import InPlace
 
 
 class DynamoConditions(Conditions):
@@ -114,7 +115,8 @@ def flat_eager(recorded: Recorded, semantics: TargetSemantics) -> Callable[..., 
     written = FlatFunction(recorded)
     inside, followed = written.source.inner(), follows(recorded.ops)
     graph = forward_graph(recorded, semantics, Level(True), "export", trains=followed)
-    leaves = write_body(inside, recorded, graph, written.inputs, spelled=followed)
+    run = InPlace(graph, {})
+    leaves = write_body(inside, recorded, run, written.inputs, spelled=followed)
     result = result_text(inside, recorded.out_structure, leaves)
     return written.finish(result, inside, grad_on=followed)
 

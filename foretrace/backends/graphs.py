@@ -18,7 +18,9 @@ from foretrace.guards.entry import Entry, Guards
 from foretrace.history.history_ops import unmark
 from foretrace.ir.program import Graph, Input, Recorded
 from foretrace.ir.types import Arrived
+from foretrace.partition.again import made_again
 from foretrace.partition.partial import partial_backward
+from foretrace.partition.policies import SAVE_ALL, Policy
 from foretrace.partition.split import Pair, partition
 from foretrace.passes.cut import Level, differentiated, forward_graph
 from foretrace.passes.live import needs
@@ -103,8 +105,9 @@ class ByBackend:
 
     relaid: ClassVar[bool] = True
 
-    def __init__(self, compile: Compile) -> None:
-        self.compile = compile
+    def __init__(self, compile: Compile, policy: Policy = SAVE_ALL) -> None:
+        self.compile, self.policy = compile, policy
+        """of a step"""
 
     def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
         """What the backend makes of the forward, its ops as written."""
@@ -115,6 +118,7 @@ class ByBackend:
             graph = forward_graph(recorded, semantics, level, "aten", trains=False)
             graph = unwrapped(graph, semantics)
         graph.ops = list(map(unmark, graph.ops))  # results are made leaves after the call
+        graph = made_again(graph, recorded, semantics, self.policy)
         return self._compiled(graph, recorded, semantics)
 
     def halves(

@@ -10,16 +10,16 @@ from foretrace import torch_api
 from foretrace.backends.aot_convention import RESULTS
 from foretrace.backends.compilers import TorchCompilers
 from foretrace.backends.steps import numbers_refused, with_opaque_steps
-from foretrace.partition.policies import Policy
+from foretrace.partition.policies import MIN_CUT, Policy
 
 
 def inductor_compilers(
-    policy: Policy = "min_cut", decompositions: Mapping[Any, Callable[..., Any]] | None = None
+    policy: Policy = MIN_CUT, decompositions: Mapping[Any, Callable[..., Any]] | None = None
 ) -> TorchCompilers:
     """Inductor for the graphs of one program.
 
     Args:
-        policy: what is saved for the backward.
+        policy: what is saved for the backward, or kept for that of a step.
         decompositions: functions by OpOverload; None: Inductor's own table.
     """
     inductor = torch_api.Inductor()
@@ -34,7 +34,8 @@ def inductor_compilers(
         with numbers_refused():
             return inductor.backward(module, inputs)
 
-    return TorchCompilers(forward, backward, partial(forward, inference=True), table, policy)
+    whole = partial(forward, inference=True)
+    return TorchCompilers(forward, backward, whole, table, policy, writes=True)
 
 
 def before_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:

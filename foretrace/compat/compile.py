@@ -10,13 +10,14 @@ from foretrace.backends.by_name import Backend, building
 from foretrace.branches.explore import explored
 from foretrace.errors import Refusal
 from foretrace.frames.sources import Asked
+from foretrace.partition.policies import Policy
 from foretrace.pieces.partial import in_pieces
 from foretrace.python_state.counts import Counts
 from foretrace.python_state.holes import Holes
 from foretrace.recording.capture import Capture
 from foretrace.recording.path import Path
 from foretrace.recording.setup import Branches, check_branches, counting, device_of, set_up
-from foretrace.runtime.compiled import Compiled
+from foretrace.runtime.compiled import Building, Compiled
 from foretrace.runtime.module import compiled_module
 from foretrace.runtime.varying import Counted, Sizes, Varying
 from foretrace.symbols.dynamic import Dynamic
@@ -34,6 +35,7 @@ def compile(
     dynamic: bool | None = None,
     fullgraph: bool = False,
     branches: Branches = "guard",
+    policy: Policy | None = None,
     **options: Any,
 ) -> Any:
     """A callable that does what `fn` does, through captures of it.
@@ -50,6 +52,10 @@ def compile(
         fullgraph: False: what is refused runs as Python; modules and `foretrace.region`s that it
             calls are captured, and `.breaks` tells. True: captured whole, or refused.
         branches: as for `foretrace.capture`; with "both" an `if` on data needs no other capture.
+        policy: of a training step, what of its forward its own backward reads as it was made; all
+            else is made again: "save_all" (as eager does), "min_cut", "recompute_all", or a
+            predicate on an Op. None: "min_cut" with "inductor", whose halves it is for, too, else
+            "save_all". What a checkpoint made is made again in any case.
         options: no others; torch.compile's `mode` and `options` may be None.
 
     Raises:
@@ -58,23 +64,28 @@ def compile(
     _check_options(options)
     check_branches(branches)
     again = partial(
-        compile, backend=backend, dynamic=dynamic, fullgraph=fullgraph, branches=branches
-    )
+        compile, backend=backend, dynamic=dynamic, fullgraph=fullgraph, branches=branches,
+        policy=policy,
+    )  # fmt: skip
     if fn is None:
         return again
     _check(fn, dynamic, fullgraph)
     capturing = partial(captured, branches=branches, holes=not fullgraph)
-    made = partial(_made, lambda: Varying(dynamic, capturing), backend, again)
+    build = partial(building, backend, policy)
+    made = partial(_made, lambda: Varying(dynamic, capturing), build, again)
     compiled = Compiled(*made(fn)) if fullgraph else in_pieces(fn, made)
     return compiled_module(fn, compiled, again) if isinstance(fn, nn.Module) else compiled
 
 
 def _made(
-    capturing: Callable[[], Varying], backend: Backend, again: Callable[[Any], Any], fn: Any
+    capturing: Callable[[], Varying],
+    build: Callable[[], Building],
+    again: Callable[[Any], Any],
+    fn: Any,
 ) -> tuple[Any, ...]:
     """The arguments of a `Compiled` for a program or a piece of one."""
     with (asked := Asked("compile", fn)):
-        return fn, capturing(), building(backend), asked, again
+        return fn, capturing(), build(), asked, again
 
 
 def captured(

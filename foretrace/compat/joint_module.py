@@ -42,7 +42,8 @@ def joint_module(cut: Cut) -> JointModule:
     """
     graph = cut.graph
     tangents = [i for i, item in enumerate(graph.inputs) if item.role.kind == "tangent"]
-    primals = [i for i, item in enumerate(graph.inputs) if i not in tangents and not held(item)]
+    own = [i for i, item in enumerate(graph.inputs) if not held(item, graph)]
+    primals = [i for i in own if i not in tangents]
     news, outputs, gradients = (
         [i for i, output in enumerate(graph.outputs) if output.role.kind == kind]
         for kind in ("mutation", "output", "gradient")

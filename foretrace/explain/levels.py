@@ -12,6 +12,7 @@ from foretrace.history.history_ops import HISTORY
 from foretrace.ir.op import Backward, Choice, ModuleCall, Op, Value, Write, target_name
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.walk import every_op, subgraphs_of
+from foretrace.partition.again import AGAIN
 from foretrace.passes.asserted import ASSERT_NUMBER
 from foretrace.targets.semantics import COMPOSITE
 from foretrace.tensors.wrapped import dispatched
@@ -94,7 +95,7 @@ class Levels:
         whole, *pieces = pieces_to(op)
         yield from self._in_tree(whole, pieces)
         yield from table_links(whole, pieces)
-        if pieces and not of_history(pieces[-1]):
+        if pieces and not (of_history(pieces[-1]) or _of_a_policy(pieces[-1])):
             yield Link("leaf", "nothing is below it: the table has no entry that opens it")
 
     def _in_tree(self, op: Op, pieces: Sequence[Op]) -> Iterator[Link]:
@@ -228,6 +229,10 @@ def table_links(whole: Op, pieces: Sequence[Op]) -> Iterator[Link]:
         if piece.choice is not None and piece.choice.what == LAYOUT:
             yield Link("layout", print_call(piece), choice_notes(piece.choice), facts)
             continue
+        if _of_a_policy(piece):
+            text = f"{target_name(piece.target)} runs again for a backward of the step"
+            yield Link("made again", text, choice_notes(piece.choice), facts)
+            continue
         if of_history(piece):
             text = f"{target_name(piece.target)} keeps what autograd follows as in the program"
             yield Link("history", text, (piece.choice.reason,) if piece.choice else (), facts)
@@ -241,6 +246,11 @@ def table_links(whole: Op, pieces: Sequence[Op]) -> Iterator[Link]:
 def of_history(op: Op) -> bool:
     """Whether a forward cut has the op so that it trains as the program does."""
     return op.choice is not None and op.choice.what == HISTORY
+
+
+def _of_a_policy(op: Op) -> bool:
+    """Whether a step has the op a second time."""
+    return op.choice is not None and op.choice.what == AGAIN
 
 
 def choice_notes(choice: Choice | None) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from foretrace.holding.hold import hold
 from foretrace.holding.wrapped import Through
 from foretrace.mutation.functionalize import functionalize
 from foretrace.ops.infer import Inference
+from foretrace.partition.again import made_again
 from foretrace.partition.policies import choose
 from foretrace.partition.split import partition, second
 from foretrace.passes.asserted import with_assertions
@@ -41,6 +42,7 @@ STEPS: dict[str, tuple[str, Callable[..., Any]]] = {
     "module": ("module", ModuleCalls.open),
     "asserted": ("recorded", with_assertions),
     "again": ("saved", second),
+    "made again": ("saved", made_again),
     "early": ("saved", second),
     "copy": ("saved", partition),
     "saved": ("saved", choose),

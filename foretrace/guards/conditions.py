@@ -133,6 +133,7 @@ class Conditions(Checks):
             self.checks.append(
                 Check(condition, repr(each.broken), at=each.frame, asked=each, of=of)
             )
+        self.line(f"del {holds}")  # it has all that it computed
 
     # ---- inputs ------------------------------------------------------------------------------
 

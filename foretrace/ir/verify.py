@@ -28,7 +28,9 @@ RECORDED: Final = "recorded"
 BODY: Final = "body"
 """What an op is made of, written once for every call; its ops come from the lines of the calls"""
 TREES: Final = frozenset({RECORDED, BODY})
-FORWARD: Final = TREES | {"export", "aten", "inference"}
+RUN: Final = "run"
+"""A forward cut in which ops that write are whole, for one who runs it with its writes"""
+FORWARD: Final = TREES | {"export", "aten", "inference", RUN}
 """Stages that have no op of a backward"""
 
 Infer: TypeAlias = Callable[[Any, Tree, dict[str, Tree]], Tree]
@@ -158,7 +160,7 @@ class _Stage:
         """Writes are values: in a record with their functional form, in a graph by that alone."""
         if op.writes and op.leaf:
             yield "a write has no functional form"
-        flat = self.name not in TREES and not inside
+        flat = self.name not in TREES and self.name != RUN and not inside
         if flat and (op.writes or isinstance(op.target, Write)):
             yield "a write that is a value was not opened"
 

@@ -17,7 +17,8 @@ A predicate is asked once of each op that could run in both halves, in the order
 Decide: TypeAlias = Callable[[Op], str]
 """Why what the op made is saved; empty if the op runs again."""
 
-SAVE_ALL = "save_all saves what the backward uses"
+SAVE_ALL, MIN_CUT = "save_all", "min_cut"
+USED = "save_all saves what the backward uses"
 
 
 def choose(halves: Sides, policy: Policy) -> dict[Value, str]:
@@ -26,15 +27,24 @@ def choose(halves: Sides, policy: Policy) -> dict[Value, str]:
     Raises:
         Refusal: there is no such policy.
     """
+    check_policy(policy)
     if callable(policy):
         asks = {op: "the policy asks for it" for op in halves.early() if policy(op)}
         return _demanded(halves, lambda op: asks.get(op, ""))
-    if policy not in POLICIES:
+    return POLICIES[policy](halves)
+
+
+def check_policy(policy: Policy) -> None:
+    """Refuse what is neither a function nor one of the names.
+
+    Raises:
+        Refusal: there is no such policy.
+    """
+    if not callable(policy) and policy not in POLICIES:
         raise Refusal(
             f"there is no policy {policy!r}", kind="unknown policy",
             do=f"use one of {', '.join(map(repr, POLICIES))}, or a function of an Op",
         )  # fmt: skip
-    return POLICIES[policy](halves)
 
 
 def _demanded(halves: Sides, decide: Decide) -> dict[Value, str]:
@@ -64,7 +74,7 @@ def _demanded(halves: Sides, decide: Decide) -> dict[Value, str]:
 
 
 POLICIES: dict[str, Callable[[Sides], dict[Value, str]]] = {
-    "min_cut": lambda halves: SavingNetwork(halves).cut(),
-    "save_all": lambda halves: _demanded(halves, lambda _: SAVE_ALL),
+    MIN_CUT: lambda halves: SavingNetwork(halves).cut(),
+    SAVE_ALL: lambda halves: _demanded(halves, lambda _: USED),
     "recompute_all": lambda halves: _demanded(halves, lambda _: ""),
 }

@@ -125,13 +125,13 @@ def second(halves: Sides, kept: dict[Value, str]) -> tuple[list[Op], list[Value]
     handed: dict[Value, None] = {}
     gradients = values_of(halves.gradients)
     for op, wanted in [*((op, needs(op)) for op in halves.late), (None, gradients)]:
-        again = [*_again(halves, wanted, kept, done, handed)]
+        again = [*running_again(halves, wanted, kept, done, handed)]
         ops += sorted(again, key=halves.position.__getitem__)
         ops += [op] if op is not None else []
     return with_saved(ops, gradients), sorted(handed, key=halves.order)
 
 
-def _again(
+def running_again(
     halves: Sides, wanted: Iterable[Value], kept: dict[Value, str], done: set[Op],
     handed: dict[Value, None],
 ) -> Iterator[Op]:  # fmt: skip

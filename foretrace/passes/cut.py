@@ -53,6 +53,8 @@ class Level:
     read: Collection[Value] = frozenset()
     """what gradients read that the program asks for itself: no op that is called gives its insides
     """
+    writes: bool = False
+    """ops that write are whole: the graph is run, and is to write as the program does"""
 
     def whole(self, op: Op) -> bool:
         """Whether the op is one node."""
@@ -60,7 +62,7 @@ class Level:
         if op.below is None and type(target) is torch_api.OpOverload:  # nine in ten: first
             return not op.writes
         if op.writes:
-            return False
+            return self.writes
         if isinstance(target, Backward):
             return self.whole(target.of) and (not target.of.leaf or self.kept(target.of))
         if op.leaf or (self.keep and self.kept(op) and not hides(op)):

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 ROOMS = (
     *("errors", "torch_api", "frames", "symbols", "ir", "tensors", "ops", "mutation", "holding"),
     *("duals", "trace", "rules", "targets", "python_state", "history", "through"),
-    *("backward", "recording", "emit", "branches", "passes", "wrappers", "partition", "guards"),
-    *("runtime", "backends"),
+    *("backward", "recording", "emit", "branches", "passes", "writing", "wrappers", "partition"),
+    *("guards", "runtime", "backends"),
     *("pieces", "dispatcher", "explain", "compare", "alignment", "records", "artifact"),
     *("program", "loaded", "compat", "cli"),
     *("__init__", "__main__"),

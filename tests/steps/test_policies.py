@@ -1,0 +1,195 @@
+"""What of its forward a step makes again: by a policy, and in checkpoints. The bits are eager's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+import foretrace
+from foretrace.ir.op import Op
+from foretrace.partition.again import made_twice
+from tests.steps import STEPS
+from tests.steps.registry import Loop, features
+from tests.support.memory import of_a_step
+from tests.support.steps import same_cut, same_steps
+from tests.support.turns import one_in
+
+WIDE, ROWS = 32, 256
+aten = torch.ops.aten
+
+
+def no_products(op: Op) -> bool:
+    """A predicate: only what matrix products made is kept."""
+    return op.target in (aten.addmm.default, aten.mm.default, aten.linear.default)
+
+
+POLICIES = ["min_cut", "recompute_all", no_products]
+NAMES = [
+    "optimizer_adam_for_loop", "optimizer_sgd_fused", "gradients_are_changed_and_kept",
+    "reads_parameters_as_they_were", "indices_into_what_is_written", "asks_after_it_has_written",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("name", one_in(3, [pytest.param(name, id=name) for name in NAMES]))
+def test_bits_are_eagers(name: str, policy: Any) -> None:
+    same_steps(STEPS[name].build, fullgraph=True, policy=policy, batches=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(s, id=f"{s.section}.{n}") for n, s in STEPS.items() if not s.breaks],
+)
+def test_every_step_made_again(step: Any) -> None:
+    """Those that are refused are so as ever (test_steps.py)."""
+    try:
+        same_steps(step.build, fullgraph=True, policy="recompute_all", batches=5)
+    except foretrace.Refusal as refusal:
+        pytest.skip(refusal.kind)
+
+
+def blocks(share: float) -> nn.ModuleList:
+    """Six; `share` of what each gives is dropped."""
+    return nn.ModuleList(
+        nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh(), nn.LayerNorm(WIDE), nn.GELU(),
+                      *[nn.Dropout(share)] * (share > 0))
+        for _ in range(6)
+    )  # fmt: skip
+
+
+def deep(around: Callable[..., Any] = lambda block, x: block(x), share: float = 0.5) -> Loop:
+    model = blocks(share)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def train(x: Tensor) -> Tensor:
+        for block in model:
+            x = around(block, x)
+        loss = F.mse_loss(x, torch.zeros_like(x))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    def batch(index: int) -> tuple[Tensor]:
+        return (torch.randn(ROWS, WIDE, generator=torch.Generator().manual_seed(index)),)
+
+    return Loop(train, batch, model=model, optimizer=optimizer)
+
+
+def in_a_checkpoint(block: Any, x: Tensor) -> Any:
+    return checkpoint(block, x, use_reentrant=False)
+
+
+def in_a_selective_one(block: Any, x: Tensor) -> Any:
+    def contexts() -> Any:
+        return create_selective_checkpoint_contexts([aten.addmm.default])
+
+    return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+
+
+@pytest.mark.parametrize("around", [in_a_checkpoint, in_a_selective_one])
+@pytest.mark.parametrize("policy", [None, "min_cut", "recompute_all"])
+def test_checkpoints(around: Callable[..., Any], policy: str | None) -> None:
+    same_steps(lambda: deep(around), fullgraph=True, policy=policy, batches=4)
+
+
+def again(around: Callable[..., Any], policy: Any = None) -> list[str]:
+    loop = deep(around)
+    for index in range(2):
+        loop.step(*loop.batch(index))
+    cut = foretrace.capture(loop.step, loop.batch(2)).cut("step", policy=policy)
+    return [str(op.target) for op in made_twice(cut.graph)]
+
+
+def test_what_is_made_again() -> None:
+    assert again(lambda block, x: block(x)) == []
+    cheap = again(lambda block, x: block(x), "min_cut")
+    assert cheap
+    assert "aten.addmm.default" not in cheap
+    assert "aten.addmm.default" in again(lambda block, x: block(x), "recompute_all")
+    assert again(in_a_checkpoint).count("aten.addmm.default") == 6
+    kept = again(in_a_selective_one)
+    assert kept
+    assert "aten.addmm.default" not in kept
+    assert not any("bernoulli" in name or "dropout" in name for name in again(in_a_checkpoint))
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, None], ids=str)
+def test_by_a_cut(policy: Any) -> None:
+    loop, plain = deep(), deep()
+    plain.held["model"].load_state_dict(loop.held["model"].state_dict())
+    given = loop.batch(0)
+    for each in (loop, plain):
+        torch.manual_seed(1)
+        each.step(*given)
+    cut = foretrace.capture(loop.step, given).cut("step", policy=policy)
+    torch.manual_seed(2)
+    ours = cut(*given)
+    torch.manual_seed(2)
+    assert torch.equal(ours, plain.step(*given))
+    pairs = zip(loop.held["model"].parameters(), plain.held["model"].parameters(), strict=True)
+    assert all(torch.equal(p, q) for p, q in pairs)
+
+
+def test_an_op_that_runs_again_says_so() -> None:
+    loop = deep(in_a_checkpoint)
+    loop.step(*loop.batch(0))
+    cut = foretrace.capture(loop.step, loop.batch(0)).cut("step")
+    names = [
+        node.name for node in cut.graph_module.graph.nodes
+        if (op := node.meta.get("foretrace")) in set(made_twice(cut.graph)) and op is not None
+    ]  # fmt: skip
+    told = str(cut.explain(names[0]))
+    assert "made again" in told
+    assert "test_policies.py" in told
+
+
+def batches(loop: Loop) -> list[tuple[Any, ...]]:
+    return [loop.batch(index) for index in range(4)]
+
+
+@pytest.mark.parametrize("around", [in_a_checkpoint, in_a_selective_one])
+def test_a_checkpoint_holds_no_more_than_eagers(around: Callable[..., Any]) -> None:
+    """Without masks: eager draws them again, and a graph keeps them."""
+    loop = deep(around, 0)
+    eager = of_a_step(loop.step, batches(loop))
+    loop = deep(around, 0)
+    compiled = foretrace.compile(loop.step, fullgraph=True)
+    assert of_a_step(compiled, batches(loop)) <= eager
+
+
+def test_less_is_held_where_more_is_made_again() -> None:
+    held = []
+    for policy in ("save_all", "min_cut"):
+        loop = deep()
+        held.append(of_a_step(foretrace.compile(loop.step, policy=policy), batches(loop)))
+    assert held[0] > held[1]
+
+
+def test_a_policy_that_is_not_there() -> None:
+    loop = deep()
+    for ask in (
+        lambda: foretrace.compile(loop.step, policy="most")(*loop.batch(0)),
+        lambda: foretrace.capture(loop.step, loop.batch(0)).cut("step", policy="most"),
+    ):
+        with pytest.raises(foretrace.Refusal, match="there is no policy 'most'"):
+            ask()
+
+
+def test_batches_of_features_are_as_ever() -> None:
+    """What is no step takes a policy for nothing."""
+    model = nn.Linear(6, 2)
+    compiled = foretrace.compile(model, policy="recompute_all", fullgraph=True)
+    (x,) = features(0)
+    assert torch.equal(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("level", ["step"])
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_the_cut_as_ever(name: str, level: str) -> None:
+    same_cut(STEPS[name].build, level)
