@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from foretrace.backward.hooks import Hooks, as_is
+from foretrace.backward.unpacking import unpacked
 from foretrace.errors import Refusal
 from foretrace.history.call_facts import locate, results_of, values_used, written_positions
 from foretrace.history.stale import Stale
@@ -41,11 +42,13 @@ from foretrace.ops.views import put_back
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.own_backward import own_rule
 from foretrace.rules.rule import Rule
+from foretrace.rules.saving import Saving
 from foretrace.rules.table import RuleTable
 from foretrace.symbols.sizes import Symbols
 from foretrace.tensors.wrapped import dispatched
 from foretrace.through.scanned import differentiate as differentiate_held
 from foretrace.trace.functions import FunctionCall
+from foretrace.trace.hooks import Packed
 
 ENGINE = RuleName("accumulate", "engine")
 COPY_SLICES = RuleName("CopySlices", "engine")
@@ -82,6 +85,10 @@ class Differentiation:
         """what the walk has gone through that had saved something"""
         self.deep = False
         """whether gradients arrive inside of ops, as a gradient of the program's reads there"""
+        self.packs: dict[Value, Packed] = {}
+        """by the first result of a call, what hooks made of what autograd saves for it"""
+        self.carried: dict[Value, Value] = {}
+        """what such hooks gave back, and the value whose history that has"""
         self.outside = outside
         """by id, the real tensors behind inputs, and what they hold when the backward runs"""
         self.stale, self.hooks = stale, hooks or Hooks(())
@@ -153,7 +160,10 @@ class Differentiation:
             self.walk(op.body or ())
         else:
             if op.origin.grad_mode:  # and takes out what was saved, of use or not
-                self.stale.check_unpacked(op, self.derivatives)
+                if packed := self.packed(op):
+                    self.unpack(packed)
+                else:
+                    self.stale.check_unpacked(op, self.derivatives)
             hidden = isinstance(op.target, Write) and not op.target.followed
             on = op.args[:1] if hidden else op.operands if op.origin.grad_mode else ()
             self.reached.update(v for v in on if self.wants(v))
@@ -169,9 +179,46 @@ class Differentiation:
             return
         results = results_of(op)
         tangents = [self.gradients.get(value) for value in results]
+        if packed := self.packed(op):
+            self._unpacked(op, packed, tangents)
+            return
         rule, occurrences = self._rule_of(op, tangents)
         if rule is not None:
             self._apply(op, rule, occurrences, results, tangents)
+
+    def packed(self, op: Op) -> "Packed | None":
+        """What hooks made of the tensors that autograd saved for an op."""
+        return self.packs.get(op.outs[0]) if self.packs and op.outs else None
+
+    def unpack(self, packed: Packed) -> list[Value]:
+        """What its hook gives back."""
+        return unpacked(packed, self)
+
+    def _rule_over(
+        self, op: Op, packed: Packed, tangents: Sequence[Value | None]
+    ) -> tuple[Rule | None, list[Value], dict[Value, Any]]:
+        """The derivative of a call over what hooks give back, and what that is in this call."""
+        _, args = op.called
+        occurrences = values_in((args, op.kwargs))
+        wanted = tuple(map(self.wants, occurrences))
+        if not any(wanted) or all(t is None for t in tangents):
+            return None, occurrences, {}
+        self._passes(op)
+        given = self.unpack(packed)
+        types = tuple([value.type.plain.with_grad(False) for value in given])
+        arrived = tuple([None if t is None else self._tangent(t) for t in tangents])
+        saving = Saving(self.derivatives)
+        try:
+            rule = saving.rule(packed.call, arrived, types, wanted, again=self.again)
+        except Refusal as refusal:
+            raise locate(refusal, op) from None
+        return rule, occurrences, dict(zip(rule.unpacked, given, strict=True))
+
+    def _unpacked(self, op: Op, packed: Packed, tangents: Sequence[Value | None]) -> None:
+        """A call for which hooks have packed what autograd saves: its formula reads theirs."""
+        rule, occurrences, given = self._rule_over(op, packed, tangents)
+        if rule is not None:
+            self._apply(op, rule, occurrences, results_of(op), tangents, given)
 
     def _rule_of(
         self, op: Op, tangents: Sequence[Value | None]
@@ -248,11 +295,15 @@ class Differentiation:
 
     def _apply(
         self, op: Op, rule: Rule, occurrences: Sequence[Value], results: Sequence[Value],
-        tangents: Sequence[Value | None],
+        tangents: Sequence[Value | None], unpacked: dict[Value, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Put the rule's ops in the words of this call, and give its gradients on."""
-        self._spends(op, rule)
-        env = rule.env()
+        """Put the rule's ops in the words of this call, and give its gradients on.
+
+        `unpacked`: what hooks gave back of what autograd had saved, which nobody checks.
+        """
+        if unpacked is None:
+            self._spends(op, rule)
+        env = rule.env() | (unpacked or {})
         env.update(zip(rule.operands, occurrences, strict=True))
         env.update(zip(rule.results, results, strict=True))
         env.update(zip(rule.written, op.outs[len(results) :], strict=False))
@@ -260,7 +311,8 @@ class Differentiation:
             (formal, actual) for formal, actual in zip(rule.tangents, tangents, strict=True)
             if formal is not None
         )  # fmt: skip
-        self._reread(op, rule, env, written_positions(op, list(occurrences)))
+        if unpacked is None:
+            self._reread(op, rule, env, written_positions(op, list(occurrences)))
         self._put(op, rule, env)
         found = [g and env.get(g, g) for g in rule.gradients]
         self._give_on(op, occurrences, found)
@@ -307,7 +359,7 @@ class Differentiation:
 
     def add(self, value: Value, gradient: Value, because: Op) -> None:
         """One more gradient of a value; the second and later ones are added as they arrive."""
-        scope = self.scope
+        scope, value = self.scope, self.carried.get(value, value)
         if scope.inside is not None and value not in scope.inside:
             scope.pending.append((value, gradient, because))
             return
@@ -361,17 +413,23 @@ class Differentiation:
             bases.append(self._view(step, bases[-1], op))
         in_order = {"memory_format": torch.contiguous_format}
         (part,) = self.append(aten.clone.default, (bases[-1],), in_order, op, COPY_SLICES).outs
-        rule, occurrences = self._rule(write.func, op, args, op.kwargs, [part])
+        unpacked = dict[Value, Any]()
+        if packed := self.packed(op):
+            rule, occurrences, unpacked = self._rule_over(op, packed, [part])
+        else:
+            rule, occurrences = self._rule(write.func, op, args, op.kwargs, [part])
         if rule is None:
             return
-        self._spends(op, rule)
-        env = rule.env()
+        if packed is None:
+            self._spends(op, rule)
+        env = rule.env() | unpacked
         env.update(zip(rule.operands, occurrences, strict=True))
         if any(v in rule.results for inner in rule.ops for v in inner.operands):
             now = self.stale.read(out, op, self._replay)
             env[rule.results[0]] = self._part(write, now, op)
         env.update({t: part for t in rule.tangents if t is not None})
-        self._reread(op, rule, env, [0])
+        if packed is None:
+            self._reread(op, rule, env, [0])
         self._put(op, rule, env)
         found = [g and env[g] for g in rule.gradients]
         self._put_back(op, write, base, bases, found[0])

@@ -14,6 +14,7 @@ import torch
 from foretrace import torch_api
 from foretrace.backward.differentiate import Differentiation
 from foretrace.backward.hooks_inside import HooksInside
+from foretrace.backward.unpacking import name_of_unpack, other_layout, take_out
 from foretrace.history.call_facts import values_used
 from foretrace.history.stale import Stale, overwritten_in, view_positions_of
 from foretrace.ir.op import (
@@ -27,11 +28,14 @@ from foretrace.ir.op import (
 )
 from foretrace.ir.walk import every_op
 from foretrace.mutation.alias import link
+from foretrace.mutation.builder import DETACH
+from foretrace.mutation.current import rewrite
 from foretrace.mutation.made_leaves import value_of
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.table import RuleTable, fit
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.functions import FunctionCall, run_backward
+from foretrace.trace.hooks import Packed
 from foretrace.trace.recorder import Recorder
 
 
@@ -84,6 +88,7 @@ class Inside(Differentiation):
         self.hooks: Any = self.inside
         self.recorder, self.again, self.wanted, self.engine = recorder, again, wanted, engine
         self.narrow = wanted is not None
+        self.packs, self.carried = histories.packs, histories.carried
         self.tensors: dict[Value, Any] = {}
         """what stands for gradients in the program"""
         self._makers: dict[Value, Op] = {}
@@ -142,6 +147,35 @@ class Inside(Differentiation):
             found = replace(origin, grad_mode=False, checkpoint=None)
             self._origins[id(origin)], self._origins[id(found)] = found, found
         return found
+
+    def unpack(self, packed: Packed) -> list[Value]:
+        """What a hook gives back of what autograd saved: its Python is the program's."""
+        self.record()
+        scope = self.recorder.scope
+        count = len(scope)
+        with self.as_program():
+            given = [take_out(packed, each) for each in packed.objects]
+        values = list(map(self.value_of, given))
+        if self.again:
+            pairs, carried = zip(values, packed.values, strict=True), packed.carried
+            values = [self._carry(*pair, carried) for pair in pairs]
+        name = name_of_unpack(packed)
+        for op in scope[count:]:
+            op.because, op.rule, op.asked = op.because or packed.op, op.rule or name, True
+        return values
+
+    def _carry(self, given: Value, saved: Value, carried: dict[Value, Value]) -> Value:
+        """What a hook gave back, with the history of what was saved; noted in `carried`."""
+        recorder = self.recorder
+        if given is saved or not saved.type.requires_grad:
+            return given
+        if not given.type.plain.same_layout(saved.type.plain):
+            raise other_layout()
+        if given.type.requires_grad:
+            given = recorder.call(DETACH, (given,)).outs[0]
+        new = rewrite(recorder, saved, (), given, lambda: given)
+        recorder.histories.carried[new] = carried[new] = saved
+        return new
 
     # ---- recorded as the program's own calls --------------------------------------------------
 

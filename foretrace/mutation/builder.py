@@ -75,6 +75,10 @@ class Histories:
     """what calls of autograd.Functions gave that it follows, and their targets"""
     hooks: list[Op] = field(default_factory=list)
     """registrations of hooks on gradients, in order"""
+    packs: dict[Value, Any] = field(default_factory=dict)
+    """by the first result of a call, what hooks made of the tensors that autograd saves for it"""
+    carried: dict[Value, Value] = field(default_factory=dict)
+    """what such hooks gave back, and the value whose history that has"""
 
     def place(self, value: Value) -> Value:
         """The value whose history this one has."""
@@ -135,6 +139,8 @@ class Builder(torch_api.TorchDispatchMode):
         self.rebased, self.viewed = list[Alias](), list[Alias]()
         """views through which the program has just written; tensors that have views"""
         self.first_refusal: Refusal | None = None
+        self.saving: Any = None
+        """what gives the program's hooks what autograd saves, where there are some"""
         self.unwatched = Unwatched()  # inside is work of ours, which nobody has to see
         self._origin = Origin(None, None)  # that of the op before, which the next one often shares
         self._depth, self.bodies = 0, list[list[Op] | None]()  # None: one that calls will share

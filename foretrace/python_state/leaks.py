@@ -29,6 +29,7 @@ from foretrace.python_state.counts import is_open
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.tensors.wrapped import wraps
 from foretrace.trace.functions import Context, FunctionCall
+from foretrace.trace.hooks import SavingCall
 
 METHODS = (staticmethod, classmethod, types.FunctionType)
 """What a Function made inside may close over a tensor with; one from outside keeps no tensor"""
@@ -124,6 +125,8 @@ def _needed(recorded: Recorded) -> Iterator[Abstract]:
     # what an autograd.Function is given, and keeps for its backward or around its methods
     yield from abstract_in([(op.target.context, op.target.function, op.args) for op in calls])
     yield from abstract_in([op.target.hook for op in recorded.hooks if not op.target.removed])
+    saving = [op.target for op in recorded.hooks if isinstance(op.target, SavingCall)]
+    yield from abstract_in([each.objects for call in saving for each in call.packs.values()])
     changed = [change.after for change in recorded.requires.changed]
     yield from abstract_in(changed)  # a module's attributes, which `module_state.py` looks at
 

@@ -82,7 +82,7 @@ from foretrace.tensors.admitted import check_admitted, check_sparse_here
 from foretrace.tensors.parameters import AbstractParameter
 from foretrace.trace.constants import Constants
 from foretrace.trace.generators import check_states
-from foretrace.trace.hooks import Hooking
+from foretrace.trace.hooks import Hooking, note_needed
 from foretrace.trace.inference import normal_mode
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.reported import reported
@@ -373,6 +373,7 @@ class Capture:
         part(self.recorder.viewed)
         self.recorder.casts.forget()
         self.recorder.histories.functions.clear()  # of runs that were recorded anew, too
+        self.recorder.histories.packs.clear()
         interpreter = getattr(fn, "__self__", fn)
         if isinstance(interpreter, torch.fx.Interpreter):
             interpreter.env, interpreter.args_iter = {}, iter(())  # of its last run, till the next
@@ -445,11 +446,13 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         capture.dynamic.check()
         check_attributes_kept(loan, capture.real, capture.placeholders, lines())
     _note_held(fn, leaves, capture, requires, kept, [*before.undo()], lines)
-    return Recorded(
+    recorded = Recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
         capture.questions.again, overwritten, asked, recorder.histories.hooks,
     )  # fmt: skip
+    note_needed(recorded.hooks, recorded.gives_followed)
+    return recorded
 
 
 def _filled(kept: list[Change]) -> list[Any]:

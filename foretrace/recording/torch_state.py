@@ -11,6 +11,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.backward.engine import Engine
+from foretrace.backward.packing import Packing
 from foretrace.duals.numbers import leaving
 from foretrace.errors import Frame, Refusal, Way
 from foretrace.frames.lines import Lines
@@ -46,7 +47,10 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
     stand_ins |= taking_steps(recorder) | dividing(recorder)
     stand_ins |= {"dual exit": leaving(recorder), "linearize": _not_traced}
-    stand_ins |= {"saving": _saves, "saved": _has_saved}
+    packing = Packing(recorder)
+    stand_ins |= {
+        "saving": packing.enter, "saved": packing.leave, "no saving": packing.disable
+    }  # fmt: skip
     return stand_ins | ({"func.grad": partial(_absent, recorder)} if absent else {})
 
 
@@ -156,24 +160,6 @@ def _absent(recorder: Recorder, *_: object) -> NoReturn:
         _no_gradient()
     except Refusal as refusal:
         raise recorder.refused(refusal) from None
-
-
-def _saves(hooks: Any) -> None:
-    """Refuse hooks of the user's on what autograd saves; those of torch's give back the same.
-
-    A graph that moves what is saved to another device and back computes what it does without.
-    """
-    if not getattr(hooks.pack_hook, "__module__", "").startswith("torch."):
-        raise Refusal(
-            "hooks on what autograd saves (saved_tensors_hooks), of which no graph knows",
-            kind="hook", at=asking_line(),
-            do=("use torch.utils.checkpoint, or torch.autograd.graph.save_on_cpu",
-                "or put the hooks around the call of the captured program"),
-        )  # fmt: skip
-
-
-def _has_saved(hooks: Any, *error: object) -> None:
-    """The end of hooks that see nothing."""
 
 
 def _not_traced(*args: object, **kwargs: object) -> NoReturn:

@@ -30,6 +30,8 @@ class Rule:
     tangents: tuple[Value | None, ...]
     ops: tuple[Op, ...]
     gradients: tuple[Value | None, ...]
+    unpacked: tuple[Value, ...] = ()
+    """what hooks give back of each tensor that was saved, in their order"""
     used: tuple[Value, ...] = field(init=False)
     """what the ops use and do not make, in order"""
     given: tuple[Value, ...] = field(init=False)

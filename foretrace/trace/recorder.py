@@ -51,6 +51,8 @@ class Recorder(Builder):
         """Record one call and answer it with abstract tensors."""
         if func is SIZE or func is STRIDE:
             return self._numbers(args[0], func is STRIDE)
+        if self.saving is not None and torch.is_grad_enabled():
+            return self.saving.around(func, args, kwargs or {})
         if self.forward.duals or func is MAKE_DUAL or func is UNPACK_DUAL:
             answer = of_duals(self, func, args, kwargs or {})
             if answer is not NotImplemented:
