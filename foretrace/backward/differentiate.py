@@ -303,7 +303,7 @@ class Differentiation:
         """
         if unpacked is None:
             self._spends(op, rule)
-        env = rule.env() | (unpacked or {})
+        env = rule.env()
         env.update(zip(rule.operands, occurrences, strict=True))
         env.update(zip(rule.results, results, strict=True))
         env.update(zip(rule.written, op.outs[len(results) :], strict=False))
@@ -311,6 +311,7 @@ class Differentiation:
             (formal, actual) for formal, actual in zip(rule.tangents, tangents, strict=True)
             if formal is not None
         )  # fmt: skip
+        env |= unpacked or {}
         if unpacked is None:
             self._reread(op, rule, env, written_positions(op, list(occurrences)))
         self._put(op, rule, env)
@@ -422,8 +423,9 @@ class Differentiation:
             return
         if packed is None:
             self._spends(op, rule)
-        env = rule.env() | unpacked
+        env = rule.env()
         env.update(zip(rule.operands, occurrences, strict=True))
+        env |= unpacked
         if any(v in rule.results for inner in rule.ops for v in inner.operands):
             now = self.stale.read(out, op, self._replay)
             env[rule.results[0]] = self._part(write, now, op)

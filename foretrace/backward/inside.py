@@ -14,7 +14,7 @@ import torch
 from foretrace import torch_api
 from foretrace.backward.differentiate import Differentiation
 from foretrace.backward.hooks_inside import HooksInside
-from foretrace.backward.unpacking import name_of_unpack, other_layout, take_out
+from foretrace.backward.unpacking import name_of_unpack, other_layout
 from foretrace.history.call_facts import values_used
 from foretrace.history.stale import Stale, overwritten_in, view_positions_of
 from foretrace.ir.op import (
@@ -154,28 +154,35 @@ class Inside(Differentiation):
         scope = self.recorder.scope
         count = len(scope)
         with self.as_program():
-            given = [take_out(packed, each) for each in packed.objects]
-        values = list(map(self.value_of, given))
-        if self.again:
-            pairs, carried = zip(values, packed.values, strict=True), packed.carried
-            values = [self._carry(*pair, carried) for pair in pairs]
+            given = packed.taken_out()
+        values = [self.value_of(tensor) for tensor in self._with_history(given, packed)]
         name = name_of_unpack(packed)
         for op in scope[count:]:
             op.because, op.rule, op.asked = op.because or packed.op, op.rule or name, True
         return values
 
-    def _carry(self, given: Value, saved: Value, carried: dict[Value, Value]) -> Value:
-        """What a hook gave back, with the history of what was saved; noted in `carried`."""
-        recorder = self.recorder
-        if given is saved or not saved.type.requires_grad:
+    def _with_history(self, given: list[Any], packed: Packed) -> list[Any]:
+        """What a hook gave back, with the histories of what was saved."""
+        if not self.again:
             return given
+        saved = zip(given, packed.values, packed.leaves, strict=True)
+        return [self._carrying(*each, packed.carried) for each in saved]
+
+    def _carrying(
+        self, tensor: Any, saved: Value, leaf: bool, carried: dict[Value, Value]
+    ) -> Any:
+        recorder, given = self.recorder, self.value_of(tensor)
+        if given is saved or not saved.type.requires_grad:
+            return tensor
         if not given.type.plain.same_layout(saved.type.plain):
             raise other_layout()
         if given.type.requires_grad:
             given = recorder.call(DETACH, (given,)).outs[0]
         new = rewrite(recorder, saved, (), given, lambda: given)
         recorder.histories.carried[new] = carried[new] = saved
-        return new
+        made = self.tensors[new] = recorder.abstract(new)
+        made.ft_leaf = leaf
+        return made
 
     # ---- recorded as the program's own calls --------------------------------------------------
 
@@ -255,7 +262,8 @@ class Inside(Differentiation):
         call: FunctionCall = op.target
         results = op.result if isinstance(op.result, tuple) else (op.result,)
         arrived = tuple([self._arrived(value, call) for value in results])
-        with self.as_program():
+        carrying = {"carry": self._with_history} if self.again else {}
+        with self.as_program(), torch_api.switched(vars(call.context), **carrying):
             found = run_backward(call, arrived)
             for hook in call.hooks:
                 if not hook.target.removed:

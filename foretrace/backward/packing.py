@@ -114,12 +114,13 @@ class Packing:
                 saved = [tensors.of(slot, op, call, occurrences) for slot in slots]
                 self.pack(op, call, saved)
 
-    def pack(self, op: Op, call: Call | None, saved: Sequence[Any]) -> list[Any]:
+    def pack(self, op: Op, call: Call | None, saved: Sequence[Any]) -> Packed:
         """What the innermost hooks make of the tensors that autograd saves for an op."""
         recorder, (hooks, registration) = self.recorder, self._stack[-1]
         if registration is None:
-            return [*saved]
+            raise AssertionError("hooks that change nothing pack nothing")
         values, objects = list[Value](), list[Any]()
+        leaves = [bool(tensor.is_leaf) for tensor in saved]
         with recorder.listening(), torch.no_grad():
             for tensor in saved:
                 values.append(self._value(tensor))
@@ -127,13 +128,12 @@ class Packing:
                     objects.append(hooks.pack_hook(tensor))
                 if self._value(tensor) is not values[-1]:
                     raise RuntimeError(IN_PLACE)
-        self._check_draws(op, objects)
         packed = Packed(
             op, call, values, objects, hooks.unpack_hook, registration.target.carried,
-            registration.origin.frame,
+            registration.origin.frame, leaves,
         )  # fmt: skip
         self._note(op, packed, registration)
-        return objects
+        return packed
 
     def _value(self, tensor: Any) -> Value:
         known = tensor if isinstance(tensor, Abstract) else self.recorder.lift(tensor)
@@ -146,9 +146,6 @@ class Packing:
         if not registration.args:
             registration.args = op.outs[:1]
             histories.hooks.append(registration)
-
-    def _check_draws(self, op: Op, objects: list[Any]) -> None:
-        """Refuse a pack that draws where the call does: eager packs operands before."""
 
 
 class Tensors:

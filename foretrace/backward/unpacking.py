@@ -32,21 +32,6 @@ class Walk(Protocol):
         """What was appended."""
 
 
-def take_out(packed: Packed, given: Any) -> Any:
-    """What the unpack hook makes of what the pack hook gave.
-
-    Raises:
-        TypeError: it is no tensor, as in eager.
-    """
-    found = packed.unpack(given)
-    if not isinstance(found, torch.Tensor):
-        raise TypeError(
-            "Output of saved tensor unpack_hook expected to be a Tensor but got result of type"
-            f" {type(found).__name__}"
-        )
-    return found
-
-
 def name_of_unpack(packed: Packed) -> RuleName:
     """What tells of an unpack hook where its ops are explained."""
     at, name = packed.at, getattr(packed.unpack, "__name__", type(packed.unpack).__name__)
@@ -64,16 +49,14 @@ def unpacked(packed: Packed, walk: Walk) -> list[Value]:
     tape = walk.derivatives.tape(op.outs[0].type.device)
     tape.results, tape.outside = (), walk.outside
     lines_of(tape, op, unpacked.__code__)
-    values = list[Value]()
     with torch_api.no_dispatch_modes(), tape, torch.no_grad():
-        for each in packed.objects:
-            try:
-                with reported(tape), adding_nothing():
-                    found = take_out(packed, each)
-            except Refusal as refusal:
-                raise locate(refusal, op) from None
-            known = found if isinstance(found, Abstract) else tape.lift(found)
-            values.append(current_value(known, tape))
+        try:
+            with reported(tape), adding_nothing():
+                found = packed.taken_out()
+            known = [each if isinstance(each, Abstract) else tape.lift(each) for each in found]
+        except Refusal as refusal:
+            raise locate(refusal, op) from None
+        values = [current_value(each, tape) for each in known]
     name = name_of_unpack(packed)
     walk.hooks.seen += tape.stand_ins()
     walk.ops.extend(o.but(because=op, rule=name, alike=None) for o in flat_ops(tape.scope))

@@ -29,7 +29,7 @@ from foretrace.python_state.counts import is_open
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.tensors.wrapped import wraps
 from foretrace.trace.functions import Context, FunctionCall
-from foretrace.trace.hooks import SavingCall
+from foretrace.trace.hooks import Packed, SavingCall
 
 METHODS = (staticmethod, classmethod, types.FunctionType)
 """What a Function made inside may close over a tensor with; one from outside keeps no tensor"""
@@ -126,7 +126,7 @@ def _needed(recorded: Recorded) -> Iterator[Abstract]:
     yield from abstract_in([(op.target.context, op.target.function, op.args) for op in calls])
     yield from abstract_in([op.target.hook for op in recorded.hooks if not op.target.removed])
     saving = [op.target for op in recorded.hooks if isinstance(op.target, SavingCall)]
-    yield from abstract_in([each.objects for call in saving for each in call.packs.values()])
+    yield from abstract_in([each for call in saving for each in call.packs.values()])
     changed = [change.after for change in recorded.requires.changed]
     yield from abstract_in(changed)  # a module's attributes, which `module_state.py` looks at
 
@@ -154,6 +154,8 @@ def held_before(function: type[Function], args: Any) -> bool:
 
 
 def _inside(item: Any) -> Iterable[Any]:
+    if isinstance(item, Packed):
+        return item.objects
     if isinstance(item, Context) or wraps(type(item)):
         return list(vars(item).values())
     if isinstance(item, type) and issubclass(item, Function):

@@ -121,6 +121,8 @@ class Saving:
         Raises:
             Refusal: torch has no derivative for the operator, or none over these types.
         """
+        if self.table.registered(call.func) is not None:
+            return self._registered(call, tangents, given, again=again)
         key = ("unpacked", call.key, frozen((tangents, given)), wanted, again)
         found = self._rules.get(key)
         if found is None:
@@ -134,17 +136,36 @@ class Saving:
         return self.table.lasting(call.func)
 
     def _ask(self, call: Call) -> tuple[Slot, ...]:
-        if self.table.registered(call.func) is not None:
-            raise unknown(call.func, "has a derivative by a rule of its own")
         hooks = _Hooks()
-        with torch_api.no_dispatch_modes(), torch_api.with_autograd():
-            forward = self._forward(call, hooks)
+        try:
+            with torch_api.no_dispatch_modes(), torch_api.with_autograd():
+                forward = self._forward(call, hooks)
+        except Refusal:
+            if self.table.registered(call.func) is None:
+                raise
+            raise unknown(call.func, "has a derivative by a rule of its own") from None
         return tuple(_slot(call, forward, tensor, value) for tensor, value in hooks.seen)
 
     def _forward(self, call: Call, hooks: _Hooks) -> Forward:
         return self.derivatives.forward(
             call.func, call.args, call.kwargs, call.written, call.known, hooks.around
         )
+
+    def _registered(
+        self, call: Call, tangents: tuple[TensorType | None, ...], given: tuple[TensorType, ...],
+        *, again: bool,
+    ) -> Rule:  # fmt: skip
+        """A rule that is not torch's formula, where it reads nothing but what torch's saves."""
+        rule = self.derivatives.rule(
+            call.func, call.args, call.kwargs, tangents, call.written, call.known, again=again
+        )
+        sides = {RESULT: rule.results}
+        formal = [sides.get(s.kind, rule.operands)[s.position] for s in self.slots(call)]
+        if not set(rule.used) <= {*formal, *rule.tangents}:
+            raise unknown(call.func, "has a derivative by a rule that reads what torch's does not")
+        if any(own != f.type.with_grad(False) for own, f in zip(given, formal, strict=True)):
+            raise _unfit(call.func, TypeError("it has another dtype or layout"))
+        return _over(rule, formal)
 
     def _derive(
         self, call: Call, tangents: tuple[TensorType | None, ...], given: tuple[TensorType, ...],
@@ -162,10 +183,14 @@ class Saving:
                 raise _unfit(call.func, error) from error
         if hooks.order != list(range(len(given))):
             raise unknown(call.func, "takes out what it has saved in another order")
-        return Rule(
-            rule.name, rule.operands, rule.results, rule.written, rule.tangents, rule.ops,
-            rule.gradients, tuple(hooks.values),
-        )  # fmt: skip
+        return _over(rule, hooks.values)
+
+
+def _over(rule: Rule, unpacked: Sequence[Value]) -> Rule:
+    return Rule(
+        rule.name, rule.operands, rule.results, rule.written, rule.tangents, rule.ops,
+        rule.gradients, tuple(unpacked),
+    )  # fmt: skip
 
 
 def _slot(call: Call, forward: Forward, tensor: Any, value: Value) -> Slot:

@@ -106,6 +106,23 @@ class Packed:
     """that of the registration"""
     at: Any
     """the line of the context"""
+    leaves: list[bool]
+    """which of them were leaves of autograd"""
+
+    def taken_out(self) -> list[Any]:
+        """What the unpack hook gives for each.
+
+        Raises:
+            TypeError: that is no tensor, as in eager.
+        """
+        found = [self.unpack(each) for each in self.objects]
+        wrong = next((each for each in found if not isinstance(each, torch.Tensor)), self)
+        if wrong is not self:
+            raise TypeError(
+                "Output of saved tensor unpack_hook expected to be a Tensor but got result of type"
+                f" {type(wrong).__name__}"
+            )
+        return found
 
 
 class SavingCall(HookCall):
