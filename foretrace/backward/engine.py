@@ -82,7 +82,6 @@ class Engine:
                 )
 
     def _check(self, tensors: Sequence[Any], gradients: Sequence[Any]) -> None:
-        recorder = self.recorder
         if not all(isinstance(each, torch.Tensor) for each in tensors):
             raise _refused("is asked of a gradient edge", "ask it of the tensor")
         if any(map(_of_a_batch, filter(_is_tensor, gradients))):
@@ -91,7 +90,10 @@ class Engine:
         if any(map(torch_api.of_a_level, tensors)):
             raise _refused("is asked inside a transform of torch.func",
                            "use torch.func.grad or vjp there")  # fmt: skip
-        if recorder.holding:
+        if torch_api.saving_watched():
+            around = "is asked, and hooks on what autograd saves are on around the program"
+            raise _refused(around, "put them inside, or call it outside of them")
+        if self.recorder.holding:
             raise _refused("is asked in a program that an operator holds, such as torch.cond's",
                            "ask it outside, or use torch.func.grad")  # fmt: skip
 

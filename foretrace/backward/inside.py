@@ -168,9 +168,7 @@ class Inside(Differentiation):
         saved = zip(given, packed.values, packed.leaves, strict=True)
         return [self._carrying(*each, packed.carried) for each in saved]
 
-    def _carrying(
-        self, tensor: Any, saved: Value, leaf: bool, carried: dict[Value, Value]
-    ) -> Any:
+    def _carrying(self, tensor: Any, saved: Value, leaf: bool, carried: dict[Value, Value]) -> Any:
         recorder, given = self.recorder, self.value_of(tensor)
         if given is saved or not saved.type.requires_grad:
             return tensor

@@ -17,20 +17,18 @@ from foretrace.frames.sources import asking_line
 from foretrace.history.call_facts import locate, results_of, written_positions
 from foretrace.history.stale import view_positions_of
 from foretrace.ir.op import ModuleCall, Op, Value, Write, map_values, values_in
-from foretrace.ir.walk import binds, every_op, subgraphs_of
+from foretrace.ir.walk import binds, every_op, in_bodies, subgraphs_of
 from foretrace.mutation.alias import link
 from foretrace.mutation.made_leaves import value_of
-from foretrace.rules.saving import COPY, OPERAND, Call, Saving, Slot, unknown
+from foretrace.rules.saving import COPY, OPERAND, RESULT, Call, Saving, Slot, unknown
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.wrapped import dispatched
+from foretrace.trace.constants import draws
 from foretrace.trace.hooks import Packed, SavingCall
 from foretrace.trace.recorder import Recorder
 
 CLONE = torch.ops.aten.clone.default
-IN_PLACE = (
-    "A saved tensor pack hook is modifying its input in place. Tensors provided as input to pack"
-    " hook cannot be modified by in-place operations as this can lead to unexpected side-effects."
-)
+IN_PLACE = "A saved tensor pack hook is modifying its input in place."
 
 
 class Packing:
@@ -81,6 +79,15 @@ class Packing:
         on = bool(self._stack) and self._stack[-1][1] is not None
         self.recorder.saving = self if on else None
 
+    def check_checkpoint(self) -> None:
+        """Refuse a checkpoint under hooks: they see what it was given, and nothing inside of it."""
+        if self.recorder.saving is not None and torch.is_grad_enabled():
+            raise Refusal(
+                "a checkpoint under hooks on what autograd saves (saved_tensors_hooks), which give"
+                " it other arguments when it runs again", kind="hook", at=asking_line(),
+                do="put the checkpoint outside of them, or leave out one of both",
+            )  # fmt: skip
+
     def disable(self, message: str, *more: Any) -> None:
         """As what `disable_saved_tensors_hooks` calls: where there are hooks, it raises."""
         torch_api.disable_saving(message, *more)
@@ -95,7 +102,7 @@ class Packing:
         with torch_api.switched(vars(recorder), saving=None):
             scope, count = recorder.scope, len(recorder.scope)
             answer = recorder.again(func, args, kwargs)
-            new = scope[count:]
+            new = scope[count:] if torch.is_grad_enabled() else []
             if any(out.type.requires_grad for op in new for out in op.outs):
                 try:
                     self._pack_all(new, (args, kwargs), answer)
@@ -105,6 +112,7 @@ class Packing:
 
     def _pack_all(self, new: list[Op], given: Any, answer: Any) -> None:
         tensors = Tensors(self.recorder, new, torch_api.tree_leaves((answer, given)))
+        given_now, before = list(tensors.known.items()), len(self.recorder.histories.packs)
         for op in _nodes(new, self.saving.table):
             call, occurrences = _call_of(op)
             if not any(v.type.requires_grad for v in occurrences):
@@ -112,7 +120,16 @@ class Packing:
             slots = self.saving.slots(call)
             if slots:
                 saved = [tensors.of(slot, op, call, occurrences) for slot in slots]
+                count = len(self.recorder.scope)
                 self.pack(op, call, saved)
+                if any(map(draws, self.recorder.scope[count:])):
+                    _check_draws(op, call, slots, new)
+        if any(self._value(tensor) is not value for value, tensor in given_now):
+            raise _writes()
+        if len(self.recorder.histories.packs) > before:
+            self._note_results(new)
+        if len(self.recorder.histories.packs) > before:
+            self._note_results(new)
 
     def pack(self, op: Op, call: Call | None, saved: Sequence[Any]) -> Packed:
         """What the innermost hooks make of the tensors that autograd saves for an op."""
@@ -127,12 +144,17 @@ class Packing:
                 with recorder.user_code():
                     objects.append(hooks.pack_hook(tensor))
                 if self._value(tensor) is not values[-1]:
-                    raise RuntimeError(IN_PLACE)
+                    raise Refusal(
+                        f"the program raises RuntimeError: {IN_PLACE}", kind="program raised",
+                        at=asking_line(), do="let the hook write to a clone of it",
+                    )  # fmt: skip
         packed = Packed(
             op, call, values, objects, hooks.unpack_hook, registration.target.carried,
             registration.origin.frame, leaves,
         )  # fmt: skip
         self._note(op, packed, registration)
+        if call is None:
+            self._note_results([op])
         return packed
 
     def _value(self, tensor: Any) -> Value:
@@ -140,12 +162,17 @@ class Packing:
         return value_of(known, self.recorder)
 
     def _note(self, op: Op, packed: Packed, registration: Op) -> None:
-        histories = self.recorder.histories
         if op.outs:
-            histories.packs[op.outs[0]] = registration.target.packs[op.outs[0]] = packed
-        if not registration.args:
-            registration.args = op.outs[:1]
-            histories.hooks.append(registration)
+            packs = self.recorder.histories.packs
+            packs[op.outs[0]] = registration.target.packs[op.outs[0]] = packed
+
+    def _note_results(self, ops: Iterable[Op]) -> None:
+        """The registration is of what the program has of calls of which something was packed."""
+        registration = self._stack[-1][1]
+        if registration is not None:
+            hooks = self.recorder.histories.hooks
+            hooks += [] if registration in hooks else [registration]
+            registration.args += tuple(v for op in ops for v in op.outs if v.type.requires_grad)
 
 
 class Tensors:
@@ -223,6 +250,26 @@ def _nodes(ops: Iterable[Op], table: Any) -> Iterator[Op]:
             yield from _nodes(op.body or (), table)
 
 
+def _check_draws(op: Op, call: Call, slots: Iterable[Slot], ops: Iterable[Op]) -> None:
+    """Refuse a pack hook that draws before what the call draws: here all hooks run after it."""
+    order = list(in_bodies(ops))
+    later = [each for each in order[order.index(op) :] if each.leaf and draws(each)]
+    if any(each is not op for each in later) or (later and any(s.kind != RESULT for s in slots)):
+        raise locate(Refusal(
+            f"a pack hook (saved_tensors_hooks) draws random numbers, and {call.func} runs before"
+            " others are drawn in the same call", kind="hook",
+            do=("let the hook draw nothing", "or call the parts of the operator one by one"),
+        ), op)  # fmt: skip
+
+
+def _writes() -> Refusal:
+    return Refusal(
+        "a pack hook (saved_tensors_hooks) writes to what the call takes or gives, which saves"
+        " some of it before it runs", kind="hook", at=asking_line(),
+        do="let the hook write to a clone",
+    )  # fmt: skip
+
+
 def _call_of(op: Op) -> tuple[Call, list[Value]]:
     """A node's call, in types, and the values among its arguments, each occurrence."""
     func, args = op.called
@@ -231,5 +278,3 @@ def _call_of(op: Op) -> tuple[Call, list[Value]]:
     positions = frozenset(written_positions(op, occurrences))
     known = map_values(op.result, lambda v: v.type.plain) if binds(op) else None
     return Call(func, typed, named, positions, known), occurrences
-
-

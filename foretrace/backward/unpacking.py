@@ -9,8 +9,8 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
-from foretrace.history.call_facts import locate
-from foretrace.ir.op import Op, RuleName, Value
+from foretrace.history.call_facts import locate, written_positions
+from foretrace.ir.op import Op, RuleName, Value, Write, values_in
 from foretrace.ir.program import Recorded
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.hooked import lines_of
@@ -53,6 +53,7 @@ def unpacked(packed: Packed, walk: Walk) -> list[Value]:
         try:
             with reported(tape), adding_nothing():
                 found = packed.taken_out()
+            _check_unwritten(packed, tape.scope)
             known = [each if isinstance(each, Abstract) else tape.lift(each) for each in found]
         except Refusal as refusal:
             raise locate(refusal, op) from None
@@ -61,6 +62,23 @@ def unpacked(packed: Packed, walk: Walk) -> list[Value]:
     walk.hooks.seen += tape.stand_ins()
     walk.ops.extend(o.but(because=op, rule=name, alike=None) for o in flat_ops(tape.scope))
     return values
+
+
+def _check_unwritten(packed: Packed, ops: Iterable[Op]) -> None:
+    """Refuse a hook that writes to what is there before: each cut would find it written."""
+    made = set[Value]()
+    for op in ops:
+        occurrences = values_in((op.called[1], op.kwargs))
+        written = [occurrences[place] for place in written_positions(op, occurrences)]
+        if isinstance(op.target, Write):
+            written = [op.args[0]]
+        if not made.issuperset(written):
+            name = getattr(packed.unpack, "__name__", type(packed.unpack).__name__)
+            raise Refusal(
+                f"the unpack hook {name} (saved_tensors_hooks) writes to what it has not made",
+                kind="hook", at=op.origin.frame, do="let it write to a clone",
+            )  # fmt: skip
+        made.update(op.outs)
 
 
 def other_layout() -> Refusal:

@@ -104,6 +104,9 @@ class ForwardMode:
 class Builder(torch_api.TorchDispatchMode):
     """Holds the ops so far and adds others, as functional forms and views taken again need it."""
 
+    saving: Any = None
+    """what gives the program's hooks what autograd saves, where there are some"""
+
     def __init__(
         self,
         types: Types,
@@ -139,8 +142,6 @@ class Builder(torch_api.TorchDispatchMode):
         self.rebased, self.viewed = list[Alias](), list[Alias]()
         """views through which the program has just written; tensors that have views"""
         self.first_refusal: Refusal | None = None
-        self.saving: Any = None
-        """what gives the program's hooks what autograd saves, where there are some"""
         self.unwatched = Unwatched()  # inside is work of ours, which nobody has to see
         self._origin = Origin(None, None)  # that of the op before, which the next one often shares
         self._depth, self.bodies = 0, list[list[Op] | None]()  # None: one that calls will share

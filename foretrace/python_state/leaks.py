@@ -154,10 +154,8 @@ def held_before(function: type[Function], args: Any) -> bool:
 
 
 def _inside(item: Any) -> Iterable[Any]:
-    if isinstance(item, Packed):
-        return item.objects
-    if isinstance(item, Context) or wraps(type(item)):
-        return list(vars(item).values())
+    if isinstance(item, Context | Packed) or wraps(type(item)):
+        return item.objects if isinstance(item, Packed) else list(vars(item).values())
     if isinstance(item, type) and issubclass(item, Function):
         return [each for each in vars(item).values() if isinstance(each, METHODS)]
     if isinstance(item, (staticmethod, classmethod)):

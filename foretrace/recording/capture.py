@@ -405,6 +405,7 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
     capture.steps.casts = before.casts
     with put_back(before.put_back, always=False), normal_mode(capture.recorder):
         recorded = _recorded(fn, args, kwargs, capture, before)
+        note_needed(recorded.hooks, recorded.trained_outside)
         capture.release(fn)
         check_states(before.changed(), partial(capture.lines, fn))
         check_none_escaped(capture.types, recorded, capture.lines(fn))
@@ -446,13 +447,11 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
         capture.dynamic.check()
         check_attributes_kept(loan, capture.real, capture.placeholders, lines())
     _note_held(fn, leaves, capture, requires, kept, [*before.undo()], lines)
-    recorded = Recorded(
+    return Recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
         capture.questions.again, overwritten, asked, recorder.histories.hooks,
     )  # fmt: skip
-    note_needed(recorded.hooks, recorded.gives_followed)
-    return recorded
 
 
 def _filled(kept: list[Change]) -> list[Any]:

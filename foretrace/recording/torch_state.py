@@ -80,6 +80,8 @@ class Checkpoints:
         fn, context_fn, args = torch_api.checkpoint_call(given_args, given_kwargs)
         recorder = self.recorder
         check_mode(recorder, "a checkpoint")
+        if recorder.saving is not None:
+            recorder.saving.check_checkpoint()
         outer, (context, _again) = recorder.checkpoint, context_fn()
         saves = torch_api.selective_policy(context)
         if outer is None and recorder.grad_mode():

@@ -77,9 +77,14 @@ class _Hooks:
         self.seen.append((tensor, current_value(tensor, self._tape)))
         return len(self.seen) - 1
 
+    def end(self) -> list[tuple[Any, Value]]:
+        """What they were given; autograd's nodes, which they reach, hold them."""
+        seen, self.seen, self._tape = self.seen, [], None
+        return seen
+
     def _unpack(self, place: int) -> torch.Tensor:
         self.order.append(place)
-        return self._tape.abstract(self.values[place])  # type: ignore[no-any-return]
+        return self._tape.abstract(self.values[place])
 
 
 class Saving:
@@ -144,7 +149,7 @@ class Saving:
             if self.table.registered(call.func) is None:
                 raise
             raise unknown(call.func, "has a derivative by a rule of its own") from None
-        return tuple(_slot(call, forward, tensor, value) for tensor, value in hooks.seen)
+        return tuple(_slot(call, forward, tensor, value) for tensor, value in hooks.end())
 
     def _forward(self, call: Call, hooks: _Hooks) -> Forward:
         return self.derivatives.forward(
@@ -178,9 +183,12 @@ class Saving:
             try:
                 rule = self.derivatives.backward(call.func, forward, tangents, again)
             except RuntimeError as error:
-                if isinstance(error, Refusal):
+                cause = error.__cause__ if isinstance(error, Refusal) else error
+                if not isinstance(cause, RuntimeError) or isinstance(cause, NotImplementedError):
                     raise
-                raise _unfit(call.func, error) from error
+                raise _unfit(call.func, cause) from error
+            finally:
+                hooks.end()
         if hooks.order != list(range(len(given))):
             raise unknown(call.func, "takes out what it has saved in another order")
         return _over(rule, hooks.values)

@@ -263,6 +263,7 @@ from foretrace.torch_api.tensors import (
     saving_by as saving_by,
     saving_disabled as saving_disabled,
     saving_hooks as saving_hooks,
+    saving_watched as saving_watched,
     set_attribute as set_attribute,
     set_hooks as set_hooks,
     set_transient as set_transient,

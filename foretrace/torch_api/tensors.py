@@ -286,6 +286,16 @@ def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
 saving_hooks: Callable[[bool], Any] = _C._autograd._top_saved_tensors_default_hooks
 
 
+def saving_watched() -> bool:
+    """Whether hooks of the user's own see what autograd saves; torch's own give back the same."""
+    hooks = saving_hooks(True)
+    return hooks is not None and not _of_torch(hooks[0])
+
+
+def _of_torch(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("torch.")
+
+
 @contextmanager
 def saving_by(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], Any]) -> Iterator[None]:
     """Inside, autograd gives what it saves to `pack`, whether or not the program allows hooks.

@@ -113,15 +113,16 @@ class Packed:
         """What the unpack hook gives for each.
 
         Raises:
-            TypeError: that is no tensor, as in eager.
+            Refusal: that is no tensor; eager raises, too.
         """
         found = [self.unpack(each) for each in self.objects]
-        wrong = next((each for each in found if not isinstance(each, torch.Tensor)), self)
-        if wrong is not self:
-            raise TypeError(
-                "Output of saved tensor unpack_hook expected to be a Tensor but got result of type"
-                f" {type(wrong).__name__}"
-            )
+        wrong = [type(each) for each in found if not isinstance(each, torch.Tensor)]
+        if wrong:
+            name = _name(self.unpack)
+            raise Refusal(
+                f"the unpack hook {name} (saved_tensors_hooks) gives a {wrong[0].__name__}, and no"
+                " tensor", kind="wrong hook", at=self.at, do="let it give a tensor",
+            )  # fmt: skip
         return found
 
 

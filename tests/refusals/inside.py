@@ -101,29 +101,3 @@ def again_outside() -> None:
 
 refuses("graph freed", "runtime/untrained.py:_backward_ran", again_outside, again_outside,
         compiled(goes_back_and_keeps, W))  # fmt: skip
-
-
-def saves_half(w: Tensor) -> Tensor:
-    with torch.autograd.graph.saved_tensors_hooks(Tensor.bfloat16, Tensor.float):  # here
-        return w.exp().sum()
-
-
-def saves_on_cpu(w: Tensor) -> Tensor:
-    with torch.autograd.graph.save_on_cpu():
-        return w.exp().sum()
-
-
-def runs_again(w: Tensor) -> Any:
-    return torch.utils.checkpoint.checkpoint(lambda w: w.exp().sum(), w, use_reentrant=False)
-
-
-def hooks_around() -> None:
-    compiled(squares, W)()
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t):
-        compiled(squares, W)()
-
-
-refuses(
-    "hook", "recording/torch_state.py:_saves", captures(saves_half, W), saves_half,
-    lambda: [trained(runs_again, W)(), trained(saves_on_cpu, W)()], hooks_around,
-)  # fmt: skip
