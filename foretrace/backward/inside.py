@@ -172,7 +172,7 @@ class Inside(Differentiation):
         recorder, given = self.recorder, self.value_of(tensor)
         if given is saved or not saved.type.requires_grad:
             return tensor
-        if not given.type.plain.same_layout(saved.type.plain):
+        if self._laid(given) != self._laid(saved):
             raise other_layout()
         if given.type.requires_grad:
             given = recorder.call(DETACH, (given,)).outs[0]
@@ -181,6 +181,11 @@ class Inside(Differentiation):
         made = self.tensors[new] = recorder.abstract(new)
         made.ft_leaf = leaf
         return made
+
+    def _laid(self, value: Value) -> list[Any]:
+        """How a tensor lies, by what is known of sizes."""
+        sizes = (*value.type.shape, *value.type.stride)
+        return [value.type.dtype, *map(self.recorder.types.symbols.simplify, sizes)]
 
     # ---- recorded as the program's own calls --------------------------------------------------
 

@@ -24,6 +24,8 @@ def test_joint_cuts_and_pairs(case: Case) -> None:
     subject = case.subject()
     same_as_eager(subject.fn, subject.args, loss=case.loss, cuts=("aten", "joint"),
                   policies=("min_cut", "recompute_all"))  # fmt: skip
+    opened = case.subject()
+    same_as_eager(opened.fn, opened.args, loss=case.loss, cuts=("joint",), dynamic_shapes=True)
     kept = case.subject()
     same_as_eager(kept.fn, kept.args, loss=case.loss, cuts=("joint",), keep=[lambda _: True])
 

@@ -10,7 +10,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved
 
 from tests.programs.registry import N, built, program, t
 
-HOLDS = "a forward cut has no hook on what autograd saves"
+HOLDS = "a forward cut has no hook on what autograd saves"  # its sizes do not vary
 
 
 def halved() -> saved_tensors_hooks:
@@ -26,26 +26,26 @@ def changed() -> saved_tensors_hooks:
     return saved_tensors_hooks(lambda x: x * 2, lambda x: x + 1)
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def saved_in_half_the_bits(x: Tensor) -> Tensor:
     with halved():
         return x.exp().sum()
 
 
-@program(t(N, 4), t(4, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), t(4, 4), loss=0, may_refuse=HOLDS)
 def saved_by_several_ops(x: Tensor, w: Tensor) -> Tensor:
     with halved():
         y = (x @ w).tanh() * x
     return (y * y).sum()
 
 
-@program(t(N, 4), t(3), may_refuse=HOLDS)
+@program(t(3, 4), t(3), may_refuse=HOLDS)
 def saved_by_ops_apart(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     with changed():
         return x.exp(), w.sin()
 
 
-@program(t(N, 4), t(5, 4), t(5), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), t(5, 4), t(5), loss=0, may_refuse=HOLDS)
 def saved_by_composites(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     with halved():
         y = F.gelu(F.linear(x, w, b))
@@ -66,14 +66,14 @@ def saved_by_convolutions(x: Tensor, w: Tensor) -> Tensor:
         return F.max_pool2d(y.relu(), 2).square().sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def saved_indices(x: Tensor) -> Tensor:
     with halved():
         y = x.gather(1, torch.tensor([[0], [1]]))
         return y.sum() + F.cross_entropy(x[torch.tensor([0, 2, 1])], torch.tensor([0, 1, 2]))
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def hooks_inside_hooks(x: Tensor) -> Tensor:
     with changed():
         a = x.exp()
@@ -83,7 +83,7 @@ def hooks_inside_hooks(x: Tensor) -> Tensor:
     return (c * c).sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def the_same_hooks_inside(x: Tensor) -> Tensor:
     hooks = changed()
     with hooks:
@@ -93,7 +93,7 @@ def the_same_hooks_inside(x: Tensor) -> Tensor:
         return (z * x).sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def kept_in_a_list(x: Tensor) -> Tensor:
     kept = []
 
@@ -106,7 +106,7 @@ def kept_in_a_list(x: Tensor) -> Tensor:
     return y.sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def quantized(x: Tensor) -> Tensor:
     def pack(x: Tensor) -> tuple[Tensor, Tensor]:
         scale = x.detach().abs().max() / 127
@@ -116,7 +116,7 @@ def quantized(x: Tensor) -> Tensor:
         return (x.sin() * x.exp()).sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def hooks_that_count(x: Tensor) -> Tensor:
     count = [0]
 
@@ -129,7 +129,7 @@ def hooks_that_count(x: Tensor) -> Tensor:
     return y.square().sum() * count[0]
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def saved_before_a_write(x: Tensor) -> Tensor:
     y = x * 2
     with saved_tensors_hooks(torch.clone, lambda x: x):
@@ -138,7 +138,7 @@ def saved_before_a_write(x: Tensor) -> Tensor:
     return (z * y).sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def saved_and_written_to(x: Tensor) -> Tensor:
     """No version is compared: a backward reads what is there by then."""
     y = x * 2
@@ -148,7 +148,7 @@ def saved_and_written_to(x: Tensor) -> Tensor:
     return (z * 2).sum() + y.sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def saved_by_writes(x: Tensor) -> Tensor:
     y = x * 2
     with changed():
@@ -159,26 +159,26 @@ def saved_by_writes(x: Tensor) -> Tensor:
     return y.sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def unpacked_and_written_to(x: Tensor) -> Tensor:
     with saved_tensors_hooks(lambda x: x, lambda x: x.clone().mul_(2)):
         return (x.exp() * x).sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def unpacked_in_another_layout(x: Tensor) -> Tensor:
     with saved_tensors_hooks(lambda x: x.t().contiguous(), Tensor.t):
         return (x.exp() * x).sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def unpacked_by_what_is_outside(x: Tensor) -> Tensor:
     scale = x.detach().mean()
     with saved_tensors_hooks(lambda x: x, lambda x: x * scale):
         return (x.exp() * x).sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def packed_with_noise(x: Tensor) -> Tensor:
     with saved_tensors_hooks(lambda x: x + torch.rand_like(x), lambda x: x):
         return (F.dropout(x, 0.3) * x).sum()
@@ -198,13 +198,13 @@ class Product(torch.autograd.Function):
         return g * w, g * x
 
 
-@program(t(N, 4), t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), t(3, 4), loss=0, may_refuse=HOLDS)
 def saved_by_a_function(x: Tensor, w: Tensor) -> Tensor:
     with changed():
         return Product.apply(x.sin(), w).sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def hooks_beside_a_hook(x: Tensor) -> Tensor:
     with changed():
         y = x.exp()
@@ -212,14 +212,14 @@ def hooks_beside_a_hook(x: Tensor) -> Tensor:
         return (y * y).sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def hooks_of_ours_under_torchs(x: Tensor) -> Tensor:
     with changed(), save_on_cpu():
         y = x.exp() * x
     return (y * y).sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def hooks_that_are_not_allowed(x: Tensor) -> Tensor:
     try:
         with changed(), disable_saved_tensors_hooks("not here"):
@@ -228,7 +228,7 @@ def hooks_that_are_not_allowed(x: Tensor) -> Tensor:
         return x.sin().sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def a_pack_that_raises(x: Tensor) -> Tensor:
     def pack(x: Tensor) -> Tensor:
         raise ValueError(x.shape)
@@ -240,7 +240,7 @@ def a_pack_that_raises(x: Tensor) -> Tensor:
         return x.sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def nothing_saved_without_gradients(x: Tensor) -> Tensor:
     with changed():
         with torch.no_grad():
@@ -248,7 +248,7 @@ def nothing_saved_without_gradients(x: Tensor) -> Tensor:
         return (x.exp() * m).sum()
 
 
-@built(t(N, 8), may_refuse=HOLDS)
+@built(t(3, 8), may_refuse=HOLDS)
 def layers_under_hooks() -> nn.Module:
     class Layers(nn.Module):
         def __init__(self) -> None:
@@ -289,21 +289,21 @@ def unpacked_twice_inside(x: Tensor) -> Tensor:
     return first - grad(y, x)[0] + x
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def unpacked_and_differentiated(x: Tensor) -> Tensor:
     with changed():
         y = (x.exp() * x).sum()
     return grad(y, x, create_graph=True)[0].square().sum()
 
 
-@program(t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), loss=0, may_refuse=HOLDS)
 def a_backward_under_hooks(x: Tensor) -> Tensor:
     with changed():
         y = (x.exp() * x).sum()
         return grad(y, x, create_graph=True)[0].square().sum()
 
 
-@program(t(N, 4), t(N, 4), loss=0, may_refuse=HOLDS)
+@program(t(3, 4), t(3, 4), loss=0, may_refuse=HOLDS)
 def a_function_differentiated_under_hooks(x: Tensor, w: Tensor) -> Tensor:
     with changed():
         y = Product.apply(x, w).exp().sum()
@@ -314,16 +314,17 @@ def a_function_differentiated_under_hooks(x: Tensor, w: Tensor) -> Tensor:
 def a_leaf_made_under_hooks(x: Tensor) -> Tensor:
     with changed():
         y = x.detach().clone().requires_grad_()
-        return x * grad((y.sin() * y).sum(), y)[0]
+        (g,) = grad((y.sin() * y).sum(), y)
+    return x * g
 
 
 @program(t(N, 4))
 def unpacked_in_place(x: Tensor) -> Tensor:
     """One tensor is packed for two, and each time is twice what it was."""
-    kept: dict[Any, Tensor] = {}
+    kept: dict[int, Tensor] = {}
 
     def pack(x: Tensor) -> Tensor:
-        return kept.setdefault(x.shape, x.detach().clone())
+        return kept.setdefault(x.dim(), x.detach().clone())
 
     with saved_tensors_hooks(pack, lambda x: x.mul_(2)):
         y = (x.exp() * x).sum()
