@@ -10,10 +10,12 @@ whose body is the derivative of its body.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
+from foretrace import torch_api
 from foretrace.backward.hooks import Hooks, as_is
 from foretrace.backward.unpacking import unpacked
 from foretrace.errors import Refusal
@@ -37,6 +39,7 @@ from foretrace.ir.op import (
 )
 from foretrace.ir.types import TensorType
 from foretrace.ir.walk import binds, every_op, made_in, subgraphs_of
+from foretrace.ops.holders import holder_of
 from foretrace.ops.infer import Inference
 from foretrace.ops.views import put_back
 from foretrace.rules.derive import Derivatives
@@ -124,7 +127,7 @@ class Differentiation:
         elif isinstance(op.target, FunctionCall):
             self._function(op)
         elif op.own and subgraphs_of(op):
-            differentiate_held(op, self)
+            self._held(op)
         elif op.leaf or op.writes or self._by_itself(op):
             self._leaf(op)
         elif inside or not self.keep(op):
@@ -175,7 +178,7 @@ class Differentiation:
             self._through_view(op, op.target)
             return
         if op.alike is None and subgraphs_of(op):
-            differentiate_held(op, self)
+            self._held(op)
             return
         results = results_of(op)
         tangents = [self.gradients.get(value) for value in results]
@@ -185,6 +188,17 @@ class Differentiation:
         rule, occurrences = self._rule_of(op, tangents)
         if rule is not None:
             self._apply(op, rule, occurrences, results, tangents)
+
+    def _held(self, op: Op) -> None:
+        """An operator that holds programs: a Function of torch's, which saves its operands.
+
+        Those of `scan` and `while_loop` keep them in attributes, and are not let go of (2.13).
+        """
+        holder = holder_of(op.target)
+        saves = holder is not None and holder.carried is None and not op.own
+        if saves and any(map(self.wants, op.operands)):
+            self._passes(op)
+        differentiate_held(op, self)
 
     def packed(self, op: Op) -> "Packed | None":
         """What hooks made of the tensors that autograd saved for an op."""
@@ -275,7 +289,8 @@ class Differentiation:
 
     def _spends(self, op: Op, rule: Rule) -> None:
         """Note that autograd's node of an op runs, if it has saved what its formula reads."""
-        if len(rule.used) > sum(tangent in rule.used for tangent in rule.tangents):
+        of_tangents = sum(tangent in rule.used for tangent in rule.tangents)
+        if rule.saves or len(rule.used) > of_tangents:
             self._passes(op)
 
     def _passes(self, op: Op) -> None:
@@ -286,12 +301,12 @@ class Differentiation:
         """
         self.spent.append(op)
         if op in self.freed:
-            raise locate(Refusal(
-                f"the backward of {target_name(op.target)} runs a second time, and the first has"
-                " let go of what it had saved; eager raises, too",
-                kind="graph freed",
-                do="pass retain_graph=True to the first backward(), or torch.autograd.grad",
-            ), op)  # fmt: skip
+            raise freed(op)
+
+    def released(self, op: Op) -> Callable[[], Refusal] | None:
+        """Of a Function: how a backward is refused that asks for what was let go of; it runs."""
+        self.spent.append(op)
+        return partial(freed, op) if op in self.freed else None
 
     def _apply(
         self, op: Op, rule: Rule, occurrences: Sequence[Value], results: Sequence[Value],
@@ -488,9 +503,9 @@ class Differentiation:
         passed = self.passed.union(op.outs)
         held = {g for v, g in self.gradients.items() if v not in passed}
         try:
-            if op.target.context.saved_values():
-                self._passes(op)
-            rule = own_rule(op, tangents, held, self.outside, self.derivatives.tape)
+            context = vars(op.target.context)
+            with torch_api.switched(context, released=self.released(op)):
+                rule = own_rule(op, tangents, held, self.outside, self.derivatives.tape)
         except Refusal as refusal:
             raise locate(refusal, op) from None
         if op.target.hooks:
@@ -546,6 +561,16 @@ class Differentiation:
         self._emit(op, name, inner.ops, [g for _, g, _ in inner.pending])
         for value, gradient, because in inner.pending:
             self.add(value, gradient, because)
+
+
+def freed(op: Op) -> Refusal:
+    """A second backward through an op, of which the first has let go of what was saved."""
+    return locate(Refusal(
+        f"the backward of {target_name(op.target)} runs a second time, and the first has let go of"
+        " what it had saved; eager raises, too",
+        kind="graph freed",
+        do="pass retain_graph=True to the first backward(), or torch.autograd.grad",
+    ), op)  # fmt: skip
 
 
 def _backward(

@@ -25,7 +25,6 @@ from foretrace.ir.op import (
     Op,
     Value,
 )
-from foretrace.ir.walk import every_op
 from foretrace.mutation.made_leaves import value_of
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.recorder import Recorder
@@ -126,7 +125,7 @@ class Engine:
         freed = frozenset() if keep else frozenset(walk.spent)
         call.target = GradientCall(name, again, freed)
         call.args = (*roots, *given)
-        call.outs = tuple(dict.fromkeys(out for op in every_op(body) for out in op.outs))
+        call.outs = tuple(dict.fromkeys(_made(body)))
         call.result = list(call.outs)
         recorder.append(call)
         recorder.types.told.requires_grad.append(True)  # in another grad mode eager raises
@@ -178,6 +177,13 @@ class Engine:
             with walk.as_program():
                 if hook(tensor) is not None:
                     raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+
+
+def _made(ops: Iterable[Op]) -> Iterator[Value]:
+    """What ops make, in their bodies too; not what they hold."""
+    for op in ops:
+        yield from op.outs
+        yield from _made(op.region or ())
 
 
 def _of_a_batch(tensor: torch.Tensor) -> bool:

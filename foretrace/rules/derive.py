@@ -221,7 +221,9 @@ class Derivatives:
                 args, kwargs = map_tree((args, kwargs), self._fixed)
             try:
                 forward = self.forward(func, args, kwargs, written, known)
-                return self.backward(func, forward, tangents, again)
+                with forward.tape:
+                    saves = any(map(torch_api.saved_tensors, forward.outs))
+                return replace(self.backward(func, forward, tangents, again), saves=saves)
             except RuntimeError as error:
                 if isinstance(error, Refusal) or NOT_SYMBOLIC not in str(error):
                     raise

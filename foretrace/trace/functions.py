@@ -36,6 +36,7 @@ DIRTY = "a tensor that it marks as written in place"
 
 OWN = frozenset({
     "to_save", "dirty_tensors", "non_differentiable", "saved_for_forward", "packed", "carry",
+    "released",
 })  # fmt: skip
 """Attributes of a context that are read in the forward alone"""
 
@@ -56,6 +57,8 @@ class Context(FunctionCtx):
         """what hooks made of the saved tensors, where there are some"""
         self.carry: Any = None
         """gives what they give back the histories of what was saved"""
+        self.released: Any = None
+        """gives the refusal of a backward that asks for it when it was let go of"""
         self._noted: list[tuple[Abstract, Value | None]] = []
 
     def keep(self) -> None:
@@ -85,6 +88,8 @@ class Context(FunctionCtx):
     def saved_tensors(self) -> tuple[Any, ...]:
         """What forward gave to `save_for_backward`."""
         self._unpacked = True
+        if self.released is not None:
+            raise self.released()
         if self.packed is None:
             return self._kept
         found = self.packed.taken_out()
