@@ -28,6 +28,7 @@ from foretrace.ir.verify import verify_graph, verify_module, verify_pair, verify
 from foretrace.partition.again import made_again
 from foretrace.partition.policies import MIN_CUT, SAVE_ALL, Policy
 from foretrace.partition.split import Pair, Saved, partition
+from foretrace.passes.bare import check_gradients_bare
 from foretrace.passes.cut import Level, forward_graph, inference_graph, joint_graph
 from foretrace.passes.decompose import decompose
 from foretrace.passes.live import needs
@@ -302,6 +303,8 @@ def _graph(
     recorded: Recorded, semantics: TargetSemantics, kind: str, level: Level, loss: int | None,
     given: Arrived | None,
 ) -> Graph:  # fmt: skip
+    if kind in ("joint", "step"):
+        check_gradients_bare(recorded)
     if kind == "joint":
         return unwrapped(joint_graph(recorded, semantics, level, loss, given), semantics)
     if kind == "aten":

@@ -10,11 +10,14 @@ whose body is the derivative of its body.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
+from foretrace import torch_api
 from foretrace.backward.hooks import Hooks, as_is
+from foretrace.backward.unpacking import unpacked
 from foretrace.errors import Refusal
 from foretrace.history.call_facts import locate, results_of, values_used, written_positions
 from foretrace.history.stale import Stale
@@ -36,16 +39,19 @@ from foretrace.ir.op import (
 )
 from foretrace.ir.types import TensorType
 from foretrace.ir.walk import binds, every_op, made_in, subgraphs_of
+from foretrace.ops.holders import holder_of
 from foretrace.ops.infer import Inference
 from foretrace.ops.views import put_back
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.own_backward import own_rule
 from foretrace.rules.rule import Rule
+from foretrace.rules.saving import Saving
 from foretrace.rules.table import RuleTable
 from foretrace.symbols.sizes import Symbols
 from foretrace.tensors.wrapped import dispatched
 from foretrace.through.scanned import differentiate as differentiate_held
 from foretrace.trace.functions import FunctionCall
+from foretrace.trace.hooks import Packed
 
 ENGINE = RuleName("accumulate", "engine")
 COPY_SLICES = RuleName("CopySlices", "engine")
@@ -82,6 +88,10 @@ class Differentiation:
         """what the walk has gone through that had saved something"""
         self.deep = False
         """whether gradients arrive inside of ops, as a gradient of the program's reads there"""
+        self.packs: dict[Value, Packed] = {}
+        """by the first result of a call, what hooks made of what autograd saves for it"""
+        self.carried: dict[Value, Value] = {}
+        """what such hooks gave back, and the value whose history that has"""
         self.outside = outside
         """by id, the real tensors behind inputs, and what they hold when the backward runs"""
         self.stale, self.hooks = stale, hooks or Hooks(())
@@ -117,7 +127,7 @@ class Differentiation:
         elif isinstance(op.target, FunctionCall):
             self._function(op)
         elif op.own and subgraphs_of(op):
-            differentiate_held(op, self)
+            self._held(op)
         elif op.leaf or op.writes or self._by_itself(op):
             self._leaf(op)
         elif inside or not self.keep(op):
@@ -153,7 +163,10 @@ class Differentiation:
             self.walk(op.body or ())
         else:
             if op.origin.grad_mode:  # and takes out what was saved, of use or not
-                self.stale.check_unpacked(op, self.derivatives)
+                if packed := self.packed(op):
+                    self.unpack(packed)
+                else:
+                    self.stale.check_unpacked(op, self.derivatives)
             hidden = isinstance(op.target, Write) and not op.target.followed
             on = op.args[:1] if hidden else op.operands if op.origin.grad_mode else ()
             self.reached.update(v for v in on if self.wants(v))
@@ -165,13 +178,61 @@ class Differentiation:
             self._through_view(op, op.target)
             return
         if op.alike is None and subgraphs_of(op):
-            differentiate_held(op, self)
+            self._held(op)
             return
         results = results_of(op)
         tangents = [self.gradients.get(value) for value in results]
+        if packed := self.packed(op):
+            self._unpacked(op, packed, tangents)
+            return
         rule, occurrences = self._rule_of(op, tangents)
         if rule is not None:
             self._apply(op, rule, occurrences, results, tangents)
+
+    def _held(self, op: Op) -> None:
+        """An operator that holds programs: a Function of torch's, which saves its operands.
+
+        Those of `scan` and `while_loop` keep them in attributes, and are not let go of (2.13).
+        """
+        holder = holder_of(op.target)
+        saves = holder is not None and holder.carried is None and not op.own
+        if saves and any(map(self.wants, op.operands)):
+            self._passes(op)
+        differentiate_held(op, self)
+
+    def packed(self, op: Op) -> "Packed | None":
+        """What hooks made of the tensors that autograd saved for an op."""
+        return self.packs.get(op.outs[0]) if self.packs and op.outs else None
+
+    def unpack(self, packed: Packed) -> list[Value]:
+        """What its hook gives back."""
+        return unpacked(packed, self)
+
+    def _rule_over(
+        self, op: Op, packed: Packed, tangents: Sequence[Value | None]
+    ) -> tuple[Rule | None, list[Value], dict[Value, Any]]:
+        """The derivative of a call over what hooks give back, and what that is in this call."""
+        _, args = op.called
+        occurrences = values_in((args, op.kwargs))
+        wanted = tuple(map(self.wants, occurrences))
+        if not any(wanted) or all(t is None for t in tangents):
+            return None, occurrences, {}
+        self._passes(op)
+        given = self.unpack(packed)
+        types = tuple([value.type.plain.with_grad(False) for value in given])
+        arrived = tuple([None if t is None else self._tangent(t) for t in tangents])
+        saving = Saving(self.derivatives)
+        try:
+            rule = saving.rule(packed.call, arrived, types, wanted, again=self.again)
+        except Refusal as refusal:
+            raise locate(refusal, op) from None
+        return rule, occurrences, dict(zip(rule.unpacked, given, strict=True))
+
+    def _unpacked(self, op: Op, packed: Packed, tangents: Sequence[Value | None]) -> None:
+        """A call for which hooks have packed what autograd saves: its formula reads theirs."""
+        rule, occurrences, given = self._rule_over(op, packed, tangents)
+        if rule is not None:
+            self._apply(op, rule, occurrences, results_of(op), tangents, given)
 
     def _rule_of(
         self, op: Op, tangents: Sequence[Value | None]
@@ -228,7 +289,8 @@ class Differentiation:
 
     def _spends(self, op: Op, rule: Rule) -> None:
         """Note that autograd's node of an op runs, if it has saved what its formula reads."""
-        if len(rule.used) > sum(tangent in rule.used for tangent in rule.tangents):
+        of_tangents = sum(tangent in rule.used for tangent in rule.tangents)
+        if rule.saves or len(rule.used) > of_tangents:
             self._passes(op)
 
     def _passes(self, op: Op) -> None:
@@ -239,19 +301,23 @@ class Differentiation:
         """
         self.spent.append(op)
         if op in self.freed:
-            raise locate(Refusal(
-                f"the backward of {target_name(op.target)} runs a second time, and the first has"
-                " let go of what it had saved; eager raises, too",
-                kind="graph freed",
-                do="pass retain_graph=True to the first backward(), or torch.autograd.grad",
-            ), op)  # fmt: skip
+            raise freed(op)
+
+    def released(self, op: Op) -> Callable[[], Refusal] | None:
+        """Of a Function: how a backward is refused that asks for what was let go of; it runs."""
+        self.spent.append(op)
+        return partial(freed, op) if op in self.freed else None
 
     def _apply(
         self, op: Op, rule: Rule, occurrences: Sequence[Value], results: Sequence[Value],
-        tangents: Sequence[Value | None],
+        tangents: Sequence[Value | None], unpacked: dict[Value, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Put the rule's ops in the words of this call, and give its gradients on."""
-        self._spends(op, rule)
+        """Put the rule's ops in the words of this call, and give its gradients on.
+
+        `unpacked`: what hooks gave back of what autograd had saved, which nobody checks.
+        """
+        if unpacked is None:
+            self._spends(op, rule)
         env = rule.env()
         env.update(zip(rule.operands, occurrences, strict=True))
         env.update(zip(rule.results, results, strict=True))
@@ -260,7 +326,9 @@ class Differentiation:
             (formal, actual) for formal, actual in zip(rule.tangents, tangents, strict=True)
             if formal is not None
         )  # fmt: skip
-        self._reread(op, rule, env, written_positions(op, list(occurrences)))
+        env |= unpacked or {}
+        if unpacked is None:
+            self._reread(op, rule, env, written_positions(op, list(occurrences)))
         self._put(op, rule, env)
         found = [g and env.get(g, g) for g in rule.gradients]
         self._give_on(op, occurrences, found)
@@ -307,7 +375,7 @@ class Differentiation:
 
     def add(self, value: Value, gradient: Value, because: Op) -> None:
         """One more gradient of a value; the second and later ones are added as they arrive."""
-        scope = self.scope
+        scope, value = self.scope, self.carried.get(value, value)
         if scope.inside is not None and value not in scope.inside:
             scope.pending.append((value, gradient, because))
             return
@@ -361,17 +429,24 @@ class Differentiation:
             bases.append(self._view(step, bases[-1], op))
         in_order = {"memory_format": torch.contiguous_format}
         (part,) = self.append(aten.clone.default, (bases[-1],), in_order, op, COPY_SLICES).outs
-        rule, occurrences = self._rule(write.func, op, args, op.kwargs, [part])
+        unpacked = dict[Value, Any]()
+        if packed := self.packed(op):
+            rule, occurrences, unpacked = self._rule_over(op, packed, [part])
+        else:
+            rule, occurrences = self._rule(write.func, op, args, op.kwargs, [part])
         if rule is None:
             return
-        self._spends(op, rule)
+        if packed is None:
+            self._spends(op, rule)
         env = rule.env()
         env.update(zip(rule.operands, occurrences, strict=True))
+        env |= unpacked
         if any(v in rule.results for inner in rule.ops for v in inner.operands):
             now = self.stale.read(out, op, self._replay)
             env[rule.results[0]] = self._part(write, now, op)
         env.update({t: part for t in rule.tangents if t is not None})
-        self._reread(op, rule, env, [0])
+        if packed is None:
+            self._reread(op, rule, env, [0])
         self._put(op, rule, env)
         found = [g and env[g] for g in rule.gradients]
         self._put_back(op, write, base, bases, found[0])
@@ -428,9 +503,9 @@ class Differentiation:
         passed = self.passed.union(op.outs)
         held = {g for v, g in self.gradients.items() if v not in passed}
         try:
-            if op.target.context.saved_values():
-                self._passes(op)
-            rule = own_rule(op, tangents, held, self.outside, self.derivatives.tape)
+            context = vars(op.target.context)
+            with torch_api.switched(context, released=self.released(op)):
+                rule = own_rule(op, tangents, held, self.outside, self.derivatives.tape)
         except Refusal as refusal:
             raise locate(refusal, op) from None
         if op.target.hooks:
@@ -486,6 +561,16 @@ class Differentiation:
         self._emit(op, name, inner.ops, [g for _, g, _ in inner.pending])
         for value, gradient, because in inner.pending:
             self.add(value, gradient, because)
+
+
+def freed(op: Op) -> Refusal:
+    """A second backward through an op, of which the first has let go of what was saved."""
+    return locate(Refusal(
+        f"the backward of {target_name(op.target)} runs a second time, and the first has let go of"
+        " what it had saved; eager raises, too",
+        kind="graph freed",
+        do="pass retain_graph=True to the first backward(), or torch.autograd.grad",
+    ), op)  # fmt: skip
 
 
 def _backward(

@@ -25,7 +25,6 @@ from foretrace.ir.op import (
     Op,
     Value,
 )
-from foretrace.ir.walk import every_op
 from foretrace.mutation.made_leaves import value_of
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.recorder import Recorder
@@ -82,7 +81,6 @@ class Engine:
                 )
 
     def _check(self, tensors: Sequence[Any], gradients: Sequence[Any]) -> None:
-        recorder = self.recorder
         if not all(isinstance(each, torch.Tensor) for each in tensors):
             raise _refused("is asked of a gradient edge", "ask it of the tensor")
         if any(map(_of_a_batch, filter(_is_tensor, gradients))):
@@ -91,7 +89,10 @@ class Engine:
         if any(map(torch_api.of_a_level, tensors)):
             raise _refused("is asked inside a transform of torch.func",
                            "use torch.func.grad or vjp there")  # fmt: skip
-        if recorder.holding:
+        if torch_api.saving_watched():
+            around = "is asked, and hooks on what autograd saves are on around the program"
+            raise _refused(around, "put them inside, or call it outside of them")
+        if self.recorder.holding:
             raise _refused("is asked in a program that an operator holds, such as torch.cond's",
                            "ask it outside, or use torch.func.grad")  # fmt: skip
 
@@ -124,7 +125,7 @@ class Engine:
         freed = frozenset() if keep else frozenset(walk.spent)
         call.target = GradientCall(name, again, freed)
         call.args = (*roots, *given)
-        call.outs = tuple(dict.fromkeys(out for op in every_op(body) for out in op.outs))
+        call.outs = tuple(dict.fromkeys(_made(body)))
         call.result = list(call.outs)
         recorder.append(call)
         recorder.types.told.requires_grad.append(True)  # in another grad mode eager raises
@@ -176,6 +177,13 @@ class Engine:
             with walk.as_program():
                 if hook(tensor) is not None:
                     raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+
+
+def _made(ops: Iterable[Op]) -> Iterator[Value]:
+    """What ops make, in their bodies too; not what they hold."""
+    for op in ops:
+        yield from op.outs
+        yield from _made(op.region or ())
 
 
 def _of_a_batch(tensor: torch.Tensor) -> bool:

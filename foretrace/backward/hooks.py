@@ -19,7 +19,7 @@ from foretrace.rules.derive import Derivatives
 from foretrace.rules.hooked import name_of_hook, run_hook
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.functions import Context
-from foretrace.trace.hooks import GRADIENT, RETAIN
+from foretrace.trace.hooks import GRADIENT, RETAIN, SAVED
 
 
 class Walk(Protocol):
@@ -212,7 +212,10 @@ def with_hooks(ops: Sequence[Op], recorded: Recorded) -> list[Op]:
     left out, and those of what the graph has not: `left_out` tells.
     """
     made = {item.value for item in recorded.inputs}.union(*(op.outs for op in ops))
-    placed = {op for op in standing(recorded) if op.operands[0] in made and not holds_tensors(op)}
+    placed = {
+        op for op in standing(recorded)
+        if op.target.way != SAVED and op.operands[0] in made and not holds_tensors(op)
+    }  # fmt: skip
     if not placed:
         return list(ops)
     order, waiting = dict[Value, int](), list[tuple[int, Op]]()
@@ -238,6 +241,6 @@ def left_out(recorded: Recorded, graph: Iterable[Op]) -> dict[Value, Op]:
     missing = [op for op in standing(recorded) if op.target.way != RETAIN and op not in ops]
     inside = {out for op in ops for out in made_in(op.region or ())}
     return {
-        op.operands[0]: op
-        for op in missing if holds_tensors(op) or op.operands[0] in inside
+        value: op
+        for op in missing for value in op.operands if holds_tensors(op) or value in inside
     }  # fmt: skip

@@ -14,24 +14,31 @@ import torch
 from foretrace import torch_api
 from foretrace.backward.differentiate import Differentiation
 from foretrace.backward.hooks_inside import HooksInside
-from foretrace.history.call_facts import values_used
+from foretrace.backward.unpacking import name_of_unpack, other_layout
+from foretrace.errors import Refusal
+from foretrace.history.call_facts import locate, values_used
 from foretrace.history.stale import Stale, overwritten_in, view_positions_of
 from foretrace.ir.op import (
     Backward,
     Op,
     Origin,
     RuleName,
+    Subgraph,
     Value,
     Write,
+    target_name,
     values_in,
 )
-from foretrace.ir.walk import every_op
+from foretrace.ir.walk import every_op, subgraphs_of, with_subgraphs
 from foretrace.mutation.alias import link
+from foretrace.mutation.builder import DETACH
+from foretrace.mutation.current import rewrite
 from foretrace.mutation.made_leaves import value_of
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.table import RuleTable, fit
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.functions import FunctionCall, run_backward
+from foretrace.trace.hooks import Packed
 from foretrace.trace.recorder import Recorder
 
 
@@ -84,6 +91,7 @@ class Inside(Differentiation):
         self.hooks: Any = self.inside
         self.recorder, self.again, self.wanted, self.engine = recorder, again, wanted, engine
         self.narrow = wanted is not None
+        self.packs, self.carried = histories.packs, histories.carried
         self.tensors: dict[Value, Any] = {}
         """what stands for gradients in the program"""
         self._makers: dict[Value, Op] = {}
@@ -131,10 +139,22 @@ class Inside(Differentiation):
         if self.again:
             self._call_all(ops)
             return
+        held = [any(map(subgraphs_of, every_op((op,)))) for op in ops]
+        ops = [self._apart(op) if holds else op for op, holds in zip(ops, held, strict=True)]
         for op in every_op(ops):
             op.origin, op.asked = self._unfollowed_origin(op.origin), True
             self._makers.update(dict.fromkeys(op.outs, op))
         self.recorder.scope += ops
+
+    def _apart(self, op: Op) -> Op:
+        """With copies of what it holds, of which a part is the forward's, that autograd follows."""
+
+        def copies(held: Subgraph) -> Subgraph:
+            return replace(held, ops=tuple([self._apart(each.but()) for each in held.ops]))
+
+        if op.own is not None:
+            op.below = [self._apart(each.but()) for each in op.own]
+        return with_subgraphs(op, copies) if subgraphs_of(op) else op
 
     def _unfollowed_origin(self, origin: Origin) -> Origin:
         found = self._origins.get(id(origin))
@@ -142,6 +162,45 @@ class Inside(Differentiation):
             found = replace(origin, grad_mode=False, checkpoint=None)
             self._origins[id(origin)], self._origins[id(found)] = found, found
         return found
+
+    def unpack(self, packed: Packed) -> list[Value]:
+        """What a hook gives back of what autograd saved: its Python is the program's."""
+        self.record()
+        scope = self.recorder.scope
+        count = len(scope)
+        with self.as_program():
+            given = packed.taken_out()
+        values = [self.value_of(tensor) for tensor in self._with_history(given, packed)]
+        name = name_of_unpack(packed)
+        for op in scope[count:]:
+            op.because, op.rule, op.asked = op.because or packed.op, op.rule or name, True
+        return values
+
+    def _with_history(self, given: list[Any], packed: Packed) -> list[Any]:
+        """What a hook gave back, with the histories of what was saved."""
+        if not self.again:
+            return given
+        saved = zip(given, packed.values, packed.leaves, strict=True)
+        return [self._carrying(*each, packed.carried) for each in saved]
+
+    def _carrying(self, tensor: Any, saved: Value, leaf: bool, carried: dict[Value, Value]) -> Any:
+        recorder, given = self.recorder, self.value_of(tensor)
+        if given is saved or not saved.type.requires_grad:
+            return tensor
+        if self._laid(given) != self._laid(saved):
+            raise other_layout()
+        if given.type.requires_grad:
+            given = recorder.call(DETACH, (given,)).outs[0]
+        new = rewrite(recorder, saved, (), given, lambda: given)
+        recorder.histories.carried[new] = carried[new] = saved
+        made = self.tensors[new] = recorder.abstract(new)
+        made.ft_leaf = leaf
+        return made
+
+    def _laid(self, value: Value) -> list[Any]:
+        """How a tensor lies, by what is known of sizes."""
+        sizes = (*value.type.shape, *value.type.stride)
+        return [value.type.dtype, *map(self.recorder.types.symbols.simplify, sizes)]
 
     # ---- recorded as the program's own calls --------------------------------------------------
 
@@ -189,8 +248,6 @@ class Inside(Differentiation):
         self.hooks.of(op, self)
         if not op.target.followed or self.reached.union(self.gradients).isdisjoint(op.outs):
             return
-        if op.target.context.saved_values():
-            self._passes(op)
         self.record()
         recorder, name = self.recorder, RuleName(f"{op.target}.backward", "registered")
         operands = [v for v in op.args if isinstance(v, Value)]
@@ -210,6 +267,21 @@ class Inside(Differentiation):
         ))  # fmt: skip
         self._give_on(op, operands, values)
 
+    def _held(self, op: Op) -> None:
+        """An operator that holds programs.
+
+        Raises:
+            Refusal: it loops: what its rounds have made is in joint cuts alone.
+        """
+        if op.own:
+            raise locate(Refusal(
+                f"a gradient through {target_name(op.target)}, which a program asks for itself",
+                kind="autograd inside",
+                do=('return the loss, and let cut("joint") compute it',
+                    "or write a loop of fixed length: in Python, or by scan"),
+            ), op)  # fmt: skip
+        super()._held(op)
+
     def _own_origin(self, origin: Origin) -> Origin:
         return replace(origin, grad_mode=self.again, checkpoint=None)
 
@@ -221,7 +293,9 @@ class Inside(Differentiation):
         call: FunctionCall = op.target
         results = op.result if isinstance(op.result, tuple) else (op.result,)
         arrived = tuple([self._arrived(value, call) for value in results])
-        with self.as_program():
+        seen: dict[str, Any] = {"released": self.released(op)}
+        seen |= {"carry": self._with_history} if self.again else {}
+        with self.as_program(), torch_api.switched(vars(call.context), **seen):
             found = run_backward(call, arrived)
             for hook in call.hooks:
                 if not hook.target.removed:

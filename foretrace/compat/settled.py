@@ -20,6 +20,7 @@ from foretrace.ir.program import Input, Recorded, Role
 from foretrace.ir.requirements import FIRST_CALL, Change, State
 from foretrace.ir.tree import map_tree
 from foretrace.ir.walk import called_in
+from foretrace.trace.hooks import SAVED
 
 DROPPED: Final = "the graph does not leave these tensors, which the program leaves at each call:"
 UNHOOKED: Final = "the graph has no hooks on gradients; the program registers some:"
@@ -80,11 +81,23 @@ def without_states(recorded: Recorded, stacklevel: int) -> Recorded:
 
 
 def without_hooks(recorded: Recorded, stacklevel: int) -> Recorded:
-    """The record without hooks, which are Python of the program's, with a warning."""
-    if recorded.hooks:
-        told = "".join(f"\n  at {op.origin.frame}" for op in recorded.hooks)
+    """The record without hooks, which are Python of the program's, with a warning.
+
+    Raises:
+        Refusal: one is on what autograd saves, and a gradient would come there.
+    """
+    saving = [op for op in recorded.hooks if op.target.way == SAVED]
+    for op in saving:
+        if op.target.holds:
+            raise Refusal(
+                "hooks on what autograd saves (saved_tensors_hooks), of which such a graph knows"
+                " nothing, and a gradient would come there", kind="hook", at=op.origin.frame,
+                do=("use torch.utils.checkpoint, or torch.autograd.graph.save_on_cpu",
+                    "or train by foretrace.compile, or by a joint cut"),
+            )  # fmt: skip
+    if told := "".join(f"\n  at {op.origin.frame}" for op in recorded.hooks if op not in saving):
         warnings.warn(f"{UNHOOKED}{told}", stacklevel=stacklevel)
-    return replace(recorded, hooks=[])
+    return replace(recorded, hooks=saving)
 
 
 def _fixed(item: Input) -> Input:

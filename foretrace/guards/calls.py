@@ -25,6 +25,7 @@ AGAIN = "capture again with inputs like these"
 GRAD_MODE = "capture under the grad mode of the call, or use foretrace.compile"
 ON_GRAD_MODE = ("is_grad_enabled", "enable_grad", "set_grad_enabled", "inference_mode")
 AUTOCAST = "capture under the autocast of the call, or use foretrace.compile"
+UNHOOKED = "call it outside of the hooks, or use foretrace.compile"
 DEFAULT_DTYPE = "capture under the default dtype of the call, or use foretrace.compile"
 DYNAMIC = "pass dynamic_shapes= to capture for sizes that vary"
 
@@ -66,6 +67,8 @@ class CallGuards:
         now, then = torch.get_default_dtype(), self.recorded.requires.default_dtype
         if now != then:
             raise broken(f"the default dtype is {now}, the capture had {then}", DEFAULT_DTYPE)
+        if torch_api.saving_watched() and (hooks or self.recorded.asks_gradients):
+            raise broken("hooks see what autograd saves (saved_tensors_hooks)", UNHOOKED)
         given = self._form(args, kwargs)
         if self.recorded.requires.fills_arguments and shared_in((args, kwargs)):
             raise broken(SHARED, COPY_ONE)

@@ -157,6 +157,8 @@ class Guards(Conditions):
         count = self.source.bind(torch_api.function_modes, "function_modes")
         now = torch_api.function_modes()
         self.add(f"{count}() == {now}", "'other torch function modes are active'")
+        seen = self.source.bind(torch_api.saving_watched, "saving_watched")
+        self.add(f"not {seen}()", "'hooks see what autograd saves (saved_tensors_hooks)'")
 
     def _tensors(self, live: list[torch.Tensor]) -> None:
         """Type, dtype, device, sizes and so on of all inputs, in one call."""

@@ -287,7 +287,8 @@ def written_operand(op: Op) -> Value | None:
 def saved_by(op: Op, derivatives: Derivatives) -> set[Value]:
     """The operands and results that autograd saves for the backward of a leaf or a write."""
     if isinstance(op.target, FunctionCall):
-        return op.target.context.saved_values()
+        context = op.target.context
+        return set() if context.packed is not None else context.saved_values()
     func, args = op.called
     if not hasattr(func, "overloadpacket"):
         return saved_by_holder(op)

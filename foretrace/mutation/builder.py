@@ -75,6 +75,10 @@ class Histories:
     """what calls of autograd.Functions gave that it follows, and their targets"""
     hooks: list[Op] = field(default_factory=list)
     """registrations of hooks on gradients, in order"""
+    packs: dict[Value, Any] = field(default_factory=dict)
+    """by the first result of a call, what hooks made of the tensors that autograd saves for it"""
+    carried: dict[Value, Value] = field(default_factory=dict)
+    """what such hooks gave back, and the value whose history that has"""
 
     def place(self, value: Value) -> Value:
         """The value whose history this one has."""
@@ -103,6 +107,9 @@ class ForwardMode:
 
 class Builder(torch_api.TorchDispatchMode):
     """Holds the ops so far and adds others, as functional forms and views taken again need it."""
+
+    saving: Any = None
+    """what gives the program's hooks what autograd saves, where there are some"""
 
     def __init__(
         self,

@@ -80,6 +80,8 @@ class Learned:
     results: Lasting = field(default_factory=Lasting)
     followed: Lasting = field(default_factory=Lasting)
     rules: Lasting = field(default_factory=Lasting)
+    slots: Lasting = field(default_factory=Lasting)
+    """what autograd gives to hooks on what it saves"""
     raising: Lasting = field(default_factory=Lasting)
     """whether a call may raise when it runs"""
     settled: set[Any] = field(default_factory=set)

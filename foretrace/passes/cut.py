@@ -9,6 +9,7 @@ import torch
 from foretrace import torch_api
 from foretrace.backward.differentiate import Differentiation
 from foretrace.backward.hooks import Hooks, hooked, standing, state_kept, with_hooks
+from foretrace.backward.unpacking import read_by_hooks, saving_calls
 from foretrace.errors import Refusal
 from foretrace.history.applied import apart, called, overwritten
 from foretrace.history.history import History, with_history
@@ -65,7 +66,7 @@ class Level:
             return self.writes
         if isinstance(target, Backward):
             return self.whole(target.of) and (not target.of.leaf or self.kept(target.of))
-        if op.leaf or (self.keep and self.kept(op) and not hides(op)):
+        if op.leaf or (self.keep and self.kept(op) and not self._hides(op)):
             return True
         if op.own and subgraphs_of(op):
             return not self.differentiated
@@ -155,7 +156,8 @@ def forward_graph(
     outputs = [*recorded.outputs, *_mutation_outputs(recorded)]
     results = values_of(outputs)
     if level.written:
-        level = replace(level, read=read_by_gradients(recorded.ops))
+        read = read_by_gradients(recorded.ops) | read_by_hooks(recorded)
+        level = replace(level, read=read)
     if trains:
         flat = _trainable(recorded, semantics, level, results, also, around=around)
     else:
@@ -273,10 +275,14 @@ def differentiated(
         id(item.tensor): now.get(index, item.value)
         for index, item in enumerate(recorded.inputs) if item.tensor is not None
     }  # fmt: skip
+    level = replace(level, read=level.read or read_by_hooks(recorded))
     walk = Differentiation(
         semantics.derivatives, semantics.inference, semantics.table, level.whole, outside,
         Stale(recorded.overwritten), Hooks(standing(recorded)),
     )  # fmt: skip
+    for call in saving_calls(recorded):
+        walk.packs |= call.packs
+        walk.carried |= call.carried
     level = replace(level, differentiated=True)
     tangents = _seed(recorded, walk, loss, given)
     walk.stale.meet(recorded.ops)

@@ -115,12 +115,24 @@ class PutIn:
         return replace(
             before, ops=ops, inputs=list(inputs.values()), outputs=outputs, mutations=mutations,
             symbols=self.symbols, answered=answered, again=again, _bare=None,
-            hooks=[self._ops[op] for op in before.hooks],
+            hooks=[self._hook(op) for op in before.hooks],
             overwritten={
                 self.tree(value): self._overwritten(over)
                 for value, over in before.overwritten.items()
             },
         )  # fmt: skip
+
+    def _hook(self, op: Op) -> Op:
+        """A registration; of hooks on what autograd saves, there is no op of the program's.
+
+        Raises:
+            Unlike: a gradient may come to what they packed, which is of the run.
+        """
+        if op in self._ops:
+            return self._ops[op]
+        if op.target.holds:
+            raise Unlike("hooks on what autograd saves hold tensors of the run", op)
+        return op.but(args=self.tree(op.args))
 
     def _questions(self) -> tuple[list[Answered], Ask]:
         """The questions about values, and what answers them, told of numbers that no input has."""

@@ -29,6 +29,7 @@ from foretrace.python_state.counts import is_open
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.tensors.wrapped import wraps
 from foretrace.trace.functions import Context, FunctionCall
+from foretrace.trace.hooks import Packed, SavingCall
 
 YOUNG_TO_OLD = 0, 1, 2
 """The generations of the collector"""
@@ -135,6 +136,8 @@ def _needed(recorded: Recorded) -> Iterator[Abstract]:
     # what an autograd.Function is given, and keeps for its backward or around its methods
     yield from abstract_in([(op.target.context, op.target.function, op.args) for op in calls])
     yield from abstract_in([op.target.hook for op in recorded.hooks if not op.target.removed])
+    saving = [op.target for op in recorded.hooks if isinstance(op.target, SavingCall)]
+    yield from abstract_in([each for call in saving for each in call.packs.values()])
     changed = [change.after for change in recorded.requires.changed]
     yield from abstract_in(changed)  # a module's attributes, which `module_state.py` looks at
 
@@ -162,8 +165,8 @@ def held_before(function: type[Function], args: Any) -> bool:
 
 
 def _inside(item: Any) -> Iterable[Any]:
-    if isinstance(item, Context) or wraps(type(item)):
-        return list(vars(item).values())
+    if isinstance(item, Context | Packed) or wraps(type(item)):
+        return item.objects if isinstance(item, Packed) else list(vars(item).values())
     if isinstance(item, type) and issubclass(item, Function):
         return [each for each in vars(item).values() if isinstance(each, METHODS)]
     if isinstance(item, (staticmethod, classmethod)):

@@ -83,7 +83,7 @@ from foretrace.tensors.layouts import has_blocks
 from foretrace.tensors.parameters import AbstractParameter
 from foretrace.trace.constants import Constants
 from foretrace.trace.generators import check_states
-from foretrace.trace.hooks import Hooking
+from foretrace.trace.hooks import Hooking, note_needed
 from foretrace.trace.inference import normal_mode
 from foretrace.trace.recorder import Recorder
 from foretrace.trace.reported import reported
@@ -374,6 +374,7 @@ class Capture:
         part(self.recorder.viewed)
         self.recorder.casts.forget()
         self.recorder.histories.functions.clear()  # of runs that were recorded anew, too
+        self.recorder.histories.packs.clear()
         interpreter = getattr(fn, "__self__", fn)
         if isinstance(interpreter, torch.fx.Interpreter):
             interpreter.env, interpreter.args_iter = {}, iter(())  # of its last run, till the next
@@ -405,6 +406,7 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
     capture.steps.casts = before.casts
     with put_back(before.put_back, always=False), normal_mode(capture.recorder):
         recorded = _recorded(fn, args, kwargs, capture, before)
+        note_needed(recorded.hooks, recorded.trained_outside)
         capture.release(fn)
         check_states(before.changed(), partial(capture.lines, fn))
         check_none_escaped(capture.types, recorded, capture.lines(fn))

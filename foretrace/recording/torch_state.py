@@ -11,6 +11,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.backward.engine import Engine
+from foretrace.backward.packing import Packing
 from foretrace.duals.linearized import tracing
 from foretrace.duals.numbers import leaving
 from foretrace.errors import Frame, Refusal, Way
@@ -47,7 +48,10 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
     stand_ins |= taking_steps(recorder) | dividing(recorder)
     stand_ins |= {"dual exit": leaving(recorder), "linearize": tracing(recorder)}
-    stand_ins |= {"saving": _saves, "saved": _has_saved}
+    packing = Packing(recorder)
+    stand_ins |= {
+        "saving": packing.enter, "saved": packing.leave, "no saving": packing.disable
+    }  # fmt: skip
     return stand_ins | ({"func.grad": partial(_absent, recorder)} if absent else {})
 
 
@@ -77,6 +81,8 @@ class Checkpoints:
         fn, context_fn, args = torch_api.checkpoint_call(given_args, given_kwargs)
         recorder = self.recorder
         check_mode(recorder, "a checkpoint")
+        if recorder.saving is not None:
+            recorder.saving.check_checkpoint()
         outer, (context, _again) = recorder.checkpoint, context_fn()
         saves = torch_api.selective_policy(context)
         if outer is None and recorder.grad_mode():
@@ -157,24 +163,6 @@ def _absent(recorder: Recorder, *_: object) -> NoReturn:
         _no_gradient()
     except Refusal as refusal:
         raise recorder.refused(refusal) from None
-
-
-def _saves(hooks: Any) -> None:
-    """Refuse hooks of the user's on what autograd saves; those of torch's give back the same.
-
-    A graph that moves what is saved to another device and back computes what it does without.
-    """
-    if not getattr(hooks.pack_hook, "__module__", "").startswith("torch."):
-        raise Refusal(
-            "hooks on what autograd saves (saved_tensors_hooks), of which no graph knows",
-            kind="hook", at=asking_line(),
-            do=("use torch.utils.checkpoint, or torch.autograd.graph.save_on_cpu",
-                "or put the hooks around the call of the captured program"),
-        )  # fmt: skip
-
-
-def _has_saved(hooks: Any, *error: object) -> None:
-    """The end of hooks that see nothing."""
 
 
 @contextmanager

@@ -66,7 +66,7 @@ from foretrace.symbols.questions import Question
 from foretrace.symbols.sizes import Guard
 from foretrace.tensors.layouts import is_told
 from foretrace.trace.functions import Context, FunctionCall
-from foretrace.trace.hooks import HookCall
+from foretrace.trace.hooks import HookCall, SavingCall
 
 
 def _holds(call: HookCall) -> bool:
@@ -109,6 +109,10 @@ MODULE: Kind = like(torch.nn.Module)
 WORDS: Kind = a(str)
 REJECTED: Kind = many(row_of(WORDS, WORDS))
 
+_HOOK = Form(
+    "hook", {"way": text, "name": text, "removed": TRUTH, "holds": TRUTH}, ToldHook,
+    {"holds": _holds},
+)  # fmt: skip
 ROWS: tuple[tuple[type, Form], ...] = (
     (TensorType, Form("type", {
         "shape": SIZES, "stride": SIZES, "dtype": a(torch.dtype), "device": a(torch.device),
@@ -209,8 +213,7 @@ ROWS: tuple[tuple[type, Form], ...] = (
     (Context, Form("context", {"zeros": TRUTH}, ToldContext,
                    {"zeros": lambda item: item.materialize_grads})),
     (Opaque, Form("opaque", {"name": text}, Opaque)),
-    (HookCall, Form("hook", {"way": text, "name": text, "removed": TRUTH, "holds": TRUTH},
-                    ToldHook, {"holds": _holds})),
+    (HookCall, _HOOK), (SavingCall, _HOOK),
 )  # fmt: skip
 FORMS: Mapping[type, Form] = MappingProxyType(dict(ROWS))
 BY_TAG: Mapping[str, Form] = MappingProxyType({form.tag: form for _, form in ROWS})

@@ -6,6 +6,7 @@ rule. It is torch's own formula, so gradients equal eager's bit for bit.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -35,11 +36,12 @@ from foretrace.tensors.wrapped import Unwrap, Wrap
 
 
 @dataclass(slots=True)
-class _Forward:
+class Forward:
     """One op that ran under autograd."""
 
     tape: Tape
     operands: tuple[Value, ...]
+    stand_ins: list[Abstract]
     edges: list[Any]
     """for each operand, what its gradient is asked by; None if it is not followed"""
     outs: list[Abstract]
@@ -90,7 +92,7 @@ class Derivatives:
         self, func: Any, args: Tree, kwargs: dict[str, Tree], known: Tree
     ) -> tuple[bool, ...]:
         with torch_api.no_dispatch_modes(), torch_api.with_autograd():
-            forward = self._forward(func, args, kwargs, frozenset(), known)
+            forward = self.forward(func, args, kwargs, frozenset(), known)
         if any(map(_unknown, forward.outs)) and "pin_memory" in schema_of(func).arguments:
             self.below_autograd.add(func)
         below = func in self.below_autograd
@@ -100,7 +102,7 @@ class Derivatives:
         """The name of the autograd node that a call makes: each formula of torch's has its own."""
         args, kwargs = map_tree((args, kwargs), self.types.symbols.concrete)  # as in `saved`
         with torch_api.no_dispatch_modes(), torch_api.with_autograd():
-            return torch_api.node_name(self._forward(func, args, kwargs, written).outs[0])
+            return torch_api.node_name(self.forward(func, args, kwargs, written).outs[0])
 
     def saved(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int],
@@ -124,7 +126,7 @@ class Derivatives:
             args, kwargs = map_tree((args, kwargs), self.types.symbols.concrete)
         with torch_api.no_dispatch_modes(), torch_api.with_autograd():
             try:
-                forward = self._forward(func, args, kwargs, written, known)
+                forward = self.forward(func, args, kwargs, written, known)
             except RuntimeError as error:
                 if isinstance(error, Refusal):
                     raise
@@ -218,8 +220,10 @@ class Derivatives:
             elif fixed == "operands":
                 args, kwargs = map_tree((args, kwargs), self._fixed)
             try:
-                forward = self._forward(func, args, kwargs, written, known)
-                return self._backward(func, forward, tangents, again)
+                forward = self.forward(func, args, kwargs, written, known)
+                with forward.tape:
+                    saves = any(map(torch_api.saved_tensors, forward.outs))
+                return replace(self.backward(func, forward, tangents, again), saves=saves)
             except RuntimeError as error:
                 if isinstance(error, Refusal) or NOT_SYMBOLIC not in str(error):
                     raise
@@ -267,10 +271,11 @@ class Derivatives:
         name = RuleName(registered.name, "registered")
         return Rule(name, operands, results, (), given, ops_for(values, tape), values)
 
-    def _forward(
+    def forward(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int],
-        known: Tree = None,
-    ) -> _Forward:  # fmt: skip
+        known: Tree = None, around: Callable[[Tape], AbstractContextManager[None]] | None = None,
+    ) -> Forward:  # fmt: skip
+        """Run a call under autograd; `around`: what is on meanwhile, for its tape."""
         types = types_in((args, kwargs))
         tape = self.tape(types[0].device)
         tape.known = map_tree(
@@ -289,13 +294,14 @@ class Derivatives:
             given = iter(stand_ins)
             real = self._concrete((args, kwargs), given)
             tape.main = func
-            result = func(*real[0], **real[1])
+            with around(tape) if around is not None else nullcontext():
+                result = func(*real[0], **real[1])
         if tape.results is None:
             raise Refusal(
                 f"no derivative: the kernel that {func} has for autograd calls other operators",
                 kind="no derivative", do=(RULE[0], "or call what it calls"),
             )  # fmt: skip
-        return _Forward(tape, operands, edges, tensors_in(result))
+        return Forward(tape, operands, stand_ins, edges, tensors_in(result))
 
     def _history(self, tensor: Abstract, value: Value) -> Abstract:
         """A copy that is no leaf, so that it may be written to."""
@@ -321,9 +327,10 @@ class Derivatives:
         known = self.types.symbols.floats.known
         return map_tree(tree, lambda x: known.get(x, x) if isinstance(x, sympy.Symbol) else x)
 
-    def _backward(
-        self, func: Any, forward: _Forward, tangents: tuple[TensorType | None, ...], again: bool
+    def backward(
+        self, func: Any, forward: Forward, tangents: tuple[TensorType | None, ...], again: bool
     ) -> Rule:  # fmt: skip
+        """Run its autograd node; what that does is the rule."""
         tape = forward.tape
         given = tuple(
             None if t is None else Value(t if again else t.with_grad(False)) for t in tangents

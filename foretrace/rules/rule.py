@@ -30,6 +30,10 @@ class Rule:
     tangents: tuple[Value | None, ...]
     ops: tuple[Op, ...]
     gradients: tuple[Value | None, ...]
+    unpacked: tuple[Value, ...] = ()
+    """what hooks give back of each tensor that was saved, in their order"""
+    saves: bool = False
+    """whether torch's node has saved tensors, of use to the ops or not, such as the 2 of `x * 2`"""
     used: tuple[Value, ...] = field(init=False)
     """what the ops use and do not make, in order"""
     given: tuple[Value, ...] = field(init=False)

@@ -118,7 +118,8 @@ class Compiled:
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         told = [(known, known.unmet.taken()) for known in self._entries]  # of the first call
-        if torch_api.dispatch_modes() or torch_api.transformed():
+        watched = torch_api.dispatch_modes() or torch_api.saving_watched()
+        if watched or torch_api.transformed():
             return self.fn(*args, **kwargs)  # what watches or transforms sees the program itself
         tried: Tried = {known: unmet for known, unmet in told if unmet is not None}
         entry: Entry | None = None

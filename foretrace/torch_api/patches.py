@@ -191,6 +191,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     # what autograd saves in between is seen by hooks; `save_on_cpu` is one such context
     "saving": (torch.autograd.graph.saved_tensors_hooks, "__enter__"),
     "saved": (torch.autograd.graph.saved_tensors_hooks, "__exit__"),
+    "no saving": (_C._autograd, "_saved_tensors_hooks_disable"),  # what forbids them calls it
     # `torch.func.grad` and its like begin here
     "func.grad": (eager_transforms, "_grad_increment_nesting"),
     # `flex_attention` calls it on what it holds; `cond` and its like the other

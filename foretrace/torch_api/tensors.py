@@ -310,6 +310,43 @@ def module_called(frame: FrameType, put_in: torch.nn.Module) -> torch.nn.Module:
 saving_hooks: Callable[[bool], Any] = _C._autograd._top_saved_tensors_default_hooks
 
 
+def saving_watched() -> bool:
+    """Whether hooks of the user's own see what autograd saves; torch's own give back the same."""
+    hooks = saving_hooks(True)
+    return hooks is not None and not _of_torch(hooks[0])
+
+
+def _of_torch(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("torch.")
+
+
+@contextmanager
+def saving_by(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, autograd gives what it saves to `pack`, whether or not the program allows hooks.
+
+    `torch.autograd.graph.saved_tensors_hooks` calls the same two functions; what is replaced while
+    a program is captured is its methods (2.13).
+    """
+    message: str | None = _C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    _C._autograd._saved_tensors_hooks_enable()
+    _C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+    try:
+        yield
+    finally:
+        _C._autograd._pop_saved_tensors_default_hooks()
+        if message is not None:
+            disable_saving(message)
+
+
+# What `disable_saved_tensors_hooks` calls (2.13).
+disable_saving: Callable[..., None] = _C._autograd._saved_tensors_hooks_disable
+
+# Why a program may not have such hooks, if it may not (2.13).
+saving_disabled: Callable[[], str | None] = (
+    _C._autograd._saved_tensors_hooks_get_disabled_error_message
+)
+
+
 def transient_buffers(module: torch.nn.Module) -> list[str]:
     """A module's own buffers that `state_dict` leaves out; only modules know of them (2.13)."""
     return sorted(module._non_persistent_buffers_set)

@@ -34,7 +34,10 @@ ALIAS = torch.ops.aten.alias.default
 DIRTY = "a tensor that it marks as written in place"
 
 
-OWN = frozenset({"to_save", "dirty_tensors", "non_differentiable", "saved_for_forward"})
+OWN = frozenset({
+    "to_save", "dirty_tensors", "non_differentiable", "saved_for_forward", "packed", "carry",
+    "released",
+})  # fmt: skip
 """Attributes of a context that are read in the forward alone"""
 
 
@@ -50,6 +53,12 @@ class Context(FunctionCtx):
         self._recorder = recorder
         self._kept: tuple[Any, ...] = ()
         self._unpacked = False
+        self.packed: Any = None
+        """what hooks made of the saved tensors, where there are some"""
+        self.carry: Any = None
+        """gives what they give back the histories of what was saved"""
+        self.released: Any = None
+        """gives the refusal of a backward that asks for it when it was let go of"""
         self._noted: list[tuple[Abstract, Value | None]] = []
 
     def keep(self) -> None:
@@ -79,7 +88,19 @@ class Context(FunctionCtx):
     def saved_tensors(self) -> tuple[Any, ...]:
         """What forward gave to `save_for_backward`."""
         self._unpacked = True
-        return self._kept
+        if self.released is not None:
+            raise self.released()
+        if self.packed is None:
+            return self._kept
+        found = self.packed.taken_out()
+        given = iter(found if self.carry is None else self.carry(found, self.packed))
+        return tuple(None if each is None else next(given) for each in self._kept)
+
+    def pack(self, op: Op) -> None:
+        """Let the program's hooks on what autograd saves have the saved tensors."""
+        saved = [tensor for tensor in self.to_save if tensor is not None]
+        if self._recorder.saving is not None and saved:
+            self.packed = self._recorder.saving.pack(op, None, saved)
 
     def saved_values(self) -> set[Value]:
         """What those are values of."""
@@ -213,9 +234,11 @@ class _Call:
         many = isinstance(returned, tuple)
         outs = tuple(dict.fromkeys(v for v in values_in(result) if v in made))
         tree = tuple(result) if many else result[0]
-        recorder.append(Op(call, operands, {}, tree, outs, origin=self.origin, below=body))
+        op = Op(call, operands, {}, tree, outs, origin=self.origin, below=body)
+        recorder.append(op)
         if self.followed:
             recorder.histories.functions.update((v, call) for v in outs if v.type.requires_grad)
+            self.context.pack(op)
         return tuple(given) if many else given[0]
 
     def _memory(self) -> Iterator[tuple[Alias, frozenset[Value]]]:

@@ -5,8 +5,8 @@ follows gives the tensor another such place, one that it does not see leaves it 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 from weakref import ref
 
@@ -24,6 +24,7 @@ from foretrace.trace.recorder import Recorder
 
 OUTSIDE = ("return the tensor, and do it outside of the captured program",)
 GRADIENT, NODE, RETAIN = "register_hook", "grad_fn.register_hook", "retain_grad"
+SAVED = "saved_tensors_hooks"
 
 
 class HookCall:
@@ -85,6 +86,70 @@ class HookCall:
     def as_module(self) -> nn.Module:
         """The registration as a module, for a graph that trains eagerly."""
         return Hooked(self)
+
+
+@dataclass(slots=True, eq=False)
+class Packed:
+    """What hooks made of the tensors that autograd saves for one call.
+
+    `call` is the call as a rule is asked for; of a Function, None.
+    """
+
+    op: Op
+    call: Any
+    values: list[Value]
+    """what was saved, in order"""
+    objects: list[Any]
+    """what the pack hook gave for each"""
+    unpack: Callable[[Any], Any]
+    carried: dict[Value, Value]
+    """that of the registration"""
+    at: Any
+    """the line of the context"""
+    leaves: list[bool]
+    """which of them were leaves of autograd"""
+
+    def taken_out(self) -> list[Any]:
+        """What the unpack hook gives for each.
+
+        Raises:
+            Refusal: that is no tensor; eager raises, too.
+        """
+        found = [self.unpack(each) for each in self.objects]
+        wrong = [type(each) for each in found if not isinstance(each, torch.Tensor)]
+        if wrong:
+            name = _name(self.unpack)
+            raise Refusal(
+                f"the unpack hook {name} (saved_tensors_hooks) gives a {wrong[0].__name__}, and no"
+                " tensor", kind="wrong hook", at=self.at, do="let it give a tensor",
+            )  # fmt: skip
+        return found
+
+
+class SavingCall(HookCall):
+    """Target of one use of `saved_tensors_hooks`: no call of a graph's, as it is of no value.
+
+    `hook` is what takes out; `holds` tells whether a gradient of the program's caller may come
+    there, of which no forward graph knows.
+    """
+
+    def __init__(self, hook: Any) -> None:
+        table: OrderedDict[int, Any] = OrderedDict()
+        super().__init__(SAVED, hook, table, RemovableHandle(table))
+        table[0] = hook
+        self.packs: dict[Value, Packed] = {}
+        """by the first result of each call"""
+        self.carried: dict[Value, Value] = {}
+        """what it gave back in the program, and the value whose history that has"""
+
+
+def note_needed(hooks: Iterable[Op], followed: bool) -> None:
+    """At the end of a run: what hooks packed is of use if a gradient may still come there."""
+    for op in hooks:
+        if isinstance(op.target, SavingCall):
+            op.target.holds = followed
+            if not followed:
+                op.target.packs.clear()
 
 
 def _name(hook: Any) -> str:

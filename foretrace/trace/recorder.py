@@ -51,8 +51,8 @@ class Recorder(Builder):
         """Record one call and answer it with abstract tensors."""
         if func is SIZE or func is STRIDE:
             return self._numbers(args[0], func is STRIDE)
-        if self.forward.duals or func is MAKE_DUAL or func is UNPACK_DUAL:
-            answer = of_duals(self, func, args, kwargs or {})
+        if self.saving or self.forward.duals or func is MAKE_DUAL or func is UNPACK_DUAL:
+            answer = self._watched(func, args, kwargs or {})
             if answer is not NotImplemented:
                 return answer
         if self.rebased and not self._depth:
@@ -85,6 +85,12 @@ class Recorder(Builder):
             return as_program_has(made, self) if read.wrapped else made
         except Refusal as refusal:
             raise self._located(refusal, func, values, named) from None
+
+    def _watched(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A call that hooks on what autograd saves see, or whose tangent is computed, too."""
+        if self.saving is not None:
+            return self.saving.around(func, args, kwargs)
+        return of_duals(self, func, args, kwargs)
 
     def _numbers(self, tensor: Any, strides: bool) -> tuple[int, ...]:
         """Sizes or strides as numbers, which become guards."""

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._higher_order_ops import map as mapped
 from torch.autograd import grad
 
 from tests.programs.registry import N, c, program, t
@@ -124,6 +125,20 @@ def gradients_in_a_batch(x: Tensor) -> Tensor:
     """Rows of a Jacobian by one call that vmaps the backward."""
     y = (x.sin() @ x.detach().t()).sum(0)[:3]
     return grad(y, x, torch.eye(3), is_grads_batched=True, retain_graph=True)[0].sum(0) * x
+
+
+@program(t(3, 4))
+def gradient_through_branches_that_are_trained(x: Tensor) -> Tensor:
+    """The backward holds a copy of the branches: these are followed still."""
+    y = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)).sum()
+    first = grad(y, x, retain_graph=True)[0]
+    return y * 2 + first.sum() * x + grad(y, x, retain_graph=True)[0]
+
+
+@program(t(3, 4))
+def gradient_through_rows_that_are_trained(x: Tensor) -> Tensor:
+    y = mapped(lambda row: row.sin() * row, x).sum()
+    return y * 2 + grad(y, x, retain_graph=True)[0]
 
 
 # ------------------------------------------------------------------------------------------- twice

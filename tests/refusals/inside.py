@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 import foretrace
-from tests.refusals.registry import captured, captures, compiled, refuses, trained
+from tests.refusals.registry import captured, captures, compiled, cuts, refuses, same, trained
 
 X = torch.randn(6, 8)
 W = torch.randn(6, 8, requires_grad=True)
+V = torch.randn(8, 2, requires_grad=True)
 
 
 def goes_back_twice(w: Tensor) -> Tensor:
@@ -24,7 +25,7 @@ def keeps_the_graph(w: Tensor) -> Tensor:
     return torch.autograd.grad(y, w)[0]
 
 
-refuses("graph freed", "backward/differentiate.py:_passes", captures(goes_back_twice, W),
+refuses("graph freed", "backward/differentiate.py:freed", captures(goes_back_twice, W),
         goes_back_twice, captured(keeps_the_graph, W))  # fmt: skip
 
 
@@ -103,27 +104,60 @@ refuses("graph freed", "runtime/untrained.py:_backward_ran", again_outside, agai
         compiled(goes_back_and_keeps, W))  # fmt: skip
 
 
-def saves_half(w: Tensor) -> Tensor:
-    with torch.autograd.graph.saved_tensors_hooks(Tensor.bfloat16, Tensor.float):  # here
-        return w.exp().sum()
+def leaves_a_graph(x: Tensor) -> Tensor:
+    V.grad = None
+    loss = (x @ V).pow(3).sum()
+    (V.grad,) = torch.autograd.grad(loss, V, create_graph=True)  # here
+    return loss
 
 
-def saves_on_cpu(w: Tensor) -> Tensor:
-    with torch.autograd.graph.save_on_cpu():
-        return w.exp().sum()
+def leaves_none(x: Tensor) -> Tensor:
+    V.grad = None
+    loss = (x @ V).pow(3).sum()
+    V.grad = torch.autograd.grad(loss, V, create_graph=True)[0].detach()
+    return loss
 
 
-def runs_again(w: Tensor) -> Any:
-    return torch.utils.checkpoint.checkpoint(lambda w: w.exp().sum(), w, use_reentrant=False)
+def by_a_cut(fn: Any, cut: str) -> Any:
+    def follow() -> None:
+        fn(X)
+        eager = V.grad
+        same(foretrace.capture(fn, (X,)).cut(cut)(X).detach(), fn(X).detach())
+        fn(X)
+        same(V.grad.detach(), eager.detach())
+        assert V.grad.requires_grad == eager.requires_grad
+
+    return follow
 
 
-def hooks_around() -> None:
-    compiled(squares, W)()
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t):
-        compiled(squares, W)()
+refuses("double backward", "passes/bare.py:check_gradients_bare",
+        cuts(leaves_a_graph, X, cut="step"), leaves_a_graph, by_a_cut(leaves_a_graph, "aten"),
+        by_a_cut(leaves_none, "step"))  # fmt: skip
+
+
+def asks_through_a_loop(w: Tensor) -> Any:
+    def more(n: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return n + 1, y.sin()
+
+    y = torch.while_loop(lambda n, y: n < 3, more, (torch.tensor(0), w))[1]  # here
+    return torch.autograd.grad(y.sum(), w)[0]
+
+
+def gives_the_loop(w: Tensor) -> Any:
+    def more(n: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return n + 1, y.sin()
+
+    return torch.while_loop(lambda n, y: n < 3, more, (torch.tensor(0), w))[1].sum()
+
+
+def asks_through_three(w: Tensor) -> Any:
+    y = w
+    for _ in range(3):
+        y = y.sin()
+    return torch.autograd.grad(y.sum(), w)[0]
 
 
 refuses(
-    "hook", "recording/torch_state.py:_saves", captures(saves_half, W), saves_half,
-    lambda: [trained(runs_again, W)(), trained(saves_on_cpu, W)()], hooks_around,
+    "autograd inside", "backward/inside.py:_held", captures(asks_through_a_loop, W),
+    asks_through_a_loop, trained(gives_the_loop, W), captured(asks_through_three, W),
 )  # fmt: skip

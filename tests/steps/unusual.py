@@ -347,7 +347,7 @@ def called_with_grad_mode_off() -> Loop:
     return Loop(wrapped, labelled, model=model, optimizer=optimizer)
 
 
-@step(breaks=("hook",))
+@step()
 def saved_tensors_are_packed_by_hooks() -> Loop:
     model = mlp()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -362,6 +362,57 @@ def saved_tensors_are_packed_by_hooks() -> Loop:
         return loss.detach()
 
     return Loop(train, labelled, model=model, optimizer=optimizer)
+
+
+@step()
+def saved_tensors_are_quantized_in_places_of_a_store() -> Loop:
+    """Offload as it is written by hand: packed to a number, and taken out of the store once."""
+    model = mlp()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        store: dict[int, Any] = {}
+
+        def pack(t: Tensor) -> Any:
+            if not t.is_floating_point():
+                return t
+            scale = t.abs().amax() / 127
+            store[len(store)] = (t / scale).round().to(torch.int8), scale
+            return len(store) - 1
+
+        def unpack(given: Any) -> Tensor:
+            if isinstance(given, Tensor):
+                return given
+            t, scale = store[given]
+            return t.float() * scale
+
+        optimizer.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Loop(train, labelled, model=model, optimizer=optimizer)
+
+
+@step()
+def a_penalty_under_hooks_on_what_is_saved() -> Loop:
+    model = mlp(out=1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t / 2)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        with hooks:
+            loss = F.mse_loss(model(x), y)
+            (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+            optimizer.zero_grad()
+            (loss + slope.square().sum()).backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Loop(train, targets, model=model, optimizer=optimizer)
 
 
 @step()

@@ -1,0 +1,252 @@
+"""Hooks on what autograd saves: where no graph can have them, and what they may not do."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import foretrace
+from tests.refusals.registry import captured, captures, compiled, cuts, exports, refuses, trained
+
+W = torch.randn(6, 8, requires_grad=True)
+SQUARE = torch.randn(4, 4, requires_grad=True)
+
+
+def halved() -> saved_tensors_hooks:
+    return saved_tensors_hooks(Tensor.bfloat16, Tensor.float)
+
+
+def product(w: Tensor) -> Tensor:
+    return (w.exp() * w).sum()
+
+
+def of_a_function(w: Tensor) -> Tensor:
+    with halved():
+        return product(w)
+
+
+# ---- where ---------------------------------------------------------------------------------------
+
+
+def inside_a_checkpoint(w: Tensor) -> Any:
+    def hooked(w: Tensor) -> Tensor:
+        with halved():  # here
+            return product(w)
+
+    return checkpoint(hooked, w, use_reentrant=False)
+
+
+refuses("hook", "backward/packing.py:enter", captures(inside_a_checkpoint, W),
+        inside_a_checkpoint, trained(of_a_function, W))  # fmt: skip
+
+
+def around_a_checkpoint(w: Tensor) -> Any:
+    with halved():
+        return checkpoint(product, w, use_reentrant=False)  # here
+
+
+def beside_a_checkpoint(w: Tensor) -> Any:
+    with halved():
+        y = w.sin()
+    return checkpoint(product, y, use_reentrant=False)
+
+
+refuses("hook", "backward/packing.py:check_checkpoint", captures(around_a_checkpoint, W),
+        around_a_checkpoint, trained(beside_a_checkpoint, W))  # fmt: skip
+
+
+def holds_programs(w: Tensor) -> Any:
+    with halved():
+        y = torch.cond(w.sum() > 0, torch.sin, torch.neg, (w,))  # here
+        return y.sum()
+
+
+def holds_none(w: Tensor) -> Any:
+    y = torch.cond(w.sum() > 0, torch.sin, torch.neg, (w,))
+    with halved():
+        return product(y)
+
+
+refuses("hook", "rules/saving.py:unknown", captures(holds_programs, W), holds_programs,
+        trained(holds_none, W))  # fmt: skip
+
+
+def slope_around(w: Tensor) -> Tensor:
+    return torch.autograd.grad(product(w), w)[0]  # here
+
+
+def under_hooks() -> None:
+    cut = foretrace.capture(slope_around, (W,)).cut("aten")
+    with halved():
+        cut(W)
+
+
+refuses("guard broken", "guards/calls.py:broken", under_hooks, None,
+        lambda: [captured(slope_around, W)(), compiled(slope_around, W)()])  # fmt: skip
+
+
+def captured_under_hooks() -> None:
+    with halved():
+        foretrace.capture(slope_around, (W,))
+
+
+def slope_of_a_function(w: Tensor) -> Tensor:
+    return torch.autograd.grad(of_a_function(w), w)[0]
+
+
+refuses("autograd inside", "backward/engine.py:_refused", captured_under_hooks, slope_around,
+        lambda: [captured(slope_of_a_function, W)(), captured(slope_around, W)()])  # fmt: skip
+
+
+def saves_half(w: Tensor) -> Tensor:
+    with halved():  # here
+        return product(w)
+
+
+def saves_on_cpu(w: Tensor) -> Tensor:
+    with save_on_cpu():
+        return product(w)
+
+
+def runs_again(w: Tensor) -> Any:
+    return checkpoint(product, w, use_reentrant=False)
+
+
+refuses(
+    "hook", "compat/settled.py:without_hooks", exports(saves_half, W), saves_half,
+    lambda: [trained(runs_again, W)(), trained(saves_on_cpu, W)()], trained(saves_half, W),
+)  # fmt: skip
+
+
+def trains_a_cut() -> None:
+    foretrace.capture(saves_half, (W,)).cut("export")(W).backward()
+
+
+refuses("hook", "runtime/untrained.py:_opened", trains_a_cut, saves_half,
+        trained(saves_half, W), compiled(saves_half, W))  # fmt: skip
+
+
+# ---- what they do --------------------------------------------------------------------------------
+
+
+def packs_in_place(w: Tensor) -> Tensor:
+    y = w * 1
+    with saved_tensors_hooks(lambda t: t.detach().mul_(2), lambda t: t):
+        return y.exp().sum()  # here
+
+
+def packs_a_clone(w: Tensor) -> Tensor:
+    y = w * 1
+    with saved_tensors_hooks(lambda t: t.detach().clone().mul_(2), lambda t: t):
+        return y.exp().sum()
+
+
+refuses("program raised", "backward/packing.py:pack", captures(packs_in_place, W),
+        packs_in_place, trained(packs_a_clone, W))  # fmt: skip
+
+
+def packs_into_an_operand(w: Tensor) -> Tensor:
+    y = w.detach() * 1
+
+    def pack(t: Tensor) -> Tensor:
+        y.add_(1)
+        return t
+
+    with saved_tensors_hooks(pack, lambda t: t):
+        return torch.addcmul(y, w, w).sum()  # here
+
+
+def packs_into_a_clone(w: Tensor) -> Tensor:
+    y = w.detach() * 1
+
+    def pack(t: Tensor) -> Tensor:
+        y.clone().add_(1)
+        return t
+
+    with saved_tensors_hooks(pack, lambda t: t):
+        return torch.addcmul(y, w, w).sum()
+
+
+refuses("hook", "backward/packing.py:_writes", captures(packs_into_an_operand, W),
+        packs_into_an_operand, trained(packs_into_a_clone, W))  # fmt: skip
+
+
+def noisy() -> saved_tensors_hooks:
+    return saved_tensors_hooks(lambda t: t + torch.rand_like(t), lambda t: t)
+
+
+def draws_in_between(w: Tensor) -> Tensor:
+    q = w[None, None]
+    with noisy():
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5).sum()  # here
+
+
+def draws_in_parts(w: Tensor) -> Tensor:
+    with noisy():
+        return (F.dropout((w @ w.t()).softmax(1), 0.5) @ w).sum()
+
+
+def draws_nothing(w: Tensor) -> Tensor:
+    q = w[None, None]
+    with saved_tensors_hooks(lambda t: t * 2, lambda t: t):
+        return F.scaled_dot_product_attention(q, q, q).sum()
+
+
+refuses("hook", "backward/packing.py:_check_draws", captures(draws_in_between, W),
+        draws_in_between, trained(draws_nothing, W), trained(draws_in_parts, W))  # fmt: skip
+
+
+def unpacks_in_place(w: Tensor) -> Tensor:
+    with saved_tensors_hooks(torch.clone, lambda t: t.mul_(2)):  # here
+        return product(w)
+
+
+def unpacks_a_clone(w: Tensor) -> Tensor:
+    with saved_tensors_hooks(torch.clone, lambda t: t.clone().mul_(2)):
+        return product(w)
+
+
+refuses("hook", "backward/unpacking.py:_check_unwritten", cuts(unpacks_in_place, W, loss=0),
+        unpacks_in_place, trained(unpacks_a_clone, W))  # fmt: skip
+
+
+def unpacks_nothing(w: Tensor) -> Tensor:
+    with saved_tensors_hooks(lambda t: t, lambda t: None):  # type: ignore[arg-type, return-value]  # here
+        return product(w)
+
+
+refuses("wrong hook", "trace/hooks.py:taken_out", cuts(unpacks_nothing, W, loss=0),
+        unpacks_nothing, trained(of_a_function, W))  # fmt: skip
+
+
+def unpacks_another_shape(w: Tensor) -> Tensor:
+    with saved_tensors_hooks(lambda t: t, torch.flatten):
+        return (w @ w).exp().sum()  # here
+
+
+def unpacks_the_same_shape(w: Tensor) -> Tensor:
+    with saved_tensors_hooks(torch.flatten, lambda t: t.view(4, 4)):
+        return (w @ w).exp().sum()
+
+
+refuses("wrong hook", "rules/saving.py:_unfit", cuts(unpacks_another_shape, SQUARE, loss=0),
+        unpacks_another_shape, trained(unpacks_the_same_shape, SQUARE))  # fmt: skip
+
+
+def another_layout_again(w: Tensor) -> Tensor:
+    with saved_tensors_hooks(lambda t: t.t().contiguous(), Tensor.t):
+        y = product(w)
+    return torch.autograd.grad(y, w, create_graph=True)[0].exp().sum()  # here
+
+
+def the_same_layout_again(w: Tensor) -> Tensor:
+    with saved_tensors_hooks(lambda t: t.t().contiguous(), lambda t: t.t().contiguous()):
+        y = product(w)
+    return torch.autograd.grad(y, w, create_graph=True)[0].exp().sum()
+
+
+refuses("hook", "backward/unpacking.py:other_layout", captures(another_layout_again, W),
+        another_layout_again, trained(the_same_layout_again, W))  # fmt: skip
