@@ -115,6 +115,7 @@ from foretrace.torch_api.fake import (
 )
 from foretrace.torch_api.floats import (
     MATH as MATH,
+    STEPS_OF_FLOATS as STEPS_OF_FLOATS,
     FloatNode as FloatNode,
     FollowedFloats as FollowedFloats,
     as_integer as as_integer,
