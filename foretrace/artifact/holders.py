@@ -121,23 +121,33 @@ class Holders:
         if number not in self._whole.values():
             self.items[number].setdefault(key, now)
 
-    def keep(self, tensor: torch.Tensor) -> None:
-        """Let a tensor that the program writes to be found by its name."""
-        places = self._by_item.get(id(tensor), [])
+    def keep(self, item: Any, name: str = "") -> None:
+        """Let an item be where the program has found it; if that is nowhere, by its name."""
+        places = self._by_item.get(id(item), [])
         if any(id(each.holder) in self.numbers for each in places):
             return
         for each in places:
             if each.how == "cell":
-                self._of_name(bare(each.name), each.holder, tensor)
-            elif type(each.holder) is dict and id(each.holder) not in self._by_item:
-                self._of_name(str(each.key), each.holder, tensor)
+                self._of_name(bare(each.name), each.holder, item)
+            elif isinstance(each.holder, (dict, MappingProxyType)) and not self._found_too(each):
+                self._of_name(str(each.key), each.holder, item)
             elif type(each.holder) in (dict, list):
                 self._container(each.holder, each.name)
             else:
                 continue
             return
+        if name:
+            self.items[NAMES][self._name(bare(name))] = item
+
+    def add(self, item: Any) -> int:
+        """One more container."""
+        return self._add(_kind(item), item)
 
     # ---- parts -------------------------------------------------------------------------------
+
+    def _found_too(self, each: Held) -> bool:
+        """Whether what it was found in is an item that was found itself, and no namespace."""
+        return id(each.holder) in self._by_item
 
     def _is_object(self, holder: Any) -> bool:
         """Whether a dict is the attributes of an object."""
@@ -173,14 +183,12 @@ class Holders:
         return number
 
     def _container(self, holder: Any, name: str) -> int:
-        """A container of the user's, by the name under which it was found."""
+        """A container of the user's; it is found where the program has found it."""
         if id(holder) in self.numbers:
             return self.numbers[id(holder)]
-        places = self._by_item.get(id(holder), ())
-        told = self._name(min((bare(each.name) for each in places), key=len, default=bare(name)))
-        kind = next(name for name, kind in [*KINDS.items()][::-1] if isinstance(holder, kind))
-        self.items[NAMES][told] = holder
-        return self._add(kind, holder)
+        number = self._add(_kind(holder), holder)
+        self.keep(holder, name)
+        return number
 
     def _add(self, kind: str, item: Any) -> int:
         number = self.numbers[id(item)] = self._whole[id(item)] = len(self.items)
@@ -203,3 +211,7 @@ def bare(name: str) -> str:
     for start in ("the closed-over ", "the global ", "the program.__self__", "the program."):
         name = name.removeprefix(start)
     return name.removeprefix(".") or "self"
+
+
+def _kind(holder: Any) -> str:
+    return next(name for name, kind in [*KINDS.items()][::-1] if isinstance(holder, kind))

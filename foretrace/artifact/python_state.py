@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from foretrace.artifact.holders import KINDS, NAMES, Holders
+from foretrace.artifact.holders import KINDS, Holders
 from foretrace.artifact.objects import Trained
 from foretrace.errors import Attempt, Refusal, line_of
 from foretrace.ir.members import MISSING
@@ -84,7 +84,7 @@ class Told:
             if tensor is not None and id(tensor) not in self._owned:
                 self.holders.keep(tensor)
         held = [each for each in map(self._held, requires.held) if each is not None]
-        told["holders"] = list(map(self._holder, self.holders.kinds, self.holders.items))
+        told["holders"] = self._holders()
         told["held"] = [self._of_told(each) for each in held]
         told |= {
             "gradients": list(self._gradients(inputs)), "objects": self.holders.objects,
@@ -162,20 +162,32 @@ class Told:
 
     def _value(self, item: Any) -> tuple[Any, ...]:
         """What a place holds: one of the containers, or data."""
-        if id(item) in self.holders.numbers:
-            return HOLDER, self.holders.numbers[id(item)]
-        leaves, form = take_apart(item)
+        number = self.holders.numbers.get(id(item))
+        if number is not None:
+            return HOLDER, number
+        pairs, form = take_apart(item)
         if form == LEAF:
             return ITEM, item
-        return BUILT, form, tuple([leaf for _, leaf in leaves])
+        leaves = tuple([leaf for _, leaf in pairs])
+        lasting = type(item) in KINDS.values() and any(isinstance(x, torch.Tensor) for x in leaves)
+        if lasting and self._tells(leaves):  # the program may know it by identity
+            return HOLDER, self.holders.add(item)
+        return BUILT, form, leaves
 
-    def _holder(self, kind: str, item: Any) -> tuple[Any, ...]:
+    def _holders(self) -> list[tuple[Any, ...]]:
+        """All containers; what one holds may be another."""
+        told, items = list[tuple[Any, ...]](), self.holders.items
+        while len(told) < len(items):
+            number = len(told)
+            told.append(self._holder(self.holders.kinds[number], number, items[number]))
+        return told
+
+    def _holder(self, kind: str, number: int, item: Any) -> tuple[Any, ...]:
         """A container with all that it holds; of one that is not all its items, those of a form."""
         longest = item.maxlen if isinstance(item, deque) else None
         if issubclass(KINDS[kind], dict):
             pairs = ((key, each) for key, each in dict.items(item) if each is not MISSING)
             told = [(key, self._value(each)) for key, each in pairs]
-            number = self.holders.numbers.get(id(item), NAMES)
             known = [(key, each) for key, each in told if (number, key) in self._read
                      or self._tells((key, each))]  # fmt: skip
             self._fewer[number] = len(told) - len(known)

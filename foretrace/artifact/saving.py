@@ -17,7 +17,7 @@ from foretrace.artifact.stored import Stored, stored_json
 from foretrace.artifact.tensors import Tensors
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.op import Op
-from foretrace.ir.program import Graph, Recorded
+from foretrace.ir.program import Graph, Input, Recorded
 from foretrace.ir.requirements import Requirements
 from foretrace.ir.structure import LIVE
 from foretrace.ir.walk import every_op
@@ -116,9 +116,26 @@ def _parts(recorded: Recorded, tensors: Tensors) -> Parts:
     parts = Parts(roots, tensors)
     check_state(roots)
     for item in recorded.inputs:
-        if item.tensor is not None and item.argument is None:
-            tensors.add(item.tensor, item.role.name)
+        tensor = item.tensor if item.read is None else _there(item)
+        if tensor is not None and item.argument is None:
+            tensors.add(tensor, item.role.name)
     return parts
+
+
+def _there(item: Input) -> torch.Tensor | None:
+    """The tensor that a program goes on from, where its calls leave it; None for a number.
+
+    Raises:
+        Refusal: it is gone.
+    """
+    read, attempt, found = item.read, Attempt(KeyError), None
+    assert read is not None
+    with attempt:
+        found = read() if read.kind is None else None
+    if attempt.error is not None:
+        raise Refusal(f"the program goes on from {item.role.name}, which is gone",
+                      kind="not saved", do="save it where it can be called")  # fmt: skip
+    return found
 
 
 def _number_of(tensors: Tensors, parts: Parts, item: Any) -> int:
