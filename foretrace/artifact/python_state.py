@@ -13,12 +13,11 @@ import torch
 
 from foretrace.artifact.holders import KINDS, Holders
 from foretrace.artifact.objects import Trained
+from foretrace.artifact.unsaved import one_call, outside
 from foretrace.errors import Attempt, Refusal, line_of
 from foretrace.ir.members import MISSING
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.requirements import (
-    AFTER_ONE,
-    FIRST_CALL,
     OPEN,
     Change,
     Contents,
@@ -131,10 +130,8 @@ class Told:
             Refusal: the first call has made what later ones find.
         """
         if isinstance(held, Held) and held.left:
-            raise Refusal(
-                f"the program leaves {held.name} where there was none, and a file of that answers"
-                " one call", kind="not saved", at=held.at, do=AFTER_ONE,
-            )  # fmt: skip
+            there = "where there was none" * (held.before is MISSING)
+            raise one_call(f"the program leaves another {held.name} {there}".rstrip(), held.at)
         spot = self.holders.held(held) if isinstance(held, (Held, HeldLength)) else None
         if spot is None or spot in self._read:
             return None
@@ -207,12 +204,3 @@ def _leaf(leaf: Any) -> tuple[Any, ...]:
     if leaf is OPEN:
         return ("open",)
     return ("tensor",) if isinstance(leaf, torch.Tensor) else ("is", leaf)
-
-
-def outside(what: str, at: Any) -> Refusal:
-    """The refusal of state that no file holds."""
-    return Refusal(
-        f"{what}, which lives outside of the program, and no file holds that",
-        kind="not saved", at=at,
-        do=("take it as an argument and return it, or register it as a buffer", FIRST_CALL),
-    )  # fmt: skip

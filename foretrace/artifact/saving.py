@@ -12,14 +12,14 @@ from foretrace import torch_api
 from foretrace.artifact.archive import write
 from foretrace.artifact.holders import bare
 from foretrace.artifact.parts import Parts, check_state
-from foretrace.artifact.python_state import Told, outside
+from foretrace.artifact.python_state import Told
 from foretrace.artifact.stored import Stored, stored_json
 from foretrace.artifact.tensors import Tensors
+from foretrace.artifact.unsaved import check_python
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.op import Op
 from foretrace.ir.program import Graph, Input, Recorded
 from foretrace.ir.requirements import Requirements
-from foretrace.ir.structure import LIVE
 from foretrace.ir.walk import every_op
 from foretrace.records.encode import Encoder, no_form
 from foretrace.records.forms import RECORDED, REQUIRED
@@ -62,7 +62,7 @@ def save(path: Path, recorded: Recorded, cuts: Sequence[Stored], *, beside: bool
         Refusal: the program needs what no file holds: Python of its own, state outside of it, what
             another class of tensors does. It has the line.
     """
-    _check_python(recorded)
+    check_python(recorded)
     for stored in cuts:
         for graph in _graphs(stored):
             _check_calls(graph)
@@ -129,9 +129,8 @@ def _there(item: Input) -> torch.Tensor | None:
         Refusal: it is gone.
     """
     read, attempt, found = item.read, Attempt(KeyError), None
-    assert read is not None
     with attempt:
-        found = read() if read.kind is None else None
+        found = read() if read is not None and read.kind is None else None
     if attempt.error is not None:
         raise Refusal(f"the program goes on from {item.role.name}, which is gone",
                       kind="not saved", do="save it where it can be called")  # fmt: skip
@@ -209,25 +208,3 @@ def _check_calls(graph: Graph) -> None:
 
 def _modules(op: Op) -> list[str]:
     return [str(each) for each in op.origin.module.stack()] if op.origin.module else []
-
-
-def _check_python(recorded: Recorded) -> None:
-    """Refuse a program that calls, or hands on, what lives outside of it.
-
-    Raises:
-        Refusal: with the line.
-    """
-    requires = recorded.requires
-    for index in requires.hooked:
-        raise outside(f"the program runs hooks of {recorded.inputs[index].role}", None)
-    for handed in requires.handed:
-        if handed.itself is not None:
-            raise outside("the program returns an object that lives outside of it", None)
-    for name, item in requires.constants.items():
-        if isinstance(item, LIVE):
-            raise Refusal(
-                f"{name} is {type(item).__name__}, an object with state, among the arguments",
-                kind="not saved", at=requires.defined,
-                do=f"capture a function that has {name} from outside, as in lambda x: step({name},"
-                " x)",
-            )  # fmt: skip
