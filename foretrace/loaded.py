@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from foretrace.artifact.by_role import ByRole
 from foretrace.artifact.loading import load as load_file, tensors_outside
-from foretrace.artifact.objects import Named, other_state
 from foretrace.artifact.parts import Loadable
 from foretrace.artifact.stored import PAIR, Stored
 from foretrace.artifact.trained import tells_all, trained_by
 from foretrace.errors import Refusal
 from foretrace.program import HALVES, Cut, Program
 from foretrace.records.told import GONE
+from foretrace.resumed.by_role import ByRole
+from foretrace.resumed.objects import Named, other_state
 
 
 class Loaded(Loadable):

@@ -9,7 +9,6 @@ import torch
 
 from foretrace.artifact.archive import read
 from foretrace.artifact.parts import Loadable, parts_of
-from foretrace.artifact.restored import Restored, Restoring
 from foretrace.artifact.schema import Manifest
 from foretrace.artifact.stored import Stored, stored_of
 from foretrace.artifact.tensors import tensors_of
@@ -26,6 +25,7 @@ from foretrace.records.open_sizes import fill
 from foretrace.records.spelled import check_schemas
 from foretrace.records.structures import Classes
 from foretrace.records.told import by_the_graph
+from foretrace.resumed.restored import Restored, Restoring
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.semantics import Captured, TargetSemantics
 from foretrace.tensors.abstract import Types

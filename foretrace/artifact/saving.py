@@ -10,12 +10,9 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.artifact.archive import write
-from foretrace.artifact.holders import bare
 from foretrace.artifact.parts import Parts, check_state
-from foretrace.artifact.python_state import Told
 from foretrace.artifact.stored import Stored, stored_json
 from foretrace.artifact.tensors import Tensors
-from foretrace.artifact.unsaved import check_python
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.op import Op
 from foretrace.ir.program import Graph, Input, Recorded
@@ -26,6 +23,9 @@ from foretrace.records.forms import RECORDED, REQUIRED
 from foretrace.records.open_sizes import symbols_json
 from foretrace.records.spelled import schemas
 from foretrace.records.told import python
+from foretrace.resumed.holders import bare
+from foretrace.resumed.telling import Told
+from foretrace.resumed.unsaved import check_python
 from foretrace.tensors.wrapped import Unwrap, Wrap
 from foretrace.trace.hooks import RETAIN, HookCall
 

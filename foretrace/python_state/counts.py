@@ -140,16 +140,16 @@ class Counts:
 
     @contextmanager
     def lent(
-        self, symbol: Callable[[StateRead, str], Any], given: dict[int, tuple[Any, Any]],
-        called: Mapping[int, Called],
-    ) -> Iterator[list[Change]]:  # fmt: skip
+        self, symbol: Callable[[StateRead, str], Any], outside: object, called: Mapping[int, Called]
+    ) -> Iterator[list[Change]]:
         """Inside, the program finds symbols; what it has left there is in the list at the end.
 
         Args:
             symbol: makes one for the number at a place.
-            given: takes each, and the number, by the id of the one.
+            outside: its `lent` takes each, and the number, by the id of the one.
             called: what dicts of optimizers are about, by id.
         """
+        given: dict[int, Any] = getattr(outside, "lent", {})
         left, lent = list[Change](), list[tuple[Place, Any, list[Any], str]]()
         try:
             for change, numbers in self._places.values():

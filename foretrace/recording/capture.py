@@ -427,8 +427,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             given = capture.opened(given, loan)
             call = call_args, call_kwargs = in_structure.build(iter(given))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
-            lent = capture.counts.lent(capture.count, getattr(capture.outside, "lent", {}),
-                                       before.called)  # fmt: skip
+            lent = capture.counts.lent(capture.count, capture.outside, before.called)
             with watching, capture.gradients.reading(), lent as counting:
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)

@@ -121,7 +121,7 @@ def flagged_before() -> None:
     kept(program, X)()
 
 
-ONE_CALL = "artifact/unsaved.py:one_call"
+ONE_CALL = "resumed/unsaved.py:one_call"
 refuses(
     "not saved", ONE_CALL, saves(Remembers(), X), Remembers.forward, kept(Returns(), X),
     called_before,
@@ -196,7 +196,7 @@ def chosen_before() -> None:
     CHOSEN["now"] = None
 
 
-refuses("not saved", "artifact/unsaved.py:outside", saves(chooses, X), chooses, kept(Returns(), X),
+refuses("not saved", "resumed/unsaved.py:outside", saves(chooses, X), chooses, kept(Returns(), X),
         chosen_before)  # fmt: skip
 HOOKED = nn.Parameter(OWN[0].clone())
 HOOKED.register_hook(lambda gradient: gradient * 2)
@@ -219,7 +219,7 @@ def hooked_inside(x: Tensor) -> Tensor:
     return found
 
 
-CHECK = "artifact/unsaved.py:check_python"
+CHECK = "resumed/unsaved.py:check_python"
 refuses("not saved", CHECK, saves(hooked_before, X), hooked_before, kept(hooked_inside, X))
 NET = nn.Linear(8, 8)
 

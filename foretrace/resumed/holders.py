@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import torch
 
-from foretrace.artifact.objects import Named, class_of
 from foretrace.ir.members import attributes_of
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import Contents, Held, HeldLength, HeldNames, Place
+from foretrace.resumed.objects import Named, class_of
 
 KINDS: Mapping[str, type[Any]] = MappingProxyType({
     "dict": dict, "list": list, "set": set, "deque": deque, "OrderedDict": OrderedDict,

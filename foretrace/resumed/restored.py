@@ -7,9 +7,6 @@ from typing import Any
 
 import torch
 
-from foretrace.artifact.holders import KINDS
-from foretrace.artifact.objects import LoadedObject, LoadedOptimizer, Named, Places, Trained
-from foretrace.artifact.python_state import BUILT, CONTENT, HOLDER, ITEM, ON_THE_CALL
 from foretrace.errors import Frame
 from foretrace.ir.members import MISSING
 from foretrace.ir.program import Recorded
@@ -30,6 +27,9 @@ from foretrace.ir.requirements import (
     content_of,
 )
 from foretrace.ir.structure import LEAF, Structure
+from foretrace.resumed.holders import KINDS
+from foretrace.resumed.objects import LoadedObject, LoadedOptimizer, Named, Places, Trained
+from foretrace.resumed.telling import BUILT, CONTENT, HOLDER, ITEM, ON_THE_CALL
 
 A_TENSOR = torch.empty(0)
 """In the place of one that a container held: another is read at each call"""

@@ -11,9 +11,6 @@ from typing import Any
 
 import torch
 
-from foretrace.artifact.holders import KINDS, Holders
-from foretrace.artifact.objects import Trained
-from foretrace.artifact.unsaved import one_call, outside
 from foretrace.errors import Attempt, Refusal, line_of
 from foretrace.ir.members import MISSING
 from foretrace.ir.program import Input, Recorded
@@ -33,6 +30,9 @@ from foretrace.ir.requirements import (
 )
 from foretrace.ir.structure import LEAF, take_apart
 from foretrace.records.encode import Encoder
+from foretrace.resumed.holders import KINDS, Holders
+from foretrace.resumed.objects import Trained
+from foretrace.resumed.unsaved import one_call, outside
 
 ON_THE_CALL: Mapping[type[Place], str] = MappingProxyType(
     {OnInput: "input", OnGradient: "gradient", OnArguments: "arguments"}

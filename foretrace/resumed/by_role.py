@@ -6,7 +6,6 @@ from typing import Any, Final, NoReturn
 
 import torch
 
-from foretrace.artifact.objects import other_state, shown
 from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.ir.members import MISSING
@@ -14,6 +13,7 @@ from foretrace.ir.program import Input
 from foretrace.ir.requirements import StateRead, tensor_of
 from foretrace.ir.structure import LEAF, take_apart
 from foretrace.ir.types import TensorType
+from foretrace.resumed.objects import other_state, shown
 
 FIXED: Final = "the program has the names that it has: change what they hold"
 
