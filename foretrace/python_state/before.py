@@ -120,6 +120,17 @@ class Before:
         held = [type(each).__name__ for each in self.opaque if _holds_abstract([each])]
         return [*failed, *(f"a {name}, which holds a tensor of the run" for name in held)]
 
+    def name_modules(self) -> dict[int, str]:
+        """Names for the tensors of modules that an object holds (`self.model`), by id."""
+        modules = [x for x in self._seen.values() if isinstance(x, nn.Module)]
+        inside = {id(x) for each in modules for x in torch_api.submodule_table(each).values()}
+        roots = [x for x in modules if id(x) not in inside and id(x) not in self._lent]
+        named = [(self.name(each), each) for each in roots]
+        return {
+            id(tensor): f"{name}.{path}" for name, module in named if name.isidentifier()
+            for each in (module.named_parameters, module.named_buffers) for path, tensor in each()
+        }  # fmt: skip
+
     def name_optimizers(self, names: dict[int, str]) -> dict[int, str]:
         """Names for what optimizers keep of parameters, by id; `names`: of the parameters."""
         found = dict[int, str]()

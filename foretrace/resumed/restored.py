@@ -188,7 +188,12 @@ class Restoring:
         need(at is None or isinstance(at, Frame), "the line of a state")
         items = {index: Kept(*path) for index, path in kept}
         need(all(type(index) is int for index in items), "a state")
-        return State(self._place(place), form, first, count, at, items, like)
+        made = State(self._place(place), form, first, count, at, items, like)
+        if items:  # they are looked up when all of a call is done
+            now = made.place.now
+            for each in items.values():
+                each.of(now)
+        return made
 
     def _change(self, told: Sequence[Any]) -> Change:
         place, value, at, path = told
