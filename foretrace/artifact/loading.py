@@ -101,13 +101,14 @@ def _python(told: Any, recorded: Recorded, root: Loadable) -> Restored:
         item = recorded.inputs[index]
         if type(name) is not str or not isinstance(module, torch.nn.Module):
             raise damaged(PROGRAM, f"an input is {name!r:.60}")
-        item.owner, item.tensor = (module, name), None
+        item.owner = module, name
     names = {id(each): name for name, each in root.named_parameters()}
     return Restoring(told, recorded, names).all()
 
 
 NOTHING: dict[str, Any] = {"dict": [[name, []] for name in (
     "states", "reads", "forms", "tied", "changed", "gradients", "held", "objects", "optimizers",
+    "hooked",
 )] + [["holders", [{"tuple": ["dict", None, []]}]]]}  # fmt: skip
 """The Python state of a program that has none"""
 

@@ -165,7 +165,8 @@ def _roots(recorded: Recorded) -> Mapping[str, nn.Module]:
     """The modules that no other one holds, by their paths."""
     requires = recorded.requires
     constants = {id(item.tensor) for item in recorded.inputs if item.owner is None}
-    used = {
+    used = {id(item.owner[0]) for item in recorded.inputs if item.owner is not None}
+    used |= {
         id(state.module) for state in requires.met
         for table in torch_api.tensor_tables(state.module)
         if any(id(each) in constants for each in table.values() if each is not None)

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.ir.members import MISSING
@@ -162,8 +163,8 @@ class LoadedObject:
         return f"<loaded {self.stands_for}: {inside}>"
 
     def state_dict(self) -> dict[str, Any]:
-        """Its attributes, by name."""
-        return dict(vars(self))
+        """Its attributes, by name; without modules and objects, which have a state of their own."""
+        return {name: each for name, each in vars(self).items() if not isinstance(each, OWN_STATE)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take the attributes of another; what the program does not read of them is left out.
@@ -179,9 +180,11 @@ class LoadedObject:
         Raises:
             Refusal: as for `load_state_dict`.
         """
-        space, name = vars(self), self._about[0]
-        known = {key: given[key] for key in space if key in given} if _named(given) else given
-        filling.entries(space, known, lambda key: f"{name}.{key}")
+        name, mine = self._about[0], self.state_dict()
+        known = {key: given[key] for key in mine if key in given} if _named(given) else given
+        check_names(mine, known, lambda key: f"{name}.{key}")
+        for key, each in known.items():
+            filling.item(f"{name}.{key}", vars(self), key, each)
 
 
 class LoadedOptimizer(torch.optim.Optimizer):
@@ -204,6 +207,7 @@ class LoadedOptimizer(torch.optim.Optimizer):
         for group, params in zip(groups, lists, strict=True):
             group["params"] = params
         self.param_groups, self.state = groups, state
+        torch_api.stepped_elsewhere(self)
         self.stands_for, self._names, self._places = stands_for, names, places
 
     def __repr__(self) -> str:
@@ -260,6 +264,10 @@ class LoadedOptimizer(torch.optim.Optimizer):
         if type(key) is int and 0 <= key < len(every):
             return self._names.get(id(every[key]), f"parameter {key}")
         return repr(key)
+
+
+OWN_STATE = torch.nn.Module, LoadedObject, torch.optim.Optimizer
+"""What has a state_dict"""
 
 
 def class_of(item: Any) -> str:

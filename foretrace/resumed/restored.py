@@ -90,8 +90,13 @@ class Restoring:
             tensor = inputs[index].live()
             need(isinstance(tensor, torch.Tensor), "a gradient of nothing")
             tensor.grad = gradient
+        for item in inputs:
+            if item.gradient_of is not None and item.gradient_of.argument is None:
+                item.tensor = item.live()
         for index, read in told["reads"]:
             inputs[index].read = self._reading(read)
+        need(all(type(index) is int and inputs[index] for index in told["hooked"]), "a hook")
+        requires.hooked = dict.fromkeys(told["hooked"], ((), ()))  # the graph has what others did
         requires.forms = [self._reading(each) for each in told["forms"]]
         requires.tied = [(self._reading(each), index) for each, index in told["tied"]]
         requires.states = [self._state(n, each) for n, each in enumerate(told["states"])]

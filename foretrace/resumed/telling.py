@@ -86,8 +86,8 @@ class Told:
         told["holders"] = self._holders()
         told["held"] = [self._of_told(each) for each in held]
         told |= {
-            "gradients": list(self._gradients(inputs)), "objects": self.holders.objects,
-            "optimizers": self.holders.optimizers,
+            "hooked": [*requires.hooked], "gradients": list(self._gradients(inputs)),
+            "objects": self.holders.objects, "optimizers": self.holders.optimizers,
         }  # fmt: skip
         return told
 

@@ -35,12 +35,6 @@ def check_python(recorded: Recorded) -> None:
     """
     requires = recorded.requires
     _check_again(recorded)
-    for index in requires.hooked:
-        raise Refusal(
-            f"the program runs hooks of {recorded.inputs[index].role}, which were there before it,"
-            " and no file holds those", kind="not saved", at=requires.defined,
-            do="register them in the program, and remove them there",
-        )  # fmt: skip
     for handed in requires.handed:
         if handed.itself is not None:
             raise outside("the program returns an object that lives outside of it", None)

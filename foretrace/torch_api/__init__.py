@@ -176,6 +176,7 @@ from foretrace.torch_api.patches import (
     replaced as replaced,
     scalars_index as scalars_index,
     selective_policy as selective_policy,
+    stepped_elsewhere as stepped_elsewhere,
     switched as switched,
     uncompiled as uncompiled,
     unoptimized as unoptimized,

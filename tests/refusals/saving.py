@@ -198,29 +198,7 @@ def chosen_before() -> None:
 
 refuses("not saved", "resumed/unsaved.py:outside", saves(chooses, X), chooses, kept(Returns(), X),
         chosen_before)  # fmt: skip
-HOOKED = nn.Parameter(OWN[0].clone())
-HOOKED.register_hook(lambda gradient: gradient * 2)
-BARE = nn.Parameter(OWN[0].clone())
-
-
-def hooked_before(x: Tensor) -> Tensor:  # here
-    (x * HOOKED).sum().backward()
-    HOOKED.grad = None
-    return x + 1
-
-
-def hooked_inside(x: Tensor) -> Tensor:
-    handle = BARE.register_hook(lambda gradient: gradient * 2)
-    (x * BARE).sum().backward()
-    handle.remove()
-    assert BARE.grad is not None
-    found = BARE.grad.clone()
-    BARE.grad = None
-    return found
-
-
 CHECK = "resumed/unsaved.py:check_python"
-refuses("not saved", CHECK, saves(hooked_before, X), hooked_before, kept(hooked_inside, X))
 NET = nn.Linear(8, 8)
 
 
