@@ -12,9 +12,10 @@ from foretrace.artifact.parts import Loadable
 from foretrace.artifact.stored import PAIR, Stored
 from foretrace.artifact.trained import tells_all, trained_by
 from foretrace.errors import Refusal
-from foretrace.frames.sources import asking_line
 from foretrace.program import HALVES, Cut, Program
 from foretrace.records.told import GONE
+from foretrace.resumed.by_role import ByRole
+from foretrace.resumed.objects import Named, other_state
 
 
 class Loaded(Loadable):
@@ -31,6 +32,11 @@ class Loaded(Loadable):
     """classes of results that this process does not know, for which others stand"""
     outside: dict[str, torch.Tensor]
     """tensors that the program found outside of its arguments and modules, by name"""
+    objects: Named
+    """what it goes on from beside its modules, by the names in its code: optimizers, containers,
+    what stands for other objects"""
+    python_state: ByRole
+    """the tensors and open numbers in them, by the names in its signature"""
     _cuts: dict[str, Cut]
 
     def __init__(self, path: Path, classes: Iterable[type]) -> None:
@@ -40,7 +46,9 @@ class Loaded(Loadable):
         space: Any = vars(self)  # the program's modules and tensors may have these names
         space["program"] = Program(recorded, found.captured.semantics)
         space["missing_classes"], space["_cuts"] = found.missing, {}
-        space["outside"] = tensors_outside(recorded)
+        space["outside"] = tensors_outside(recorded, found.python)
+        space["objects"] = found.python.names
+        space["python_state"] = ByRole(recorded.inputs, found.python.tensors)
         for stored in found.cuts:
             self._add(stored)
 
@@ -87,8 +95,9 @@ class Loaded(Loadable):
 
     @cached_property
     def _call(self) -> Any:
-        if "export" in self._cuts:
-            return self._cuts["export"]
+        for name in ("export", "step"):
+            if name in self._cuts:
+                return self._cuts[name]
         if HALVES[0] not in self._cuts:
             return self.program.cut("export")
         forward, backward = self.pair()
@@ -117,23 +126,16 @@ class Loaded(Loadable):
         for name in [*mine, *state_dict] if strict else ():
             if name not in mine or name not in state_dict:
                 where = "the artifact lacks" if name in state_dict else "is missing"
-                raise _other_state(f"{where} {name}" if name in state_dict else f"{name} {where}")
+                raise other_state(f"{where} {name}" if name in state_dict else f"{name} {where}")
         for name in [name for name in mine if name in state_dict]:
             now, then = state_dict[name], mine[name]
             if now.shape != then.shape or now.dtype != then.dtype:
-                raise _other_state(f"{name} is {_told(now)}, in the artifact {_told(then)}")
+                raise other_state(f"{name} is {_told(now)}, in the artifact {_told(then)}")
         return super().load_state_dict(state_dict, strict, assign)
 
 
 def _told(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _other_state(what: str) -> Refusal:
-    return Refusal(
-        f"the state is that of another model: {what}", kind="another state", at=asking_line(),
-        do="load the state_dict of the model that was saved, or save the other model",
-    )  # fmt: skip
 
 
 def load(path: str | Path, *, classes: Iterable[type] = ()) -> Loaded:

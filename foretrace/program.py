@@ -271,15 +271,18 @@ class Program:
 
         Args:
             path: where; "step.ft".
-            cuts: those that are stored: names ("export", "aten", "joint", "pair"), cuts of this
-                program, or pairs; without any, "export".
+            cuts: those that are stored: names ("export", "aten", "step", "joint", "pair"), cuts
+                of this program, or pairs; without any, "export", or "step" of a training step.
             loss: for cuts by name, the index of the scalar output to differentiate.
             parameters: "inside" the file, or "beside" it, in `path` with `.safetensors`.
 
         Raises:
             Refusal: a cut has no graph, or the program needs what no file holds; with the line.
         """
-        made = [self._stored(each, loss) for each in cuts or ("export",)]
+        recorded = self.recorded
+        alone = recorded.asks_gradients and not recorded.trained_outside
+        own = "step" if alone else "export"
+        made = [self._stored(each, loss) for each in cuts or (own,)]
         with self._asked():
             check_saved(made, parameters)
             beside = parameters == "beside"

@@ -25,6 +25,7 @@ from foretrace.records.open_sizes import fill
 from foretrace.records.spelled import check_schemas
 from foretrace.records.structures import Classes
 from foretrace.records.told import by_the_graph
+from foretrace.resumed.restored import Restored, Restoring
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.semantics import Captured, TargetSemantics
 from foretrace.tensors.abstract import Types
@@ -43,6 +44,8 @@ class Artifact:
     manifest: Manifest
     captured: Captured
     cuts: tuple[Stored, ...]
+    python: Restored
+    """what the program goes on from beside its modules"""
     missing: tuple[str, ...]
     """classes that this process does not know, for which others stand"""
 
@@ -77,7 +80,7 @@ def _made(
     decoder.join(found["pieces"])
     required = _fields(found["requires"], REQUIRED, decoder)
     if classes.missing:
-        _check_inputs(required, classes.missing)
+        _check_inputs(classes.missing)
     recorded = _fields(found["recorded"], RECORDED, decoder)
     symbols = Symbols()
     fill(symbols, found["symbols"], decoder)
@@ -85,9 +88,29 @@ def _made(
     made = Recorded(**recorded, symbols=symbols, requires=requires, again=by_the_graph)
     _check_indices(made)
     _set_on(made)
+    python = _python(decoder.item(found.get("python", NOTHING)), made, root)
     semantics = TargetSemantics(made.target, Types(symbols), RULES)
     cuts = tuple(stored_of(each, decoder) for each in found["cuts"])
-    return Artifact(manifest, Captured(made, semantics), cuts, tuple(classes.missing))
+    captured = Captured(made, semantics)
+    return Artifact(manifest, captured, cuts, python, tuple(classes.missing))
+
+
+def _python(told: Any, recorded: Recorded, root: Loadable) -> Restored:
+    """The Python state; tensors of modules are read where they are."""
+    for index, module, name in told.get("owners", ()):
+        item = recorded.inputs[index]
+        if type(name) is not str or not isinstance(module, torch.nn.Module):
+            raise damaged(PROGRAM, f"an input is {name!r:.60}")
+        item.owner = module, name
+    names = {id(each): name for name, each in root.named_parameters()}
+    return Restoring(told, recorded, names).all()
+
+
+NOTHING: dict[str, Any] = {"dict": [[name, []] for name in (
+    "states", "reads", "forms", "tied", "changed", "gradients", "held", "objects", "optimizers",
+    "hooked",
+)] + [["holders", [{"tuple": ["dict", None, []]}]]]}  # fmt: skip
+"""The Python state of a program that has none"""
 
 
 def _fields(found: Any, kinds: Any, decoder: Decoder) -> dict[str, Any]:
@@ -98,7 +121,7 @@ def _fields(found: Any, kinds: Any, decoder: Decoder) -> dict[str, Any]:
     return given
 
 
-def _check_inputs(required: dict[str, Any], missing: list[str]) -> None:
+def _check_inputs(missing: list[str]) -> None:
     """Refuse arguments of a class that nobody here can make.
 
     Raises:
@@ -136,9 +159,11 @@ def _set_on(recorded: Recorded) -> None:
             vars(tensor)[name] = item
 
 
-def tensors_outside(recorded: Recorded) -> dict[str, torch.Tensor]:
+def tensors_outside(recorded: Recorded, python: Restored) -> dict[str, torch.Tensor]:
     """The tensors that the program has read outside of its arguments and modules, by name."""
+    known = python.tensors
     return {
         item.role.name: item.tensor for item in recorded.inputs
         if item.tensor is not None and item.owner is None and item.argument is None
+        and item.gradient_of is None and id(item.tensor) not in known
     }  # fmt: skip

@@ -27,16 +27,16 @@ class Parts:
     """The modules of a file, each by its number; the first is the root.
 
     Args:
-        roots: the modules that the program reaches, by the prefix of their parameters' names; a
-            program that is a module has the prefix "".
+        roots: the modules that the program reaches, by the prefix of their parameters' names; one
+            alone has none, as a program that is a module.
     """
 
     def __init__(self, roots: Mapping[str, nn.Module], tensors: Tensors) -> None:
         self.tensors = tensors
         self.numbers: dict[int, int] = {}
         self.rows: list[dict[str, Any]] = []
-        if "" in roots:
-            self._add(roots[""], "")
+        if len(roots) == 1:  # all names are those of its one module
+            self._add(next(iter(roots.values())), "")
         else:
             children: dict[str, int | None] = {}
             self.rows.append({})
@@ -75,7 +75,9 @@ def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-RESERVED = frozenset({"cut", "cuts", "pair", "program", "outside", "missing_classes"})
+RESERVED = frozenset(
+    {"cut", "cuts", "pair", "program", "outside", "missing_classes", "python_state", "objects"}
+)
 """Names of a loaded program's own, which no tensor of its root can have; a submodule may"""
 
 
@@ -95,7 +97,7 @@ def check_state(roots: Mapping[str, nn.Module]) -> None:
                 f"the state_dict has {min(other)} unlike what the module has registered",
                 kind="not saved", do="register it as a buffer, or leave it out of the state_dict",
             )  # fmt: skip
-    tables = torch_api.tensor_tables(roots[""]) if "" in roots else ()
+    tables = torch_api.tensor_tables(*roots.values()) if len(roots) == 1 else ()
     taken = sorted(name for table in tables for name in table if name in RESERVED)
     if taken:
         raise Refusal(

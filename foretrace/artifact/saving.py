@@ -8,20 +8,24 @@ from typing import Any
 import torch
 from torch import nn
 
+from foretrace import torch_api
 from foretrace.artifact.archive import write
 from foretrace.artifact.parts import Parts, check_state
 from foretrace.artifact.stored import Stored, stored_json
 from foretrace.artifact.tensors import Tensors
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.op import Op
-from foretrace.ir.program import Graph, Recorded
-from foretrace.ir.requirements import FIRST_CALL, Requirements
+from foretrace.ir.program import Graph, Input, Recorded
+from foretrace.ir.requirements import Requirements
 from foretrace.ir.walk import every_op
 from foretrace.records.encode import Encoder, no_form
 from foretrace.records.forms import RECORDED, REQUIRED
 from foretrace.records.open_sizes import symbols_json
 from foretrace.records.spelled import schemas
 from foretrace.records.told import python
+from foretrace.resumed.holders import bare
+from foretrace.resumed.telling import Told
+from foretrace.resumed.unsaved import check_python
 from foretrace.tensors.wrapped import Unwrap, Wrap
 from foretrace.trace.hooks import RETAIN, HookCall
 
@@ -58,7 +62,7 @@ def save(path: Path, recorded: Recorded, cuts: Sequence[Stored], *, beside: bool
         Refusal: the program needs what no file holds: Python of its own, state outside of it, what
             another class of tensors does. It has the line.
     """
-    _check_python_state(recorded)
+    check_python(recorded)
     for stored in cuts:
         for graph in _graphs(stored):
             _check_calls(graph)
@@ -86,19 +90,51 @@ def _told(
         "recorded": {name: encoder.item(getattr(recorded, name)) for name in RECORDED},
         "symbols": symbols_json(recorded.symbols, encoder),
         "cuts": [stored_json(stored, encoder) for stored in cuts], "pieces": encoder.pieces(),
-        "records": encoder.rows, "parts": parts.rows,
+        "python": told_state(recorded, parts, encoder), "records": encoder.rows,
+        "parts": parts.rows,
     }  # fmt: skip
+
+
+def told_state(recorded: Recorded, parts: Parts, encoder: Encoder) -> Any:
+    """The Python state, and whose tensors are those that the program has found as constants."""
+    owned = dict[int, tuple[Any, str]]()
+    for state in (*recorded.requires.modules, *recorded.requires.met):
+        if id(state.module) in parts.numbers:
+            for table in torch_api.tensor_tables(state.module):
+                owned |= {id(each): (state.module, name) for name, each in table.items()}
+    owners = [
+        (index, *owned[id(item.tensor)]) for index, item in enumerate(recorded.inputs)
+        if item.owner is None and item.argument is None and id(item.tensor) in owned
+        and item.tensor is not None
+    ]  # fmt: skip
+    return encoder.item({**Told(recorded, encoder, owned).all(), "owners": owners})
 
 
 def _parts(recorded: Recorded, tensors: Tensors) -> Parts:
     """The modules of a program; all tensors that it has get their numbers and names."""
-    roots = _roots(recorded.requires)
+    roots = _roots(recorded)
     parts = Parts(roots, tensors)
     check_state(roots)
     for item in recorded.inputs:
-        if item.tensor is not None and item.argument is None:
-            tensors.add(item.tensor, item.role.name)
+        tensor = item.tensor if item.read is None else _there(item)
+        if tensor is not None and item.argument is None:
+            tensors.add(tensor, item.role.name)
     return parts
+
+
+def _there(item: Input) -> torch.Tensor | None:
+    """The tensor that a program goes on from, where its calls leave it; None for a number.
+
+    Raises:
+        Refusal: it is gone.
+    """
+    read, attempt, found = item.read, Attempt(KeyError), None
+    with attempt:
+        found = read() if read is not None and read.kind is None else None
+    if attempt.error is not None:
+        raise Refusal(f"the program goes on from {item.role.name}, which is gone",
+                      kind="not saved", do="save it where it can be called")  # fmt: skip
+    return found
 
 
 def _number_of(tensors: Tensors, parts: Parts, item: Any) -> int:
@@ -125,12 +161,22 @@ def _required(requires: Requirements, parts: Parts, encoder: Encoder) -> dict[st
     return found
 
 
-def _roots(requires: Requirements) -> Mapping[str, nn.Module]:
+def _roots(recorded: Recorded) -> Mapping[str, nn.Module]:
     """The modules that no other one holds, by their paths."""
+    requires = recorded.requires
+    constants = {id(item.tensor) for item in recorded.inputs if item.owner is None}
+    used = {id(item.owner[0]) for item in recorded.inputs if item.owner is not None}
+    used |= {
+        id(state.module) for state in requires.met
+        for table in torch_api.tensor_tables(state.module)
+        if any(id(each) in constants for each in table.values() if each is not None)
+    }  # fmt: skip
     found: dict[str, nn.Module] = {}
-    for state in requires.modules:
-        if not any(_holds(prefix, state.path) for prefix in found):
-            found[state.path] = state.module
+    for state in (*requires.modules, *requires.met):
+        inside = any(id(each) in used for each in state.module.modules())
+        path = bare(state.path) if state in requires.met else state.path
+        if (state in requires.modules or inside) and not any(_holds(p, path) for p in found):
+            found[path] = state.module
     return found
 
 
@@ -163,34 +209,3 @@ def _check_calls(graph: Graph) -> None:
 
 def _modules(op: Op) -> list[str]:
     return [str(each) for each in op.origin.module.stack()] if op.origin.module else []
-
-
-def _check_python_state(recorded: Recorded) -> None:
-    """Refuse a program that reads or leaves what lives outside of it, or counts.
-
-    Raises:
-        Refusal: with the line.
-    """
-    requires = recorded.requires
-    for change in requires.changed:
-        raise _outside(f"the program changes {change.name}", change.at)
-    for state in requires.states:
-        raise _outside(f"the program leaves tensors in {state.place.name}", state.at)
-    for item in recorded.inputs:
-        if item.read is not None:
-            raise _outside(f"the program reads {item.role.name} from where it left it", None)
-    for read in (*requires.forms, *(read for read, _ in requires.tied)):
-        raise _outside(f"the program fills {read.place.name}", None)
-    for index in requires.hooked:
-        raise _outside(f"the program runs hooks of {recorded.inputs[index].role}", None)
-    for handed in requires.handed:
-        if handed.itself is not None:
-            raise _outside("the program returns an object that lives outside of it", None)
-
-
-def _outside(what: str, at: Any) -> Refusal:
-    return Refusal(
-        f"{what}, which lives outside of the program, and no file holds that",
-        kind="not saved", at=at,
-        do=("take it as an argument and return it, or register it as a buffer", FIRST_CALL),
-    )  # fmt: skip

@@ -153,7 +153,7 @@ class Conditions(Checks):
             return self.source.bind(item.tensor, item.role.name)
         module, name = item.owner
         local, tables = self.source.names.new(item.role.name), torch_api.tensor_tables(module)
-        table = tables[item.role.kind == "buffer"]
+        table = tables[name not in tables[0]]
         self.line(f"{local} = {self.source.bind(table, 'table')}[{name!r}]")
         return local
 

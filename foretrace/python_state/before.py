@@ -91,7 +91,7 @@ class Before:
         """the globals of functions that call `int` or `float`"""
         self._met: dict[type, set[str]] = {}
         """classes of objects, and the members that were looked at"""
-        self._called = dict[int, Called]()
+        self.called = dict[int, Called]()
         """the dicts of optimizers, by id"""
         self._changed: list[Kept] | None = None
         """what was found changed after the run"""
@@ -120,19 +120,30 @@ class Before:
         held = [type(each).__name__ for each in self.opaque if _holds_abstract([each])]
         return [*failed, *(f"a {name}, which holds a tensor of the run" for name in held)]
 
+    def name_modules(self) -> dict[int, str]:
+        """Names for the tensors of modules that an object holds (`self.model`), by id."""
+        modules = [x for x in self._seen.values() if isinstance(x, nn.Module)]
+        inside = {id(x) for each in modules for x in torch_api.submodule_table(each).values()}
+        roots = [x for x in modules if id(x) not in inside and id(x) not in self._lent]
+        named = [(self.name(each), each) for each in roots]
+        return {
+            id(tensor): f"{name}.{path}" for name, module in named if name.isidentifier()
+            for each in (module.named_parameters, module.named_buffers) for path, tensor in each()
+        }  # fmt: skip
+
     def name_optimizers(self, names: dict[int, str]) -> dict[int, str]:
         """Names for what optimizers keep of parameters, by id; `names`: of the parameters."""
         found = dict[int, str]()
         optimizers = [x for x in self._seen.values() if isinstance(x, torch.optim.Optimizer)]
         for optimizer in optimizers:
             groups = optimizer.param_groups
-            self._called |= {id(g): called(f"group {i}") for i, g in enumerate(groups)}
+            self.called |= {id(g): called(f"group {i}") for i, g in enumerate(groups)}
             every = [p for group in groups for p in group["params"]]
             inner = {id(p): names.get(id(p), f"parameter {i}") for i, p in enumerate(every)}
-            self._called[id(optimizer.state)] = called("the optimizer", inner)
+            self.called[id(optimizer.state)] = called("the optimizer", inner)
             for key, kept in dict.items(optimizer.state):
                 if isinstance(kept, dict) and id(key) in inner:
-                    about = self._called[id(kept)] = called(inner[id(key)])
+                    about = self.called[id(kept)] = called(inner[id(key)])
                     found |= {id(item): about.of(name) for name, item in kept.items()}
         return found
 
@@ -204,8 +215,8 @@ class Before:
 
     def name(self, item: Any) -> str:
         """The name of what holds an object; its type where none does."""
-        if id(item) in self._called:
-            return self._called[id(item)]
+        if id(item) in self.called:
+            return self.called[id(item)]
         modules = [vars(each) for each in self._seen.values() if isinstance(each, nn.Module)]
         kept = [each.before for each in self._all() if isinstance(each, (KeptNames, KeptDict))]
         spaces = [*modules, *kept]

@@ -4,7 +4,7 @@
 again with a symbol in the place of the number, so that the graph takes the one of its call.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import is_not
@@ -24,7 +24,7 @@ from foretrace.ir.requirements import (
     StateRead,
 )
 from foretrace.ir.structure import take_apart
-from foretrace.python_state.restoring import told_of
+from foretrace.python_state.restoring import Called, told_of
 
 
 def is_open(item: Any) -> bool:
@@ -140,14 +140,16 @@ class Counts:
 
     @contextmanager
     def lent(
-        self, symbol: Callable[[StateRead, str], Any], given: dict[int, tuple[Any, Any]]
+        self, symbol: Callable[[StateRead, str], Any], outside: object, called: Mapping[int, Called]
     ) -> Iterator[list[Change]]:
         """Inside, the program finds symbols; what it has left there is in the list at the end.
 
         Args:
             symbol: makes one for the number at a place.
-            given: takes each, and the number, by the id of the one.
+            outside: its `lent` takes each, and the number, by the id of the one.
+            called: what dicts of optimizers are about, by id.
         """
+        given: dict[int, Any] = getattr(outside, "lent", {})
         left, lent = list[Change](), list[tuple[Place, Any, list[Any], str]]()
         try:
             for change, numbers in self._places.values():
@@ -157,7 +159,8 @@ class Counts:
                 opened = [OPEN if i in numbers else leaf for i, leaf in enumerate(every)]
                 for i in sorted(numbers):
                     read = StateRead(place, structure, tuple(opened), i, type(every[i]))
-                    name = told_of(change, leaves[i][0])
+                    about, path = called.get(id(place.holder)), leaves[i][0]
+                    name = about.of(place.key, path) if about else told_of(change, path)
                     every[i] = symbol(read, name)
                 put = structure.build(iter(every)) if numbers else place.before
                 lent.append((place, put, every, change.name))

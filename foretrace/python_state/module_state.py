@@ -56,8 +56,15 @@ def owners_of(fn: Callable[..., Any]) -> dict[str, nn.Module]:
 
 
 def names_of_tensors(fn: Callable[..., Any]) -> dict[int, str]:
-    """Names under which a function's closure and globals hold tensors."""
-    return {id(found): name for name, found in _reachable(fn) if isinstance(found, torch.Tensor)}
+    """Names under which the closure and globals of a function, or method, hold tensors."""
+    names = dict[int, str]()
+    for name, found in _reachable(getattr(fn, "__func__", fn)):
+        if isinstance(found, torch.Tensor):
+            names[id(found)] = name
+        elif isinstance(found, nn.Module):
+            own = (*found.named_parameters(), *found.named_buffers())
+            names |= {id(each): f"{name}.{path}" for path, each in own}
+    return names
 
 
 def _reachable(fn: Callable[..., Any]) -> list[tuple[str, Any]]:

@@ -417,7 +417,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
     leaves, in_structure = named_arguments(fn, args, kwargs)
     lines, recorder, target = partial(capture.lines, fn), capture.recorder, capture.semantics.target
     owners = owners_of(fn) | {n: leaf for n, leaf in leaves if isinstance(leaf, torch.nn.Module)}
-    capture.names = names_of_tensors(fn)
+    capture.names = before.name_modules() | names_of_tensors(fn)
     requires = _required_of_call(fn, [name for name, _ in leaves], in_structure, recorder)
     with unchanged_state(lines), borrowed(owners, before) as loan:
         requires.modules = loan.states()
@@ -430,7 +430,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             given = capture.opened(given, loan)
             call = call_args, call_kwargs = in_structure.build(iter(given))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
-            lent = capture.counts.lent(capture.count, getattr(capture.outside, "lent", {}))
+            lent = capture.counts.lent(capture.count, capture.outside, before.called)
             with watching, capture.gradients.reading(), lent as counting:
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)

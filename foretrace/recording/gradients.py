@@ -306,8 +306,7 @@ class RunLeaves:
             return self.of(value), (), ()
         tables = torch_api.hooks_of(run.real[index])
         before, after = ([*table.values()] if table else [] for table in tables)
-        if before or after:
-            self.hooked[index] = tuple(before), tuple(after)
+        self.hooked[index] = tuple(before), tuple(after)
         return run.real[index], before, after
 
     def outside(self) -> dict[int, Value]:

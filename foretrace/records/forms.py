@@ -73,6 +73,11 @@ def _holds(call: HookCall) -> bool:
     return call.holds or any(True for _ in abstract_in([call.hook]))
 
 
+def _constant(item: Input) -> torch.Tensor | None:
+    """The tensor that an input is; a gradient is found at what it is of."""
+    return None if item.gradient_of is not None else item.tensor
+
+
 def _outcome(definition: Definition | None, views: tuple[tuple[int, int, int], ...]) -> Outcome:
     """What calls that are alike come to, as far as sizes 0 and 1 are looked at with it."""
     known = tuple([(result, operand, Share(how)) for result, operand, how in views])
@@ -177,7 +182,7 @@ ROWS: tuple[tuple[type, Form], ...] = (
         "owner": maybe(row_of(MODULE, text)), "argument": PLACE, "hooked": TRUTH,
         "size": maybe(size), "gradient_of": maybe(a(Input)), "read": a(type(None)), "memory": TRUTH,
         "number": lambda item: item in {None, int, float},
-    }, Input)),
+    }, Input, {"tensor": _constant, "read": lambda item: None})),
     (Output, Form("output", {
         "value": anything, "role": a(Role), "same_as": PLACE, "view_of": PLACE,
         "view_type": maybe(a(TensorType)), "apart": TRUTH, "through": maybe(a(Output)),

@@ -1,6 +1,5 @@
 """What JSON has no word for: dtypes, devices, operators, functions of Python's, by their names."""
 
-import math
 import operator
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -34,8 +33,8 @@ TYPES: Mapping[str, type] = MappingProxyType({
     (int, float, bool, complex, str, bytes, tuple, list, dict, set, frozenset, slice, type(None))
 })  # fmt: skip
 _TABLES: tuple[Mapping[str, Any], ...] = (
-    OF_SIZES, ROUNDING, ARITHMETIC, ALONE, COMPARED,
-    {each.__name__: each for each in (*TEXTS, operator.getitem, operator.not_, math.sqrt)},
+    OF_SIZES, ROUNDING, ARITHMETIC, ALONE, COMPARED, *torch_api.STEPS_OF_FLOATS,
+    {each.__name__: each for each in (*TEXTS, operator.getitem, operator.not_)},
 )  # fmt: skip
 PYTHON: Mapping[str, Callable[..., Any]] = MappingProxyType({
     f"{each.__module__}.{each.__name__}": each for table in _TABLES for each in table.values()

@@ -116,6 +116,7 @@ from foretrace.torch_api.fake import (
 )
 from foretrace.torch_api.floats import (
     MATH as MATH,
+    STEPS_OF_FLOATS as STEPS_OF_FLOATS,
     FloatNode as FloatNode,
     FollowedFloats as FollowedFloats,
     as_integer as as_integer,
@@ -176,6 +177,7 @@ from foretrace.torch_api.patches import (
     replaced as replaced,
     scalars_index as scalars_index,
     selective_policy as selective_policy,
+    stepped_elsewhere as stepped_elsewhere,
     switched as switched,
     uncompiled as uncompiled,
     unoptimized as unoptimized,

@@ -188,6 +188,13 @@ ASKED: Mapping[str, Callable[..., Any]] = MappingProxyType({
 })  # fmt: skip
 ROOTS = frozenset({"isqrt", "gcd", "lcm", "comb", "perm", "factorial"})
 """Functions of integers alone"""
+MATHS: Mapping[str, Callable[..., Any]] = MappingProxyType({
+    name: function for name, function in vars(math).items()
+    if callable(function) and name not in ROOTS and not name.startswith("_")
+})  # fmt: skip
+"""Python's functions of floats, each of which may be a step"""
+STEPS_OF_FLOATS = MATHS, UNARY, BINARY
+"""What steps between numbers may call"""
 NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 
@@ -211,8 +218,7 @@ class FollowedFloats:
         self._before: list[tuple[Any, str, Any]] = []
         self._math = [
             (math, name, _function(function, compute, follows))
-            for name, function in vars(math).items()
-            if callable(function) and name not in ROOTS and not name.startswith("_")
+            for name, function in MATHS.items()
         ]
         self._made = compute, follows, call
         self._places = self._math

@@ -260,6 +260,14 @@ def replaced(functions: dict[str, Callable[..., Any]]) -> Iterator[dict[str, Cal
             _put(place, key, originals[name])
 
 
+def stepped_elsewhere(optimizer: torch.optim.Optimizer) -> None:
+    """Let schedules take it for one whose `step` was called: they warn of others.
+
+    Source: torch/optim/lr_scheduler.py, `LRScheduler.step`, torch 2.13; nothing public tells it.
+    """
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
 def division(name: str) -> Callable[..., Any]:
     """What a division of symbolic numbers is while it is not replaced."""
     place, key = PLACES[name]

@@ -21,7 +21,7 @@ ROOMS = (
     *("duals", "trace", "rules", "targets", "python_state", "history", "through"),
     *("backward", "recording", "emit", "branches", "passes", "writing", "wrappers", "partition"),
     *("guards", "runtime", "backends"),
-    *("pieces", "dispatcher", "explain", "compare", "alignment", "records", "artifact"),
+    *("pieces", "dispatcher", "explain", "compare", "alignment", "records", "resumed", "artifact"),
     *("program", "loaded", "compat", "cli"),
     *("__init__", "__main__"),
 )

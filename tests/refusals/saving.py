@@ -121,14 +121,112 @@ def flagged_before() -> None:
     kept(program, X)()
 
 
-OUTSIDE = "artifact/saving.py:_outside"
+ONE_CALL = "resumed/unsaved.py:one_call"
 refuses(
-    "not saved", OUTSIDE, saves(Remembers(), X), Remembers.forward, kept(Returns(), X),
+    "not saved", ONE_CALL, saves(Remembers(), X), Remembers.forward, kept(Returns(), X),
     called_before,
 )  # fmt: skip
 refuses(
-    "not saved", OUTSIDE, saves(Flagged(), X), Flagged.forward, kept(Returns(), X), flagged_before
+    "not saved", ONE_CALL, saves(Flagged(), X), Flagged.forward, kept(Returns(), X), flagged_before
 )
+
+
+class Logs:
+    def __init__(self) -> None:
+        self.log: list[Tensor] = []
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.log.append(x.sum())  # here
+        return x + 1
+
+
+refuses("not saved", ONE_CALL, saves(Logs(), X), Logs.__call__, kept(Returns(), X),
+        called_before)  # fmt: skip
+TABLE = {1: 0.5}
+
+
+class ByATable:
+    """A number by which it looks something up, which no open one can do."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.calls += 1  # here
+        return x * TABLE.get(self.calls, 2.0)
+
+
+def by_a_table(x: Tensor, calls: int) -> tuple[Tensor, int]:
+    return x * TABLE.get(calls + 1, 2.0), calls + 1
+
+
+refuses("not saved", ONE_CALL, saves(ByATable(), X), ByATable.__call__, kept(by_a_table, X, 0),
+        called_before)  # fmt: skip
+
+
+class Widens:
+    """What it leaves has another dtype than what it finds."""
+
+    def __init__(self) -> None:
+        self.last = torch.ones(8)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.last = (self.last + x).double()  # here
+        return x + 1
+
+
+def widens(x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    return x + 1, (last + x).double()
+
+
+refuses("not saved", ONE_CALL, saves(Widens(), X), Widens.__call__,
+        kept(widens, X, torch.ones(8)), called_before)  # fmt: skip
+CHOSEN: dict[str, Any] = {"now": None}
+CHOICE = nn.Linear(2, 2)
+
+
+def chooses(x: Tensor) -> Tensor:
+    CHOSEN["now"] = CHOICE  # here
+    return x + 1
+
+
+def chosen_before() -> None:
+    chooses(X)
+    kept(chooses, X)()
+    CHOSEN["now"] = None
+
+
+refuses("not saved", "resumed/unsaved.py:outside", saves(chooses, X), chooses, kept(Returns(), X),
+        chosen_before)  # fmt: skip
+CHECK = "resumed/unsaved.py:check_python"
+NET = nn.Linear(8, 8)
+
+
+def of_a_net(net: nn.Module, x: Tensor) -> Any:  # here
+    return net(x)
+
+
+refuses("not saved", CHECK, saves(of_a_net, NET, X), of_a_net, kept(lambda x: of_a_net(NET, x), X))
+
+
+class Gone:
+    def __init__(self) -> None:
+        self.total = torch.zeros(8)
+
+    def __call__(self, x: Tensor) -> Tensor:  # here
+        self.total = self.total + x.sum(0)
+        return self.total * 2
+
+
+def saved_when_gone() -> None:
+    summed = Gone()
+    program = foretrace.capture(summed, (X,))
+    del summed.total
+    with TemporaryDirectory() as folder:
+        program.save(Path(folder) / "program.ft")
+
+
+refuses("not saved", "artifact/saving.py:_there", saved_when_gone, Gone.__call__, kept(Gone(), X))
 
 
 def adds_grown(x: Tensor) -> Tensor:  # here
