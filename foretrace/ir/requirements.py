@@ -406,6 +406,13 @@ class HeldLength:
     before: int
 
 
+@dataclass(slots=True, eq=False)
+class HeldMembers(HeldLength):
+    """What a set had in it, that is no plain data: the very objects."""
+
+    members: tuple[object, ...]
+
+
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
 class ModuleState:
     """How a module was when the program ran."""

@@ -1,6 +1,6 @@
 """What a run leaves in memory: new contents of its inputs, and values that were written over."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Set as AbstractSet
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.frames.lines import Lines
-from foretrace.holding.wrapped import check_unchanged, stand_in
+from foretrace.holding.wrapped import check_unchanged, known_as
 from foretrace.ir.op import Op, Value, ViewStep, Write, values_in
 from foretrace.ir.program import Input, Mutation, Output, Role
 from foretrace.ir.requirements import FIRST_CALL
@@ -20,6 +20,7 @@ from foretrace.mutation.made_leaves import value_of
 from foretrace.mutation.outs import LEAVE_OUT
 from foretrace.mutation.overlap import place
 from foretrace.python_state.module_state import Borrowed
+from foretrace.python_state.states import Run
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.wrapped import wraps
 from foretrace.trace.recorder import Recorder
@@ -59,14 +60,19 @@ def mutations_of(
                 check_based(alias, line_of(recorder, new))
             kept = _keeps_history(recorder, item.value, new)
             found.append(Mutation(index, new, hidden=not alias.version.count, kept=kept))
+    return [*found, *_bound_anew(recorder, inputs, placeholders, loan)]
+
+
+def _bound_anew(
+    recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: Borrowed
+) -> Iterator[Mutation]:
     indices = {id(item.tensor): index for index, item in enumerate(inputs)}
-    stood = {id(placeholder) for placeholder in placeholders}
     for before, bound in loan.rebound():
-        now = stand_in(bound, recorder) if wraps(type(bound)) else bound
-        if isinstance(now, Abstract) and id(now) not in stood:
-            value = value_of(now, recorder)
-            found.append(Mutation(indices[id(before)], value, rebound=True))
-    return found
+        if bound is before or bound is None:
+            continue
+        index, now = indices[id(before)], known_as(bound, recorder)
+        if now is not placeholders[index]:
+            yield Mutation(index, value_of(now, recorder), rebound=True)
 
 
 def _shape_left(
@@ -213,12 +219,18 @@ def lend_attributes(placeholder: Abstract, tensor: torch.Tensor) -> None:
 
 
 def check_attributes_kept(
-    loan: Borrowed, real: list[Any], placeholders: list[Any], lines: Lines
+    loan: Borrowed, run: Run, themselves: AbstractSet[int], lines: Lines
 ) -> None:
-    """Refuse a program that stores a tensor in a module, or sets an attribute of a tensor."""
-    loan.check_attributes({id(placeholder) for placeholder in placeholders}, lines)
-    for tensor, placeholder in zip(real, placeholders, strict=True):
-        if not isinstance(placeholder, Abstract) or isinstance(tensor, torch_api.FakeTensor):
+    """Refuse a program that stores a tensor in a module, or sets an attribute of a tensor.
+
+    `themselves`: those that the program has no stand-ins of; their attributes are kept.
+    """
+    pairs = [*zip(run.real, run.placeholders, strict=True)]
+    stands = {id(tensor): stands for tensor, stands in pairs}
+    loan.check_attributes(stands, lines)
+    for index, (tensor, placeholder) in enumerate(pairs):
+        fake = not isinstance(placeholder, Abstract) or isinstance(tensor, torch_api.FakeTensor)
+        if fake or index in themselves:
             continue
         if wraps(type(tensor)):
             if placeholder.ft_instance is not None:

@@ -105,6 +105,35 @@ refuses(
     captured(Returns(), X), once_before(Hooks(), X),
 )  # fmt: skip
 
+
+class Swaps(nn.Module):
+    """Has another weight after its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.spare = nn.Linear(8, 8), [nn.Parameter(torch.ones(8, 8))]
+
+    def forward(self, x: Tensor) -> Any:
+        if self.inner.weight is not self.spare[0]:
+            self.inner.weight = self.spare[0]  # here
+        return self.inner(x)
+
+
+class CopiesInto(Swaps):
+    """Has another value there."""
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            self.inner.weight.copy_(self.spare[0])
+        return self.inner(x)
+
+
+refuses(
+    "side effect", "python_state/module_state.py:check_parameters",
+    captures(Swaps(), X), Swaps.forward,
+    captured(CopiesInto(), X), once_before(Swaps(), X),
+)  # fmt: skip
+
 KEPT: list[Any] = []
 
 

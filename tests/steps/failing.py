@@ -9,11 +9,9 @@ FAILS: dict[str, str] = {
     "parameters_are_set_from_a_vector": "the program sets tensor.data",
     "hooks_that_are_removed_again": "the program stores a tensor, f32[3], where",
     "a_copy_of_the_model_tries_first": "tensor.data_ptr reads values that do not",
-    "warm_restarts_of_momentum": "the program raised KeyError: ",
 }
 ONLY_AS_A_WHOLE: frozenset[str] = frozenset(
     {
-        "warm_restarts_of_momentum",
         "a_last_batch_of_one_row",
         "a_penalty_on_batches_of_several_sizes",
     }
