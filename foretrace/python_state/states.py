@@ -29,6 +29,7 @@ from foretrace.ir.requirements import (
     HeldNames,
     Kept,
     OnArguments,
+    OnData,
     OnGradient,
     OnInput,
     Place,
@@ -50,7 +51,7 @@ from foretrace.tensors.abstract import Abstract
 
 CONTAINERS = (dict, list, tuple)
 FILLED = (dict, list, set, deque)
-ON_THE_CALL = (OnArguments, OnGradient, OnInput)
+ON_THE_CALL = (OnArguments, OnData, OnGradient, OnInput)
 """Places that each call has of its own"""
 
 
@@ -324,6 +325,8 @@ def _role(change: Change, path: str) -> Role:
     place = change.place
     if isinstance(place, OnGradient):
         return Role("state", f"gradient of {place.name.removesuffix('.grad')}")
+    if isinstance(place, OnData):
+        return Role("state", f"memory of {place.name.removesuffix('.data')}")
     return Role("state", told_of(change, path))
 
 

@@ -66,6 +66,7 @@ from foretrace.recording.new_contents import (
     begins_read,
     check_attributes_kept,
     check_together,
+    idle,
     lend_attributes,
     line_of,
     mutations_of,
@@ -140,7 +141,7 @@ class Capture:
         told.hooking, told.written = Hooking(self.recorder), self._written
         told.room = self.gradients.room
         if self.outside is not None:
-            told.switch = self.leaves.switch
+            told.switch, told.take = self.leaves.switch, self.leaves.take
 
     def placeholder(
         self, tensor: torch.Tensor, kind: Any, name: str,
@@ -402,6 +403,7 @@ class Capture:
         self._views.clear()
         self._known.clear()
         self.gradients.bound.clear()
+        self.leaves.taken.clear()
         self.steps.casts = list  # it holds all that was kept of Python's state
         part(self.recorder.viewed)
         self.recorder.casts.forget()
@@ -466,12 +468,12 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             outs, out_structure = take_apart(result)
             requires.handed = handed_back(result, call, ())
             kept, others = left_in(before, loan, capture.outside, capture, requires, lines)
-            kept += [*counting, *capture.gradients.left()]
+            kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
             requires.handed += handed_back(result, (), _filled(kept))
             changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
             read_again(kept, capture, requires)
-            mutations = _mutations(capture, loan, requires)
+            mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
             capture.note_asked(requires)
             overwritten, asked = overwritten_in(recorder), capture.types.symbols.by_program()
@@ -532,17 +534,25 @@ def _note_held(
     check_found(requires, lines)
 
 
-def _mutations(capture: Capture, loan: Borrowed, requires: Requirements) -> list[Mutation]:
+def _leaves(kept: list[Change]) -> list[tuple[str, Any]]:
+    return [leaf for change in kept for leaf in take_apart(change.after)[0]]
+
+
+def _mutations(
+    capture: Capture, loan: Borrowed, requires: Requirements, given: list[tuple[str, Any]]
+) -> list[Mutation]:
     recorder, placeholders = capture.recorder, capture.placeholders
-    reshaped, flags = requires.reshaped, capture.leaves.flags
-    mutations = mutations_of(recorder, capture.inputs, placeholders, loan, reshaped, flags)
+    mutations = mutations_of(
+        recorder, capture.inputs, placeholders, loan, requires.reshaped, capture.leaves
+    )
     requires.begins = begins_read(recorder, placeholders, mutations)
     for views in requires.together.values():
         requires.begins |= dict.fromkeys(views, requires.defined)
     written = {mutation.index: mutation.value for mutation in mutations}
+    requires.idle = idle(recorder.log, capture.inputs, placeholders, given) - written.keys()
     capture.anew = {mutation.index for mutation in mutations if mutation.rebound}
     check_shared_memory(
-        apart(capture.real, requires.together),
+        apart(capture.real, requires),
         set(written),
         lambda i: line_of(recorder, written[i]),
     )
@@ -555,11 +565,11 @@ def _outputs(
 ) -> list[Output]:  # fmt: skip
     """What the program returns, and then what it leaves in Python state."""
     written = {mutation.index for mutation in mutations}
-    made = Outputs(capture.recorder, capture.given, capture.lift, written)
+    before = {taken.before: i for i, taken in capture.leaves.taken.items()}
+    made = Outputs(capture.recorder, capture.given, capture.lift, written, before)
     outputs = [made.of(Role("output", name), leaf) for name, leaf in outs]
     requires.states, states = states_of(kept, made.of, len(outputs), lines)
-    given = [leaf for _, leaf in outs]
-    given += [leaf for change in kept for _, leaf in take_apart(change.after)[0]]
+    given = [leaf for _, leaf in (*outs, *_leaves(kept))]
     check_together(capture.recorder, given, capture.inputs)
     return [*outputs, *states]
 

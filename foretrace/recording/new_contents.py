@@ -1,6 +1,6 @@
 """What a run leaves in memory: new contents of its inputs, and values that were written over."""
 
-from collections.abc import Collection, Iterator, Set as AbstractSet
+from collections.abc import Iterator, Set as AbstractSet
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from foretrace.mutation.outs import LEAVE_OUT
 from foretrace.mutation.overlap import place
 from foretrace.python_state.module_state import Borrowed
 from foretrace.python_state.states import Run
+from foretrace.recording.gradients import RunLeaves
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.wrapped import wraps
 from foretrace.trace.recorder import Recorder
@@ -30,18 +31,19 @@ NEW = "use the operator that returns a new tensor, such as detach() or transpose
 
 def mutations_of(
     recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: Borrowed,
-    reshaped: dict[int, TensorType], flags: Collection[int] = (),
+    reshaped: dict[int, TensorType], leaves: RunLeaves,
 ) -> list[Mutation]:  # fmt: skip
     """Inputs that were written to, and buffers that were bound to another tensor.
 
-    `reshaped` takes how inputs lie that operators in place gave another shape. `flags`: those
-    of which the program has set `requires_grad`.
+    `reshaped` takes how inputs lie that operators in place gave another shape. `leaves` knows of
+    which the program has set `requires_grad`, and which have other memory now.
     """
     found = []
     for index, (item, placeholder) in enumerate(zip(inputs, placeholders, strict=True)):
         if item.size is not None or _untouched(item.value, placeholder):
             continue
-        alias = alias_of(placeholder).before_moving
+        taken = leaves.taken.get(index)
+        alias = taken.before if taken is not None else alias_of(placeholder).before_moving
         new = current(alias, recorder)
         new = recorder.histories.switched.get(new, new)
         if alias.parent is not None:
@@ -50,7 +52,9 @@ def mutations_of(
             reshaped[index] = _shape_left(item, placeholder, recorder, followed=new)
         if alias.initial is not item.value:
             raise _not_written_back(f"resizes the {item.role}", new, recorder, LEAVE_OUT)
-        if item.value.type.requires_grad and not (placeholder.requires_grad or index in flags):
+        if item.value.type.requires_grad and not (
+            placeholder.requires_grad or index in leaves.flags
+        ):
             raise _not_written_back(f"detaches the {item.role}", new, recorder)
         if new is not item.value:
             if item.value.type.sparse:
@@ -61,6 +65,19 @@ def mutations_of(
             kept = _keeps_history(recorder, item.value, new)
             found.append(Mutation(index, new, hidden=not alias.version.count, kept=kept))
     return [*found, *_bound_anew(recorder, inputs, placeholders, loan)]
+
+
+def idle(
+    ops: list[Op], inputs: list[Input], placeholders: list[Any], given: list[tuple[str, Any]]
+) -> frozenset[int]:
+    """State of earlier calls that no op reads, and that is not among what the run has `given`."""
+    reads = [i for i, item in enumerate(inputs) if item.read is not None and item.number is None]
+    if not reads:
+        return frozenset()
+    used = {value for op in ops for value in op.operands}
+    handed = {id(leaf) for _, leaf in given}
+    apart = [i for i in reads if inputs[i].value not in used and id(placeholders[i]) not in handed]
+    return frozenset(apart)
 
 
 def _bound_anew(

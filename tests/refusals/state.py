@@ -477,8 +477,17 @@ def copies(x: Tensor) -> Tensor:
     return x.copy_(x * 2)
 
 
-refuses("side effect", "tensors/abstract.py:_set_data", captures(sets_data, X), sets_data,
+refuses("side effect", "tensors/abstract.py:_set_data", exports(sets_data, X), sets_data,
         captured(lambda x: x.clone().copy_(x * 2), X))  # fmt: skip
+
+
+def sets_wider(x: Tensor) -> Tensor:
+    x.data = x.double()  # here
+    return x
+
+
+refuses("side effect", "mutation/in_place.py:_check_takes", captures(sets_wider, X), sets_wider,
+        captured(lambda x: x.clone().copy_(x.double()), X))  # fmt: skip
 
 
 def starts_to_follow(x: Tensor) -> Tensor:
