@@ -17,7 +17,7 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Subgraph, Tree, Value, target_name
 from foretrace.ir.program import Input, Recorded, Role
-from foretrace.ir.requirements import FIRST_CALL, Change, State
+from foretrace.ir.requirements import FIRST_CALL, Change, OnData, State
 from foretrace.ir.tree import map_tree
 from foretrace.ir.walk import called_in
 from foretrace.trace.hooks import SAVED
@@ -51,8 +51,17 @@ def check_shapes_stay(recorded: Recorded) -> Recorded:
     """The record, of which a graph is called by another tool.
 
     Raises:
-        Refusal: the program gives an input another shape in place, which no graph can do.
+        Refusal: the program gives an input another shape in place, or other memory, which no
+            graph can do.
     """
+    for state in recorded.requires.states:
+        if isinstance(state.place, OnData):
+            raise Refusal(
+                f"the program sets {state.place.name}, and a graph leaves an input's memory",
+                kind="side effect", at=state.at,
+                do=("write to it under no_grad: copy_(new)",
+                    "or foretrace.capture(...).cut('aten'), which takes it as it is"),
+            )  # fmt: skip
     for index in recorded.requires.reshaped:
         item = recorded.inputs[index]
         raise Refusal(

@@ -77,7 +77,7 @@ class CallGuards:
             raise refusal_of(found)
         tensors, sizes = found
         writes = {mutation.index: mutation.value for mutation in self.recorded.mutations}
-        shared = apart(tensors, self.recorded.requires.together)
+        shared = apart(tensors, self.recorded.requires)
         check_shared_memory(shared, set(writes), lambda i: self.recorded.made_at(writes[i]))
         return tensors, sizes
 

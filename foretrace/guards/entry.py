@@ -213,10 +213,11 @@ class Guards(Conditions):
         What modules hold has been looked at by the capture.
         """
         written = {m.index for m in self.recorded.mutations if not m.rebound}
+        requires = self.recorded.requires
         given = {
             i for i, item in enumerate(self.recorded.inputs)
             if (item.argument is not None and item.size is None) or item.read is not None
-        } - {i for views in self.recorded.requires.together.values() for i in views}  # fmt: skip
+        } - requires.idle - {i for views in requires.together.values() for i in views}  # fmt: skip
         names = [", ".join(self.inputs[i] for i in sorted(group)) for group in (written, given)]
         if written and len(written | given) > 1 and given:
             check = self.source.bind(apart, "apart")

@@ -6,25 +6,31 @@ and all else by identity.
 """
 
 import types
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
+
+import torch
 
 from foretrace import torch_api
 from foretrace.emit.python_source import Source
 from foretrace.errors import Frame, Late
 from foretrace.guards.guard import Check, Checks
-from foretrace.ir.members import MISSING, OWN, own_length
+from foretrace.ir.members import MISSING, OWN, own_items, own_length
+from foretrace.ir.plain_data import plain
 from foretrace.ir.requirements import (
     AFTER_ONE,
     Held,
     HeldLength,
+    HeldMembers,
     HeldNames,
     ModuleState,
     Requirements,
 )
 from foretrace.python_state.held import HOOKS
 
-BY_KEY = (dict, list, tuple, types.MappingProxyType)
+BY_KEY = (dict, list, tuple, deque, types.MappingProxyType)
 """Containers whose `[key]` runs nothing of the user's; for others that of their base is taken"""
 
 
@@ -38,6 +44,7 @@ class Facts(Checks):
             self._module(state)
         for held in (*requires.held, *(requires.of_hooks if hooks else ())):
             self._held(held)
+        self._apart(requires)
 
     def add(
         self,
@@ -96,6 +103,18 @@ class Facts(Checks):
             known = self.source.bind(hooks, "hooks")
             self.add(f"tuple({name}.values()) == {known}", repr(f"{path} has other hooks"))
 
+    def _apart(self, requires: Requirements) -> None:
+        """That no module has a tensor now that the program held elsewhere, and there alone."""
+        tables = [table for s in requires.modules for table in torch_api.tensor_tables(s.module)]
+        own = {id(tensor) for table in tables for tensor in table.values()}
+        members = (each.members for each in requires.held if isinstance(each, HeldMembers))
+        held = [each.before for each in requires.held if isinstance(each, Held)]
+        tensors = [x for x in (*held, *chain(*members)) if isinstance(x, torch.Tensor)]
+        others = [each for each in tensors if id(each) not in own]
+        if others and own:
+            apart = self.source.bind(_Apart(others, tables).hold, "apart")
+            self.add(f"{apart}()", repr("a module has a tensor now that was held elsewhere alone"))
+
     # ---- what else was held ------------------------------------------------------------------
 
     def _held(self, held: Held | HeldNames | HeldLength) -> None:
@@ -109,6 +128,9 @@ class Facts(Checks):
             length = "len" if known else self.source.bind(own_length, "length")
             condition = f"{length}({holder}) == {held.before}"
             self.add(condition, repr(f"{held.name} has more or fewer items than it had"))
+            if isinstance(held, HeldMembers):
+                same = self.source.bind(_Members(held.members).same, "members")
+                self.add(f"{same}({holder})", repr(f"{held.name} has other members"))
         elif held.itself:
             condition = f"{self._place(held, holder)} is {self.source.bind(held.before, 'itself')}"
             self.add(condition, repr(f"{held.name} is another object now"))
@@ -132,6 +154,34 @@ class Facts(Checks):
         base = next(each for each in BY_KEY if isinstance(held.holder, each))
         get: Any = base.__getitem__
         return f"{self.source.bind(get, 'get')}({holder}, {key})"
+
+
+class _Members:
+    """Whether a set has the members that it had."""
+
+    def __init__(self, members: tuple[object, ...]) -> None:
+        self.members = members  # alive, so that nothing else gets the id of one
+        self.keys = set(map(_by_identity, members))
+
+    def same(self, holder: Any) -> bool:
+        """Asked of Python's own type: a class may say otherwise."""
+        return {_by_identity(item) for _, item in own_items(holder)} == self.keys
+
+
+class _Apart:
+    """Whether tensors are none of those in modules' tables."""
+
+    def __init__(self, others: list[torch.Tensor], tables: Sequence[Mapping[str, Any]]) -> None:
+        self.others = {id(each): each for each in others}  # alive, as of sets
+        self.tables = tables
+
+    def hold(self) -> bool:
+        """Asked at each call."""
+        return not any(self.others.keys() & set(map(id, t.values())) for t in self.tables)
+
+
+def _by_identity(item: object) -> object:
+    return (type(item), item) if plain(item) else id(item)
 
 
 class _Added:

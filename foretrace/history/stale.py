@@ -72,7 +72,7 @@ class Stale:
             own = found.detached and (value in op.outs or op.origin.checkpoint is not None)
             return None if late or own else found
         seen = self.of(self._views[value][1], op) if value in self._views else None
-        return None if seen is None or seen.detached else seen
+        return None if seen is None or seen.detached or seen.alone else seen
 
     def _detached(self, value: Value) -> Overwritten | None:
         """The `detach_` of a tensor that a checkpoint has saved, of which it finds no history."""
@@ -215,7 +215,7 @@ def overwritten_in(recorder: Builder) -> dict[Value, Overwritten]:
     return {
         value: Overwritten(
             None if held.seen else current(held.alias, recorder), held.origin.frame, held.form,
-            held.origin.checkpoint, held.before, held.detached,
+            held.origin.checkpoint, held.before, held.detached, held.alone,
         )
         for value, held in recorder.overwritten.items()
     }  # fmt: skip

@@ -194,6 +194,8 @@ class Overwritten:
     afterwards is as it was"""
     detached: bool = False
     """it was only detached in place: what saved it as an operand does not find its node"""
+    alone: bool = False
+    """its tensor got other memory, by `.data`: views of it see what they saw"""
 
 
 @dataclass(slots=True, eq=False)

@@ -169,6 +169,14 @@ class OnGradient(Place):
         self.index = index
 
 
+class OnData(Place):
+    """The memory of an input; each call gives that of another tensor to the input that it has."""
+
+    def __init__(self, name: str, index: int) -> None:
+        super().__init__(name, {}, MISSING)
+        self.index = index
+
+
 class OnArguments(Place):
     """What containers and objects among the arguments hold; each call fills those that it has."""
 
@@ -248,6 +256,8 @@ class State:
             vars(inputs[self.place.index])[self.place.name] = item
         elif isinstance(self.place, OnGradient):
             inputs[self.place.index].grad = item
+        elif isinstance(self.place, OnData):
+            inputs[self.place.index].data = item
         elif isinstance(self.place, OnArguments):
             pour(item, call)
         else:
@@ -406,6 +416,13 @@ class HeldLength:
     before: int
 
 
+@dataclass(slots=True, eq=False)
+class HeldMembers(HeldLength):
+    """What a set had in it, that is no plain data: the very objects."""
+
+    members: tuple[object, ...]
+
+
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
 class ModuleState:
     """How a module was when the program ran."""
@@ -551,6 +568,8 @@ class Requirements:
     """the same of inputs whose written memory was viewed; a forward cut that trains does not ask"""
     together: dict[int, list[int]] = field(default_factory=dict)
     """inputs that are the memory of others, which are views of it while the program runs"""
+    idle: frozenset[int] = frozenset()
+    """inputs that nothing reads: what earlier calls have left, and this one leaves anew"""
     whole: dict[int, Frame | None] = field(default_factory=dict)
     """inputs that may be no views, and the line that asks it"""
     rooms: dict[int, tuple[Size, Frame | None]] = field(default_factory=dict)

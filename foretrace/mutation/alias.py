@@ -176,6 +176,8 @@ class Held:
     before: Op | None = None
     detached: bool = False
     """it was not written to, but `detach_` took its history"""
+    alone: bool = False
+    """it was not written to, but its tensor got other memory: views of it see what they saw"""
 
     @property
     def seen(self) -> bool:

@@ -1,16 +1,18 @@
 """Operators in place: what autograd refuses of them, and those that change a shape alone."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, ViewStep
+from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import Alias, Held, alias_of
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
-from foretrace.mutation.current import current, not_tracked
+from foretrace.mutation.current import current, not_tracked, rewrite
+from foretrace.mutation.made_leaves import value_of
 from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract, become_like, follow
 
@@ -135,6 +137,48 @@ def detach(recorder: Builder, tensor: Abstract) -> Abstract:
         recorder.overwritten.setdefault(old, Held(saved, alias.since, origin, None, detached=True))
     follow(tensor, requires_grad=False)
     return tensor
+
+
+def take_memory(recorder: Builder, tensor: Abstract, other: Abstract) -> Abstract:
+    """`tensor.data = other`: it sees the memory of the other from now on, and keeps its history.
+
+    What a backward has saved of the tensor itself it reads there, too; views see what they saw.
+    Source: VariableHooks::set_data in torch/csrc/autograd/variable.cpp.
+
+    Returns:
+        What else sees that memory so.
+
+    Raises:
+        Refusal: the other is of another type, or autograd has a history of the tensor.
+    """
+    old, before, its = alias_of(tensor), value_of(tensor, recorder), value_of(other, recorder)
+    _check_takes(tensor, before.type, its.type)
+    seen: Any = torch.ops.aten.detach.default(other)
+    like = alias_of(seen)
+    value, tensor.ft_value = seen.ft_value, seen.ft_value
+    tensor.ft_alias = new = Alias(tensor, like.parent, like.step)
+    if like.parent is not None:
+        like.parent.children.append(new)
+    if before.type.stride != its.type.stride:
+        become_like(tensor, seen)
+    old.tensor = lambda: None  # views of it see what they saw
+    new.version = old.version
+    if before.type.requires_grad:
+        value = rewrite(recorder, before, (), value, lambda: seen.ft_value)
+    new.become(value)
+    held = Held(new, new.since, recorder.origin(), None, alone=True)
+    recorder.overwritten.setdefault(before, held)
+    return cast("Abstract", seen)
+
+
+def _check_takes(tensor: Abstract, mine: TensorType, its: TensorType) -> None:
+    special = mine.wrapped or its.wrapped or mine.sparse or its.sparse or mine.lazy or its.lazy
+    alike = (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device)
+    if special or not alike or (mine.requires_grad and not tensor.ft_leaf):
+        raise Refusal(
+            f"the program sets tensor.data, where a {mine!r} was, to a {its!r}",
+            kind="side effect", do="use copy_, or a new tensor",
+        )  # fmt: skip
 
 
 def note_overwritten(alias: Alias, recorder: Builder) -> None:

@@ -12,6 +12,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
+from weakref import getweakrefcount
 
 import torch
 from torch import nn
@@ -107,6 +108,22 @@ class Before:
     def met(self) -> set[int]:
         """The ids of what was looked at, which lives as long as this."""
         return set(self._seen)
+
+    def reaches(self, tensors: Iterable[torch.Tensor]) -> set[int]:
+        """The ids of those of modules' tensors that the program may know by another way, too.
+
+        Something else holds it, if weakly; Python has set attributes on it; or code asks for the
+        `id` of something. What is found is kept as all else.
+        """
+        asked = "id" in self.mentioned
+        by_id = {id(tensor): tensor for tensor in tensors}
+        found = {
+            key for key, tensor in by_id.items()
+            if asked or key in self._seen or vars(tensor) or getweakrefcount(tensor)
+        }  # fmt: skip
+        self._queue.extend([by_id[key] for key in found])
+        self._walk()
+        return found
 
     def casts(self) -> list[tuple[dict[str, Any], str]]:
         """The globals in which `int` and `float` may stand for others while the program runs."""
@@ -292,7 +309,7 @@ class Before:
     def _inside(self, item: Any) -> None:
         """The members of a container, without a call of its class."""
         if own_length(item) <= LARGEST:
-            held = dict.values(item) if isinstance(item, dict) else gc.get_referents(item)
+            held = gc.get_referents(item)  # of a dict, keys and values
             self._queue.extend(each for each in held if type(each) not in ATOMS)
         if type(item) not in PLAIN:
             self._object(item)

@@ -16,13 +16,22 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
-from foretrace.ir.members import MISSING, attributes_of, own_items, own_kind, own_length, reached
+from foretrace.ir.members import (
+    MISSING,
+    OWN,
+    attributes_of,
+    own_items,
+    own_kind,
+    own_length,
+    reached,
+)
 from foretrace.ir.plain_data import LARGEST, plain, snapshot
 from foretrace.ir.requirements import (
     Change,
     Entry,
     Held,
     HeldLength,
+    HeldMembers,
     HeldNames,
     How,
     ModuleState,
@@ -150,7 +159,7 @@ class Reading:
         self._seen[id(item)] = item
         if issubclass(kind, nn.Module):
             self._met_module(name, item)
-        elif issubclass(kind, (dict, list, tuple)):
+        elif issubclass(kind, OWN):
             self._items(name, item, depth)
         elif not _of_a_library(item):
             self._object(name, item, depth)
@@ -223,10 +232,16 @@ class Reading:
 
     def _items(self, name: str, item: Any, depth: int) -> None:
         """A container of more than plain data; of a large one, how many items it has."""
-        self.found.append(HeldLength(name, item, own_length(item)))
-        for key, held in itertools.islice(own_items(item), LARGEST):
-            if plain(key) or isinstance(key, torch.Tensor):
-                shown = repr(key) if plain(key) else f"a tensor{list(key.shape)}"
+        length, items = own_length(item), [*itertools.islice(own_items(item), LARGEST)]
+        if own_kind(item) in (set, frozenset) and length == len(items):
+            members = tuple(held for _, held in items)
+            self.found.append(HeldMembers(name, item, length, members))
+            for held in members if depth else ():
+                self.follow(f"a member of {name}", held, depth - 1)
+            return
+        self.found.append(HeldLength(name, item, length))
+        for key, held in items if own_kind(item) not in (set, frozenset) else ():
+            if (shown := _shown(key)) is not None:
                 self._take(f"{name}[{shown}]", "item", item, key, held, depth)
 
     def _met_module(self, name: str, module: nn.Module) -> None:
@@ -239,6 +254,20 @@ class Reading:
             for table in torch_api.tensor_tables(state.module):
                 for key, tensor in table.items():
                     self.found.append(Held(f"{state.path}.{key}", "item", table, key, tensor))
+
+
+def _shown(key: Any) -> str | None:
+    """A key of a dict in words; None if to look it up may call its class."""
+    if plain(key):
+        return repr(key)
+    if isinstance(key, torch.Tensor):
+        return f"a tensor{list(key.shape)}"
+    if type(key) is tuple:
+        parts = [_shown(part) for part in key]
+        return None if None in parts else f"({', '.join(map(str, parts))})"
+    kind: Any = type(key)
+    own = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
+    return f"a {kind.__name__}" if own else None
 
 
 def _items(item: Any) -> Iterable[Any]:

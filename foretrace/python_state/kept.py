@@ -206,12 +206,17 @@ class KeptTensor:
 
     def __init__(self, item: torch.Tensor) -> None:
         self.item, self.before = item, _set_on(item)
-        self.attributes = KeptDict(object.__getattribute__(item, "__dict__"))
+        self.attributes = KeptAttributes(object.__getattribute__(item, "__dict__"))
 
     @property
     def intact(self) -> bool:
         """As `Kept` has it."""
-        return all_are(_set_on(self.item), self.before) and self.attributes.intact
+        return self.flags_intact and self.attributes.intact
+
+    @property
+    def flags_intact(self) -> bool:
+        """Whether autograd's part is as it was."""
+        return all_are(_set_on(self.item), self.before)
 
     def put_back(self) -> None:
         """As `Kept` has it."""

@@ -36,6 +36,7 @@ from foretrace.python_state.restoring import (
     put_back,
 )
 from foretrace.tensors.abstract import Abstract
+from foretrace.tensors.wrapped import wraps
 
 Stand: TypeAlias = Callable[[torch.Tensor, str, str, tuple[nn.Module, str]], Abstract]
 """(tensor, kind, name, (module, attribute)) -> its abstract tensor"""
@@ -92,15 +93,26 @@ class Borrowed:
         _check_not_scripted(named)
         self._loans = [_Loan(path, module, before.lend(module)) for path, module in named]
 
-    def replace(self, placeholder: Stand) -> None:
-        """Put abstract tensors in the place of parameters and buffers."""
+    def replace(self, placeholder: Stand, itself: Callable[[torch.Tensor], bool]) -> None:
+        """Put abstract tensors in the place of parameters and buffers.
+
+        Not of one for which `itself` says that the program reaches it elsewhere, too: it is one
+        object to the program, by whatever way (decision 051).
+        """
         for loan in self._loans:
             tables = torch_api.tensor_tables(loan.module)
             for kind, table in zip(("parameter", "buffer"), tables, strict=True):
                 for name, tensor in table.items():
                     if tensor is not None:
                         owner = (loan.module, name)
-                        table[name] = placeholder(tensor, kind, loan.full_name(name), owner)
+                        stands = placeholder(tensor, kind, loan.full_name(name), owner)
+                        table[name] = tensor if itself(tensor) else stands
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """The parameters and buffers."""
+        for loan in self._loans:
+            for table in torch_api.tensor_tables(loan.module):
+                yield from filter(torch.is_tensor, table.values())
 
     def show(self, as_program_has: Callable[[Any], Any]) -> None:
         """Let the program find what wraps others in the class that it is of."""
@@ -138,14 +150,20 @@ class Borrowed:
             for name, before in loan.registered("_buffers").items():
                 yield before, torch_api.tensor_tables(loan.module)[1].get(name)
 
-    def check_attributes(self, placeholders: set[int], lines: Lines) -> None:
+    def check_attributes(self, stands: dict[int, Any], lines: Lines) -> None:
         """Refuse a program that stored an abstract tensor in a plain attribute.
 
-        Tensors that stand for inputs (their ids) may be stored: they were there before. What a
-        module has registered (parameters, buffers, hooks) has to be as it was, too.
+        Tensors that stand for inputs may be stored: they were there before. What a module has
+        registered (parameters, buffers, hooks) has to be as it was, too.
+
+        Args:
+            stands: what stands for each input, by the id of that.
+            lines: of the program.
         """
+        placeholders = set(map(id, stands.values()))
         for loan in self._loans:
             loan.check_registered(lines)
+            loan.check_parameters(stands, lines)
             for name, now in loan.touched():
                 if any(id(tensor) not in placeholders for tensor in abstract_in([now])):
                     raise Refusal(
@@ -264,6 +282,21 @@ class _Loan:
                     module=self.named(),
                     do=("do it before the captured program is called", FIRST_CALL),
                 )
+
+    def check_parameters(self, stands: dict[int, Any], lines: Lines) -> None:
+        """Refuse a program after which one of the parameters is another tensor."""
+        now = torch_api.tensor_tables(self.module)[0]
+        for name, before in self.registered("_parameters").items():
+            kept = now[name] is before or now[name] is stands.get(id(before))
+            if before is not None and not (kept or wraps(type(before))):
+                raise Refusal(
+                    f"the program binds the parameter `{name}` of"
+                    f" {self.path or type(self.module).__name__} to another tensor",
+                    kind="side effect", at=lines.binding(name, type(self.module)),
+                    module=self.named(),
+                    do=("write to the parameter that there is: parameter.copy_(new) under no_grad",
+                        FIRST_CALL),
+                )  # fmt: skip
 
     def named(self) -> list[str]:
         """The module, as a refusal names it."""

@@ -18,6 +18,7 @@ from foretrace.python_state.kept import (
     KeptItems,
     KeptNames,
     KeptState,
+    KeptTensor,
 )
 from foretrace.tensors.abstract import Abstract
 
@@ -86,6 +87,8 @@ def changes_in(kept: Kept, name: Callable[[Any], str]) -> Iterable[Change]:
         return changes_of(kept.places())
     if isinstance(kept, (KeptItems, KeptDict)) and _made_again(kept):
         return ()
+    if isinstance(kept, KeptTensor) and kept.flags_intact:
+        return changes_in(kept.attributes, name)
     if isinstance(kept, KeptDict):
         return content_changes(name(kept.item), kept.item, kept.before, kept.now)
     if isinstance(kept, KeptContent) and not isinstance(kept, KeptState):

@@ -5,7 +5,7 @@ an earlier call has left there is an input, read at each call.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set as AbstractSet
 from dataclasses import replace
 from types import CellType
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from foretrace.ir.requirements import (
     HeldNames,
     Kept,
     OnArguments,
+    OnData,
     OnGradient,
     OnInput,
     Place,
@@ -50,7 +51,7 @@ from foretrace.tensors.abstract import Abstract
 
 CONTAINERS = (dict, list, tuple)
 FILLED = (dict, list, set, deque)
-ON_THE_CALL = (OnArguments, OnGradient, OnInput)
+ON_THE_CALL = (OnArguments, OnData, OnGradient, OnInput)
 """Places that each call has of its own"""
 
 
@@ -130,7 +131,7 @@ def _everywhere(
     globals = outside.changes() if outside is not None else []
     # what a container holds is told by `before`, which knows the very items
     globals = [change for change in globals if not before.keeps(change.place)]
-    for group in (globals, loan.bound(), before.bound(), _set_on(run.real, run.placeholders)):
+    for group in (globals, loan.bound(), before.bound(), _set_on(run, before.met)):
         for change in group:
             yield before.itself(told(change, outside))
 
@@ -163,9 +164,23 @@ def told(change: Change, outside: Outside | None) -> Change:
     return replace(change, place=Entry(name, place.holder, place.key, place.before))
 
 
-def _set_on(real: Iterable[Any], placeholders: Iterable[Any]) -> Iterator[Change]:
-    """The attributes that the run has set on its inputs."""
-    for index, (tensor, placeholder) in enumerate(zip(real, placeholders, strict=True)):
+def themselves(run: Run, met: AbstractSet[int]) -> set[int]:
+    """The inputs that the program has no stand-ins of: tensors that it met, and was not given.
+
+    `met`: what is kept of Python's state, by id; their attributes are, too.
+    """
+    return {
+        index for index, (item, tensor) in enumerate(zip(run.inputs, run.real, strict=True))
+        if id(tensor) in met and item.argument is None and item.gradient_of is None
+    }  # fmt: skip
+
+
+def _set_on(run: Run, met: AbstractSet[int]) -> Iterator[Change]:
+    """The attributes that the run has set on what stands for its inputs."""
+    own = themselves(run, met)
+    for index, (tensor, placeholder) in enumerate(zip(run.real, run.placeholders, strict=True)):
+        if index in own:
+            continue
         if isinstance(placeholder, Abstract) and not isinstance(tensor, torch_api.FakeTensor):
             before, now = vars(tensor), vars(placeholder)
             for name in [name for name in now if now[name] is not before.get(name, MISSING)]:
@@ -310,19 +325,28 @@ def _role(change: Change, path: str) -> Role:
     place = change.place
     if isinstance(place, OnGradient):
         return Role("state", f"gradient of {place.name.removesuffix('.grad')}")
+    if isinstance(place, OnData):
+        return Role("state", f"memory of {place.name.removesuffix('.data')}")
     return Role("state", told_of(change, path))
 
 
 def unread(
-    held: Iterable[Held | HeldNames | HeldLength], inputs: Iterable[Input], requires: Requirements
-) -> Iterator[Held | HeldNames | HeldLength]:
-    """What of the Python state has to be as it was: not the state that is read at each call."""
+    held: Iterable[Held | HeldNames | HeldLength], inputs: Iterable[Input], real: Sequence[Any],
+    requires: Requirements,
+) -> Iterator[Held | HeldNames | HeldLength]:  # fmt: skip
+    """What of the Python state has to be as it was: not the state that is read at each call.
+
+    `requires` has the attributes of inputs, which are `real`, left that are not read so.
+    """
     reads = [item.read for item in inputs if item.read is not None]
     reads += [read for read, _ in requires.tied]
     if not (reads or requires.forms):
         yield from held
         return
     places = {(id(read.place.holder), _key(read.place)) for read in reads}
+    requires.set_on = [
+        each for each in requires.set_on if (id(vars(real[each[0]])), each[1]) not in places
+    ]
     inside = {id(each) for read in reads for each in _containers(read.place.before)}
     inside |= {id(read.place.holder) for read in requires.forms}
     for each in held:

@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from foretrace.ir.requirements import (
     NUMBERS,
     Change,
     Contents,
+    Held,
     OnArguments,
     Place,
     Requirements,
@@ -56,6 +57,7 @@ from foretrace.python_state.states import (
     open_holders,
     read_again,
     states_of,
+    themselves,
     told,
     unread,
 )
@@ -64,6 +66,7 @@ from foretrace.recording.new_contents import (
     begins_read,
     check_attributes_kept,
     check_together,
+    idle,
     lend_attributes,
     line_of,
     mutations_of,
@@ -78,7 +81,7 @@ from foretrace.recording.watched import WatchedRecorder
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Abstract, Types, of_a_call
-from foretrace.tensors.admitted import check_admitted, check_sparse_here
+from foretrace.tensors.admitted import check_admitted, check_sparse_here, plain_class
 from foretrace.tensors.layouts import has_blocks
 from foretrace.tensors.parameters import AbstractParameter
 from foretrace.trace.constants import Constants
@@ -96,8 +99,7 @@ class Capture:
         self, types: Types, semantics: TargetSemantics, sources: Sources, dynamic: Dynamic,
         device: torch.device | None, *, guarded: bool = False, watch: bool = False,
     ) -> None:  # fmt: skip
-        self.types, self.device, self.dynamic = types, device, dynamic
-        self.semantics = semantics
+        self.types, self.device, self.dynamic, self.semantics = types, device, dynamic, semantics
         torch_api.load_dynamo()  # before `Tensor` has other attributes
         self.constants = Constants(types.symbols.concrete, guarded=guarded)
         self.questions = Questions(self.constants)
@@ -106,11 +108,12 @@ class Capture:
         """what was given for each input: a tensor, or a symbolic number"""
         self.placeholders: list[Any] = []
         """what the program computes with in the place of each"""
-        self._known: dict[int, Abstract] = {}
-        self._lines: dict[tuple[int, tuple[type, ...]], Lines] = {}
-        self._taken, self.names = set[str](), dict[int, str]()
+        self._lines = dict[tuple[int, tuple[type, ...]], Lines]()
+        self._taken, self.names, self._known = set[str](), dict[int, str](), dict[int, Abstract]()
         self.counts = Counts()
         """numbers of which earlier runs have shown that the program counts with them"""
+        self._themselves, self.anew = set[int](), set[int]()
+        """modules' tensors, by id, that are no stand-ins; inputs that the program binds anew"""
         self.together = False
         """whether arguments that share memory are views of one input"""
         self.as_given, self._views = list[Any](), dict[int, tuple[Abstract, torch.Tensor]]()
@@ -139,7 +142,7 @@ class Capture:
         told.hooking, told.written = Hooking(self.recorder), self._written
         told.room = self.gradients.room
         if self.outside is not None:
-            told.switch = self.leaves.switch
+            told.switch, told.take = self.leaves.switch, self.leaves.take
 
     def placeholder(
         self, tensor: torch.Tensor, kind: Any, name: str,
@@ -174,6 +177,32 @@ class Capture:
         elif not (tensor.is_meta or value.type.wrapped or self.dynamic.knows(tensor)):
             self.constants.lend(value, tensor, len(self.inputs) - 1)
         return abstract
+
+    def itself(self, reached: AbstractSet[int], tensor: torch.Tensor) -> bool:
+        """Whether a module's tensor is no stand-in to the program: it is `reached` elsewhere, too.
+
+        Of another device than the target it is one: Python would be told the wrong device.
+        """
+        here = self.device is None or tensor.device == self.device
+        plain = plain_class(type(tensor)) and not self.dynamic.knows(tensor)
+        if id(tensor) in reached and here and plain:
+            self._themselves.add(id(tensor))
+        return id(tensor) in self._themselves
+
+    def ties(self, held: Iterable[object]) -> Iterator[Held]:
+        """That the modules still have these tensors: whatever leads to one, too, goes on to it.
+
+        Not of a buffer that each call binds anew, unless `held` is the old one elsewhere.
+        """
+        before = {id(each.before) for each in held if isinstance(each, Held)}
+        for index, item in enumerate(self.inputs):
+            known = id(item.tensor)
+            if item.owner is None or known not in self._themselves:
+                continue
+            if index not in self.anew or known in before:
+                (module, name), role = item.owner, item.role
+                table = torch_api.tensor_tables(module)[role.kind == "buffer"]
+                yield Held(role.name, "item", table, name, item.tensor)
 
     def note_asked(self, requires: Requirements) -> None:
         """What the program asked that more than its arguments decides."""
@@ -284,7 +313,10 @@ class Capture:
         seen = {id(x): self._view(x) for x in given}
         given = [seen[id(x)] for x in given]
         given = [self._symbol(x, names[id(x)]) if id(x) in names else x for x in given]
-        return [shown(x) if issubclass(type(x), Abstract) else x for x in given]
+        given = [shown(x) if issubclass(type(x), Abstract) else x for x in given]
+        own = {id(p): r for p, r in zip(self.placeholders, self.real, strict=True)
+               if id(r) in self._themselves}  # fmt: skip
+        return [own.get(id(x), x) for x in given]
 
     def count(self, read: StateRead, name: str) -> Any:
         """A symbol for a number that is read at each call."""
@@ -340,6 +372,8 @@ class Capture:
 
     def lift(self, tensor: torch.Tensor) -> Abstract:
         """A real tensor that the program reached from outside its arguments."""
+        if (known := self._known.get(id(tensor))) is not None:
+            return known
         name = self.names.get(id(tensor)) or f"captured_{len(self.inputs)}"
         kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "captured"
         return self.placeholder(tensor, kind, name)
@@ -370,6 +404,7 @@ class Capture:
         self._views.clear()
         self._known.clear()
         self.gradients.bound.clear()
+        self.leaves.taken.clear()
         self.steps.casts = list  # it holds all that was kept of Python's state
         part(self.recorder.viewed)
         self.recorder.casts.forget()
@@ -422,7 +457,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
     with unchanged_state(lines), borrowed(owners, before) as loan:
         requires.modules = loan.states()
         lines = partial(lines, [state.module for state in requires.modules])
-        loan.replace(capture.placeholder)
+        loan.replace(capture.placeholder, partial(capture.itself, before.reaches(loan.tensors())))
         given = capture.arguments(leaves, requires)
         capture.names |= before.name_optimizers(capture.names | capture.roles())
         absent = target.device.type not in torch_api.device_types_here()
@@ -436,17 +471,17 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             outs, out_structure = take_apart(result)
             requires.handed = handed_back(result, call, ())
             kept, others = left_in(before, loan, capture.outside, capture, requires, lines)
-            kept += [*counting, *capture.gradients.left()]
+            kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
             requires.handed += handed_back(result, (), _filled(kept))
             changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
             read_again(kept, capture, requires)
-            mutations = _mutations(capture, loan, requires)
+            mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
             capture.note_asked(requires)
             overwritten, asked = overwritten_in(recorder), capture.types.symbols.by_program()
         capture.dynamic.check()
-        check_attributes_kept(loan, capture.real, capture.placeholders, lines())
+        check_attributes_kept(loan, capture, themselves(capture, before.met), lines())
     _note_held(fn, leaves, capture, requires, kept, [*before.undo()], lines)
     return Recorded(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
@@ -495,22 +530,32 @@ def _note_held(
     open = open_holders(capture.inputs, requires)
     read_outside(capture.outside, fn, leaves, requires, capture.real, open)
     data = bound_to_data(kept, capture.inputs, lines)
-    requires.held = [*data, *unread(requires.held, capture.inputs, requires)]
+    requires.held = [*data, *unread(requires.held, capture.inputs, capture.real, requires)]
     requires.held += [bound_before(change) for change in left if change.rebound]
+    requires.held += capture.ties(requires.held)
     requires.counted += scheduled(requires.held)
     check_found(requires, lines)
 
 
-def _mutations(capture: Capture, loan: Borrowed, requires: Requirements) -> list[Mutation]:
+def _leaves(kept: list[Change]) -> list[tuple[str, Any]]:
+    return [leaf for change in kept for leaf in take_apart(change.after)[0]]
+
+
+def _mutations(
+    capture: Capture, loan: Borrowed, requires: Requirements, given: list[tuple[str, Any]]
+) -> list[Mutation]:
     recorder, placeholders = capture.recorder, capture.placeholders
-    reshaped, flags = requires.reshaped, capture.leaves.flags
-    mutations = mutations_of(recorder, capture.inputs, placeholders, loan, reshaped, flags)
+    mutations = mutations_of(
+        recorder, capture.inputs, placeholders, loan, requires.reshaped, capture.leaves
+    )
     requires.begins = begins_read(recorder, placeholders, mutations)
     for views in requires.together.values():
         requires.begins |= dict.fromkeys(views, requires.defined)
     written = {mutation.index: mutation.value for mutation in mutations}
+    requires.idle = idle(recorder.log, capture.inputs, placeholders, given) - written.keys()
+    capture.anew = {mutation.index for mutation in mutations if mutation.rebound}
     check_shared_memory(
-        apart(capture.real, requires.together),
+        apart(capture.real, requires),
         set(written),
         lambda i: line_of(recorder, written[i]),
     )
@@ -523,11 +568,11 @@ def _outputs(
 ) -> list[Output]:  # fmt: skip
     """What the program returns, and then what it leaves in Python state."""
     written = {mutation.index for mutation in mutations}
-    made = Outputs(capture.recorder, capture.given, capture.lift, written)
+    before = {taken.before: i for i, taken in capture.leaves.taken.items()}
+    made = Outputs(capture.recorder, capture.given, capture.lift, written, before)
     outputs = [made.of(Role("output", name), leaf) for name, leaf in outs]
     requires.states, states = states_of(kept, made.of, len(outputs), lines)
-    given = [leaf for _, leaf in outs]
-    given += [leaf for change in kept for _, leaf in take_apart(change.after)[0]]
+    given = [leaf for _, leaf in (*outs, *_leaves(kept))]
     check_together(capture.recorder, given, capture.inputs)
     return [*outputs, *states]
 

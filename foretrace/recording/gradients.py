@@ -7,9 +7,9 @@ an optimizer, is asked by Python for its `.grad` before the recorder knows of it
 changes a tensor without a call of an operator, and casts, which autocast makes as well.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -17,10 +17,13 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.frames.sources import asking_line
+from foretrace.holding.wrapped import known_as
 from foretrace.ir.op import Value
 from foretrace.ir.program import Input
-from foretrace.ir.requirements import Change, OnGradient, Requirements
+from foretrace.ir.requirements import Change, OnData, OnGradient, Requirements
 from foretrace.ir.types import Size, TensorType
+from foretrace.mutation.alias import Alias, alias_of
+from foretrace.mutation.in_place import take_memory
 from foretrace.mutation.made_leaves import switch_leaf, value_of
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import plain_class
@@ -253,6 +256,32 @@ class Run(Protocol):
     recorder: Recorder
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Whose memory an input has now."""
+
+    before: Alias
+    """of what it had at first"""
+    giver: Abstract
+    """alive, as it may be left elsewhere, too"""
+    seen: Abstract
+    """what sees the giver's memory, whatever becomes of the giver"""
+    at: Frame | None
+
+    def owner(self, given: Container[int]) -> Abstract:
+        """What had that memory first, and lies there so; none of those that were `given` theirs."""
+        found, alias = self.seen, alias_of(self.seen)
+        like = alias.last.type
+        while (above := alias.parent) is not None:
+            lies = above.last.type
+            if alias.distance or (lies.shape, lies.stride) != (like.shape, like.stride):
+                break
+            tensor = above.tensor()
+            found = found if tensor is None or id(tensor) in given else tensor
+            alias = above
+        return found
+
+
 class RunLeaves:
     """The tensors in whose `.grad` a backward of the program's own accumulates."""
 
@@ -262,6 +291,8 @@ class RunLeaves:
         """inputs with hooks that such a backward has run, and these"""
         self.flags: dict[int, bool] = {}
         """inputs of which the program has set `requires_grad`, and what to"""
+        self.taken: dict[int, Taken] = {}
+        """inputs to which it gave the memory of other tensors"""
         self._places: dict[Value, int] = {}
 
     def _place(self, value: Value) -> int | None:
@@ -275,6 +306,26 @@ class RunLeaves:
         """Let an input be a leaf of autograd, or none; each call leaves it so."""
         switch_leaf(self.run.recorder, tensor, wanted)
         self.flags[tensor.ft_gradient[1]] = wanted
+
+    def take(self, tensor: Abstract, other: torch.Tensor) -> None:
+        """Let a tensor have the memory of another; if it is an input, each call does."""
+        recorder = self.run.recorder
+        giver, before = known_as(other, recorder), alias_of(tensor)
+        seen = take_memory(recorder, tensor, giver)
+        if tensor.ft_gradient is not None:
+            index = tensor.ft_gradient[1]
+            first = self.taken[index].before if index in self.taken else before
+            self.taken[index] = Taken(first, giver, seen, asking_line())
+
+    def memories(self) -> list[Change]:
+        """The memory that inputs have, which was that of others; nothing where it is their own."""
+        places = {i: OnData(f"{self.run.inputs[i].role.name}.data", i) for i in self.taken}
+        given = {id(self.run.placeholders[index]) for index in self.taken}
+        return [
+            Change(places[index], taken.owner(given), True, taken.at)
+            for index, taken in self.taken.items()
+            if alias_of(self.run.placeholders[index]).root is not taken.before
+        ]
 
     def of(self, value: Value) -> Any:
         """The leaf that has a value; None for what is no leaf.

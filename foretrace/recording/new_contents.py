@@ -1,6 +1,6 @@
 """What a run leaves in memory: new contents of its inputs, and values that were written over."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping, Set as AbstractSet
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.frames.lines import Lines
-from foretrace.holding.wrapped import check_unchanged, stand_in
+from foretrace.holding.wrapped import check_unchanged, known_as
 from foretrace.ir.op import Op, Value, ViewStep, Write, values_in
 from foretrace.ir.program import Input, Mutation, Output, Role
 from foretrace.ir.requirements import FIRST_CALL
@@ -20,6 +20,8 @@ from foretrace.mutation.made_leaves import value_of
 from foretrace.mutation.outs import LEAVE_OUT
 from foretrace.mutation.overlap import place
 from foretrace.python_state.module_state import Borrowed
+from foretrace.python_state.states import Run
+from foretrace.recording.gradients import RunLeaves
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.wrapped import wraps
 from foretrace.trace.recorder import Recorder
@@ -29,18 +31,19 @@ NEW = "use the operator that returns a new tensor, such as detach() or transpose
 
 def mutations_of(
     recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: Borrowed,
-    reshaped: dict[int, TensorType], flags: Collection[int] = (),
+    reshaped: dict[int, TensorType], leaves: RunLeaves,
 ) -> list[Mutation]:  # fmt: skip
     """Inputs that were written to, and buffers that were bound to another tensor.
 
-    `reshaped` takes how inputs lie that operators in place gave another shape. `flags`: those
-    of which the program has set `requires_grad`.
+    `reshaped` takes how inputs lie that operators in place gave another shape. `leaves` knows of
+    which the program has set `requires_grad`, and which have other memory now.
     """
     found, makers = [], {out: op for op in recorder.log for out in op.outs}
     for index, (item, placeholder) in enumerate(zip(inputs, placeholders, strict=True)):
         if item.size is not None or _untouched(item.value, placeholder):
             continue
-        alias = alias_of(placeholder).before_moving
+        taken = leaves.taken.get(index)
+        alias = taken.before if taken is not None else alias_of(placeholder).before_moving
         new = current(alias, recorder)
         new = recorder.histories.switched.get(new, new)
         if alias.parent is not None:
@@ -49,7 +52,9 @@ def mutations_of(
             reshaped[index] = _shape_left(item, placeholder, recorder, followed=new)
         if alias.initial is not item.value:
             raise _not_written_back(f"resizes the {item.role}", new, recorder, LEAVE_OUT)
-        if item.value.type.requires_grad and not (placeholder.requires_grad or index in flags):
+        if item.value.type.requires_grad and not (
+            placeholder.requires_grad or index in leaves.flags
+        ):
             raise _not_written_back(f"detaches the {item.role}", new, recorder)
         if new is not item.value:
             if item.value.type.sparse:
@@ -59,14 +64,32 @@ def mutations_of(
                 check_based(alias, line_of(recorder, new))
             kept = _keeps_history(makers, item.value, new)
             found.append(Mutation(index, new, hidden=not alias.version.count, kept=kept))
+    return [*found, *_bound_anew(recorder, inputs, placeholders, loan)]
+
+
+def idle(
+    ops: list[Op], inputs: list[Input], placeholders: list[Any], given: list[tuple[str, Any]]
+) -> frozenset[int]:
+    """State of earlier calls that no op reads, and that is not among what the run has `given`."""
+    reads = [i for i, item in enumerate(inputs) if item.read is not None and item.number is None]
+    if not reads:
+        return frozenset()
+    used = {value for op in ops for value in op.operands}
+    handed = {id(leaf) for _, leaf in given}
+    apart = [i for i in reads if inputs[i].value not in used and id(placeholders[i]) not in handed]
+    return frozenset(apart)
+
+
+def _bound_anew(
+    recorder: Recorder, inputs: list[Input], placeholders: list[Any], loan: Borrowed
+) -> Iterator[Mutation]:
     indices = {id(item.tensor): index for index, item in enumerate(inputs)}
-    stood = {id(placeholder) for placeholder in placeholders}
     for before, bound in loan.rebound():
-        now = stand_in(bound, recorder) if wraps(type(bound)) else bound
-        if isinstance(now, Abstract) and id(now) not in stood:
-            value = value_of(now, recorder)
-            found.append(Mutation(indices[id(before)], value, rebound=True))
-    return found
+        if bound is before or bound is None:
+            continue
+        index, now = indices[id(before)], known_as(bound, recorder)
+        if now is not placeholders[index]:
+            yield Mutation(index, value_of(now, recorder), rebound=True)
 
 
 def _shape_left(
@@ -211,12 +234,18 @@ def lend_attributes(placeholder: Abstract, tensor: torch.Tensor) -> None:
 
 
 def check_attributes_kept(
-    loan: Borrowed, real: list[Any], placeholders: list[Any], lines: Lines
+    loan: Borrowed, run: Run, themselves: AbstractSet[int], lines: Lines
 ) -> None:
-    """Refuse a program that stores a tensor in a module, or sets an attribute of a tensor."""
-    loan.check_attributes({id(placeholder) for placeholder in placeholders}, lines)
-    for tensor, placeholder in zip(real, placeholders, strict=True):
-        if not isinstance(placeholder, Abstract) or isinstance(tensor, torch_api.FakeTensor):
+    """Refuse a program that stores a tensor in a module, or sets an attribute of a tensor.
+
+    `themselves`: those that the program has no stand-ins of; their attributes are kept.
+    """
+    pairs = [*zip(run.real, run.placeholders, strict=True)]
+    stands = {id(tensor): stands for tensor, stands in pairs}
+    loan.check_attributes(stands, lines)
+    for index, (tensor, placeholder) in enumerate(pairs):
+        fake = not isinstance(placeholder, Abstract) or isinstance(tensor, torch_api.FakeTensor)
+        if fake or index in themselves:
             continue
         if wraps(type(tensor)):
             if placeholder.ft_instance is not None:

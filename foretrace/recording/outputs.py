@@ -1,6 +1,6 @@
 """What a run gives: values, and where in memory that it was given they lie."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.holding.wrapped import known_as
 from foretrace.ir.program import Output, Role
-from foretrace.mutation.alias import alias_of
+from foretrace.mutation.alias import Alias, alias_of
 from foretrace.mutation.made_leaves import returned_value
 from foretrace.ops.outcome import Share
 from foretrace.recording.new_contents import taken
@@ -24,6 +24,7 @@ class Outputs:
         given: what the program computed with in the place of each input; lifting adds some.
         lift: makes an input of a real tensor.
         written: the inputs that it wrote to.
+        before: by what stood for it, each input that has other memory by now.
     """
 
     def __init__(
@@ -32,9 +33,10 @@ class Outputs:
         given: Callable[[], list[Any]],
         lift: Callable[[torch.Tensor], Abstract],
         written: Collection[int],
+        before: Mapping[Alias, int],
     ) -> None:
         self.recorder, self.given = recorder, given
-        self.lift, self.written = lift, written
+        self.lift, self.written, self.before = lift, written, before
 
     def of(self, role: Role, leaf: Any) -> Output:
         """The output that a leaf of a result is.
@@ -54,10 +56,11 @@ class Outputs:
         same_as = next((i for i, each in enumerate(placeholders) if each is placeholder), None)
         owner = alias_of(placeholder).root
         moved = owner.moved is not None
-        view_of = next(
-            (i for i in self.written if placeholders[i] is owner.tensor()
-             or (moved and alias_of(placeholders[i]).root is owner)), None,
-        )  # fmt: skip
+        view_of = next((
+            i for i in self.written
+            if placeholders[i] is owner.tensor() or self.before.get(owner) == i
+            or (moved and alias_of(placeholders[i]).root is owner)
+        ), None)  # fmt: skip
         if same_as is not None or view_of is None:
             return Output(value, role, same_as)
         alias, of = alias_of(placeholder), recorder.types.of

@@ -1,7 +1,7 @@
 """Inputs that share memory: one that is written to must not."""
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.members import own_items
+from foretrace.ir.requirements import Requirements
 from foretrace.tensors.wrapped import plain_parts, wraps
 
 
@@ -53,9 +54,9 @@ def check_held_once(leaves: Iterable[tuple[str, Any]], known: Container[int]) ->
             )  # fmt: skip
 
 
-def apart(inputs: Sequence[Any], together: Mapping[int, Sequence[int]]) -> list[Any]:
-    """Inputs without those that are views of another in the graph."""
-    views = {index for found in together.values() for index in found}
+def apart(inputs: Sequence[Any], requires: Requirements) -> list[Any]:
+    """Inputs without those that are views of another in the graph, or that nothing reads."""
+    views = {index for found in requires.together.values() for index in found} | requires.idle
     return [None if index in views else each for index, each in enumerate(inputs)]
 
 

@@ -60,6 +60,8 @@ class Told:
         """whether it asked how one lies in memory"""
         self.switch: Callable[[Abstract, bool], None] | None = None
         """lets an input be a leaf of autograd, or none; None where no call can repeat it"""
+        self.take: Callable[[Abstract, Any], None] | None = None
+        """lets a tensor have the memory of another, likewise"""
         self.hooking: Any = None
         """what records hooks; None where no program is recorded"""
         self.written: Callable[[Abstract], int]
@@ -260,11 +262,14 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
         self.ft_told.hooking.retain(self)
 
     def _set_data(self, new: object) -> None:
-        """Nothing for its own memory, as `p.data -= x` sets; refused for another's."""
-        if new is not self and not _same_memory(self, new):
+        """Nothing for its own memory, as `p.data -= x` sets; each call gives it another's."""
+        if new is self or _same_memory(self, new):
+            return
+        if self.ft_told.take is None or not isinstance(new, torch.Tensor):
             raise Refusal(
                 "the program sets tensor.data", kind="side effect", do="use copy_, or a new tensor"
             )
+        self.ft_told.take(self, new)
 
     data = property(_data, _set_data)
 

@@ -105,6 +105,35 @@ refuses(
     captured(Returns(), X), once_before(Hooks(), X),
 )  # fmt: skip
 
+
+class Swaps(nn.Module):
+    """Has another weight after its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.spare = nn.Linear(8, 8), [nn.Parameter(torch.ones(8, 8))]
+
+    def forward(self, x: Tensor) -> Any:
+        if self.inner.weight is not self.spare[0]:
+            self.inner.weight = self.spare[0]  # here
+        return self.inner(x)
+
+
+class CopiesInto(Swaps):
+    """Has another value there."""
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            self.inner.weight.copy_(self.spare[0])
+        return self.inner(x)
+
+
+refuses(
+    "side effect", "python_state/module_state.py:check_parameters",
+    captures(Swaps(), X), Swaps.forward,
+    captured(CopiesInto(), X), once_before(Swaps(), X),
+)  # fmt: skip
+
 KEPT: list[Any] = []
 
 
@@ -448,8 +477,17 @@ def copies(x: Tensor) -> Tensor:
     return x.copy_(x * 2)
 
 
-refuses("side effect", "tensors/abstract.py:_set_data", captures(sets_data, X), sets_data,
+refuses("side effect", "tensors/abstract.py:_set_data", exports(sets_data, X), sets_data,
         captured(lambda x: x.clone().copy_(x * 2), X))  # fmt: skip
+
+
+def sets_wider(x: Tensor) -> Tensor:
+    x.data = x.double()  # here
+    return x
+
+
+refuses("side effect", "mutation/in_place.py:_check_takes", captures(sets_wider, X), sets_wider,
+        captured(lambda x: x.clone().copy_(x.double()), X))  # fmt: skip
 
 
 def starts_to_follow(x: Tensor) -> Tensor:

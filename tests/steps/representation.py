@@ -238,7 +238,7 @@ class Bank(nn.Module):
         self.place[0] = (place + len(keys)) % self.size
 
 
-@step(captures=3)
+@step(captures=5)
 def moco_with_a_queue() -> Loop:
     model = Bank()
     optimizer = SGD(model.query.parameters(), lr=0.1)

@@ -21,6 +21,9 @@ OUTER = nn.Linear(2, 2)
 WEIGHT = torch.zeros(2)
 
 
+WEIGHT = nn.Parameter(torch.zeros(2))
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -76,8 +79,9 @@ def test_parameters_and_buffers_are_replaced_and_put_back() -> None:
         return abstract()
 
     with borrowed({"": net}) as loan:
-        loan.replace(placeholder)
+        loan.replace(placeholder, lambda tensor: tensor is before[1])
         assert net.inner.weight is not before[0]
+        assert net.inner.bias is before[1]  # which the program reaches elsewhere, too
     assert asked == [
         ("buffer", "state"), ("parameter", "inner.weight"), ("parameter", "inner.bias"),
     ]  # fmt: skip
@@ -88,7 +92,7 @@ def test_they_are_put_back_if_the_run_raises() -> None:
     net = Net()
     weight = net.inner.weight
     with pytest.raises(ZeroDivisionError), borrowed({"": net}) as loan:
-        raise loan.replace(lambda *_: abstract()) or ZeroDivisionError
+        raise loan.replace(lambda *_: abstract(), lambda _: False) or ZeroDivisionError
     assert net.inner.weight is weight
 
 
@@ -146,7 +150,7 @@ def refused(change: Any, placeholders: Any = ()) -> None:
     net = Net()
     with borrowed({"": net}) as loan:
         change(net)
-        loan.check_attributes(set(map(id, placeholders)), NOWHERE)
+        loan.check_attributes(dict(enumerate(placeholders)), NOWHERE)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +160,7 @@ def refused(change: Any, placeholders: Any = ()) -> None:
         (lambda net: delattr(net.inner, "bias"), "parameters or buffers of inner"),
         (lambda net: net.register_forward_hook(print), "hooks of Net"),
         (lambda net: setattr(net, "last", abstract()), "the attribute `last` of Net"),
+        (lambda net: setattr(net.inner, "bias", WEIGHT), "the parameter `bias` of inner"),
         (lambda net: net.empty.append(abstract()), "the attribute `empty` of Net"),
     ],
 )
