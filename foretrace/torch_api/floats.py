@@ -39,6 +39,8 @@ from torch.utils._sympy.value_ranges import ValueRanges
 # Where a symbol was made.
 from torch.utils._traceback import CapturedTraceback
 
+from foretrace.torch_api.shape_env import note_names
+
 # What a ShapeEnv notes of a symbol that was made nowhere in particular.
 NO_STACK = CapturedTraceback(None)
 NO_PLACE = SLoc(None, None)
@@ -161,6 +163,7 @@ def new_float(shape_env: Any) -> Any:
     shape_env.var_to_stack[symbol] = NO_STACK
     shape_env.var_to_range[symbol] = ANY_FLOAT
     shape_env.var_to_range_sloc[symbol] = ValueRangesSLoc(NO_PLACE, NO_PLACE)
+    note_names(shape_env, (symbol,))
     return symbol
 
 

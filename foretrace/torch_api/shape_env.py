@@ -1,7 +1,7 @@
 """ShapeEnv and the expressions in it."""
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import wraps
@@ -280,6 +280,12 @@ def symbolic_sizes(
     )
 
 
+def note_names(shape_env: Any, symbols: Iterable[Any]) -> None:
+    """Let a ShapeEnv find symbols by their names, which it wants from 2.15 on."""
+    names: dict[str, Any] = getattr(shape_env, "name_to_symbol", {})
+    names.update((symbol.name, symbol) for symbol in symbols)
+
+
 def new_symbol(shape_env: ShapeEnv, name: str, number: int, bounds: tuple[int, Any]) -> Any:
     """A symbol that is no input's size, but that sizes of inputs are computed from."""
     symbol = shape_env.create_symbol(
@@ -387,6 +393,7 @@ def restore_env(shape_env: Any, state: Mapping[str, Any], guards: Collection[Any
     getattr(shape_env, known).update({s: sympy.Integer(n) for s, n in state["values"].items()})
     ranges = {symbol: ValueRanges(*limits) for symbol, limits in state["ranges"].items()}
     shape_env.var_to_range.update(ranges)
+    note_names(shape_env, ranges)
     shape_env.replacements.update(state["equal"])
     shape_env.size_like.update(state["lengths"])
     shape_env.var_to_range_sloc.update({s: ValueRangesSLoc(where, where) for s in ranges})

@@ -11,6 +11,10 @@ SUITES = 3
 """test_zoo, test_pair and test_small_sizes"""
 
 
+ZOO = [pytest.param(case, id=name) for name, case in CASES.items()]
+"""Every program of the zoo, as parameters of a test"""
+
+
 def at_other_sizes(turn: int) -> Sequence[Any]:
     """The programs of the zoo whose sizes vary; those of the other suites' turns are slow here."""
     names = [name for name, case in CASES.items() if case.varies]

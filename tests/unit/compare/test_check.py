@@ -12,8 +12,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 import foretrace
 from foretrace.compare.bits import Sight, difference
 from foretrace.compare.check import Report, check, has_modes
-from tests.programs import CASES
 from tests.programs.registry import Case
+from tests.support.turns import ZOO, one_in
 from tests.support.wrapped import Int8, two
 
 
@@ -312,13 +312,7 @@ def test_other_values_differ() -> None:
 # ------------------------------------------------------------------------------------ the zoo
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=name, marks=[pytest.mark.slow] if place % 3 else [])
-        for place, (name, case) in enumerate(CASES.items())
-    ],
-)
+@pytest.mark.parametrize("case", one_in(3, ZOO, turn=0))
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_the_zoo(case: Case) -> None:
     """A second judge of the zoo, with a comparison written apart from the tests' own."""
