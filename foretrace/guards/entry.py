@@ -184,6 +184,10 @@ class Guards(Conditions):
         ]
         told = self.source.bind(partial(tell, facts), "tell_tensors")
         names = ", ".join(self.inputs[place] for place in places)
+        given = (n for n in places if inputs[n].role.kind != "parameter")
+        nested = " or ".join(f"{self.inputs[n]}.is_nested" for n in given)
+        if nested:  # torch's check ends the process, as it asks for strides
+            self.add(f"not ({nested})", f"{told}({names})")
         self.add(f"{check}({names})", f"{told}({names})")
         for index in {mutation.index for mutation in self.recorded.mutations}:
             if live[index].requires_grad:

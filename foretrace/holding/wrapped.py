@@ -48,11 +48,11 @@ def known_as(tensor: torch.Tensor, recorder: Builder) -> Abstract:
     return recorder.lift(tensor) if known is None else known
 
 
-def _of_the_run(tensor: Any) -> bool:
-    """Whether a tensor is of the run, or holds one that is."""
+def of_the_run(tensor: Any) -> bool:
+    """Whether something is a tensor of the run, or holds one that is."""
     if isinstance(tensor, Abstract) or not wraps(type(tensor)):
         return isinstance(tensor, Abstract)
-    return any(_of_the_run(getattr(tensor, name)) for name in flattened(tensor)[0])
+    return any(of_the_run(getattr(tensor, name)) for name in flattened(tensor)[0])
 
 
 def check_unchanged(tensor: Any, known: Abstract) -> None:
@@ -87,7 +87,7 @@ def _made_by_program(tensor: Any, recorder: Builder) -> Abstract | None:
     """The stand-in of one that the program has just made of tensors of the run."""
     names, context = flattened(tensor)
     held = [getattr(tensor, name) for name in names]
-    if not any(map(_of_the_run, held)):
+    if not any(map(of_the_run, held)):
         return None  # it comes from outside
     if FLAG(tensor):
         raise Refusal(

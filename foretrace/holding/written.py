@@ -5,7 +5,7 @@ otherwise. So the body of the write is what `__torch_dispatch__` did: it takes w
 holds, and wraps what is held after. That is below autograd: no write that it follows is taken.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from foretrace.errors import Refusal
@@ -24,9 +24,11 @@ def write(call: Call) -> Any:
     """Record a write to a wrapping tensor, and answer it.
 
     Raises:
-        Refusal: autograd follows it, or what the tensor was; or it reaches more than the tensor.
+        Refusal: autograd follows what the tensor was; or it reaches more than the tensor.
     """
-    recorder, (target, old) = call.recorder, _target(call)
+    recorder, (target, old, _) = call.recorder, target_of(call)
+    if old.type.requires_grad:
+        raise refused(f"{call.func} writes to a {old.type.wrapped} that has a history, unseen")
     origin = recorder.origin()
     for each in call.tensors:  # what they hold is known outside of the body
         as_program_has(each, recorder)
@@ -34,14 +36,15 @@ def write(call: Call) -> Any:
     within = [alias_of(each) for each in _within(target)]
     before = [(each, current(each, recorder), each.since, each.version.count) for each in within]
     for alias in within:
-        _check_alone(alias, call)
-    _check_not_saved(within[0], call)
+        check_alone(alias, call)
+    members = [*within[0].members()]
+    check_not_saved({value for each in members for value in (each.initial, each.last)}, call)
     with recorder.inner_scope(origin.frame) as body, recorder.listening():
         overwritten = len(recorder.overwritten)
-        _renew(recorder, target, old)
+        renew(recorder, target, old)
         args, kwargs = recorder.concrete((call.args, call.kwargs), call.by_value)
         Through(call.func, recorder, written=target)(*args, **kwargs)
-        new = _wrapped_again(recorder, tensor, target, old)
+        new = wrapped_again(recorder, tensor, target, old)
         while len(recorder.overwritten) > overwritten:  # values of the body, which ends here
             recorder.overwritten.popitem()
     op = Op(call.func, call.args, call.kwargs, new, (new,), origin=origin, below=body, writes=True)
@@ -52,25 +55,23 @@ def write(call: Call) -> Any:
         if counted or alias is within[0]:
             note_overwritten(alias, recorder)
     within[0].version.count += 1
-    _renew(recorder, target, new)
+    renew(recorder, target, new)
     return tensor
 
 
-def _target(call: Call) -> tuple[Abstract, Value]:
-    """What is written to, and its value.
+def target_of(call: Call) -> tuple[Abstract, Value, bool]:
+    """What is written to, its value, and whether autograd follows the write.
 
     Raises:
-        Refusal: that is no single tensor of such a class, or has a history.
+        Refusal: that is no single tensor of such a class.
     """
     (target, *more), (old, *_) = call.targets, call.written
     kind, whole = old.type.wrapped, call.schema.returns_written and not call.schema.outs
     if kind is None or more or not whole or call.schema.reshapes_in_place:
         kinds = ", ".join(dict.fromkeys(str(v.type.wrapped) for v in call.values if v.type.wrapped))
-        raise _refused(f"{call.func} writes in place, with a {kinds} among its operands")
+        raise refused(f"{call.func} writes in place, with a {kinds} among its operands")
     grad = call.recorder.grad_mode() and any(v.type.requires_grad for v in call.values)
-    if grad or old.type.requires_grad:
-        raise _refused(f"{call.func} writes to a {kind}, and autograd follows one of its operands")
-    return target, old
+    return target, old, grad
 
 
 def _within(tensor: Abstract) -> Iterator[Abstract]:
@@ -86,25 +87,24 @@ def _has(tensor: Abstract) -> bool:
     return tensor.ft_instance is not None and tensor.ft_instance() is not None
 
 
-def _check_alone(alias: Alias, call: Call) -> None:
+def check_alone(alias: Alias, call: Call) -> None:
     """Refuse a write that other tensors would see."""
     others = (each for each in alias.root.members() if each is not alias)
     if alias.parent is not None or any(each.tensor() is not None for each in others):
         kind = call.written[0].type.wrapped
-        raise _refused(f"{call.func} writes to a {kind} whose memory other tensors share")
+        raise refused(f"{call.func} writes to a {kind} whose memory other tensors share")
 
 
-def _check_not_saved(alias: Alias, call: Call) -> None:
+def check_not_saved(old: Collection[Value], call: Call) -> None:
     """Refuse a write over what autograd may have saved, of which no graph tells."""
-    old = {value for member in alias.members() for value in (member.initial, member.last)}
     for op in call.recorder.log:
         followed = op.origin.grad_mode and any(out.type.requires_grad for out in op.outs)
-        if followed and not old.isdisjoint(op.operands):
+        if followed and any(value in old for value in op.operands):
             kind = call.written[0].type.wrapped
-            raise _refused(f"{call.func} writes to a {kind} after {op.target} used it")
+            raise refused(f"{call.func} writes to a {kind} after {op.target} used it")
 
 
-def _renew(recorder: Builder, tensor: Abstract, value: Value) -> None:
+def renew(recorder: Builder, tensor: Abstract, value: Value) -> None:
     """Let a tensor stand for a value, and what it holds for what that holds."""
     alias_of(tensor).become(value)
     if not value.type.wrapped or not _has(tensor):
@@ -114,11 +114,11 @@ def _renew(recorder: Builder, tensor: Abstract, value: Value) -> None:
     recorder.append(Op(unwrap, (value,), {}, parts, parts, origin=recorder.origin()))
     recorder.held.update(parts)
     for (each, _), part in zip(tensor.ft_held[1], parts, strict=True):
-        _renew(recorder, each, part)
+        renew(recorder, each, part)
     now_holds(tensor)
 
 
-def _wrapped_again(recorder: Builder, tensor: Any, known: Abstract, old: Value) -> Value:
+def wrapped_again(recorder: Builder, tensor: Any, known: Abstract, old: Value) -> Value:
     """What a tensor holds after the write, wrapped; of the type that it had."""
     before, held = known.ft_held
     if any(vars(tensor).get(name) is not item for name, item in before.items()):
@@ -127,13 +127,14 @@ def _wrapped_again(recorder: Builder, tensor: Any, known: Abstract, old: Value) 
     names, context = flattened(tensor)
     inner = tuple(part.type.with_grad(False) for part in parts)
     if Wrapping(type(tensor), names, inner, Metadata(context)) != old.type.wrapped:
-        raise _refused(f"a write in place makes another {old.type.wrapped} of it")
+        raise refused(f"a write in place makes another {old.type.wrapped} of it")
     new = Value(old.type, old.hint)
     recorder.append(Op(Wrap(new.type), parts, {}, new, (new,), origin=recorder.origin()))
     return new
 
 
-def _refused(what: str) -> Refusal:
+def refused(what: str) -> Refusal:
+    """The refusal of a write that no graph can do."""
     return Refusal(
         what, kind="unsupported tensor",
         do=("use the operator that returns a new tensor",

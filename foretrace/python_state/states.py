@@ -15,6 +15,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
+from foretrace.holding.wrapped import of_the_run
 from foretrace.ir.members import MISSING, own_kind
 from foretrace.ir.plain_data import plain, same
 from foretrace.ir.program import Input, Output, Role
@@ -226,7 +227,8 @@ def _all_given(change: Change, known: AbstractSet[int]) -> bool:
     """Whether all in a place is what the run has made, plain data, and what is `known`."""
     leaves = [leaf for _, leaf in take_apart(change.after)[0]]
     return all(
-        isinstance(x, (Abstract, Kept)) or is_open(x) or id(x) in known or plain(x) for x in leaves
+        isinstance(x, Kept) or of_the_run(x) or is_open(x) or id(x) in known or plain(x)
+        for x in leaves
     )
 
 

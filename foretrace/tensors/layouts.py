@@ -13,6 +13,7 @@ from foretrace.errors import Refusal
 Sparse = int | str
 """0 of a dense tensor"""
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+SPARSE = (torch.sparse_coo, *COMPRESSED)
 OF_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 ROWS_AND_COLUMNS = 2
 NAMES = MappingProxyType({str(layout).removeprefix("torch."): layout for layout in COMPRESSED})

@@ -15,6 +15,7 @@ from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.op import Choice, Op
 from foretrace.ir.types import TensorType
+from foretrace.tensors.layouts import SPARSE
 
 DISPATCHED = Choice("wrapper", "dispatched", "the class of an operand says what the op does")
 """Of an op on such tensors; its body is what that does"""
@@ -95,7 +96,7 @@ def wrapping_of(
 
 def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
     """The tensors that have the memory of one: what it holds or stores; else itself."""
-    if tensor.layout is not torch.strided:
+    if tensor.layout in SPARSE:
         yield from torch_api.stored_in(tensor)
         return
     if not wraps(type(tensor)):

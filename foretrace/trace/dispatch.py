@@ -13,9 +13,9 @@ import torch
 from foretrace import torch_api
 from foretrace.duals.memory import ANSWERS
 from foretrace.errors import Refusal
+from foretrace.holding.followed import write_to_wrapping
 from foretrace.holding.hold import hold
 from foretrace.holding.wrapped import Through, check_takes, sharing, unshared
-from foretrace.holding.written import write
 from foretrace.ir.op import Definition, Op, Tree, Value, map_values, values_in
 from foretrace.ir.tree import leaves, map_tree
 from foretrace.ir.types import TensorType
@@ -73,7 +73,9 @@ def learn(
     check_takes(func, types)
     if (schema := schema_of(func)).writes and schema.written_now(args, kwargs):
         kernel, choice = recorder.semantics.body_kernel(func, args, kwargs)
-        return Outcome(None, inline=Inline(kernel, choice) if kernel else write, lasting=False)
+        return Outcome(
+            None, inline=Inline(kernel, choice) if kernel else write_to_wrapping, lasting=False
+        )
     outcome = _learn(recorder, func, args, kwargs, grad_mode)
     outcome.lasting = False  # what a class does may be another in the next capture
     return outcome

@@ -411,3 +411,29 @@ def test_writes_to_a_compressed_matrix_are_refused(writes: Callable[..., Tensor]
         foretrace.capture(writes, (a, x))
     assert "test_sparse.py" in str(refused.value)
     assert not list(differences(before, a, ""))
+
+
+LATER: dict[str, Callable[[], Tensor]] = {
+    "nested": lambda: torch.nested.nested_tensor([torch.randn(2, 3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.randn(2, 3)], layout=torch.jagged),
+    "mkldnn": lambda: torch.randn(4, 4).to_mkldnn(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.randn(4, 4), 0.1, 0, torch.quint8),
+    "batches": lambda: torch.ones(2, 3, 3).to_sparse_csr(),
+    "dense inside": lambda: torch.ones(3, 3, 2).to_sparse_csr(dense_dim=1),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("later", LATER)
+@pytest.mark.parametrize(
+    "first", [adjacency, lambda: matrix(torch.sparse_csr), lambda: torch.randn(4, 4)]
+)
+def test_a_layout_that_is_not_captured_comes_later(first: Callable[[], Tensor], later: str) -> None:
+    """Torch's own check of tensors would end the process over a nested one."""
+    compiled = foretrace.compile(lambda a, x: (a * 2, x), fullgraph=True)
+    cut = foretrace.capture(lambda a, x: (a * 2, x), (first(), torch.ones(2))).cut("export")
+    compiled(first(), torch.ones(2))
+    for call, kind in ((compiled, "unsupported tensor"), (cut, "guard broken")):
+        with pytest.raises(foretrace.Refusal) as refused:
+            call(LATER[later](), torch.ones(2))
+        assert refused.value.kind == kind

@@ -103,14 +103,14 @@ refuses("unsupported tensor", "holding/wrapped.py:check_sizes",
 
 
 def adds_in_place(w: Any, x: Any) -> Any:
-    return (w * 2).add_(x)  # here
+    return w.exp().add_(x)  # here
 
 
 def adds(w: Any, x: Any) -> Any:
-    return (w * 2).add(x)
+    return w.exp().add(x)
 
 
-WRITTEN = "holding/written.py:_refused"
+WRITTEN = "holding/written.py:refused"
 refuses("unsupported tensor", WRITTEN, captures(adds_in_place, FOLLOWED, OTHER),
         adds_in_place, trains(adds, FOLLOWED, OTHER, by=by_compile), OUTSIDE)  # fmt: skip
 
