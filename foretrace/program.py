@@ -26,6 +26,7 @@ from foretrace.ir.requirements import Answered
 from foretrace.ir.types import Arrived, Laid
 from foretrace.ir.verify import verify_graph, verify_module, verify_pair, verify_record
 from foretrace.partition.again import made_again
+from foretrace.partition.parts import PARTS, parts_of
 from foretrace.partition.policies import MIN_CUT, SAVE_ALL, Policy
 from foretrace.partition.split import Pair, Saved, partition
 from foretrace.passes.cut import Level, forward_graph, inference_graph, joint_graph
@@ -237,6 +238,28 @@ class Program:
 
         return self.halves_of(cut, policy)
 
+    def parts(
+        self, *, policy: Policy | None = None, decompositions: Table | None = None
+    ) -> tuple["Cut", "Cut", "Cut"]:
+        """The forward, the backward and the update of a step, each a graph of its own.
+
+        They are called flat, in the order of their signatures; what one hands to the next has the
+        role "saved", or "gradient". They check no guards and write nothing back.
+
+        Args:
+            policy: as for `cut("step")`; what is made again is in the backward.
+            decompositions: as for a cut.
+
+        Raises:
+            Refusal: the program asks for no gradient, or a backward reads what an update has made.
+        """
+        step = self.cut(STEP, policy=policy, decompositions=decompositions)
+        with self._asked():
+            graphs = parts_of(step.graph, self.recorded)
+        self._verify(*graphs)
+        one, two, three = (Cut(self, graph, None) for graph in graphs)
+        return one, two, three
+
     def halves_of(
         self, of: "Cut", policy: Policy, known: Pair | None = None
     ) -> tuple["Cut", "Cut"]:
@@ -411,7 +434,7 @@ class Cut:
         recorded = self.calls.recorded
         asserting = Refusing(partial(asserted, recorded), (RuntimeError,))
         with Asked("capture", recorded.requires.defined), asserting:
-            if self.graph.kind in HALVES:
+            if self.graph.kind in PARTS:
                 return run_half(self.graph_module, self.graph, args)
             if self.graph.kind == "joint":
                 return run_joint(self, args, kwargs, tangents)
