@@ -105,16 +105,14 @@ class Program:
 
         Args:
             kind: "export" (forward, ops as written), "aten" (forward, leaf ops), "step" (leaf ops
-                of a program that nobody differentiates any more, such as a training step that
-                calls backward() and its optimizer itself), "joint" (forward and backward),
-                "forward" or "backward" (the halves of joint).
+                of a step that calls backward() itself), "joint" (forward and backward), "forward"
+                or "backward" (the halves of joint).
             loss: for all but "export" and "aten", the index of the scalar output to differentiate;
                 None makes the gradients of the outputs inputs of the graph.
             keep: ops to leave whole: names, OpOverloads, or predicates on an Op.
             open: ops to take apart where the cut would leave them whole.
-            policy: for the halves, which values are saved: see `pair`; None: "min_cut". For a step,
-                which values its backward reads as the forward made them; all else it makes again.
-                None: "save_all", as eager does. What a checkpoint made is made again in any case.
+            policy: for the halves, what is saved: see `pair`; None: "min_cut". For a step, what of
+                the forward its backward does not make again; None: "save_all", as eager.
             decompositions: functions by OpOverload, such as torch.export.default_decompositions();
                 every op of the cut that has an entry is opened by it, as far down as that goes.
 
@@ -124,12 +122,9 @@ class Program:
         """
         if kind in HALVES:
             pair = self.pair(
-                loss=loss,
-                policy=policy or MIN_CUT,
-                keep=keep,
-                open=open,
+                loss=loss, policy=policy or MIN_CUT, keep=keep, open=open,
                 decompositions=decompositions,
-            )
+            )  # fmt: skip
             return pair[HALVES.index(kind)]
         level = Level(kind == "export", tuple(keep), tuple(open))
         with self._asked():
