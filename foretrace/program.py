@@ -26,6 +26,7 @@ from foretrace.ir.requirements import Answered
 from foretrace.ir.types import Arrived, Laid
 from foretrace.ir.verify import verify_graph, verify_module, verify_pair, verify_record
 from foretrace.partition.again import made_again
+from foretrace.partition.parts import PARTS, parts_of
 from foretrace.partition.policies import MIN_CUT, SAVE_ALL, Policy
 from foretrace.partition.split import Pair, Saved, partition
 from foretrace.passes.bare import check_gradients_bare
@@ -105,16 +106,14 @@ class Program:
 
         Args:
             kind: "export" (forward, ops as written), "aten" (forward, leaf ops), "step" (leaf ops
-                of a program that nobody differentiates any more, such as a training step that
-                calls backward() and its optimizer itself), "joint" (forward and backward),
-                "forward" or "backward" (the halves of joint).
+                of a step that calls backward() itself), "joint" (forward and backward), "forward"
+                or "backward" (the halves of joint).
             loss: for all but "export" and "aten", the index of the scalar output to differentiate;
                 None makes the gradients of the outputs inputs of the graph.
             keep: ops to leave whole: names, OpOverloads, or predicates on an Op.
             open: ops to take apart where the cut would leave them whole.
-            policy: for the halves, which values are saved: see `pair`; None: "min_cut". For a step,
-                which values its backward reads as the forward made them; all else it makes again.
-                None: "save_all", as eager does. What a checkpoint made is made again in any case.
+            policy: for the halves, what is saved: see `pair`; None: "min_cut". For a step, what of
+                the forward its backward does not make again; None: "save_all", as eager.
             decompositions: functions by OpOverload, such as torch.export.default_decompositions();
                 every op of the cut that has an entry is opened by it, as far down as that goes.
 
@@ -124,12 +123,9 @@ class Program:
         """
         if kind in HALVES:
             pair = self.pair(
-                loss=loss,
-                policy=policy or MIN_CUT,
-                keep=keep,
-                open=open,
+                loss=loss, policy=policy or MIN_CUT, keep=keep, open=open,
                 decompositions=decompositions,
-            )
+            )  # fmt: skip
             return pair[HALVES.index(kind)]
         level = Level(kind == "export", tuple(keep), tuple(open))
         with self._asked():
@@ -237,6 +233,28 @@ class Program:
         cut = self.cut("joint", loss=loss, keep=keep, open=open, decompositions=decompositions)
 
         return self.halves_of(cut, policy)
+
+    def parts(
+        self, *, policy: Policy | None = None, decompositions: Table | None = None
+    ) -> tuple["Cut", "Cut", "Cut"]:
+        """The forward, the backward and the update of a step, each a graph of its own.
+
+        They are called flat, in the order of their signatures; what one hands to the next has the
+        role "saved", or "gradient". They check no guards and write nothing back.
+
+        Args:
+            policy: as for `cut("step")`; what is made again is in the backward.
+            decompositions: as for a cut.
+
+        Raises:
+            Refusal: the program asks for no gradient, or a backward reads what an update has made.
+        """
+        step = self.cut(STEP, policy=policy, decompositions=decompositions)
+        with self._asked():
+            graphs = parts_of(step.graph, self.recorded)
+        self._verify(*graphs)
+        one, two, three = (Cut(self, graph, None) for graph in graphs)
+        return one, two, three
 
     def halves_of(
         self, of: "Cut", policy: Policy, known: Pair | None = None
@@ -417,7 +435,7 @@ class Cut:
         recorded = self.calls.recorded
         asserting = Refusing(partial(asserted, recorded), (RuntimeError,))
         with Asked("capture", recorded.requires.defined), asserting:
-            if self.graph.kind in HALVES:
+            if self.graph.kind in PARTS:
                 return run_half(self.graph_module, self.graph, args)
             if self.graph.kind == "joint":
                 return run_joint(self, args, kwargs, tangents)

@@ -31,7 +31,7 @@ from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.layouts import layout_of
 from foretrace.wrappers.edges import Edges, gradient_counts
 from foretrace.wrappers.opened import unwrapped
-from foretrace.writing.at_end import written_at_end
+from foretrace.writing.at_end import losses_first, written_at_end
 
 Compiler: TypeAlias = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 """What torch takes as `fw_compiler=`: a graph and example inputs, to a callable."""
@@ -65,9 +65,10 @@ class TorchCompilers:
         """What runs a forward that is not trained."""
         graph = forward_graph(recorded, semantics, Level(False), "aten", trains=False)
         halves = TorchHalves(recorded.symbols, semantics.fakes)
-        graph = self.opened(unwrapped(graph, semantics), semantics)
+        graph, writes = unwrapped(graph, semantics), self.writes and recorded.asks_gradients
+        graph = self.opened(losses_first(graph) if writes else graph, semantics)
         graph = made_again(graph, recorded, semantics, self.policy)
-        if self.writes and recorded.asks_gradients:
+        if writes:
             graph = written_at_end(graph, recorded, semantics.may_raise)
         edges = Edges(graph)
         half = halves.whole(edges.graph)

@@ -46,17 +46,13 @@ def eager_entry(
     followed = follows(recorded.ops)
     alone = recorded.asks_gradients and not recorded.trained_outside
     trains = (torch.is_grad_enabled() or followed) and not alone
-
     level = Level(True, open=(_applies,) if alone else (), writes=alone)
 
     def make(of: Recorded, semantics: TargetSemantics, put: object) -> Graph:
         return forward_graph(of, semantics, replace(level, writes=False), "export", trains=trains)
 
     if alone:
-        whole = forward_graph(recorded, captured.semantics, level, "run", trains=False)
-        graph = as_values(whole, level)
-        whole = made_again(whole, recorded, captured.semantics, policy)
-        run = written_in_place(whole, recorded, level, captured.semantics.may_raise)
+        graph, run = _alone(captured, level, policy)
     else:
         graph = make(recorded, captured.semantics, None)
         run = InPlace(graph, {})
@@ -76,6 +72,14 @@ def eager_entry(
     add_surrounded(source, body.lines, grad_on=followed and not recorded.requires.grad_mode)
     function = source.function("foretraced", "args, kwargs")
     return Entry(function, guards.checks, source.space, recorded.asked, unmet)
+
+
+def _alone(captured: Captured, level: Level, policy: Policy) -> tuple[Graph, InPlace]:
+    """A step with new contents as values, and as it is run."""
+    recorded, semantics = captured.recorded, captured.semantics
+    whole = forward_graph(recorded, semantics, level, "run", trains=False)
+    again = made_again(whole, recorded, semantics, policy)
+    return as_values(whole, level), written_in_place(again, recorded, level, semantics.may_raise)
 
 
 def _applies(op: Op) -> bool:

@@ -38,24 +38,17 @@ def compile(
     policy: Policy | None = None,
     **options: Any,
 ) -> Any:
-    """A callable that does what `fn` does, through captures of it.
-
-    A program is captured when it is first called, and again when a call differs in something that
-    the captures relied on; `.recaptures` tells what. Use it as a decorator, too.
+    """A callable that does what `fn` does, through captures of it (`.recaptures` tells why again).
 
     Args:
         fn: a function or nn.Module. A module gives a module with the same parameters and state.
-        backend: "eager" (the ops as straight-line Python), a name that torch.compile knows, or any
-            `backend(graph_module, example_inputs)`.
-        dynamic: None: a size that differs from one call to the next is open from then on. True:
-            all sizes are open at once. False: none is.
+        backend: "eager" (straight-line Python), a name that torch.compile knows, or a function.
+        dynamic: None: a size that is seen to differ is open from then on. True: all; False: none.
         fullgraph: False: what is refused runs as Python; modules and `foretrace.region`s that it
             calls are captured, and `.breaks` tells. True: captured whole, or refused.
         branches: as for `foretrace.capture`; with "both" an `if` on data needs no other capture.
-        policy: of a training step, what of its forward its own backward reads as it was made; all
-            else is made again: "save_all" (as eager does), "min_cut", "recompute_all", or a
-            predicate on an Op. None: "min_cut" with "inductor", whose halves it is for, too, else
-            "save_all". What a checkpoint made is made again in any case.
+        policy: what a step does not make again for its backward: "save_all" (as eager), "min_cut",
+            "recompute_all", a predicate on an Op. None: "min_cut" with "inductor", else "save_all".
         options: no others; torch.compile's `mode` and `options` may be None.
 
     Raises:
@@ -71,8 +64,8 @@ def compile(
         return again
     _check(fn, dynamic, fullgraph)
     capturing = partial(captured, branches=branches, holes=not fullgraph)
-    build = partial(building, backend, policy)
-    made = partial(_made, lambda: Varying(dynamic, capturing), build, again)
+    of = partial(Varying, dynamic, capturing), partial(building, backend, policy)
+    made = partial(_made, *of, again)
     compiled = Compiled(*made(fn)) if fullgraph else in_pieces(fn, made)
     return compiled_module(fn, compiled, again) if isinstance(fn, nn.Module) else compiled
 

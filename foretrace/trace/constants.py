@@ -129,6 +129,10 @@ class Constants:
         self._later: list[Op] = []
         """what came after the last question: noted when a call is asked, which few ever are"""
         self._lock = threading.Lock()
+        self.replayed: dict[Any, list[Any]] = {}
+        """of a finished run, what gives the symbols of an op, and a symbol, their numbers"""
+        self.replays = False
+        """whether it asks a finished run again, whose answers depend on nothing that is told"""
 
     def give(self, value: Value, tensor: torch.Tensor) -> None:
         """A constant that the program made from Python numbers."""
@@ -190,11 +194,13 @@ class Constants:
     def at(self, sizes: Numbers, values: dict[Value, torch.Tensor]) -> "Constants":
         """The same constants where the symbols are other numbers, and inputs have these values."""
         with self._lock:  # calls come from any thread
-            self.note(self._later)
-            self._later = []
+            if self._later:
+                self.note(self._later)
+                self._later, self.replayed = [], {}
         other = Constants(lambda item: with_numbers(item, sizes), guarded=self.guarded)
         other.given, other.known, other.makers = self.given, self.given | values, self.makers
         other.draws, other.binders = Draws(self.draws.ops), self.binders
+        other.replayed, other.replays = self.replayed, True
         return other
 
     def roots_of(self, tree: Tree) -> frozenset[Root]:
@@ -291,7 +297,7 @@ class Constants:
                 continue
             op = self._maker(value, asker, offered=offered)
             before = self.draws.before(op) if draws(op) else []
-            needs = (*_needs(op), *self._behind((op.args, op.kwargs)), *before)
+            needs = (*_needs(op), *self._behind_op(op), *before)
             missing = [v for v in needs if v not in self._forms]
             stack += missing
             if not missing:
@@ -326,13 +332,17 @@ class Constants:
                 if not all(out in self.known for out in inner.outs):
                     self._run(inner, before)
             return
-        roots = self.roots_of((op.args, op.kwargs, _needs(op), before))
+        roots = frozenset[Root]()
+        if not self.replays:
+            roots = self.roots_of((op.args, op.kwargs, _needs(op), before))
         if not any(isinstance(root, Value) for root in roots):
             _check_size(op)
         args, kwargs = self._concrete((op.args, _here(op.kwargs)))
         drawn = draws(op)
         made = self.draws.run(op, args, kwargs) if drawn else op.target(*args, **kwargs)
-        form = self.form(op if drawn else op.target, (op.args, op.kwargs))
+        form = 0
+        if not self.replays:
+            form = self.form(op if drawn else op.target, (op.args, op.kwargs))
         for place, (result, real) in enumerate(pairs(op.result, made)):
             if isinstance(result, Value) and result in op.outs:
                 self.known.setdefault(result, real)
@@ -377,6 +387,24 @@ class Constants:
         """The values that give the symbols of a structure their numbers, where data does."""
         return [value for op in self._makers(tree) for value in op.outs or op.operands]
 
+    def _behind_op(self, op: Op) -> list[Value]:
+        """The same of an op's arguments."""
+        if not self.replays:
+            return self._behind((op.args, op.kwargs))
+        found = self.replayed.get(op)
+        if found is None:
+            found = self.replayed[op] = self._behind((op.args, op.kwargs))
+        return found
+
+    def _makers_of(self, symbol: sympy.Symbol) -> list[Op]:
+        """The ops that give a symbol its number."""
+        if not self.replays:
+            return self._makers(symbol)
+        found = self.replayed.get(symbol)
+        if found is None:
+            found = self.replayed[symbol] = self._makers(symbol)
+        return found
+
     def _makers(self, tree: Tree) -> list[Op]:
         """The ops that give the symbols of a structure their numbers, each after what it takes."""
         found, symbols = dict[Op, None](), free_symbols(tree) if self.binders else ()
@@ -403,7 +431,7 @@ class Constants:
     def _number(self, symbol: sympy.Symbol) -> int | float:
         op = self.binders[symbol]
         if not op.outs:
-            for each in self._makers(symbol):
+            for each in self._makers_of(symbol):
                 if each not in self._counted and not each.outs:
                     args, kwargs = self._concrete((each.args, each.kwargs))
                     self._counted[each] = each.target(*args, **kwargs)

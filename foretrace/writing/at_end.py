@@ -4,11 +4,13 @@ A compiler that sees the copy computes an update where it belongs. One that only
 content makes a step hold what it updates twice.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from foretrace.ir.op import Op, Origin, Value
+import torch
+
+from foretrace.ir.op import Choice, Op, Origin, Value
 from foretrace.ir.program import Graph, Mutation, Output, Recorded
 from foretrace.ir.walk import binds
 from foretrace.symbols.questions import free_symbols
@@ -16,6 +18,7 @@ from foretrace.writing.calls import COPY
 from foretrace.writing.memory import may_be_written
 from foretrace.writing.order import MayRaise, asserts, guards_of, raises, step
 
+aten = torch.ops.aten
 NOWHERE = Origin(None, None)
 
 
@@ -50,6 +53,32 @@ def written_at_end(graph: Graph, recorded: Recorded, may_raise: MayRaise) -> Gra
         copies.append(Op(COPY, (live, new), {}, out, (out,), origin=NOWHERE))
         outputs.append(Output(live, output.role))
     return replace(graph, ops=[*graph.ops, *copies], outputs=outputs)
+
+
+def losses_first(graph: Graph) -> Graph:
+    """A step whose gradients depend on the numbers of their losses, and not on their types alone.
+
+    No gradient reads a loss, so that a compiler may compute it after the update, and with it what
+    only it needs and may raise: a class that is not there. The gradient of a loss by itself is 1 if
+    it equals itself, and 1 if it does not.
+    """
+    return replace(graph, ops=[each for op in graph.ops for each in _after_its_loss(op)])
+
+
+def _after_its_loss(op: Op) -> Iterator[Op]:
+    if op.target is not aten.ones_like.default or not op.outs[0].type.differentiable:
+        yield op
+        return
+    (loss, *_), (out,) = op.args, op.outs
+    one, same = Value(out.type), Value(out.type.but(dtype=torch.bool))
+    choice = Choice("order", "after the loss", "what raises is to raise before the update")
+
+    def made(func: Any, args: tuple[Any, ...], value: Value) -> Op:
+        return Op(func, args, {}, value, (value,), origin=op.origin, choice=choice, piece_of=op)
+
+    yield op.but(outs=(one,), result=one)
+    yield made(aten.eq.Tensor, (loss, loss), same)
+    yield made(aten.where.self, (same, one, one), out)
 
 
 def _copied(recorded: Recorded, mutation: Mutation) -> bool:

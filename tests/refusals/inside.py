@@ -161,3 +161,31 @@ refuses(
     "autograd inside", "backward/inside.py:_held", captures(asks_through_a_loop, W),
     asks_through_a_loop, trained(gives_the_loop, W), captured(asks_through_three, W),
 )  # fmt: skip
+
+
+V = torch.randn(8, requires_grad=True)
+
+
+def trains_one_after_the_other(w: Tensor, v: Tensor, x: Tensor) -> None:
+    (grad,) = torch.autograd.grad((x @ w).sin().sum(), w)
+    with torch.no_grad():
+        w.sub_(grad)
+    (grad,) = torch.autograd.grad((w.detach() * v).sin().sum(), v)  # here
+    with torch.no_grad():
+        v.sub_(grad)
+
+
+def in_parts(*args: Tensor) -> Any:
+    return foretrace.capture(trains_one_after_the_other, args).parts()
+
+
+def as_one_graph() -> None:
+    given = [t.detach().clone().requires_grad_(t.requires_grad) for t in (W, V, X.T)]
+    ours = [t.detach().clone().requires_grad_(t.requires_grad) for t in (W, V, X.T)]
+    foretrace.capture(trains_one_after_the_other, tuple(ours)).cut("step")(*ours)
+    trains_one_after_the_other(*given)
+    assert all(map(torch.equal, ours, given))
+
+
+refuses("no such parts", "partition/parts.py:_refused", lambda: in_parts(W, V, X.T),
+        trains_one_after_the_other, as_one_graph)  # fmt: skip
