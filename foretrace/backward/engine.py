@@ -8,6 +8,7 @@ Source: torch/csrc/autograd/python_engine.cpp, torch/csrc/autograd/engine.cpp.
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.backward.accumulate import accumulate
+from foretrace.backward.edges import Edges, Task
 from foretrace.backward.inside import Inside, Leaves
 from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
@@ -25,8 +27,6 @@ from foretrace.ir.op import (
     Op,
     Value,
 )
-from foretrace.mutation.made_leaves import value_of
-from foretrace.tensors.abstract import Abstract
 from foretrace.trace.recorder import Recorder
 
 OPENED = Choice("a gradient", "opened", "no operator of torch's computes it", ())
@@ -49,7 +49,7 @@ class Engine:
     """
 
     def __init__(self, recorder: Recorder, leaves: Leaves) -> None:
-        self.recorder, self.leaves = recorder, leaves
+        self.recorder, self.leaves, self.edges = recorder, leaves, Edges(recorder)
         self.original = torch_api.engine()
 
     def __call__(
@@ -61,32 +61,31 @@ class Engine:
         self._check((*roots, *inputs), gradients)
         with recorder.unwatched, torch_api.replaced({"engine": self.original}):
             recorder.view_rebased()
-            values = [self._known(root) for root in roots]
+            values = [self.edges.known(root) for root in roots]
             for place, value in enumerate(values):
                 if not value.type.requires_grad:
                     raise RuntimeError(
                         f"element {place} of tensors does not require grad and does not have a"
                         " grad_fn"
                     )
-            asked = [recorder.histories.place(self._known(tensor)) for tensor in inputs]
+            asked = [recorder.histories.place(self.edges.known(tensor)) for tensor in inputs]
             if not all(value.type.requires_grad for value in asked):
                 raise RuntimeError("One of the differentiated Tensors does not require grad")
-            walk = self._walked(values, gradients, keep=keep, again=again, asked=asked)
-            if accumulate_grad:
-                self._accumulate(walk, asked)
-                return ()
-            with torch.set_grad_enabled(again):
-                return tuple(
-                    self._found(walk, value, allow_unused=allow_unreachable) for value in asked
-                )
+            with self._task(values, asked, adds=accumulate_grad) as task:
+                walk = self._walked(task, values, gradients, keep=keep, again=again)
+                if accumulate_grad:
+                    self._accumulate(walk, asked)
+                    return ()
+                with torch.set_grad_enabled(again):
+                    return tuple(
+                        self._found(walk, value, allow_unused=allow_unreachable) for value in asked
+                    )
 
     def _check(self, tensors: Sequence[Any], gradients: Sequence[Any]) -> None:
-        if not all(isinstance(each, torch.Tensor) for each in tensors):
-            raise _refused("is asked of a gradient edge", "ask it of the tensor")
         if any(map(_of_a_batch, filter(_is_tensor, gradients))):
             what = "is asked for a batch of gradients at once (is_grads_batched=True)"
             raise _refused(what, "ask for one after the other, or use torch.func.vmap of vjp")
-        if any(map(torch_api.of_a_level, tensors)):
+        if any(map(torch_api.of_a_level, filter(_is_tensor, tensors))):
             raise _refused("is asked inside a transform of torch.func",
                            "use torch.func.grad or vjp there")  # fmt: skip
         if torch_api.saving_watched():
@@ -96,31 +95,38 @@ class Engine:
             raise _refused("is asked in a program that an operator holds, such as torch.cond's",
                            "ask it outside, or use torch.func.grad")  # fmt: skip
 
-    def _known(self, tensor: Any) -> Value:
-        given = tensor if isinstance(tensor, Abstract) else self.recorder.lift(tensor)
-        return value_of(given, self.recorder)
+    @contextmanager
+    def _task(self, roots: list[Value], asked: list[Value], *, adds: bool) -> Iterator[Task]:
+        """Inside, a backward runs."""
+        ops, edges, places = list(self._so_far()), self.edges, self.recorder.histories.place
+        wanted = _on_the_way(ops, asked) if asked else None
+        edges.count += 1
+        task = Task(edges.count, ops, list(map(places, roots)), asked, wanted, adds)
+        edges.tasks.append(task)
+        try:
+            yield task
+        finally:
+            edges.tasks.pop()
 
     def _walked(
-        self, roots: list[Value], gradients: Sequence[Any], *, keep: bool, again: bool,
-        asked: list[Value],
+        self, task: Task, roots: list[Value], gradients: Sequence[Any], *, keep: bool, again: bool
     ) -> Inside:  # fmt: skip
         """The walk, whose ops are in the record as the body of one."""
-        recorder, name = self.recorder, "grad" if asked else "backward"
-        ops = list(self._so_far())
-        wanted = _on_the_way(ops, asked) if asked else None
+        recorder, name = self.recorder, "grad" if task.asked else "backward"
         origin = replace(recorder.origin(), grad_mode=again)
-        given = list(map(self._known, gradients))
+        given = list(map(self.edges.known, gradients))
         with torch.set_grad_enabled(again), recorder.inner_scope(origin.frame) as body:
-            walk = Inside(recorder, self.leaves, self, again=again, wanted=wanted)
+            walk = Inside(recorder, self.leaves, self, again=again, wanted=task.wanted)
+            task.by_itself = walk.by_itself
             target = GradientCall(name, again)
             call = Op(target, (), {}, None, (), origin=origin, below=body, choice=OPENED)
             walk.tensors.update(zip(given, gradients, strict=True))
             walk.given = {*given}
-            for root, gradient in zip(map(recorder.histories.place, roots), given, strict=True):
+            for root, gradient in zip(task.roots, given, strict=True):
                 if walk.wants(root):
                     walk.add(root, gradient, call)
-            walk.stale.meet(ops)
-            walk.walk(ops)
+            walk.stale.meet(task.ops)
+            walk.walk(task.ops)
             walk.record()
         freed = frozenset() if keep else frozenset(walk.spent)
         call.target = GradientCall(name, again, freed)

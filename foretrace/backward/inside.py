@@ -267,7 +267,7 @@ class Inside(Differentiation):
         ))  # fmt: skip
         self._give_on(op, operands, values)
 
-    def _held(self, op: Op) -> None:
+    def held(self, op: Op) -> None:
         """An operator that holds programs.
 
         Raises:
@@ -280,7 +280,7 @@ class Inside(Differentiation):
                 do=('return the loss, and let cut("joint") compute it',
                     "or write a loop of fixed length: in Python, or by scan"),
             ), op)  # fmt: skip
-        super()._held(op)
+        super().held(op)
 
     def _own_origin(self, origin: Origin) -> Origin:
         return replace(origin, grad_mode=self.again, checkpoint=None)

@@ -39,10 +39,19 @@ class HookCall:
 
     holds: bool = False
     """whether the hook held tensors of the run, where it is not there any more"""
+    several: bool = False
+    """whether it waits for other gradients, as register_multi_grad_hook makes it"""
 
     def __init__(self, way: str, hook: Any, table: dict[int, Any], handle: RemovableHandle) -> None:
         self.way, self.hook, self._table, self._handle = way, hook, table, ref(handle)
         self.__name__ = way.rpartition(".")[2]
+        code = getattr(hook, "__code__", None)
+        self.several = code is not None and code.co_filename == torch.autograd.graph.__file__
+        self.holds = self.several
+
+    def forget(self) -> None:
+        """Let go of a hook that was removed, and of what it holds."""
+        self.hook = _gone
 
     @property
     def removed(self) -> bool:
@@ -146,10 +155,16 @@ class SavingCall(HookCall):
 def note_needed(hooks: Iterable[Op], followed: bool) -> None:
     """At the end of a run: what hooks packed is of use if a gradient may still come there."""
     for op in hooks:
+        if op.target.removed:
+            op.target.forget()
         if isinstance(op.target, SavingCall):
             op.target.holds = followed
             if not followed:
                 op.target.packs.clear()
+
+
+def _gone(*_: Any) -> None:
+    """In the place of a hook that was removed."""
 
 
 def _name(hook: Any) -> str:

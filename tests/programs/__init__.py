@@ -3,6 +3,7 @@
 from tests.programs import (
     aliasing,
     attention,
+    edges,
     foreach,
     functions,
     grad_inside,
@@ -37,6 +38,7 @@ __all__ = [
     "Case",
     "aliasing",
     "attention",
+    "edges",
     "foreach",
     "functions",
     "grad_inside",

@@ -158,6 +158,72 @@ def asks_through_three(w: Tensor) -> Any:
 
 
 refuses(
-    "autograd inside", "backward/inside.py:_held", captures(asks_through_a_loop, W),
+    "autograd inside", "backward/inside.py:held", captures(asks_through_a_loop, W),
     asks_through_a_loop, trained(gives_the_loop, W), captured(asks_through_three, W),
 )  # fmt: skip
+
+
+# ---- nodes ---------------------------------------------------------------------------------------
+
+
+def reads_a_node(w: Tensor) -> Any:
+    edge = torch.autograd.graph.get_gradient_edge(w.sin())
+    return w * len(edge.node.next_functions)  # here
+
+
+def asks_an_edge(w: Tensor) -> Any:
+    y = w.sin()
+    return w * torch.autograd.grad(y.sum(), torch.autograd.graph.get_gradient_edge(y))[0]
+
+
+refuses("autograd inside", "backward/edges.py:__getattr__", captures(reads_a_node, W),
+        reads_a_node, captured(asks_an_edge, W))  # fmt: skip
+
+OUTSIDE = torch.autograd.graph.get_gradient_edge(W * 2)
+
+
+def asks_an_edge_from_outside(w: Tensor) -> Any:
+    return torch.autograd.grad((w * 2).sum(), OUTSIDE, allow_unused=True)[0]  # here
+
+
+refuses("autograd inside", "backward/edges.py:_value", captures(asks_an_edge_from_outside, W),
+        asks_an_edge_from_outside, captured(asks_an_edge, W))  # fmt: skip
+
+
+def hooks_on_both_parts(w: Tensor) -> Any:
+    both = w.unbind(0)[:2]
+    torch.autograd.graph.register_multi_grad_hook(both, lambda grads: None)
+    return torch.autograd.grad(both[0].sum(), w)[0]  # here
+
+
+def hooks_on_views_of_parts(w: Tensor) -> Any:
+    both = [each.view_as(each) for each in w.unbind(0)[:2]]
+    torch.autograd.graph.register_multi_grad_hook(both, lambda grads: None)
+    return torch.autograd.grad(both[0].sum(), w)[0]
+
+
+refuses("hook", "backward/edges.py:runs", captures(hooks_on_both_parts, W),
+        hooks_on_both_parts, captured(hooks_on_views_of_parts, W))  # fmt: skip
+
+
+def hooks_on_two(w: Tensor) -> Any:
+    a, b = w.sin(), w * 2
+    torch.autograd.graph.register_multi_grad_hook((a, b), lambda grads: None)  # here
+    return (a * b).sum()
+
+
+def hooks_on_two_inside(w: Tensor) -> Any:
+    a, b = w.sin(), w * 2
+    torch.autograd.graph.register_multi_grad_hook((a, b), lambda grads: None)
+    return torch.autograd.grad((a * b).sum(), w)[0]
+
+
+def a_hook_on_each(w: Tensor) -> Any:
+    a, b = w.sin(), w * 2
+    a.register_hook(lambda g: None)
+    b.register_hook(lambda g: None)
+    return (a * b).sum()
+
+
+refuses("hook", "backward/hooks.py:_several", cuts(hooks_on_two, W, loss=0), hooks_on_two,
+        captured(hooks_on_two_inside, W), trained(a_hook_on_each, W))  # fmt: skip
