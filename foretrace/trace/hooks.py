@@ -45,9 +45,7 @@ class HookCall:
     def __init__(self, way: str, hook: Any, table: dict[int, Any], handle: RemovableHandle) -> None:
         self.way, self.hook, self._table, self._handle = way, hook, table, ref(handle)
         self.__name__ = way.rpartition(".")[2]
-        code = getattr(hook, "__code__", None)
-        self.several = code is not None and code.co_filename == torch.autograd.graph.__file__
-        self.holds = self.several
+        self.several = self.holds = made_for_several(hook) is not None
 
     def forget(self) -> None:
         """Let go of a hook that was removed, and of what it holds."""
@@ -161,6 +159,13 @@ def note_needed(hooks: Iterable[Op], followed: bool) -> None:
             op.target.holds = followed
             if not followed:
                 op.target.packs.clear()
+
+
+def made_for_several(hook: Any) -> str | None:
+    """What register_multi_grad_hook calls a hook that it has made; None of any other."""
+    code: Any = getattr(hook, "__code__", None)
+    ours = code is not None and code.co_filename == torch.autograd.graph.__file__
+    return str(code.co_name) if ours else None
 
 
 def _gone(*_: Any) -> None:

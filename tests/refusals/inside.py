@@ -227,3 +227,22 @@ def a_hook_on_each(w: Tensor) -> Any:
 
 refuses("hook", "backward/hooks.py:_several", cuts(hooks_on_two, W, loss=0), hooks_on_two,
         captured(hooks_on_two_inside, W), trained(a_hook_on_each, W))  # fmt: skip
+
+
+ANY = torch.randn(6, 8, requires_grad=True)
+torch.autograd.graph.register_multi_grad_hook([ANY], lambda grad: None, mode="any")
+
+
+def has_a_hook_for_any() -> Tensor:
+    return torch.autograd.grad((ANY * X).sum(), ANY)[0]  # here
+
+
+def has_one_inside(w: Tensor) -> Tensor:
+    handle = torch.autograd.graph.register_multi_grad_hook([w], lambda grad: None, mode="any")
+    slope = torch.autograd.grad((w * w).sum(), w)[0]
+    handle.remove()
+    return slope
+
+
+refuses("hook", "backward/hooks_inside.py:_check_any", captures(has_a_hook_for_any),
+        has_a_hook_for_any, captured(has_one_inside, W))  # fmt: skip
