@@ -71,6 +71,21 @@ class Task:
     _reached: set[Value] = field(default_factory=set)
     _beside: set[Value] = field(default_factory=set)
     """what the same op gives that is reached by another result"""
+    _last: dict[Value, Op] = field(default_factory=dict)
+    """the op of each value that is gone through last, of those that give it a gradient"""
+
+    def complete_after(self) -> dict[Op, list[Value]]:
+        """By the op that is gone through last, what has all of its gradient then."""
+        self._look()
+        found = dict[Op, list[Value]]()
+        for value, op in self._last.items():
+            found.setdefault(op, []).append(value)
+        return found
+
+    def _look(self) -> None:
+        if not self._reached:
+            self._reached.update(self.roots)
+            self._back(self.ops)
 
     def runs(self, value: Value, *, leaf: bool) -> bool:
         """Whether it runs the node of a value.
@@ -78,9 +93,7 @@ class Task:
         Raises:
             Refusal: another result of the node is reached alone.
         """
-        if not self._reached:
-            self._reached.update(self.roots)
-            self._back(self.ops)
+        self._look()
         if value in self._beside and value not in self._reached:
             raise Refusal(
                 "a hook for several gradients (register_multi_grad_hook) on one of several results"
@@ -103,7 +116,9 @@ class Task:
             elif not self._reached.isdisjoint(op.outs):
                 hidden = isinstance(op.target, Write) and not op.target.followed
                 on = op.args[:1] if hidden else op.operands if op.origin.grad_mode else ()
-                self._reached.update(v for v in on if v.type.requires_grad)
+                followed = [v for v in on if v.type.requires_grad]
+                self._reached.update(followed)
+                self._last.update(dict.fromkeys(followed, op))
                 self._beside.update(op.outs)
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -18,7 +19,8 @@ import torch
 from foretrace import torch_api
 from foretrace.backward.accumulate import accumulate
 from foretrace.backward.edges import Edges, Task
-from foretrace.backward.inside import Inside, Leaves
+from foretrace.backward.inside import Inside
+from foretrace.backward.leaves import Leaves
 from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.ir.op import (
@@ -74,7 +76,7 @@ class Engine:
             with self._task(values, asked, adds=accumulate_grad) as task:
                 walk = self._walked(task, values, gradients, keep=keep, again=again)
                 if accumulate_grad:
-                    self._accumulate(walk, asked)
+                    self._complete(task, walk, list(walk.order))
                     return ()
                 with torch.set_grad_enabled(again):
                     return tuple(
@@ -118,6 +120,8 @@ class Engine:
         with torch.set_grad_enabled(again), recorder.inner_scope(origin.frame) as body:
             walk = Inside(recorder, self.leaves, self, again=again, wanted=task.wanted)
             task.by_itself = walk.by_itself
+            if walk.inside or self.leaves.told():
+                walk.due, walk.ready = task.complete_after(), partial(self._complete, task, walk)
             target = GradientCall(name, again)
             call = Op(target, (), {}, None, (), origin=origin, below=body, choice=OPENED)
             walk.tensors.update(zip(given, gradients, strict=True))
@@ -157,23 +161,25 @@ class Engine:
 
     # ---- .grad --------------------------------------------------------------------------------
 
-    def _accumulate(self, walk: Inside, asked: list[Value]) -> None:
-        """Add the gradients to the `.grad` of leaves, in the order in which they are complete."""
-        only, leaves = set(asked), dict[Value, Any]()
-        for value in walk.order:
-            leaf = self.leaves.of(value) if not only or value in only else None
-            if leaf is not None:
-                leaves[value] = leaf
-        with torch.set_grad_enabled(walk.again):
-            for value, leaf in leaves.items():
-                self._one_more(walk, value, leaf, leaves)
+    def _complete(self, task: Task, walk: Inside, complete: list[Value]) -> None:
+        """Let hooks on leaves run, and their `.grad` be added to, in the order of arrival."""
+        there = {*complete}.intersection(walk.gradients)
+        for value in [each for each in walk.order if each in there]:
+            if task.asked and value not in task.asked:
+                continue
+            if not task.adds:
+                if self.leaves.begins(value):
+                    walk.inside.of_value(value, walk, self.leaves.hooks(value)[1])
+            elif (leaf := self.leaves.of(value)) is not None:
+                with torch.set_grad_enabled(walk.again):
+                    self._one_more(walk, value, leaf)
 
-    def _one_more(self, walk: Inside, value: Value, leaf: Any, leaves: dict[Value, Any]) -> None:
+    def _one_more(self, walk: Inside, value: Value, leaf: Any) -> None:
         """The gradient of a leaf, by its hooks, into its `.grad`."""
         tensor, before, after = self.leaves.hooks(value)
         walk.inside.of_value(value, walk, before)
         gradient = walk.now(walk.gradients.pop(value))
-        others = any(walk.gradients.get(other) is gradient for other in leaves)
+        others = any(g is gradient for v, g in walk.gradients.items() if v not in walk.passed)
         found = walk.tensor(gradient)
         kept = sys.getrefcount(found) > LOCAL + sum(each is found for each in walk.tensors.values())
         alone = not (walk.again or others or kept or gradient in walk.given)
