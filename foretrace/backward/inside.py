@@ -36,11 +36,15 @@ from foretrace.mutation.builder import DETACH
 from foretrace.mutation.current import rewrite
 from foretrace.mutation.made_leaves import value_of
 from foretrace.rules.derive import Derivatives
+from foretrace.rules.rule import Rule
 from foretrace.rules.table import RuleTable, fit
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.functions import FunctionCall, run_backward
 from foretrace.trace.hooks import Packed
 from foretrace.trace.recorder import Recorder
+
+CLONE = torch.ops.aten.clone.default
+SAVED_COPY = RuleName("copy that an in-place op saves", "engine")
 
 
 class Inside(Differentiation):
@@ -153,6 +157,16 @@ class Inside(Differentiation):
             found = replace(origin, grad_mode=False, checkpoint=None)
             self._origins[id(origin)], self._origins[id(found)] = found, found
         return found
+
+    def _reread(self, op: Op, rule: Rule, env: dict[Value, Any], written: Sequence[int]) -> None:
+        """As for a walk that nobody goes through; else what autograd has saved a copy of is one.
+
+        The copy has the history that the operand had, and no write reaches it.
+        """
+        super()._reread(op, rule, env, written)
+        for formal in (rule.operands[position] for position in written if self.again):
+            if formal in rule.used:
+                env[formal] = self.append(CLONE, (env[formal],), {}, op, SAVED_COPY).outs[0]
 
     def unpack(self, packed: Packed) -> list[Value]:
         """What a hook gives back of what autograd saved: its Python is the program's."""
