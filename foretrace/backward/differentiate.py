@@ -115,7 +115,7 @@ class Differentiation:
             self._region(op)
             return
         opened = op.own is not None and not op.writes
-        if self.hooks and (op.leaf or op.writes or self._by_itself(op)):
+        if self.hooks and (op.leaf or op.writes or self.by_itself(op)):
             self.hooks.of(op, self)
         inside = self.deep and self._arrives_inside(op)
         if not (opened or inside or any(out in self.gradients for out in op.outs)):
@@ -127,8 +127,8 @@ class Differentiation:
         elif isinstance(op.target, FunctionCall):
             self._function(op)
         elif op.own and subgraphs_of(op):
-            self._held(op)
-        elif op.leaf or op.writes or self._by_itself(op):
+            self.held(op)
+        elif op.leaf or op.writes or self.by_itself(op):
             self._leaf(op)
         elif inside or not self.keep(op):
             self.walk(op.body or ())
@@ -150,7 +150,7 @@ class Differentiation:
         inside = every_op(op.region or ()) if op.definition is not None else ()
         return any(out in self.gradients for inner in inside for out in inner.outs)
 
-    def _by_itself(self, op: Op) -> bool:
+    def by_itself(self, op: Op) -> bool:
         """Whether what lies below an op has no part in its derivative."""
         held = bool(op.own and subgraphs_of(op))
         return held or dispatched(op) or self.table.wins(op.target)
@@ -178,7 +178,7 @@ class Differentiation:
             self._through_view(op, op.target)
             return
         if op.alike is None and subgraphs_of(op):
-            self._held(op)
+            self.held(op)
             return
         results = results_of(op)
         tangents = [self.gradients.get(value) for value in results]
@@ -189,7 +189,7 @@ class Differentiation:
         if rule is not None:
             self._apply(op, rule, occurrences, results, tangents)
 
-    def _held(self, op: Op) -> None:
+    def held(self, op: Op) -> None:
         """An operator that holds programs: a Function of torch's, which saves its operands.
 
         Those of `scan` and `while_loop` keep them in attributes, and are not let go of (2.13).

@@ -8,7 +8,9 @@ Source: torch/csrc/autograd/python_engine.cpp, torch/csrc/autograd/engine.cpp.
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,7 +18,9 @@ import torch
 
 from foretrace import torch_api
 from foretrace.backward.accumulate import accumulate
-from foretrace.backward.inside import Inside, Leaves
+from foretrace.backward.edges import Edges, Task
+from foretrace.backward.inside import Inside
+from foretrace.backward.leaves import Leaves
 from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.ir.op import (
@@ -25,8 +29,6 @@ from foretrace.ir.op import (
     Op,
     Value,
 )
-from foretrace.mutation.made_leaves import value_of
-from foretrace.tensors.abstract import Abstract
 from foretrace.trace.recorder import Recorder
 
 OPENED = Choice("a gradient", "opened", "no operator of torch's computes it", ())
@@ -49,7 +51,7 @@ class Engine:
     """
 
     def __init__(self, recorder: Recorder, leaves: Leaves) -> None:
-        self.recorder, self.leaves = recorder, leaves
+        self.recorder, self.leaves, self.edges = recorder, leaves, Edges(recorder)
         self.original = torch_api.engine()
 
     def __call__(
@@ -61,32 +63,31 @@ class Engine:
         self._check((*roots, *inputs), gradients)
         with recorder.unwatched, torch_api.replaced({"engine": self.original}):
             recorder.view_rebased()
-            values = [self._known(root) for root in roots]
+            values = [self.edges.known(root) for root in roots]
             for place, value in enumerate(values):
                 if not value.type.requires_grad:
                     raise RuntimeError(
                         f"element {place} of tensors does not require grad and does not have a"
                         " grad_fn"
                     )
-            asked = [recorder.histories.place(self._known(tensor)) for tensor in inputs]
+            asked = [recorder.histories.place(self.edges.known(tensor)) for tensor in inputs]
             if not all(value.type.requires_grad for value in asked):
                 raise RuntimeError("One of the differentiated Tensors does not require grad")
-            walk = self._walked(values, gradients, keep=keep, again=again, asked=asked)
-            if accumulate_grad:
-                self._accumulate(walk, asked)
-                return ()
-            with torch.set_grad_enabled(again):
-                return tuple(
-                    self._found(walk, value, allow_unused=allow_unreachable) for value in asked
-                )
+            with self._task(values, asked, adds=accumulate_grad) as task:
+                walk = self._walked(task, values, gradients, keep=keep, again=again)
+                if accumulate_grad:
+                    self._complete(task, walk, list(walk.order))
+                    return ()
+                with torch.set_grad_enabled(again):
+                    return tuple(
+                        self._found(walk, value, allow_unused=allow_unreachable) for value in asked
+                    )
 
     def _check(self, tensors: Sequence[Any], gradients: Sequence[Any]) -> None:
-        if not all(isinstance(each, torch.Tensor) for each in tensors):
-            raise _refused("is asked of a gradient edge", "ask it of the tensor")
         if any(map(_of_a_batch, filter(_is_tensor, gradients))):
             what = "is asked for a batch of gradients at once (is_grads_batched=True)"
             raise _refused(what, "ask for one after the other, or use torch.func.vmap of vjp")
-        if any(map(torch_api.of_a_level, tensors)):
+        if any(map(torch_api.of_a_level, filter(_is_tensor, tensors))):
             raise _refused("is asked inside a transform of torch.func",
                            "use torch.func.grad or vjp there")  # fmt: skip
         if torch_api.saving_watched():
@@ -96,31 +97,40 @@ class Engine:
             raise _refused("is asked in a program that an operator holds, such as torch.cond's",
                            "ask it outside, or use torch.func.grad")  # fmt: skip
 
-    def _known(self, tensor: Any) -> Value:
-        given = tensor if isinstance(tensor, Abstract) else self.recorder.lift(tensor)
-        return value_of(given, self.recorder)
+    @contextmanager
+    def _task(self, roots: list[Value], asked: list[Value], *, adds: bool) -> Iterator[Task]:
+        """Inside, a backward runs."""
+        ops, edges, places = list(self._so_far()), self.edges, self.recorder.histories.place
+        wanted = _on_the_way(ops, asked) if asked else None
+        edges.count += 1
+        task = Task(edges.count, ops, list(map(places, roots)), asked, wanted, adds)
+        edges.tasks.append(task)
+        try:
+            yield task
+        finally:
+            edges.tasks.pop()
 
     def _walked(
-        self, roots: list[Value], gradients: Sequence[Any], *, keep: bool, again: bool,
-        asked: list[Value],
+        self, task: Task, roots: list[Value], gradients: Sequence[Any], *, keep: bool, again: bool
     ) -> Inside:  # fmt: skip
         """The walk, whose ops are in the record as the body of one."""
-        recorder, name = self.recorder, "grad" if asked else "backward"
-        ops = list(self._so_far())
-        wanted = _on_the_way(ops, asked) if asked else None
+        recorder, name = self.recorder, "grad" if task.asked else "backward"
         origin = replace(recorder.origin(), grad_mode=again)
-        given = list(map(self._known, gradients))
+        given = list(map(self.edges.known, gradients))
         with torch.set_grad_enabled(again), recorder.inner_scope(origin.frame) as body:
-            walk = Inside(recorder, self.leaves, self, again=again, wanted=wanted)
+            walk = Inside(recorder, self.leaves, self, again=again, wanted=task.wanted)
+            task.by_itself = walk.by_itself
+            if walk.inside or self.leaves.told():
+                walk.due, walk.ready = task.complete_after(), partial(self._complete, task, walk)
             target = GradientCall(name, again)
             call = Op(target, (), {}, None, (), origin=origin, below=body, choice=OPENED)
             walk.tensors.update(zip(given, gradients, strict=True))
             walk.given = {*given}
-            for root, gradient in zip(map(recorder.histories.place, roots), given, strict=True):
+            for root, gradient in zip(task.roots, given, strict=True):
                 if walk.wants(root):
                     walk.add(root, gradient, call)
-            walk.stale.meet(ops)
-            walk.walk(ops)
+            walk.stale.meet(task.ops)
+            walk.walk(task.ops)
             walk.record()
         freed = frozenset() if keep else frozenset(walk.spent)
         call.target = GradientCall(name, again, freed)
@@ -151,23 +161,25 @@ class Engine:
 
     # ---- .grad --------------------------------------------------------------------------------
 
-    def _accumulate(self, walk: Inside, asked: list[Value]) -> None:
-        """Add the gradients to the `.grad` of leaves, in the order in which they are complete."""
-        only, leaves = set(asked), dict[Value, Any]()
-        for value in walk.order:
-            leaf = self.leaves.of(value) if not only or value in only else None
-            if leaf is not None:
-                leaves[value] = leaf
-        with torch.set_grad_enabled(walk.again):
-            for value, leaf in leaves.items():
-                self._one_more(walk, value, leaf, leaves)
+    def _complete(self, task: Task, walk: Inside, complete: list[Value]) -> None:
+        """Let hooks on leaves run, and their `.grad` be added to, in the order of arrival."""
+        there = {*complete}.intersection(walk.gradients)
+        for value in [each for each in walk.order if each in there]:
+            if task.asked and value not in task.asked:
+                continue
+            if not task.adds:
+                if self.leaves.begins(value):
+                    walk.inside.of_value(value, walk, self.leaves.hooks(value)[1])
+            elif (leaf := self.leaves.of(value)) is not None:
+                with torch.set_grad_enabled(walk.again):
+                    self._one_more(walk, value, leaf)
 
-    def _one_more(self, walk: Inside, value: Value, leaf: Any, leaves: dict[Value, Any]) -> None:
+    def _one_more(self, walk: Inside, value: Value, leaf: Any) -> None:
         """The gradient of a leaf, by its hooks, into its `.grad`."""
         tensor, before, after = self.leaves.hooks(value)
         walk.inside.of_value(value, walk, before)
         gradient = walk.now(walk.gradients.pop(value))
-        others = any(walk.gradients.get(other) is gradient for other in leaves)
+        others = any(g is gradient for v, g in walk.gradients.items() if v not in walk.passed)
         found = walk.tensor(gradient)
         kept = sys.getrefcount(found) > LOCAL + sum(each is found for each in walk.tensors.values())
         alone = not (walk.again or others or kept or gradient in walk.given)

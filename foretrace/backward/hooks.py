@@ -134,6 +134,8 @@ class Hooks:
     def _run(self, value: Value, walk: Walk, maker: Op | None) -> None:
         for op in self._waiting.pop(value, ()):
             gradient = walk.gradients.get(value)
+            if op.target.several:
+                raise _several(op)
             try:
                 done = run_hook(op, gradient, walk.outside, walk.derivatives.tape)
             except Refusal as refusal:
@@ -167,6 +169,16 @@ def at_input(op: Op) -> Refusal:
     return locate(Refusal(
         f"the hook {op.target.name} is on an input, and holds a tensor of the program", kind="hook",
         do=('use cut("joint")', "or register it on what is computed of the input: x.view_as(x)"),
+    ), op)  # fmt: skip
+
+
+def _several(op: Op) -> Refusal:
+    return locate(Refusal(
+        "a hook for several gradients (register_multi_grad_hook) in a backward that the program"
+        " does not run itself: it asks torch's engine what that runs",
+        kind="hook",
+        do=("let the program run the backward: torch.autograd.grad, or backward()",
+            "or register a hook on each: y.register_hook"),
     ), op)  # fmt: skip
 
 

@@ -10,10 +10,14 @@ from typing import Any, Protocol
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.frames.sources import asking_line
 from foretrace.history.call_facts import locate
 from foretrace.ir.op import Op, Value
 from foretrace.tensors.abstract import Abstract
-from foretrace.trace.hooks import GRADIENT, RETAIN
+from foretrace.trace.hooks import GRADIENT, RETAIN, made_for_several
+
+ANY = "wrapped_fn"
+"""What register_multi_grad_hook calls a hook for any of several gradients (2.13)"""
 
 
 class Walk(Protocol):
@@ -67,6 +71,8 @@ class HooksInside:
         self._done.add(value)
         own = self._hooks.get(value, ())
         hooks = [(op.target.hook, op) for op in own if op.target.way == GRADIENT]
+        for each in before:
+            _check_any(each)
         for hook, op in (*((each, None) for each in before), *hooks):
             self._run(hook, op, value, walk)
         if any(op.target.way == RETAIN for op in own) and value in walk.gradients:
@@ -96,6 +102,16 @@ class HooksInside:
         tensor.grad = (
             gradient.clone(memory_format=torch.contiguous_format) if before is None
             else before + gradient
+        )  # fmt: skip
+
+
+def _check_any(hook: Any) -> None:
+    """Refuse a hook from before that remembers each backward by its number: each call has one."""
+    if made_for_several(hook) == ANY:
+        raise Refusal(
+            'a hook from before the program for any of several gradients (register_multi_grad_hook,'
+            ' mode="any") remembers each backward', kind="hook", at=asking_line(),
+            do='register it inside, and remove it there, or use mode="all"',
         )  # fmt: skip
 
 

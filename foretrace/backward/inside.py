@@ -7,13 +7,14 @@ through them.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from foretrace import torch_api
 from foretrace.backward.differentiate import Differentiation
 from foretrace.backward.hooks_inside import HooksInside
+from foretrace.backward.leaves import Leaves
 from foretrace.backward.unpacking import name_of_unpack, other_layout
 from foretrace.errors import Refusal
 from foretrace.history.call_facts import locate, values_used
@@ -35,33 +36,15 @@ from foretrace.mutation.builder import DETACH
 from foretrace.mutation.current import rewrite
 from foretrace.mutation.made_leaves import value_of
 from foretrace.rules.derive import Derivatives
+from foretrace.rules.rule import Rule
 from foretrace.rules.table import RuleTable, fit
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.functions import FunctionCall, run_backward
 from foretrace.trace.hooks import Packed
 from foretrace.trace.recorder import Recorder
 
-
-class Leaves(Protocol):
-    """The tensors of a run that gradients are accumulated in."""
-
-    def of(self, value: Value) -> Any:
-        """The leaf that has a value, or had it before writes that autograd does not see.
-
-        None for what is no leaf.
-
-        Raises:
-            Refusal: what it is the gradient of has a history outside of the program.
-        """
-
-    def hooks(self, value: Value) -> tuple[Any, Sequence[Any], Sequence[Any]]:
-        """The tensor itself, and the hooks that it had before the program.
-
-        These are those on its gradient, and those after a gradient is accumulated.
-        """
-
-    def outside(self) -> dict[int, Value]:
-        """By id, the real tensors behind inputs, and what they hold now."""
+CLONE = torch.ops.aten.clone.default
+SAVED_COPY = RuleName("copy that an in-place op saves", "engine")
 
 
 class Inside(Differentiation):
@@ -98,8 +81,20 @@ class Inside(Differentiation):
         self._origins: dict[int, Origin] = {}
         self.given: set[Value] = set()
         """gradients of the roots, which the program has"""
+        self.due: dict[Op, list[Value]] = {}
+        """what has all of its gradient after an op, where the program is told of it at once"""
+        self.ready: Callable[[list[Value]], None] = list.clear
+        """tells it"""
         self.order: dict[Value, None] = {}
         """what has a gradient, by when the last part of it came"""
+
+    def walk(self, ops: Sequence[Op]) -> None:
+        """Differentiate ops from the last to the first, and tell what is complete."""
+        for op in reversed(ops):
+            self._op(op)
+            self.passed.update(op.outs)
+            if op in self.due:
+                self.ready(self.due[op])
 
     def wants(self, value: Value) -> bool:
         """Whether it is on the way to what the gradient is asked of."""
@@ -162,6 +157,16 @@ class Inside(Differentiation):
             found = replace(origin, grad_mode=False, checkpoint=None)
             self._origins[id(origin)], self._origins[id(found)] = found, found
         return found
+
+    def _reread(self, op: Op, rule: Rule, env: dict[Value, Any], written: Sequence[int]) -> None:
+        """As for a walk that nobody goes through; else what autograd has saved a copy of is one.
+
+        The copy has the history that the operand had, and no write reaches it.
+        """
+        super()._reread(op, rule, env, written)
+        for formal in (rule.operands[position] for position in written if self.again):
+            if formal in rule.used:
+                env[formal] = self.append(CLONE, (env[formal],), {}, op, SAVED_COPY).outs[0]
 
     def unpack(self, packed: Packed) -> list[Value]:
         """What a hook gives back of what autograd saved: its Python is the program's."""
@@ -267,7 +272,7 @@ class Inside(Differentiation):
         ))  # fmt: skip
         self._give_on(op, operands, values)
 
-    def _held(self, op: Op) -> None:
+    def held(self, op: Op) -> None:
         """An operator that holds programs.
 
         Raises:
@@ -280,7 +285,7 @@ class Inside(Differentiation):
                 do=('return the loss, and let cut("joint") compute it',
                     "or write a loop of fixed length: in Python, or by scan"),
             ), op)  # fmt: skip
-        super()._held(op)
+        super().held(op)
 
     def _own_origin(self, origin: Origin) -> Origin:
         return replace(origin, grad_mode=self.again, checkpoint=None)

@@ -171,8 +171,8 @@ def _inside(item: Any) -> Iterable[Any]:
         return [each for each in vars(item).values() if isinstance(each, METHODS)]
     if isinstance(item, (staticmethod, classmethod)):
         return (item.__func__,)
-    if isinstance(item, weakref.ref):
-        return (item(),)
+    if isinstance(item, weakref.ref | types.BuiltinMethodType):  # such as the `append` of a list
+        return (item() if isinstance(item, weakref.ref) else item.__self__,)
     if isinstance(item, types.FunctionType):
         return map(cell_content, item.__closure__ or ())
     if isinstance(item, partial):

@@ -360,6 +360,16 @@ class RunLeaves:
         self.hooked[index] = tuple(before), tuple(after)
         return run.real[index], before, after
 
+    def told(self) -> bool:
+        """Whether an input has a hook that sees its gradient."""
+        return any(
+            isinstance(each, torch.Tensor) and torch_api.has_hooks(each) for each in self.run.real
+        )
+
+    def begins(self, value: Value) -> bool:
+        """Whether it is what an input or a leaf of the program's has, and no op makes it."""
+        return value in self.run.recorder.histories.leaves or self._place(value) is not None
+
     def outside(self) -> dict[int, Value]:
         """By id, the real tensors behind inputs, and what they hold now."""
         run = self.run

@@ -242,6 +242,7 @@ from foretrace.torch_api.tensors import (
     CALLED_BY as CALLED_BY,
     CASTS as CASTS,
     HOOKING as HOOKING,
+    accumulated_by as accumulated_by,
     attribute_of as attribute_of,
     attributes_replaced as attributes_replaced,
     base_of as base_of,

@@ -188,6 +188,11 @@ STEPS = (
 PLACES: dict[str, tuple[Any, str]] = {
     # `torch.autograd.grad` and `backward` look their way into the engine up here
     "engine": (torch.autograd, "_engine_run_backward"),
+    # `get_gradient_edge` and `register_multi_grad_hook` find nodes by it
+    "node": (torch.autograd.graph, "_get_grad_fn_or_grad_acc"),
+    # by which the latter's hooks ask in which backward they run, and what it runs
+    "task": (_C, "_current_graph_task_id"),
+    "runs": (_C, "_will_engine_execute_node"),
     # what autograd saves in between is seen by hooks; `save_on_cpu` is one such context
     "saving": (torch.autograd.graph.saved_tensors_hooks, "__enter__"),
     "saved": (torch.autograd.graph.saved_tensors_hooks, "__exit__"),

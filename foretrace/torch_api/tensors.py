@@ -233,6 +233,12 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if base is None else base
 
 
+def accumulated_by(node: Any) -> torch.Tensor | None:
+    """The leaf whose gradient a node accumulates; None of any other (`AccumulateGrad`, 2.13)."""
+    found: torch.Tensor | None = getattr(node, "variable", None)
+    return found
+
+
 def saved_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """What the autograd node that made a tensor has saved: its `_saved_*` attributes (2.13)."""
     node = node_of(tensor)

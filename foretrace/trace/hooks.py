@@ -39,10 +39,17 @@ class HookCall:
 
     holds: bool = False
     """whether the hook held tensors of the run, where it is not there any more"""
+    several: bool = False
+    """whether it waits for other gradients, as register_multi_grad_hook makes it"""
 
     def __init__(self, way: str, hook: Any, table: dict[int, Any], handle: RemovableHandle) -> None:
         self.way, self.hook, self._table, self._handle = way, hook, table, ref(handle)
         self.__name__ = way.rpartition(".")[2]
+        self.several = self.holds = made_for_several(hook) is not None
+
+    def forget(self) -> None:
+        """Let go of a hook that was removed, and of what it holds."""
+        self.hook = _gone
 
     @property
     def removed(self) -> bool:
@@ -146,10 +153,23 @@ class SavingCall(HookCall):
 def note_needed(hooks: Iterable[Op], followed: bool) -> None:
     """At the end of a run: what hooks packed is of use if a gradient may still come there."""
     for op in hooks:
+        if op.target.removed:
+            op.target.forget()
         if isinstance(op.target, SavingCall):
             op.target.holds = followed
             if not followed:
                 op.target.packs.clear()
+
+
+def made_for_several(hook: Any) -> str | None:
+    """What register_multi_grad_hook calls a hook that it has made; None of any other."""
+    code: Any = getattr(hook, "__code__", None)
+    ours = code is not None and code.co_filename == torch.autograd.graph.__file__
+    return str(code.co_name) if ours else None
+
+
+def _gone(*_: Any) -> None:
+    """In the place of a hook that was removed."""
 
 
 def _name(hook: Any) -> str:

@@ -3,6 +3,7 @@
 from tests.programs import (
     aliasing,
     attention,
+    edges,
     foreach,
     functions,
     grad_inside,
@@ -38,6 +39,7 @@ __all__ = [
     "Case",
     "aliasing",
     "attention",
+    "edges",
     "foreach",
     "functions",
     "grad_inside",

@@ -83,6 +83,35 @@ def penalty_alone_of_a_batch_norm_in_training() -> nn.Module:
     return PenaltyAlone(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh())
 
 
+class RecurrentInHalf(nn.Module):
+    """A penalty on the gradient of recurrent cells under autocast, which write to their gates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.GRU(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A scalar loss."""
+        x = x.detach().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.cells(x)[0]
+        return slope(y.float().sin(), x).square().sum()
+
+
+@built(c(3, 2, 4), loss=0)
+def penalty_alone_of_recurrent_cells_in_half() -> nn.Module:
+    return RecurrentInHalf()
+
+
+@program(t(N, 4), t(4), loss=0)
+def penalty_through_writes_that_save_what_they_write_to(x: Tensor, w: Tensor) -> Tensor:
+    y = x * 2
+    y.mul_(w.sin())
+    y[0].mul_(w)
+    y.sin_()
+    return slope(y.exp(), x).square().sum()
+
+
 @program(t(N, 4), t(4, 3), ints(3, N), loss=0)
 def penalty_on_a_cross_entropy(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
     loss = F.cross_entropy(x @ w, y)

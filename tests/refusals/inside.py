@@ -158,7 +158,7 @@ def asks_through_three(w: Tensor) -> Any:
 
 
 refuses(
-    "autograd inside", "backward/inside.py:_held", captures(asks_through_a_loop, W),
+    "autograd inside", "backward/inside.py:held", captures(asks_through_a_loop, W),
     asks_through_a_loop, trained(gives_the_loop, W), captured(asks_through_three, W),
 )  # fmt: skip
 
@@ -189,3 +189,86 @@ def as_one_graph() -> None:
 
 refuses("no such parts", "partition/parts.py:_refused", lambda: in_parts(W, V, X.T),
         trains_one_after_the_other, as_one_graph)  # fmt: skip
+# ---- nodes ---------------------------------------------------------------------------------------
+
+
+def reads_a_node(w: Tensor) -> Any:
+    edge = torch.autograd.graph.get_gradient_edge(w.sin())
+    return w * len(edge.node.next_functions)  # here
+
+
+def asks_an_edge(w: Tensor) -> Any:
+    y = w.sin()
+    return w * torch.autograd.grad(y.sum(), torch.autograd.graph.get_gradient_edge(y))[0]
+
+
+refuses("autograd inside", "backward/edges.py:__getattr__", captures(reads_a_node, W),
+        reads_a_node, captured(asks_an_edge, W))  # fmt: skip
+
+OUTSIDE = torch.autograd.graph.get_gradient_edge(W * 2)
+
+
+def asks_an_edge_from_outside(w: Tensor) -> Any:
+    return torch.autograd.grad((w * 2).sum(), OUTSIDE, allow_unused=True)[0]  # here
+
+
+refuses("autograd inside", "backward/edges.py:_value", captures(asks_an_edge_from_outside, W),
+        asks_an_edge_from_outside, captured(asks_an_edge, W))  # fmt: skip
+
+
+def hooks_on_both_parts(w: Tensor) -> Any:
+    both = w.unbind(0)[:2]
+    torch.autograd.graph.register_multi_grad_hook(both, lambda grads: None)
+    return torch.autograd.grad(both[0].sum(), w)[0]  # here
+
+
+def hooks_on_views_of_parts(w: Tensor) -> Any:
+    both = [each.view_as(each) for each in w.unbind(0)[:2]]
+    torch.autograd.graph.register_multi_grad_hook(both, lambda grads: None)
+    return torch.autograd.grad(both[0].sum(), w)[0]
+
+
+refuses("hook", "backward/edges.py:runs", captures(hooks_on_both_parts, W),
+        hooks_on_both_parts, captured(hooks_on_views_of_parts, W))  # fmt: skip
+
+
+def hooks_on_two(w: Tensor) -> Any:
+    a, b = w.sin(), w * 2
+    torch.autograd.graph.register_multi_grad_hook((a, b), lambda grads: None)  # here
+    return (a * b).sum()
+
+
+def hooks_on_two_inside(w: Tensor) -> Any:
+    a, b = w.sin(), w * 2
+    torch.autograd.graph.register_multi_grad_hook((a, b), lambda grads: None)
+    return torch.autograd.grad((a * b).sum(), w)[0]
+
+
+def a_hook_on_each(w: Tensor) -> Any:
+    a, b = w.sin(), w * 2
+    a.register_hook(lambda g: None)
+    b.register_hook(lambda g: None)
+    return (a * b).sum()
+
+
+refuses("hook", "backward/hooks.py:_several", cuts(hooks_on_two, W, loss=0), hooks_on_two,
+        captured(hooks_on_two_inside, W), trained(a_hook_on_each, W))  # fmt: skip
+
+
+ANY = torch.randn(6, 8, requires_grad=True)
+torch.autograd.graph.register_multi_grad_hook([ANY], lambda grad: None, mode="any")
+
+
+def has_a_hook_for_any() -> Tensor:
+    return torch.autograd.grad((ANY * X).sum(), ANY)[0]  # here
+
+
+def has_one_inside(w: Tensor) -> Tensor:
+    handle = torch.autograd.graph.register_multi_grad_hook([w], lambda grad: None, mode="any")
+    slope = torch.autograd.grad((w * w).sum(), w)[0]
+    handle.remove()
+    return slope
+
+
+refuses("hook", "backward/hooks_inside.py:_check_any", captures(has_a_hook_for_any),
+        has_a_hook_for_any, captured(has_one_inside, W))  # fmt: skip

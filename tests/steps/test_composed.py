@@ -5,31 +5,16 @@ from typing import Any
 
 import pytest
 
-from tests.steps.composed import chosen, composed
+from tests.steps.composed import composed
 from tests.support.steps import in_eager, same_steps
 
 QUICK, MANY = 6, 400
 
 
-def fails(seed: int) -> str:
-    """Why it may fail today."""
-    choice, layers = chosen(seed)
-    if choice["precision"] == "autocast" and choice["penalty"] == "input gradient" and (
-        "gru" in layers
-    ):  # fmt: skip
-        return "double backward of a GRU's cells in bfloat16 is refused"
-    return ""
-
-
 def seeds() -> list[Any]:
     """Those of every run, and of the slow ones."""
-    found = []
-    for seed in range(MANY):
-        marks = [pytest.mark.slow] if seed >= QUICK else []
-        if why := fails(seed):
-            marks.append(pytest.mark.xfail(reason=why))
-        found.append(pytest.param(seed, marks=marks))
-    return found
+    slow = [pytest.mark.slow]
+    return [pytest.param(seed, marks=slow if seed >= QUICK else []) for seed in range(MANY)]
 
 
 @pytest.mark.parametrize("seed", seeds())
