@@ -103,7 +103,12 @@ def _python(told: Any, recorded: Recorded, root: Loadable) -> Restored:
             raise damaged(PROGRAM, f"an input is {name!r:.60}")
         item.owner = module, name
     names = {id(each): name for name, each in root.named_parameters()}
-    return Restoring(told, recorded, names).all()
+    restored = Restoring(told, recorded, names).all()
+    for item in recorded.inputs:
+        sources = (item.tensor, item.owner, item.argument, item.gradient_of, item.read, item.size)
+        if all(each is None for each in sources):
+            raise damaged(PROGRAM, f"nothing gives {item.role}")
+    return restored
 
 
 NOTHING: dict[str, Any] = {"dict": [[name, []] for name in (

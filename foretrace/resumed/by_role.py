@@ -17,6 +17,11 @@ from foretrace.resumed.objects import other_state, shown
 
 FIXED: Final = "the program has the names that it has: change what they hold"
 
+CONSTANT: Final = (
+    "give one of list(loaded.python_state); the graph has all others as they were when it was"
+    " captured"
+)
+
 
 class ByRole(MutableMapping[str, Any]):
     """Tensors and open numbers that a program goes on from, as its signature names them.
@@ -82,7 +87,7 @@ class ByRole(MutableMapping[str, Any]):
         """What taking one comes to."""
         item = self._inputs.get(name)
         if item is None:
-            raise other_state(f"the artifact lacks {name!r:.60}")
+            raise other_state(f"the artifact lacks {name!r:.60}", do=CONSTANT)
         read, now = item.read, self[name]
         if read is not None and read.kind is not None:
             if type(given) is not read.kind:
