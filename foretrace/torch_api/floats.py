@@ -192,8 +192,7 @@ class FollowedFloats:
         self.on = False
         self._before: list[tuple[Any, str, Any]] = []
         self._math = [
-            (math, name, _function(function, compute, follows))
-            for name, function in MATHS.items()
+            (math, name, _function(function, compute, follows)) for name, function in MATHS.items()
         ]
         self._made = compute, follows, call
         self._places = self._math

@@ -36,8 +36,7 @@ def llama(layers: int, **options: Any) -> Step:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
     ids = inputs["input_ids"]
     batches = [(ids.roll(n, 1),) for n in range(5)]
-    alone = options.get("fused")  # such a graph has the learning rate as a constant
-    schedule = None if alone else torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
     made = Step(model, optimizer, batches, schedule)
 
     def step(ids: Tensor) -> Tensor:
