@@ -343,7 +343,7 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def of_python(program: Any) -> dict[str, Any]:
     """The parts of the Python state, by name."""
-    return dict(program["python"]["dict"])
+    return dict(program["python"]["dict"]) | dict(program["shared"]["dict"])
 
 
 def no_such_holder(program: Any) -> None:
@@ -408,7 +408,8 @@ def test_any_change_of_state_gives_a_program_or_a_refusal(
 ) -> None:
     """Nothing but a Refusal leaves `load`, nor a call of what is loaded."""
     drawn = random.Random(seed)
-    change = in_program(lambda program: put_somewhere(program["python"], drawn))
+    part = drawn.choice(["python", "shared"])
+    change = in_program(lambda program: put_somewhere(program[part], drawn))
     path = rewritten(step, tmp_path / "fuzzed.ft", change)
     with suppress(foretrace.Refusal):
         loaded = foretrace.load(path)
@@ -417,12 +418,20 @@ def test_any_change_of_state_gives_a_program_or_a_refusal(
         loaded(torch.ones(5, 4))
 
 
+def without(*names: str) -> Callable[[Any], None]:
+    def change(program: Any) -> None:
+        for name in names:
+            del program[name]
+
+    return change
+
+
 def test_an_older_minor_version_is_read(good: Path, tmp_path: Path) -> None:
     """Files of 1.0 have no Python state."""
 
     def older(found: Members) -> None:
         in_manifest(version=[1, 0])(found)
-        in_program(lambda program: program.pop("python"))(found)
+        in_program(without("python", "shared", "more"))(found)
 
     loaded = foretrace.load(rewritten(good, tmp_path / "older.ft", older))
     assert loaded(torch.ones(2, 4)).shape == (2, 3)
