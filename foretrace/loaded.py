@@ -1,6 +1,6 @@
 """`foretrace.load`: a saved program as an nn.Module, without its source."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ from foretrace.program import HALVES, Cut, Program
 from foretrace.records.told import GONE
 from foretrace.resumed.by_role import ByRole
 from foretrace.resumed.objects import Named, other_state
+
+BROKEN = "guard broken"
+"""The kind of the refusal of a call that another capture may answer"""
 
 
 class Loaded(Loadable):
@@ -37,6 +40,8 @@ class Loaded(Loadable):
     what stands for other objects"""
     python_state: ByRole
     """the tensors and open numbers in them, by the names in its signature"""
+    others: tuple[Program, ...]
+    """further captures of the file, which answer calls that this one does not"""
     _cuts: dict[str, Cut]
 
     def __init__(self, path: Path, classes: Iterable[type]) -> None:
@@ -48,7 +53,11 @@ class Loaded(Loadable):
         space["missing_classes"], space["_cuts"] = found.missing, {}
         space["outside"] = tensors_outside(recorded, found.python)
         space["objects"] = found.python.names
-        space["python_state"] = ByRole(recorded.inputs, found.python.tensors)
+        space["others"] = tuple([Program(each.recorded, each.semantics) for each in found.more])
+        every = [recorded, *(each.recorded for each in found.more)]
+        space["python_state"] = ByRole(
+            [item for each in every for item in each.inputs], found.python.tensors
+        )
         for stored in found.cuts:
             self._add(stored)
 
@@ -112,7 +121,14 @@ class Loaded(Loadable):
         Raises:
             Refusal: the call breaks a guard.
         """
-        return self._call(*args, **kwargs)
+        calls = [self._call, *self._others_calls]
+        if len(calls) == 1:
+            return self._call(*args, **kwargs)
+        return first_that_holds(calls, args, kwargs)
+
+    @cached_property
+    def _others_calls(self) -> list[Cut]:
+        return [each.cut(each.own_cut) for each in self.others]
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -132,6 +148,28 @@ class Loaded(Loadable):
             if now.shape != then.shape or now.dtype != then.dtype:
                 raise other_state(f"{name} is {_told(now)}, in the artifact {_told(then)}")
         return super().load_state_dict(state_dict, strict, assign)
+
+
+def first_that_holds(calls: Sequence[Callable[..., Any]], args: Any, kwargs: Any) -> Any:
+    """What the first gives of which no guard is broken; only that one draws random numbers.
+
+    Raises:
+        Refusal: none holds; that of the first.
+    """
+    refusals = list[Refusal]()
+    states, on_devices = torch.get_rng_state(), torch.cuda.is_initialized()
+    others = torch.cuda.get_rng_state_all() if on_devices else []
+    for call in calls:
+        try:
+            return call(*args, **kwargs)
+        except Refusal as refusal:
+            if refusal.kind != BROKEN:
+                raise
+            refusals.append(refusal)
+            torch.set_rng_state(states)  # a graph may have drawn before it asked
+            if on_devices:
+                torch.cuda.set_rng_state_all(others)
+    raise refusals[0]
 
 
 def _told(tensor: torch.Tensor) -> str:

@@ -281,6 +281,7 @@ class Program:
     def save(
         self, path: str | pathlib.Path, *cuts: "str | Cut | tuple[Cut, Cut]",
         loss: int | None = None, parameters: Literal["inside", "beside"] = "inside",
+        also: "Iterable[Program]" = (),
     ) -> None:  # fmt: skip
         """Write the program into a file that `foretrace.load` reads where its source is not.
 
@@ -293,18 +294,24 @@ class Program:
                 of this program, or pairs; without any, "export", or "step" of a training step.
             loss: for cuts by name, the index of the scalar output to differentiate.
             parameters: "inside" the file, or "beside" it, in `path` with `.safetensors`.
+            also: further captures of the same program, which go on from the same state: a call
+                that breaks a guard of this one is theirs.
 
         Raises:
             Refusal: a cut has no graph, or the program needs what no file holds; with the line.
         """
-        recorded = self.recorded
-        alone = recorded.asks_gradients and not recorded.trained_outside
-        own = "step" if alone else "export"
-        made = [self._stored(each, loss) for each in cuts or (own,)]
+        made = [self._stored(each, loss) for each in cuts or (self.own_cut,)]
         with self._asked():
             check_saved(made, parameters)
-            beside = parameters == "beside"
-            save(pathlib.Path(path), self.recorded, made, beside=beside)
+            more = [each.recorded for each in also]
+            save(pathlib.Path(path), self.recorded, made, more, beside=parameters == "beside")
+
+    @property
+    def own_cut(self) -> Literal["step", "export"]:
+        """The cut that is called like the program: of a training step, the one below autograd."""
+        recorded = self.recorded
+        alone = recorded.asks_gradients and not recorded.trained_outside
+        return "step" if alone else "export"
 
     def _stored(self, asked: Any, loss: int | None) -> Stored:
         if isinstance(asked, str):

@@ -48,6 +48,8 @@ class Artifact:
     """what the program goes on from beside its modules"""
     missing: tuple[str, ...]
     """classes that this process does not know, for which others stand"""
+    more: tuple[Captured, ...] = ()
+    """further captures of the program, which answer other calls"""
 
 
 def load(path: Path, root: Loadable, classes: Iterable[type] = ()) -> Artifact:
@@ -78,37 +80,49 @@ def _made(
     parts = parts_of(found["parts"], tensors, root)
     decoder = Decoder(found["records"], tensors, parts, classes)
     decoder.join(found["pieces"])
-    required = _fields(found["requires"], REQUIRED, decoder)
+    every = (found, *found.get("more", ()))
+    required = [_fields(each["requires"], REQUIRED, decoder) for each in every]
     if classes.missing:
         _check_inputs(classes.missing)
+    shared = decoder.item(found.get("shared", NOTHING))
+    names = {id(each): name for name, each in root.named_parameters()}
+    restoring = Restoring(shared, names)
+    captured = [
+        _record(each, Requirements(**fields), decoder, restoring)
+        for each, fields in zip(every, required, strict=True)
+    ]
+    cuts = tuple(stored_of(each, decoder) for each in found["cuts"])
+    return Artifact(
+        manifest, captured[0], cuts, restoring.all, tuple(classes.missing), tuple(captured[1:])
+    )
+
+
+def _record(
+    found: dict[str, Any], requires: Requirements, decoder: Decoder, restoring: Restoring
+) -> Captured:
+    """One program of a file."""
     recorded = _fields(found["recorded"], RECORDED, decoder)
     symbols = Symbols()
     fill(symbols, found["symbols"], decoder)
-    requires = Requirements(**required)
     made = Recorded(**recorded, symbols=symbols, requires=requires, again=by_the_graph)
     _check_indices(made)
     _set_on(made)
-    python = _python(decoder.item(found.get("python", NOTHING)), made, root)
-    semantics = TargetSemantics(made.target, Types(symbols), RULES)
-    cuts = tuple(stored_of(each, decoder) for each in found["cuts"])
-    captured = Captured(made, semantics)
-    return Artifact(manifest, captured, cuts, python, tuple(classes.missing))
-
-
-def _python(told: Any, recorded: Recorded, root: Loadable) -> Restored:
-    """The Python state; tensors of modules are read where they are."""
-    for index, module, name in told.get("owners", ()):
-        item = recorded.inputs[index]
+    told = decoder.item(found.get("python", NOTHING))
+    for index, module, name in told["owners"]:
         if type(name) is not str or not isinstance(module, torch.nn.Module):
             raise damaged(PROGRAM, f"an input is {name!r:.60}")
-        item.owner = module, name
-    names = {id(each): name for name, each in root.named_parameters()}
-    return Restoring(told, recorded, names).all()
+        made.inputs[index].owner = module, name
+    restoring.let(made, told)
+    for item in made.inputs:
+        sources = (item.tensor, item.owner, item.argument, item.gradient_of, item.read, item.size)
+        if all(each is None for each in sources):
+            raise damaged(PROGRAM, f"nothing gives {item.role}")
+    return Captured(made, TargetSemantics(made.target, Types(symbols), RULES))
 
 
 NOTHING: dict[str, Any] = {"dict": [[name, []] for name in (
-    "states", "reads", "forms", "tied", "changed", "gradients", "held", "objects", "optimizers",
-    "hooked",
+    "states", "reads", "forms", "tied", "changed", "gradients", "held", "hooked", "owners",
+    "objects", "optimizers",
 )] + [["holders", [{"tuple": ["dict", None, []]}]]]}  # fmt: skip
 """The Python state of a program that has none"""
 

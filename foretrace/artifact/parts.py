@@ -76,7 +76,17 @@ def _joined(path: str, name: str) -> str:
 
 
 RESERVED = frozenset(
-    {"cut", "cuts", "pair", "program", "outside", "missing_classes", "python_state", "objects"}
+    {
+        "cut",
+        "cuts",
+        "pair",
+        "program",
+        "outside",
+        "missing_classes",
+        "python_state",
+        "objects",
+        "others",
+    }
 )
 """Names of a loaded program's own, which no tensor of its root can have; a submodule may"""
 

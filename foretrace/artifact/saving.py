@@ -24,7 +24,7 @@ from foretrace.records.open_sizes import symbols_json
 from foretrace.records.spelled import schemas
 from foretrace.records.told import python
 from foretrace.resumed.holders import bare
-from foretrace.resumed.telling import Told
+from foretrace.resumed.telling import told_all
 from foretrace.resumed.unsaved import check_python
 from foretrace.tensors.wrapped import Unwrap, Wrap
 from foretrace.trace.hooks import RETAIN, HookCall
@@ -49,73 +49,102 @@ def check_saved(cuts: Sequence[Stored], parameters: str) -> None:
                       do=f"give one of {', '.join(map(repr, PLACES))}")  # fmt: skip
 
 
-def save(path: Path, recorded: Recorded, cuts: Sequence[Stored], *, beside: bool) -> None:
+def save(
+    path: Path, recorded: Recorded, cuts: Sequence[Stored], also: Sequence[Recorded] = (), *,
+    beside: bool,
+) -> None:  # fmt: skip
     """Write a file.
 
     Args:
         path: where.
         recorded: the program.
         cuts: those that the file is to have.
+        also: further captures of it, which answer other calls.
         beside: whether the tensors go into a file beside, `path` with `.safetensors`.
 
     Raises:
         Refusal: the program needs what no file holds: Python of its own, state outside of it, what
             another class of tensors does. It has the line.
     """
-    check_python(recorded)
+    programs = (recorded, *also)
+    for each in programs:
+        check_python(each)
     for stored in cuts:
         for graph in _graphs(stored):
             _check_calls(graph)
     tensors = Tensors()
-    parts = _parts(recorded, tensors)
+    parts = _parts(programs, tensors)
     encoder = Encoder(partial(_number_of, tensors, parts))
-    attempt, program = Attempt(RecursionError), dict[str, Any]()
+    attempt, told = Attempt(RecursionError), dict[str, Any]()
     with attempt:
-        program = _told(recorded, cuts, parts, encoder)
+        told = _told(programs, cuts, parts, encoder)
     if attempt.error is not None:
         raise Refusal(
             "the program is nested too deep for Python's stack", kind="not saved",
             do="raise sys.setrecursionlimit",
         )  # fmt: skip
-    program["tensors"], program["storages"], data = tensors.written()
-    write(path, program, data, schemas(encoder.operators), beside=beside)
+    told["tensors"], told["storages"], data = tensors.written()
+    write(path, told, data, schemas(encoder.operators), beside=beside)
 
 
 def _told(
-    recorded: Recorded, cuts: Sequence[Stored], parts: Parts, encoder: Encoder
+    programs: Sequence[Recorded], cuts: Sequence[Stored], parts: Parts, encoder: Encoder
 ) -> dict[str, Any]:
-    """What the file has of the program, but its tensors."""
+    """What the file has of the programs, but its tensors."""
+    every = [_told_record(each, parts, encoder) for each in programs]
+    stored = [stored_json(each, encoder) for each in cuts]
+    pieces = encoder.pieces()
+    owned = _owned(programs, parts)
+    shared, own = told_all(programs, encoder, owned)
+    for told, recorded, mine in zip(every, programs, own, strict=True):
+        told["python"] = encoder.item({**mine, "owners": _owners(recorded, owned)})
+    return {
+        **every[0], "more": every[1:], "shared": encoder.item(shared), "cuts": stored,
+        "pieces": pieces, "records": encoder.rows, "parts": parts.rows,
+    }  # fmt: skip
+
+
+def _told_record(recorded: Recorded, parts: Parts, encoder: Encoder) -> dict[str, Any]:
     return {
         "requires": _required(recorded.requires, parts, encoder),
         "recorded": {name: encoder.item(getattr(recorded, name)) for name in RECORDED},
         "symbols": symbols_json(recorded.symbols, encoder),
-        "cuts": [stored_json(stored, encoder) for stored in cuts], "pieces": encoder.pieces(),
-        "python": told_state(recorded, parts, encoder), "records": encoder.rows,
-        "parts": parts.rows,
-    }  # fmt: skip
+    }
 
 
-def told_state(recorded: Recorded, parts: Parts, encoder: Encoder) -> Any:
-    """The Python state, and whose tensors are those that the program has found as constants."""
-    owned = dict[int, tuple[Any, str]]()
-    for state in (*recorded.requires.modules, *recorded.requires.met):
-        if id(state.module) in parts.numbers:
-            for table in torch_api.tensor_tables(state.module):
-                owned |= {id(each): (state.module, name) for name, each in table.items()}
-    owners = [
+Owned = Mapping[int, tuple[nn.Module, str]]
+
+
+def _owned(programs: Sequence[Recorded], parts: Parts) -> Owned:
+    """By id, whose the tensors of modules are."""
+    owned = dict[int, tuple[nn.Module, str]]()
+    for recorded in programs:
+        for state in (*recorded.requires.modules, *recorded.requires.met):
+            if id(state.module) in parts.numbers:
+                for table in torch_api.tensor_tables(state.module):
+                    owned |= {id(each): (state.module, name) for name, each in table.items()}
+    return owned
+
+
+def _owners(recorded: Recorded, owned: Owned) -> list[tuple[int, nn.Module, str]]:
+    """The inputs that the program has found as constants, and modules have."""
+    return [
         (index, *owned[id(item.tensor)]) for index, item in enumerate(recorded.inputs)
         if item.owner is None and item.argument is None and id(item.tensor) in owned
         and item.tensor is not None
     ]  # fmt: skip
-    return encoder.item({**Told(recorded, encoder, owned).all(), "owners": owners})
 
 
-def _parts(recorded: Recorded, tensors: Tensors) -> Parts:
-    """The modules of a program; all tensors that it has get their numbers and names."""
-    roots = _roots(recorded)
+def _parts(programs: Sequence[Recorded], tensors: Tensors) -> Parts:
+    """The modules of programs; all tensors that they have get their numbers and names."""
+    roots: dict[str, nn.Module] = {}
+    for recorded in programs:
+        for path, module in _roots(recorded).items():
+            if not any(each is module for each in roots.values()):
+                roots.setdefault(path, module)
     parts = Parts(roots, tensors)
     check_state(roots)
-    for item in recorded.inputs:
+    for item in (each for recorded in programs for each in recorded.inputs):
         tensor = item.tensor if item.read is None else _there(item)
         if tensor is not None and item.argument is None:
             tensors.add(tensor, item.role.name)

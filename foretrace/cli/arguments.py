@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeAlias
 from foretrace.errors import Refusal
 
 Options: TypeAlias = argparse.Namespace
-CUTS = ("export", "aten", "joint", "forward", "backward")
+CUTS = ("export", "aten", "step", "joint", "forward", "backward")
 POLICIES = ("min_cut", "save_all", "recompute_all")
 AUTO = "auto"
 

@@ -20,6 +20,24 @@ def taking_steps(recorder: Recorder) -> dict[str, Callable[..., Any]]:
     return {name: partial(_called, recorder, name, vars(torch)[name]) for name in torch_api.STEPS}
 
 
+def taking_rates(recorder: Recorder) -> dict[str, Callable[..., Any]]:
+    """Stand-ins for the updates of fused optimizers, which take an open `lr` as a tensor.
+
+    Their kernels read the number of it, so that the update is that of a float.
+    """
+
+    def taking(original: Callable[..., Any]) -> Callable[..., Any]:
+        def update(*args: Any, **kwargs: Any) -> Any:
+            if isinstance(kwargs.get("lr"), torch.SymFloat) and torch_api.sees_calls(recorder):
+                rate = torch.scalar_tensor(kwargs["lr"], dtype=torch.float64, device="cpu")
+                kwargs = {**kwargs, "lr": rate}
+            return original(*args, **kwargs)
+
+        return update
+
+    return {name: taking(vars(torch)[name]) for name in torch_api.FUSED}
+
+
 def dividing(recorder: Recorder) -> dict[str, Callable[..., Any]]:
     """Stand-ins for the divisions of symbolic numbers, which note the divisor."""
 

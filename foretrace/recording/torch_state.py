@@ -24,7 +24,7 @@ from foretrace.ir.requirements import Place
 from foretrace.mutation.made_leaves import value_of
 from foretrace.python_state.module_state import scripted
 from foretrace.python_state.switches import unswitched
-from foretrace.recording.open_sizes import dividing, taking_steps
+from foretrace.recording.open_sizes import dividing, taking_rates, taking_steps
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace import generators
 from foretrace.trace.functions import function_calls
@@ -46,7 +46,7 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins: dict[str, Callable[..., Any]] = {}
     stand_ins |= generators.refusing(recorder) | guards(recorder)
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
-    stand_ins |= taking_steps(recorder) | dividing(recorder)
+    stand_ins |= taking_steps(recorder) | taking_rates(recorder) | dividing(recorder)
     stand_ins |= {"dual exit": leaving(recorder), "linearize": tracing(recorder)}
     packing = Packing(recorder)
     stand_ins |= {

@@ -17,6 +17,11 @@ from foretrace.resumed.objects import other_state, shown
 
 FIXED: Final = "the program has the names that it has: change what they hold"
 
+CONSTANT: Final = (
+    "give one of list(loaded.python_state); the graph has all others as they were when it was"
+    " captured"
+)
+
 
 class ByRole(MutableMapping[str, Any]):
     """Tensors and open numbers that a program goes on from, as its signature names them.
@@ -30,13 +35,19 @@ class ByRole(MutableMapping[str, Any]):
 
     def __init__(self, inputs: Iterable[Input], inside: Iterable[int]) -> None:
         known = frozenset(inside)
-        self._inputs = {
-            item.role.name: item for item in inputs
-            if item.read is not None or (
-                item.tensor is not None and item.owner is None and item.gradient_of is None
-                and id(item.tensor) in known
-            )
-        }  # fmt: skip
+        self._inputs = dict[str, Input]()
+        for item in inputs:
+            own = item.owner is None and item.gradient_of is None and id(item.tensor) in known
+            if item.read is not None or (own and item.tensor is not None):
+                self._add(item)
+
+    def _add(self, item: Input) -> None:
+        """One more; several captures may name the same, or others alike."""
+        name, count = item.role.name, 1
+        while name in self._inputs and not _same(self._inputs[name], item):
+            count += 1
+            name = f"{item.role.name} ({count})"
+        self._inputs.setdefault(name, item)
 
     def __repr__(self) -> str:
         return "{" + ", ".join(f"{name!r}: {shown(item)}" for name, item in self.items()) + "}"
@@ -82,7 +93,7 @@ class ByRole(MutableMapping[str, Any]):
         """What taking one comes to."""
         item = self._inputs.get(name)
         if item is None:
-            raise other_state(f"the artifact lacks {name!r:.60}")
+            raise other_state(f"the artifact lacks {name!r:.60}", do=CONSTANT)
         read, now = item.read, self[name]
         if read is not None and read.kind is not None:
             if type(given) is not read.kind:
@@ -97,6 +108,17 @@ class ByRole(MutableMapping[str, Any]):
         if read is None or (isinstance(now, torch.Tensor) and now.shape == given.shape):
             return partial(_copy, now, given)
         return partial(_bind, read, given.detach().clone())
+
+
+def _same(one: Input, other: Input) -> bool:
+    """Whether both are the same tensor, or read at the same place."""
+    if one.read is None or other.read is None:
+        return one.read is other.read and one.tensor is other.tensor
+    places = [
+        (id(each.place.holder), each.place.key, each.number, each.kind)
+        for each in (one.read, other.read)
+    ]
+    return places[0] == places[1]
 
 
 def _fits(there: TensorType, given: torch.Tensor) -> bool:

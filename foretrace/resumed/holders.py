@@ -6,7 +6,7 @@ found it: its name, and the name of its class.
 """
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import CellType, MappingProxyType
 from typing import Any, Final
 
@@ -29,11 +29,12 @@ Spot = tuple[int, Any]
 
 
 class Holders:
-    """The containers of a program's state, each by its number."""
+    """The containers of the state that the programs of a file go on from, each by its number."""
 
-    def __init__(self, recorded: Recorded) -> None:
-        self.requires = recorded.requires
-        held = [each for each in self.requires.held if isinstance(each, Held)]
+    def __init__(self, programs: Sequence[Recorded]) -> None:
+        self.states = [state for each in programs for state in each.requires.states]
+        every = [each for recorded in programs for each in recorded.requires.held]
+        held = [each for each in every if isinstance(each, Held)]
         self._by_item: dict[int, list[Held]] = {}
         for each in held:
             self._by_item.setdefault(id(each.before), []).append(each)
@@ -41,9 +42,7 @@ class Holders:
             id(space): each for each in held
             if (space := attributes_of(each.before)) is not None
         }  # fmt: skip
-        self._spaces = {
-            id(each.holder): each for each in self.requires.held if isinstance(each, HeldNames)
-        }
+        self._spaces = {id(each.holder): each for each in every if isinstance(each, HeldNames)}
         self.numbers: dict[int, int] = {}
         self.items: list[Any] = []
         """by number: a container itself, or of an object the items that a file has, by key"""
@@ -61,7 +60,7 @@ class Holders:
         self.kinds.append("dict")
         self.items.append({})
         for name, optimizer in self._found():
-            if self._trains(optimizer, recorded):
+            if any(self._trains(optimizer, recorded) for recorded in programs):
                 self._optimizer(name, optimizer)
 
     # ---- optimizers --------------------------------------------------------------------------
@@ -81,7 +80,7 @@ class Holders:
                    if recorded.inputs[m.index].argument is None)  # fmt: skip
         spaces = {id(group) for group in optimizer.param_groups}
         spaces |= {id(kept) for kept in dict.values(optimizer.state)}
-        places = {id(state.place.holder) for state in self.requires.states}
+        places = {id(state.place.holder) for state in self.states}
         return not inside.isdisjoint(map(id, written)) or not spaces.isdisjoint(places)
 
     def _optimizer(self, name: str, optimizer: torch.optim.Optimizer) -> None:

@@ -67,25 +67,37 @@ class Restored:
 
 
 class Restoring:
-    """Makes it of what a file tells, and lets the record read and leave it."""
+    """Makes it of what a file tells, and lets its programs read and leave it.
 
-    def __init__(self, told: dict[str, Any], recorded: Recorded, names: dict[int, str]) -> None:
-        self.told, self.recorded, self.tensor_names = told, recorded, names
-        self.places = Places()
-        self.names = Named()
+    Args:
+        told: what they share.
+        names: of the parameters, by id.
+    """
+
+    def __init__(self, told: dict[str, Any], names: dict[int, str]) -> None:
+        self.told, self.tensor_names = told, names
+        self.recorded: Recorded
+        self.places, self.names = Places(), Named()
         self.holders: list[Any] = [self.names]
         self.holders += [_empty(kind, longest) for kind, longest, _ in told["holders"][1:]]
         self.places.holders = {id(each): each for each in self.holders[1:]}
+        for holder, (_, _, items) in zip(self.holders, told["holders"], strict=True):
+            self._fill(holder, items)
+        self._objects()
 
+    @property
     def all(self) -> Restored:
-        """All of it.
+        """All of it."""
+        return Restored(self.names, self.places)
+
+    def let(self, recorded: Recorded, told: dict[str, Any]) -> None:
+        """Let a program read and leave it.
 
         Raises:
             Wrong: the file speaks of what is not there.
         """
-        told, requires, inputs = self.told, self.recorded.requires, self.recorded.inputs
-        for holder, (_, _, items) in zip(self.holders, told["holders"], strict=True):
-            self._fill(holder, items)
+        self.recorded = recorded
+        requires, inputs = recorded.requires, recorded.inputs
         for index, gradient in told["gradients"]:
             tensor = inputs[index].live()
             need(isinstance(tensor, torch.Tensor), "a gradient of nothing")
@@ -101,10 +113,9 @@ class Restoring:
         requires.tied = [(self._reading(each), index) for each, index in told["tied"]]
         requires.states = [self._state(n, each) for n, each in enumerate(told["states"])]
         requires.changed = [self._change(each) for each in told["changed"]]
-        self._objects()
+        self._stand_there()
         requires.held += [self._held(*each) for each in told["held"]]
         need(all(0 <= index < len(inputs) for _, index in requires.tied), "tied")
-        return Restored(self.names, self.places)
 
     # ---- containers --------------------------------------------------------------------------
 
@@ -127,22 +138,29 @@ class Restoring:
         raise Wrong(f"{told!r:.60} is no item")
 
     def _objects(self) -> None:
-        """What stands for objects and optimizers; a call finds them where they are."""
-        known = self.recorded.requires.held
+        """What stands for objects and optimizers."""
         for name, kind, number in self.told["objects"]:
             need(type(name) is type(kind) is str and type(self.holders[number]) is dict, "objects")
-            made = LoadedObject(kind, self.holders[number], name, self.places)
-            self.names[name] = made
-            known.append(HeldNames(name, vars(made), type(made), frozenset(vars(made))))
-            known.append(Held(name, "item", self.names, name, made))
+            self.names[name] = LoadedObject(kind, self.holders[number], name, self.places)
         for name, kind, groups, state in self.told["optimizers"]:
             lists, kept = self.holders[groups], self.holders[state]
             need(type(name) is type(kind) is str and type(lists) is list, "optimizers")
             need(type(kept) is defaultdict, "the state of an optimizer")
-            optimizer = LoadedOptimizer(kind, lists, kept, self.tensor_names, self.places)
-            self.names[name] = optimizer
-            known.append(Held(name, "item", self.names, name, optimizer))
-            self._same_parameters(name, optimizer)
+            made = LoadedOptimizer(kind, lists, kept, self.tensor_names, self.places)
+            self.names[name] = made
+
+    def _stand_there(self) -> None:
+        """A call finds them where they are."""
+        known = self.recorded.requires.held
+        for name, item in self.names.items():
+            if isinstance(item, LoadedObject):
+                names = frozenset(vars(item))
+                known.append(HeldNames(name, vars(item), type(item), names))
+            elif not isinstance(item, LoadedOptimizer):
+                continue
+            known.append(Held(name, "item", self.names, name, item))
+            if isinstance(item, LoadedOptimizer):
+                self._same_parameters(name, item)
 
     def _same_parameters(self, name: str, optimizer: LoadedOptimizer) -> None:
         """Its parameters are the program's; a guard, as somebody may give others."""

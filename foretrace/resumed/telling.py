@@ -5,7 +5,7 @@ graph has as constants, is a guard on that data, as it was one on the objects.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -30,7 +30,7 @@ from foretrace.ir.requirements import (
 )
 from foretrace.ir.structure import LEAF, take_apart
 from foretrace.records.encode import Encoder
-from foretrace.resumed.holders import KINDS, Holders
+from foretrace.resumed.holders import KINDS, Holders, Spot
 from foretrace.resumed.objects import Trained
 from foretrace.resumed.unsaved import one_call, outside
 
@@ -49,46 +49,48 @@ class Told:
         recorded: the program.
         encoder: tells items.
         owned: ids of tensors that the modules of the file have.
+        holders: those of the file.
     """
 
-    def __init__(self, recorded: Recorded, encoder: Encoder, owned: Iterable[int]) -> None:
-        self.recorded, self.encoder = recorded, encoder
-        self.holders = Holders(recorded)
+    def __init__(
+        self, recorded: Recorded, encoder: Encoder, owned: Iterable[int], holders: Holders
+    ) -> None:
+        self.recorded, self.encoder, self.holders = recorded, encoder, holders
         self._owned = frozenset(owned)
-        self._read = set[tuple[int, Any]]()
-        self._fewer = dict[int, int]()
-        """by number of a container: how many of its items no file holds"""
+        self.read = set[Spot]()
+        """what it reads at each call"""
+        self._guards = list[tuple[Any, ...]]()
 
-    def all(self) -> dict[str, Any]:
-        """All of it, to be encoded.
+    def places(self) -> dict[str, Any]:
+        """All that is its own, but for guards, to be encoded.
 
         Raises:
             Refusal: it has what no file holds.
         """
         requires, inputs = self.recorded.requires, self.recorded.inputs
         reads = [(i, self._reading(each.read)) for i, each in enumerate(inputs) if each.read]
+        tied = [(r, i) for r, i in requires.tied if not isinstance(r.place.holder, Trained)]
         told: dict[str, Any] = {
             "states": [self._state(each) for each in requires.states],
-            "reads": reads,
+            "reads": reads, "hooked": [*requires.hooked],
             "forms": [self._reading(each) for each in requires.forms],
-            "tied": [
-                (self._reading(each), index)
-                for each, index in requires.tied
-                if not isinstance(each.place.holder, Trained)
-            ],
+            "tied": [(self._reading(each), index) for each, index in tied],
             "changed": [self._change(each) for each in requires.changed],
-        }
+            "gradients": list(self._gradients(inputs)),
+        }  # fmt: skip
         for mutation in self.recorded.mutations:
             tensor = inputs[mutation.index].tensor
             if tensor is not None and id(tensor) not in self._owned:
                 self.holders.keep(tensor)
-        held = [each for each in map(self._held, requires.held) if each is not None]
-        told["holders"] = self._holders()
-        told["held"] = [self._of_told(each) for each in held]
-        told |= {
-            "hooked": [*requires.hooked], "gradients": list(self._gradients(inputs)),
-            "objects": self.holders.objects, "optimizers": self.holders.optimizers,
-        }  # fmt: skip
+        self._guards = [each for each in map(self._held, requires.held) if each is not None]
+        return told
+
+    def guards(self, fewer: Mapping[int, int]) -> list[tuple[Any, ...]]:
+        """Its guards; `fewer`: by number of a container, how many of its items no file holds."""
+        told = list[tuple[Any, ...]]()
+        for what, name, number, key, value, *rest in self._guards:
+            less = fewer.get(number, 0) if what == "length" else 0
+            told.append((what, name, number, key, value - less if less else value, *rest))
         return told
 
     # ---- places ------------------------------------------------------------------------------
@@ -102,7 +104,7 @@ class Told:
 
     def _reading(self, read: StateRead) -> tuple[Any, ...]:
         place = self._place(read.place)
-        self._read.add((place[2], place[3]))
+        self.read.add((place[2], place[3]))
         leaves = tuple(map(_leaf, read.leaves))
         return place, read.structure, leaves, read.number, read.kind
 
@@ -133,7 +135,7 @@ class Told:
             there = "where there was none" * (held.before is MISSING)
             raise one_call(f"the program leaves another {held.name} {there}".rstrip(), held.at)
         spot = self.holders.held(held) if isinstance(held, (Held, HeldLength)) else None
-        if spot is None or spot in self._read:
+        if spot is None or spot in self.read:
             return None
         if isinstance(held, HeldLength):
             return "length", str(held.name), *spot, held.before, None, False
@@ -143,12 +145,6 @@ class Told:
         now = dict.get(held.holder, held.key, MISSING) if isinstance(held.holder, dict) else MISSING
         self.holders.note(spot, now)
         return "held", str(held.name), *spot, value, line_of(held.at), held.itself
-
-    def _of_told(self, told: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The guard; of a length, without the items that no file holds."""
-        what, name, number, key, value, *rest = told
-        fewer = self._fewer.get(number, 0) if what == "length" else 0
-        return what, name, number, key, value - fewer if fewer else value, *rest
 
     def _tells(self, item: Any) -> bool:
         """Whether a file can hold it."""
@@ -171,23 +167,22 @@ class Told:
             return HOLDER, self.holders.add(item)
         return BUILT, form, leaves
 
-    def _holders(self) -> list[tuple[Any, ...]]:
-        """All containers; what one holds may be another."""
-        told, items = list[tuple[Any, ...]](), self.holders.items
-        while len(told) < len(items):
-            number = len(told)
-            told.append(self._holder(self.holders.kinds[number], number, items[number]))
-        return told
+    def holder(self, number: int, read: Collection[Spot], fewer: dict[int, int]) -> tuple[Any, ...]:
+        """A container with all that it holds; of one that is not all its items, those of a form.
 
-    def _holder(self, kind: str, number: int, item: Any) -> tuple[Any, ...]:
-        """A container with all that it holds; of one that is not all its items, those of a form."""
+        Args:
+            number: of the container.
+            read: what calls read; a file that cannot hold that is refused.
+            fewer: takes how many of its items were left out.
+        """
+        kind, item = self.holders.kinds[number], self.holders.items[number]
         longest = item.maxlen if isinstance(item, deque) else None
         if issubclass(KINDS[kind], dict):
             pairs = ((key, each) for key, each in dict.items(item) if each is not MISSING)
             told = [(key, self._value(each)) for key, each in pairs]
-            known = [(key, each) for key, each in told if (number, key) in self._read
-                     or self._tells((key, each))]  # fmt: skip
-            self._fewer[number] = len(told) - len(known)
+            known = [(key, each) for key, each in told
+                     if (number, key) in read or self._tells((key, each))]  # fmt: skip
+            fewer[number] = len(told) - len(known)
             return kind, longest, known
         return kind, longest, [self._value(each) for each in content_of(item)]
 
@@ -198,6 +193,27 @@ class Told:
             live = of.live() if of is not None and of.argument is None else None
             if of is not None and live is not None and live.grad is not None:
                 yield inputs.index(of), live.grad
+
+
+def told_all(
+    programs: Sequence[Recorded], encoder: Encoder, owned: Iterable[int]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The Python state of the programs of a file: what they share, and what each has of its own.
+
+    Raises:
+        Refusal: there is what no file holds.
+    """
+    holders, owned = Holders(programs), frozenset(owned)
+    tellers = [Told(recorded, encoder, owned, holders) for recorded in programs]
+    own = [each.places() for each in tellers]
+    read = frozenset().union(*(each.read for each in tellers))
+    told, fewer = list[tuple[Any, ...]](), dict[int, int]()
+    while len(told) < len(holders.items):  # what one holds may be another
+        told.append(tellers[0].holder(len(told), read, fewer))
+    for each, teller in zip(own, tellers, strict=True):
+        each["held"] = teller.guards(fewer)
+    shared = {"holders": told, "objects": holders.objects, "optimizers": holders.optimizers}
+    return shared, own
 
 
 def _leaf(leaf: Any) -> tuple[Any, ...]:

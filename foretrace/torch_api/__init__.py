@@ -165,6 +165,7 @@ from foretrace.torch_api.inductor import (
 )
 from foretrace.torch_api.patches import (
     DIVISIONS as DIVISIONS,
+    FUSED as FUSED,
     PLACES as PLACES,
     STEPS as STEPS,
     break_asked as break_asked,

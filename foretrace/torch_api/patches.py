@@ -185,6 +185,8 @@ STEPS = (
     "kaiser_window",
 )  # fmt: skip
 """Functions of torch whose binding takes a length as a plain int"""
+FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+"""What fused optimizers call (2.13): the binding takes `lr` as a plain float, or as a tensor"""
 PLACES: dict[str, tuple[Any, str]] = {
     # `torch.autograd.grad` and `backward` look their way into the engine up here
     "engine": (torch.autograd, "_engine_run_backward"),
@@ -225,7 +227,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "cudnn": (vars(torch.backends.cudnn)["m"], "is_acceptable"),
     "checkpoint": (torch.utils.checkpoint, CHECKPOINT),
     # bindings of operators that take a length as a plain int
-    **{name: (torch, name) for name in STEPS},
+    **{name: (torch, name) for name in (*STEPS, *FUSED)},
     **{name: (SymNode, name) for name in DIVISIONS},
 }
 """Functions of torch that are replaced while a program is captured, and where they stand."""

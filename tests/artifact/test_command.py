@@ -76,3 +76,27 @@ def test_what_a_file_does_not_give(
 def test_a_break_needs_the_program(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(files / "gelu.ft"), "gelu_backward", "--break"]) == 2
     assert "is captured already" in capsys.readouterr().err
+
+
+def test_a_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    x = torch.randn(5, 4)
+    step(x)
+    path = str(tmp_path / "step.ft")
+    foretrace.capture(step, (x,)).save(path)
+    code, found = said(capsys, "show", path, "--cut", "step")
+    assert code == 0
+    names = [each["name"] for each in found["signature"]["outputs"]]
+    assert "momentum_buffer of model.weight" in names
+    code, found = said(capsys, "explain", path, found["nodes"][-2]["name"], "--cut", "step")
+    assert code == 0
+    assert said(capsys, "diff", path, path, "--cut", "step")[0] == 0

@@ -303,3 +303,135 @@ def test_any_change_gives_a_program_or_a_refusal(seed: int, good: Path, tmp_path
     path = rewritten(good, tmp_path / "fuzzed.ft", change)
     with suppress(foretrace.Refusal):
         foretrace.load(path)
+
+
+# ----------------------------------------------------------------------------- Python state
+
+
+class Trainer:
+    """A step that leaves what a file can hold: a counter, an average, the last losses."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 9)
+        self.calls, self.mean, self.recent = 0, torch.zeros(3), [torch.zeros(()), torch.zeros(())]
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+        self.schedule.step()
+        self.calls += 1
+        self.mean = self.mean * 0.5 + self.model[1].running_mean
+        self.recent.append(loss.detach())
+        self.recent.pop(0)
+        return loss.detach() * self.calls
+
+
+@pytest.fixture(scope="module")
+def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path: Path = tmp_path_factory.mktemp("saved") / "step.ft"
+    trainer = Trainer()
+    for _ in range(2):
+        trainer.step(torch.ones(5, 4))
+    foretrace.capture(trainer.step, (torch.ones(5, 4),)).save(path)
+    return path
+
+
+def of_python(program: Any) -> dict[str, Any]:
+    """The parts of the Python state, by name."""
+    return dict(program["python"]["dict"]) | dict(program["shared"]["dict"])
+
+
+def no_such_holder(program: Any) -> None:
+    of_python(program)["states"][0]["tuple"][0]["tuple"][2] = 99
+
+
+def no_such_output(program: Any) -> None:
+    of_python(program)["states"][0]["tuple"][2] = 1 << 40
+
+
+def no_such_input(program: Any) -> None:
+    of_python(program)["reads"][0]["tuple"][0] = 99
+
+
+def another_container(program: Any) -> None:
+    of_python(program)["holders"][1]["tuple"][0] = "subprocess.Popen"
+
+
+def a_name_that_is_code(program: Any) -> None:
+    of_python(program)["objects"][0]["tuple"][0] = ["__import__('os')"]
+
+
+def an_owner_that_is_none(program: Any) -> None:
+    of_python(program)["owners"].append({"tuple": [0, 5, "weight"]})
+
+
+def a_group_without_parameters(program: Any) -> None:
+    of_python(program)["optimizers"][0]["tuple"][2] = 0
+
+
+def a_number_of_another_kind(program: Any) -> None:
+    of_python(program)["reads"][0]["tuple"][1]["tuple"][4] = {"type": "list"}
+
+
+def a_guard_on_nothing(program: Any) -> None:
+    of_python(program)["held"][0]["tuple"][2] = "x"
+
+
+def no_python_state(program: Any) -> None:
+    """The graph still has inputs that it would read there."""
+    del program["python"]
+
+
+STATE = (
+    no_such_holder, no_such_output, no_such_input, another_container, a_name_that_is_code,
+    an_owner_that_is_none, a_group_without_parameters, a_number_of_another_kind,
+    a_guard_on_nothing, no_python_state,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", STATE, ids=lambda change: change.__name__)
+def test_state_that_is_not_as_it_was_told_is_refused(
+    change: Callable[[Any], None], step: Path, tmp_path: Path
+) -> None:
+    refusal = refused(rewritten(step, tmp_path / "harm.ft", in_program(change)))
+    assert refusal.kind == "damaged artifact"
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_any_change_of_state_gives_a_program_or_a_refusal(
+    seed: int, step: Path, tmp_path: Path
+) -> None:
+    """Nothing but a Refusal leaves `load`, nor a call of what is loaded."""
+    drawn = random.Random(seed)
+    part = drawn.choice(["python", "shared"])
+    change = in_program(lambda program: put_somewhere(program[part], drawn))
+    path = rewritten(step, tmp_path / "fuzzed.ft", change)
+    with suppress(foretrace.Refusal):
+        loaded = foretrace.load(path)
+        assert repr(loaded.objects)
+        assert dict(loaded.python_state) is not None
+        loaded(torch.ones(5, 4))
+
+
+def without(*names: str) -> Callable[[Any], None]:
+    def change(program: Any) -> None:
+        for name in names:
+            del program[name]
+
+    return change
+
+
+def test_an_older_minor_version_is_read(good: Path, tmp_path: Path) -> None:
+    """Files of 1.0 have no Python state."""
+
+    def older(found: Members) -> None:
+        in_manifest(version=[1, 0])(found)
+        in_program(without("python", "shared", "more"))(found)
+
+    loaded = foretrace.load(rewritten(good, tmp_path / "older.ft", older))
+    assert loaded(torch.ones(2, 4)).shape == (2, 3)

@@ -79,6 +79,39 @@ for _name, _make in SCHEDULES.items():
         captures=2)  # fmt: skip
 
 
+FUSED: dict[str, Callable[[Any], Optimizer]] = {
+    "adam": lambda p: Adam(p, lr=0.1, amsgrad=True, fused=True),
+    "adamw": lambda p: AdamW(p, lr=0.1, fused=True),
+    "sgd": lambda p: SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, fused=True),
+}
+
+
+def fused(make: Callable[[Any], Optimizer]) -> Loop:
+    """Its update takes the learning rate as a plain float, or as a tensor."""
+    model = mlp()
+    optimizer = make(model.parameters())
+    scheduler = schedule.ExponentialLR(optimizer, gamma=0.8)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def batch(index: int) -> tuple[Tensor, Tensor]:
+        if index:
+            scheduler.step()
+        return labelled(index)
+
+    return Loop(train, batch, model=model, optimizer=optimizer, scheduler=scheduler)
+
+
+for _name, _kind in FUSED.items():
+    add(f"fused_{_name}_under_a_schedule", __name__, partial(fused, _kind), captures=2)
+
+
 @step(captures=3)
 def reduced_on_a_plateau_after_the_step() -> Loop:
     model = mlp(out=1)

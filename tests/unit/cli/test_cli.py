@@ -377,7 +377,7 @@ def test_help_lists_the_commands_that_there_are(capsys: pytest.CaptureFixture[st
     said = capsys.readouterr().out
     assert all(command in said for command in COMMANDS)
     assert main(["show", "--help"]) == 0
-    assert "export,aten,joint" in capsys.readouterr().out
+    assert "export,aten,step,joint" in capsys.readouterr().out
 
 
 # --------------------------------------------------------------------- in a process of its own
