@@ -23,7 +23,7 @@ from foretrace.ir.members import MISSING, cell_content, cells_of
 from foretrace.ir.requirements import Change, Place
 from foretrace.mutation.builder import Unwatched, nobody_watches
 from foretrace.python_state.restoring import changes_of
-from foretrace.symbols.casts import Like
+from foretrace.symbols.casts import Chosen, Like
 from foretrace.trace.recorder import Recorder
 
 GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
@@ -200,7 +200,7 @@ class Outside(Unwatched):
         notes.attributes |= reads.attributes
         for name in reads.globals:
             known = name == ANNOTATED or (id(space), name) in notes.places
-            known = known or type(space.get(name)) is Like
+            known = known or type(space.get(name)) in (Like, Chosen)
             if (name in space or name in reads.binds) and not known:
                 held = self._as_it_was(space.get(name, MISSING))
                 notes.places[id(space), name] = Place(name, space, held)
