@@ -273,19 +273,28 @@ class Builder(torch_api.TorchDispatchMode):
         self._origin = Origin(frame, self.module, grad, self.checkpoint, self.inference)
         return self._origin
 
-    def leaf(self, value: Value, before: Value | None = None) -> Value:
-        """Record that what a value has is a leaf of autograd; `before`: it was one with that value.
+    def used(self, leaf: Value) -> bool:
+        """Whether autograd follows a use of a leaf that an input was made.
+
+        What is written to it then has the history of what it was, as of any input.
 
         Raises:
-            Refusal: its gradient would be that of two values.
+            Refusal: it is no input, and its gradient would be that of two values.
         """
-        uses = (op for op in self.log if before in op.operands and not op.writes)
+        uses = (op for op in self.log if leaf in op.operands and not op.writes)
         followed = (out for op in uses if op.origin.grad_mode for out in op.outs)
-        if before is not None and any(out.type.requires_grad for out in followed):
+        if not any(out.type.requires_grad for out in followed):
+            return False
+        made = self.histories.leaves[leaf]() if leaf in self.histories.leaves else None
+        if made is None or made.ft_gradient is None:
             raise Refusal(
                 "the program writes to a leaf that it has made, after it used the leaf",
                 kind="unsupported", do="write to it before it is used, or to a clone",
             )  # fmt: skip
+        return True
+
+    def leaf(self, value: Value) -> Value:
+        """Record that what a value has is a leaf of autograd."""
         if value.type.requires_grad:
             value = self.call(DETACH, (value,)).outs[0]
         leaf = Value(value.type.with_grad(True))

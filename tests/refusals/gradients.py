@@ -213,7 +213,7 @@ def writes_a_leaf_first(w: Tensor) -> Tensor:
     return (w * leaf).sum()
 
 
-refuses("unsupported", "mutation/builder.py:leaf", captures(writes_a_used_leaf, W),
+refuses("unsupported", "mutation/builder.py:used", captures(writes_a_used_leaf, W),
         writes_a_used_leaf, trained(writes_a_leaf_first, W))  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """What does not work today, by name: words of the refusal, or that it differs from eager."""
 
 FAILS: dict[str, str] = {
-    "a_gan_that_freezes_the_discriminator": "the program writes to a leaf that it has",
     "a_hook_for_several_gradients": "the program raised AssertionError: expected",
     "gradients_are_views_of_one_buffer": "the program writes to an input whose memory",
     "hooks_that_are_removed_again": "the program stores a tensor, f32[3], where",
