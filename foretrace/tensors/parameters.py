@@ -65,4 +65,4 @@ def _check_whole(tensor: Abstract, memo: dict[Any, Any]) -> None:
         )  # fmt: skip
 
 
-Abstract.__deepcopy__ = copied  # type: ignore[method-assign]
+Abstract.__deepcopy__ = copied  # type: ignore[method-assign, assignment]
