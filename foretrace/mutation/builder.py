@@ -69,6 +69,8 @@ class Histories:
     """leaves that the program has made, and what keeps its gradient"""
     switched: dict[Value, Value] = field(default_factory=dict)
     """what inputs have since they were made leaves, or none, and what they had before"""
+    parted: dict[Value, Value] = field(default_factory=dict)
+    """leaves that were written to after a use, of which the caller gets another; what they had"""
     retained: dict[Value, ref[Abstract]] = field(default_factory=dict)
     """tensors that keep their gradients, and are no leaves"""
     functions: dict[Value, Any] = field(default_factory=dict)
@@ -284,19 +286,17 @@ class Builder(torch_api.TorchDispatchMode):
         self._origin = Origin(frame, self.module, grad, self.checkpoint, self.inference)
         return self._origin
 
-    def leaf(self, value: Value, before: Value | None = None) -> Value:
-        """Record that what a value has is a leaf of autograd; `before`: it was one with that value.
+    def used(self, leaf: Value) -> bool:
+        """Whether autograd follows a use of a leaf that the program has made.
 
-        Raises:
-            Refusal: its gradient would be that of two values.
+        What is written to it then has the history of what it was, as of an input.
         """
-        uses = (op for op in self.log if before in op.operands and not op.writes)
+        uses = (op for op in self.log if leaf in op.operands and not op.writes)
         followed = (out for op in uses if op.origin.grad_mode for out in op.outs)
-        if before is not None and any(out.type.requires_grad for out in followed):
-            raise Refusal(
-                "the program writes to a leaf that it has made, after it used the leaf",
-                kind="unsupported", do="write to it before it is used, or to a clone",
-            )  # fmt: skip
+        return any(out.type.requires_grad for out in followed)
+
+    def leaf(self, value: Value) -> Value:
+        """Record that what a value has is a leaf of autograd."""
         if value.type.requires_grad:
             value = self.call(DETACH, (value,)).outs[0]
         leaf = Value(value.type.with_grad(True))

@@ -86,8 +86,8 @@ def _viewed_again(
 
 def _of_history(last: Value, content: Value, recorder: Builder) -> Value:
     """New content of a tensor that keeps the history that it had, whatever wrote its memory."""
-    if last in recorder.leaves:
-        return recorder.leaf(content, last)
+    if last in recorder.leaves and not recorder.used(last):
+        return recorder.leaf(content)
     if last.type.requires_grad:
         return rewrite(recorder, last, (), content, lambda: content)
     if content.type.requires_grad:

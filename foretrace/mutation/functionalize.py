@@ -163,8 +163,8 @@ def _spread(recorder: Builder, history: Alias, new: Value) -> None:
 
 def _renew(recorder: Builder, owner: Alias, value: Value, part: TensorType | None = None) -> None:
     """Let the owner have a new value, and the members that see the part be stale."""
-    if owner.last in recorder.leaves:
-        value = recorder.leaf(value, owner.last)
+    if owner.last in recorder.leaves and not recorder.used(owner.last):
+        value = recorder.leaf(value)
     for member in list(_reached(recorder, owner, part)):
         _check_seen(recorder, member, member.root)
         note_overwritten(member, recorder)

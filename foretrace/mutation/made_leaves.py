@@ -3,6 +3,7 @@
 Each is recorded as a call that makes it one, so that what a graph makes requires grad as in eager.
 """
 
+from collections.abc import Iterable
 from weakref import ref
 
 import torch
@@ -89,6 +90,41 @@ def value_of(tensor: Abstract, recorder: Builder) -> Value:
     return notice_leaf(recorder, tensor, value) if value in recorder.fresh else value
 
 
+def _leaf_again(recorder: Builder, tensor: Abstract, value: Value) -> Value:
+    """A leaf that was written to after it was used is one to the caller, with what it has now."""
+    was = recorder.histories.place(value)
+    if value in recorder.leaves or was not in recorder.leaves:
+        return value
+    recorder.histories.parted[was] = value
+    leaf = recorder.leaf(value)
+    alias_of(tensor).become(leaf)
+    return leaf
+
+
+def check_parted(recorder: Builder, given: Iterable[Value]) -> None:
+    """Refuse what the program gives with a history that ends in such a leaf.
+
+    Raises:
+        Refusal: a backward of the caller's would miss the leaf that he gets.
+    """
+    parted = recorder.histories.parted
+    if not parted:
+        return
+    written = (now for now, was in recorder.histories.places.items() if was in parted)
+    leaves = {*parted, *written}
+    reached = {*leaves}
+    for op in recorder.log:
+        if op.origin.grad_mode and not reached.isdisjoint(op.operands):
+            reached.update(out for out in op.outs if out.type.requires_grad)
+    if reached.isdisjoint(given):
+        return
+    at = next((op.origin.frame for op in recorder.log if not leaves.isdisjoint(op.operands)), None)
+    raise Refusal(
+        "the program writes to a leaf that it has made, after it used the leaf, and gives both",
+        kind="unsupported", at=at, do="write to it before it is used, or to a clone",
+    )  # fmt: skip
+
+
 def returned_value(tensor: Abstract, recorder: Builder) -> Value:
     """The value of what the program returns.
 
@@ -99,6 +135,8 @@ def returned_value(tensor: Abstract, recorder: Builder) -> Value:
     """
     with torch.enable_grad():
         value = value_of(tensor, recorder)
+    if tensor.ft_leaf and tensor.ft_gradient is None and value.type.requires_grad:
+        value = _leaf_again(recorder, tensor, value)
     alias, owner = tensor.ft_alias, tensor.ft_alias and tensor.ft_alias.root.tensor()
     given = owner is not None and (owner.ft_leaf or owner.ft_gradient is not None)
     if alias is not None and alias.loose and value.type.requires_grad and not given:

@@ -43,6 +43,7 @@ from foretrace.python_state.mentioned import (
     home,
     members_of,
     mentioned_by,
+    spaces_of,
 )
 from foretrace.python_state.outside import origin_of
 from foretrace.python_state.restoring import Called, called, changes_in, put_all_back
@@ -318,6 +319,9 @@ class Before:
         """The attributes and slots of an object; its class."""
         kind = type(item)
         self._of_class(kind)
+        if kind.__module__.startswith("torch.optim"):  # its code counts as the program's
+            found: Any = kind
+            self._casting |= {id(space): space for space in spaces_of(found)}
         slots = slot_names(kind)
         if slots:
             kept = KeptNames(item, slots)

@@ -1,8 +1,9 @@
-"""Where a program calls `int` and `float`: what it calls may be another while it is recorded.
+"""Where a program calls `int`, `float`, `min` and `max`: it may call others while it is recorded.
 
-Python makes a number of whatever `float(t)` is given, and a number is fixed. A name of the module's
-own, which is looked up before Python's, may give one that stays open. It is no `float` to `is` and
-to C, so it is there only where the code of the whole module calls it or asks `isinstance`.
+Python makes a number of whatever `float(t)` is given, and a number is fixed; `max` asks which is
+larger, which is a guard. A name of the module's own, which is looked up before Python's, may give
+one that stays open. It is no `float` to `is` and to C, so it is there only where the code of the
+whole module calls it, asks `isinstance`, or writes a type with it.
 """
 
 import dis
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-CASTS: Final = frozenset({"int", "float"})
+CASTS: Final = frozenset({"int", "float", "min", "max"})
 TESTS: Final = frozenset({"isinstance", "issubclass"})
 BETWEEN: Final = frozenset({"LOAD_GLOBAL", "LOAD_ATTR", "BUILD_TUPLE", "BINARY_OP", "PRECALL"})
 """What may stand between a class and the end of `isinstance(x, (int, torch.Tensor))`"""
@@ -61,13 +62,16 @@ def _read(code: types.CodeType, called: set[str], otherwise: set[str]) -> None:
             continue
         if step.opname == "LOAD_GLOBAL" and step.arg is not None and step.arg & 1:
             called.add(step.argval)  # pushed with a NULL beneath, as what is called next is
-        elif TESTS.isdisjoint(code.co_names) or not _tested(steps[place + 1 :]):
+        elif not _tested(steps[place + 1 :], asks=not TESTS.isdisjoint(code.co_names)):
             otherwise.add(step.argval)
 
 
-def _tested(after: Iterable[dis.Instruction]) -> bool:
+def _tested(after: Iterable[dis.Instruction], *, asks: bool) -> bool:
+    """Whether what follows ends `isinstance(x, (float, Tensor))`, or a type: `list[float]`."""
     end = next((step for step in after if step.opname not in BETWEEN), None)
-    return end is not None and end.opname == "CALL" and end.arg == len(("item", "classes"))
+    if end is None or end.opname == "BINARY_SUBSCR":
+        return end is not None
+    return asks and end.opname == "CALL" and end.arg == len(("item", "classes"))
 
 
 def places_of(

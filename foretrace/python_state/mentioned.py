@@ -187,6 +187,15 @@ def _of_user(function: types.FunctionType) -> bool:
     return origin_of(function.__code__.co_filename) == "user"
 
 
+@functools.cache
+def spaces_of(kind: type) -> tuple[dict[str, Any], ...]:
+    """The globals of the code of a class of torch's optimizers or schedulers."""
+    members = [each for base in kind.__mro__ for each in vars(base).values()]
+    spaces = [each.__globals__ for member in members for each in functions_in(member)]
+    known = {id(s): s for s in spaces if str(s.get("__name__")).startswith("torch.optim.")}
+    return tuple(known.values())
+
+
 def home(kind: type) -> str:
     """Whose class it is: "user", "followed" (containers, torch's classes) or "library"."""
     return _home_of(str(kind.__module__))

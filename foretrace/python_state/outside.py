@@ -23,7 +23,7 @@ from foretrace.ir.members import MISSING, cell_content, cells_of
 from foretrace.ir.requirements import Change, Place
 from foretrace.mutation.builder import Unwatched, nobody_watches
 from foretrace.python_state.restoring import changes_of
-from foretrace.symbols.casts import Like
+from foretrace.symbols.casts import Chosen, Like
 from foretrace.trace.recorder import Recorder
 
 GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
@@ -212,7 +212,7 @@ class Outside(Unwatched):
 
     def _note(self, name: str, space: dict[str, Any], notes: "Later | Outside") -> None:
         known = name == ANNOTATED or (id(space), name) in notes.places
-        if not known and type(space.get(name)) is not Like:
+        if not known and type(space.get(name)) not in (Like, Chosen):
             held = self._as_it_was(space.get(name, MISSING))
             notes.places[id(space), name] = Place(name, space, held)
 

@@ -16,7 +16,7 @@ from foretrace.frames.lines import Lines
 from foretrace.frames.sources import Sources, function_of, names_of, place_of
 from foretrace.history.stale import overwritten_in
 from foretrace.holding.wrapped import as_program_has, check_unwritten, known_as
-from foretrace.ir.op import Value
+from foretrace.ir.op import Value, values_in
 from foretrace.ir.program import Input, Mutation, Output, Recorded, Role, size_input
 from foretrace.ir.requirements import (
     NUMBERS,
@@ -33,6 +33,7 @@ from foretrace.ir.requirements import (
 from foretrace.ir.structure import Structure, handed_back, named_arguments, take_apart
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import alias_of, part, written
+from foretrace.mutation.made_leaves import check_parted
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache
 from foretrace.python_state.before import Before
 from foretrace.python_state.counts import Counts, counted_in, scheduled
@@ -574,6 +575,7 @@ def _outputs(
     requires.states, states = states_of(kept, made.of, len(outputs), lines)
     given = [leaf for _, leaf in (*outs, *_leaves(kept))]
     check_together(capture.recorder, given, capture.inputs)
+    check_parted(capture.recorder, values_in([each.value for each in (*outputs, *states)]))
     return [*outputs, *states]
 
 

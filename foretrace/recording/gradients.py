@@ -302,10 +302,18 @@ class RunLeaves:
             self._places = {item.value: index for index, item in enumerate(inputs)}
         return self._places.get(value)
 
-    def switch(self, tensor: Abstract, wanted: bool) -> None:
-        """Let an input be a leaf of autograd, or none; each call leaves it so."""
-        switch_leaf(self.run.recorder, tensor, wanted)
-        self.flags[tensor.ft_gradient[1]] = wanted
+    def switch(self, tensor: Abstract, wanted: bool) -> bool:
+        """Let a leaf be followed by autograd, or not; of an input, each call leaves it so.
+
+        Not one that the program has made and used: what autograd knows of it would stay.
+        """
+        recorder = self.run.recorder
+        if tensor.ft_gradient is None and recorder.used(value_of(tensor, recorder)):
+            return False
+        switch_leaf(recorder, tensor, wanted)
+        if tensor.ft_gradient is not None:
+            self.flags[tensor.ft_gradient[1]] = wanted
+        return True
 
     def take(self, tensor: Abstract, other: torch.Tensor) -> None:
         """Let a tensor have the memory of another; if it is an input, each call does."""

@@ -11,7 +11,7 @@ from foretrace.ir.program import Output, Role
 from foretrace.mutation.alias import Alias, alias_of
 from foretrace.mutation.made_leaves import returned_value
 from foretrace.ops.outcome import Share
-from foretrace.recording.new_contents import taken
+from foretrace.recording.new_contents import line_of, taken
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.recorder import Recorder
 
@@ -53,6 +53,12 @@ class Outputs:
     def _tensor(self, role: Role, placeholder: Abstract) -> Output:
         recorder, placeholders = self.recorder, self.given()
         value = returned_value(placeholder, recorder)
+        if placeholder.ft_gradient is None and getattr(placeholder, "ft_grad", None) is not None:
+            raise Refusal(
+                f"the {role} is a tensor that the program has made, and has a gradient, which a"
+                " graph gives apart", kind="side effect", at=line_of(recorder, value),
+                do="give both: tensor.detach(), tensor.grad",
+            )  # fmt: skip
         same_as = next((i for i, each in enumerate(placeholders) if each is placeholder), None)
         owner = alias_of(placeholder).root
         moved = owner.moved is not None

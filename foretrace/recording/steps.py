@@ -34,6 +34,10 @@ COMPARED: Mapping[Callable[..., Any], Any] = MappingProxyType({
     math.isfinite: aten.isfinite.default,
 })  # fmt: skip
 """What each question about numbers is between tensors"""
+LEAST: Mapping[Callable[..., Any], Any] = MappingProxyType({
+    min: torch.sym_min, max: torch.sym_max,
+})  # fmt: skip
+"""Of two floats they are Python's own"""
 LARGEST: Final = 1 << 53
 """Up to here each integer is a float; Python compares larger ones with floats exactly"""
 IS_NONZERO: Final = aten.is_nonzero.default
@@ -59,7 +63,10 @@ class Steps:
         if self.questions.constants.guarded:  # `math.exp(x.item())` looks `exp` up before
             self._followed = torch_api.FollowedFloats(self.step, self._follows, self._called)
             self._open.enter_context(self._followed)
-            self._open.enter_context(bound(self.casts(), int=self._int, float=self._float))
+            self._open.enter_context(bound(
+                self.casts(), int=self._int, float=self._float,
+                min=self._least, max=self._least,
+            ))  # fmt: skip
 
     def __exit__(self, *error: object) -> None:
         self.symbols.floats.ended()
@@ -82,6 +89,13 @@ class Steps:
         if issubclass(type(number), torch.SymFloat) and self._follows(number):
             return as_int(math.trunc(number))
         return number
+
+    def _least(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`min` or `max`: of two floats of which data decides one, a number of the graph."""
+        match args:
+            case (float(), float()) if not kwargs and any(map(self._follows, args)):
+                return self.step(LEAST[function], *args)  # files of torch.export have this one
+        return function(*args, **kwargs)
 
     def _held(self, given: Any) -> Any:
         """The number that a tensor holds; anything else as it is."""

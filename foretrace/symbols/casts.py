@@ -1,5 +1,6 @@
-"""`int` and `float` as a program calls them while it is recorded: an open number stays open."""
+"""`int`, `float`, `min` and `max` as a program calls them in a run: an open number stays open."""
 
+import builtins
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,12 +16,16 @@ def bound(
 
     Args:
         places: globals, and the names that stand for Python's own in them.
-        reads: by name, the number that is in what is converted: open, or as Python takes it.
+        reads: by name, the number that is in what is converted: open, or as Python takes it; of a
+            function, what it gives.
     """
-    put, made = list[tuple[dict[str, Any], str]](), dict[str, type]()
+    put, made = list[tuple[dict[str, Any], str]](), dict[str, Any]()
     try:
         for space, name in places:
-            made[name] = made.get(name) or _like({"int": int, "float": float}[name], reads[name])
+            if name not in made:
+                kind = vars(builtins)[name]
+                like = _like if isinstance(kind, type) else Chosen
+                made[name] = like(kind, reads[name])
             space[name] = made[name]
             put.append((space, name))
         yield
@@ -31,6 +36,22 @@ def bound(
 
 def _like(kind: type, read: Callable[[Any], Any]) -> type:
     return Like(kind.__name__, (kind,), {"__module__": kind.__module__, "ft": (kind, read)})
+
+
+class Chosen:
+    """A function that gives what another one gives, and open numbers as they are."""
+
+    def __init__(self, function: Callable[..., Any], read: Callable[..., Any]) -> None:
+        self.function, self.read = function, read
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.read(self.function, *args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self.function or other is self
+
+    def __hash__(self) -> int:
+        return hash(self.function)
 
 
 class Like(type):

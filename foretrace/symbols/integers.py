@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from foretrace import torch_api
+from foretrace.symbols.membership import asking, hash_of
 
 NUMBERS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 OWN: Final = frozenset({
@@ -35,7 +36,7 @@ class Int(torch.SymInt):
         return int
 
     def __hash__(self) -> int:
-        return hash(int(self))
+        return hash_of(self, asking())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return int(self).__reduce_ex__(protocol)

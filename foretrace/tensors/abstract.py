@@ -58,8 +58,8 @@ class Told:
         """when it asked whether one requires grad"""
         self.strides = False
         """whether it asked how one lies in memory"""
-        self.switch: Callable[[Abstract, bool], None] | None = None
-        """lets an input be a leaf of autograd, or none; None where no call can repeat it"""
+        self.switch: Callable[[Abstract, bool], bool] | None = None
+        """lets a leaf of autograd be none, or be one again, if it can; None where no call can"""
         self.take: Callable[[Abstract, Any], None] | None = None
         """lets a tensor have the memory of another, likewise"""
         self.hooking: Any = None
@@ -128,8 +128,7 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     def requires_grad_(self, requires_grad: bool = True) -> "Abstract":
         """As `Tensor.requires_grad_`, on a tensor that the program has made."""
         if self.ft_leaf and requires_grad != self.requires_grad:
-            if self.ft_gradient is not None and self.ft_told.switch is not None:
-                self.ft_told.switch(self, requires_grad)
+            if self.ft_told.switch is not None and self.ft_told.switch(self, requires_grad):
                 return self
             raise Refusal(
                 "the program changes requires_grad of a leaf (an input, a parameter)",

@@ -108,7 +108,13 @@ def set_hooks(tensor: torch.Tensor, hooks: Any, accumulated: Any) -> None:
 
 IN_PYTHON: dict[str, Any] = {
     name: vars(torch.Tensor)[name]
-    for name in ("register_hook", "register_post_accumulate_grad_hook", "storage", "__repr__")
+    for name in (
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "storage",
+        "__repr__",
+        "__deepcopy__",
+    )
 }
 
 

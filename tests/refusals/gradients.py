@@ -198,12 +198,12 @@ refuses("modified in place", "history/stale.py:written_since",
         trained(writes_a_clone_beside_kron, W))  # fmt: skip
 
 
-def writes_a_used_leaf(w: Tensor) -> Tensor:
+def writes_a_used_leaf(w: Tensor) -> tuple[Tensor, Tensor]:
     leaf = torch.ones(8, requires_grad=True)
-    y = (w * leaf).sum()
+    y = (w * leaf).sum()  # here
     with torch.no_grad():
-        leaf.mul_(2)  # here
-    return y
+        leaf.mul_(2)
+    return y, leaf
 
 
 def writes_a_leaf_first(w: Tensor) -> Tensor:
@@ -213,8 +213,24 @@ def writes_a_leaf_first(w: Tensor) -> Tensor:
     return (w * leaf).sum()
 
 
-refuses("unsupported", "mutation/builder.py:leaf", captures(writes_a_used_leaf, W),
+refuses("unsupported", "mutation/made_leaves.py:check_parted", captures(writes_a_used_leaf, W),
         writes_a_used_leaf, trained(writes_a_leaf_first, W))  # fmt: skip
+
+
+def gives_a_leaf_with_its_gradient(w: Tensor) -> Tensor:
+    leaf = w.detach().requires_grad_()  # here
+    (leaf * 2).sum().backward()
+    return leaf
+
+
+def gives_both(w: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = w.detach().requires_grad_()
+    (leaf * 2).sum().backward()
+    return leaf.detach(), leaf.grad  # type: ignore[return-value]
+
+
+refuses("side effect", "recording/outputs.py:_tensor", captures(gives_a_leaf_with_its_gradient, W),
+        gives_a_leaf_with_its_gradient, captured(gives_both, W))  # fmt: skip
 
 
 INNER = torch.randn(2, 6, 8)[0].requires_grad_()

@@ -1,5 +1,6 @@
 """Tensors that no graph has a place for, and writes that have no form as values."""
 
+import copy
 import threading
 import warnings
 from collections.abc import Callable
@@ -519,3 +520,15 @@ refuses("overlapping memory", "mutation/functionalize.py:_check_seen",
         is_written_beside_a_view,
         lambda: same_as_eager(saw_it_before, (GAPS,), cuts=("export",)),
         lambda: same_as_eager(sees_a_clone, (GAPS,), cuts=("export",)))  # fmt: skip
+
+
+WIDE = torch.randn(4, 8)
+PART = WIDE[:, :4]
+
+
+def copies_a_part(x: Tensor) -> Tensor:
+    return x[:, :4] * copy.deepcopy(PART)  # here
+
+
+refuses("unsupported", "tensors/parameters.py:_check_whole", captures(copies_a_part, WIDE.clone()),
+        copies_a_part, captured(lambda x: x[:, :4] * PART.clone(), WIDE.clone()))  # fmt: skip

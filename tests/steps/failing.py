@@ -1,9 +1,7 @@
 """What does not work today, by name: words of the refusal, or that it differs from eager."""
 
 FAILS: dict[str, str] = {
-    "a_gan_that_freezes_the_discriminator": "the program writes to a leaf that it has",
     "gradients_are_views_of_one_buffer": "the program writes to an input whose memory",
-    "a_copy_of_the_model_tries_first": "tensor.data_ptr reads values that do not",
 }
 ONLY_AS_A_WHOLE: frozenset[str] = frozenset(
     {

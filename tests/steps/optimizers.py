@@ -69,8 +69,6 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "radam": {"captures": 3},  # the fifth step rectifies
     "radam_foreach_decoupled": {"captures": 3},
     "asgd": {"captures": 4},  # it averages from the third step on
-    "adafactor": {"captures": 7},  # whether an update is clipped, for each parameter
-    "adafactor_foreach": {"captures": 7},
 }
 """By name, what is not as usual"""
 
