@@ -328,7 +328,7 @@ class Differentiation:
         )  # fmt: skip
         env |= unpacked or {}
         if unpacked is None:
-            self._reread(op, rule, env, written_positions(op, list(occurrences)))
+            self.reread(op, rule, env, written_positions(op, list(occurrences)))
         self._put(op, rule, env)
         found = [g and env.get(g, g) for g in rule.gradients]
         self._give_on(op, occurrences, found)
@@ -342,7 +342,7 @@ class Differentiation:
             elif self.wants(value):
                 self.reached.add(value)
 
-    def _reread(self, op: Op, rule: Rule, env: dict[Value, Any], written: Sequence[int]) -> None:
+    def reread(self, op: Op, rule: Rule, env: dict[Value, Any], written: Sequence[int]) -> None:
         """Let the rule read what memory holds at the backward.
 
         Of an operand that the op writes to itself, autograd has saved a copy.
@@ -446,7 +446,7 @@ class Differentiation:
             env[rule.results[0]] = self._part(write, now, op)
         env.update({t: part for t in rule.tangents if t is not None})
         if packed is None:
-            self._reread(op, rule, env, [0])
+            self.reread(op, rule, env, [0])
         self._put(op, rule, env)
         found = [g and env[g] for g in rule.gradients]
         self._put_back(op, write, base, bases, found[0])
