@@ -246,6 +246,7 @@ from foretrace.torch_api.tensors import (
     attributes_replaced as attributes_replaced,
     base_of as base_of,
     contiguous_strides as contiguous_strides,
+    first_hooked as first_hooked,
     has_hooks as has_hooks,
     hooks_of as hooks_of,
     is_functional as is_functional,
