@@ -189,7 +189,16 @@ class Conditions(Checks):
 
     def _hooks(self) -> None:
         """The hooks that a backward of the program's own has run."""
-        for index, hooks in self.recorded.requires.hooked.items():
+        hooked = self.recorded.requires.hooked
+        bare = [index for index, tables in hooked.items() if not any(tables)]
+        if bare:
+            first = self.source.bind(torch_api.first_hooked, "first_hooked")
+            asked = f"{first}(({', '.join(self.inputs[index] for index in bare)},))"
+            roles = self.source.bind([str(self.recorded.inputs[i].role) for i in bare], "roles")
+            self.add(f"{asked} is None", f"{roles}[{asked}] + ' has other hooks'")
+        for index, hooks in hooked.items():
+            if index in bare:
+                continue
             now = self.source.bind(_hooks_now, "hooks_now")
             local, item = self.inputs[index], self.recorded.inputs[index]
             known = self.source.bind(hooks, "hooks")

@@ -249,6 +249,7 @@ from foretrace.torch_api.tensors import (
     base_of as base_of,
     contiguous_strides as contiguous_strides,
     disable_saving as disable_saving,
+    first_hooked as first_hooked,
     has_hooks as has_hooks,
     hooks_of as hooks_of,
     is_functional as is_functional,

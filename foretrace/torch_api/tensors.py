@@ -101,6 +101,14 @@ def hooks_of(tensor: torch.Tensor) -> tuple[Any, Any]:
     return tensor._backward_hooks, tensor._post_accumulate_grad_hooks
 
 
+def first_hooked(tensors: Iterable[torch.Tensor]) -> int | None:
+    """The place of the first that has hooks; asked of all parameters at each call (2.13)."""
+    for place, each in enumerate(tensors):
+        if each._backward_hooks or each._post_accumulate_grad_hooks:
+            return place
+    return None
+
+
 def set_hooks(tensor: torch.Tensor, hooks: Any, accumulated: Any) -> None:
     """Give a tensor other tables of hooks; to be removed one by one they must be known."""
     tensor._backward_hooks, tensor._post_accumulate_grad_hooks = hooks, accumulated
