@@ -3,6 +3,7 @@
 from tests.programs import (
     aliasing,
     attention,
+    batched,
     edges,
     foreach,
     functions,
@@ -38,6 +39,7 @@ __all__ = [
     "Case",
     "aliasing",
     "attention",
+    "batched",
     "edges",
     "foreach",
     "functions",
