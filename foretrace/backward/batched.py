@@ -91,10 +91,11 @@ class InBatches(Inside):
         self.tensors[value] = whole
         return value
 
-    def _leaf(self, op: Op) -> None:
+    def single(self, op: Op) -> None:
+        """An op with a derivative of its own: torch's formula for it."""
         if op.rule is not None and op.rule.kind == "registered":
             raise _unknown("it is of a derivative that is not by torch's own formula", op)
-        super()._leaf(op)
+        super().single(op)
 
     def _through_view(self, op: Op, write: Write) -> NoReturn:
         raise _unknown("it writes to a view", op)

@@ -131,7 +131,7 @@ class Differentiation:
         elif op.own and subgraphs_of(op):
             self.held(op)
         elif op.leaf or op.writes or self.by_itself(op):
-            self._leaf(op)
+            self.single(op)
         elif inside or not self.keep(op):
             self.walk(op.body or ())
         else:
@@ -175,7 +175,8 @@ class Differentiation:
 
     # ---- one op with a derivative of its own --------------------------------------------------
 
-    def _leaf(self, op: Op) -> None:
+    def single(self, op: Op) -> None:
+        """An op with a derivative of its own."""
         if isinstance(op.target, Write):
             self._through_view(op, op.target)
             return
@@ -337,7 +338,7 @@ class Differentiation:
         )  # fmt: skip
         env |= unpacked or {}
         if unpacked is None:
-            self._reread(op, rule, env, written_positions(op, list(occurrences)))
+            self.reread(op, rule, env, written_positions(op, list(occurrences)))
         self._put(op, rule, env)
         found = [g and env.get(g, g) for g in rule.gradients]
         self._give_on(op, occurrences, found)
@@ -351,7 +352,7 @@ class Differentiation:
             elif self.wants(value):
                 self.reached.add(value)
 
-    def _reread(self, op: Op, rule: Rule, env: dict[Value, Any], written: Sequence[int]) -> None:
+    def reread(self, op: Op, rule: Rule, env: dict[Value, Any], written: Sequence[int]) -> None:
         """Let the rule read what memory holds at the backward.
 
         Of an operand that the op writes to itself, autograd has saved a copy.
@@ -455,7 +456,7 @@ class Differentiation:
             env[rule.results[0]] = self._part(write, now, op)
         env.update({t: part for t in rule.tangents if t is not None})
         if packed is None:
-            self._reread(op, rule, env, [0])
+            self.reread(op, rule, env, [0])
         self._put(op, rule, env)
         found = [g and env[g] for g in rule.gradients]
         self._put_back(op, write, base, bases, found[0])

@@ -158,12 +158,12 @@ class Inside(Differentiation):
             self._origins[id(origin)], self._origins[id(found)] = found, found
         return found
 
-    def _reread(self, op: Op, rule: Rule, env: dict[Value, Any], written: Sequence[int]) -> None:
+    def reread(self, op: Op, rule: Rule, env: dict[Value, Any], written: Sequence[int]) -> None:
         """As for a walk that nobody goes through; else what autograd has saved a copy of is one.
 
         The copy has the history that the operand had, and no write reaches it.
         """
-        super()._reread(op, rule, env, written)
+        super().reread(op, rule, env, written)
         for formal in (rule.operands[position] for position in written if self.again):
             if formal in rule.used:
                 env[formal] = self.append(CLONE, (env[formal],), {}, op, SAVED_COPY).outs[0]

@@ -154,16 +154,14 @@ class Derivatives:
             tangents: for each tensor it returns, the type of its gradient, or None.
             written: positions of the operands that it writes to.
             known: the types of what it returns, where they depend on data.
-            again: whether the formula is to be differentiated once more; then torch may have
-                another one, as for silu and layer norm.
+            again: whether the formula is differentiated once more: it may be another, as of silu.
             rows: how many gradients there are at once, as the rows of each; None: one.
 
         Raises:
             Refusal: torch has no derivative for the operator.
         """
         key = frozen((func, args, kwargs, tangents, written, known, again, rows))
-        found = self._rules.get(key)
-        if found is not None:
+        if (found := self._rules.get(key)) is not None:
             return found
 
         def ask(args: Tree, kwargs: dict[str, Tree]) -> Rule:
@@ -178,8 +176,8 @@ class Derivatives:
                 )
 
         def of_call() -> Rule:
-            floats = self.types.symbols.floats.among((args, kwargs))
-            return self._of_floats(ask, (args, kwargs), floats) if floats else ask(args, kwargs)
+            call, floats = (args, kwargs), self.types.symbols.floats.among((args, kwargs))
+            return self._of_floats(ask, call, floats) if floats else ask(*call)
 
         return self._rules.learn(key, of_call, lambda _: self.table.lasting(func))
 

@@ -240,8 +240,9 @@ of_a_level: Callable[[torch.Tensor], bool] = _C._functorch.is_functorch_wrapped_
 # Whether a tensor is one of torch's first `vmap`, which `torch.autograd.functional` has.
 of_old_vmap: Callable[[torch.Tensor], bool] = _C._functorch.is_legacy_batchedtensor
 
-# `_add_batch_dim` makes one of a tensor, `_remove_batch_dim` the tensor again.
+# Makes one of a tensor, as `_vmap` does (2.13).
 add_batch_dim: Callable[..., torch.Tensor] = torch._add_batch_dim
+# Makes the tensor of one again.
 remove_batch_dim: Callable[..., torch.Tensor] = torch._remove_batch_dim
 
 
