@@ -82,6 +82,8 @@ class Differentiation:
         self.table, self.keep = table, keep
         self.again = self.narrow = False
         """whether what the walk gives is differentiated once more; whether not all is wanted"""
+        self.rows: int | None = None
+        """how many gradients there are at once, as the rows of each"""
         self.freed = set[Op]()
         """what a backward of the program's own has gone through, and let go of what was saved"""
         self.spent = list[Op]()
@@ -129,7 +131,7 @@ class Differentiation:
         elif op.own and subgraphs_of(op):
             self.held(op)
         elif op.leaf or op.writes or self.by_itself(op):
-            self._leaf(op)
+            self.single(op)
         elif inside or not self.keep(op):
             self.walk(op.body or ())
         else:
@@ -173,7 +175,8 @@ class Differentiation:
 
     # ---- one op with a derivative of its own --------------------------------------------------
 
-    def _leaf(self, op: Op) -> None:
+    def single(self, op: Op) -> None:
+        """An op with a derivative of its own."""
         if isinstance(op.target, Write):
             self._through_view(op, op.target)
             return
@@ -269,7 +272,14 @@ class Differentiation:
         known = map_values(op.result, lambda v: v.type.plain) if told else None
         try:
             rule = self.derivatives.rule(
-                func, typed_args, typed_kwargs, given, positions, known, again=self.again
+                func,
+                typed_args,
+                typed_kwargs,
+                given,
+                positions,
+                known,
+                again=self.again,
+                rows=self.rows,
             )
         except Refusal as refusal:
             raise locate(refusal, op) from None

@@ -18,6 +18,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.backward.accumulate import accumulate
+from foretrace.backward.batched import ONE_BY_ONE, Batch, Batches, InBatches
 from foretrace.backward.edges import Edges, Task
 from foretrace.backward.inside import Inside
 from foretrace.backward.leaves import Leaves
@@ -53,6 +54,8 @@ class Engine:
     def __init__(self, recorder: Recorder, leaves: Leaves) -> None:
         self.recorder, self.leaves, self.edges = recorder, leaves, Edges(recorder)
         self.original = torch_api.engine()
+        self.batches = Batches(recorder.lift, self._within)
+        self.batch: Batch | None = None
 
     def __call__(
         self, roots: Sequence[Any], gradients: Sequence[Any], keep: bool, again: bool,
@@ -79,14 +82,12 @@ class Engine:
                     self._complete(task, walk, list(walk.order))
                     return ()
                 with torch.set_grad_enabled(again):
-                    return tuple(
-                        self._found(walk, value, allow_unused=allow_unreachable) for value in asked
-                    )
+                    found = (self._found(walk, v, allow_unused=allow_unreachable) for v in asked)
+                    return tuple(found if self.batch is None else map(self.batch.again, found))
 
     def _check(self, tensors: Sequence[Any], gradients: Sequence[Any]) -> None:
-        if any(map(_of_a_batch, filter(_is_tensor, gradients))):
-            what = "is asked for a batch of gradients at once (is_grads_batched=True)"
-            raise _refused(what, "ask for one after the other, or use torch.func.vmap of vjp")
+        if any(map(self._of_another_map, filter(_is_tensor, gradients))):
+            raise _refused("is asked inside a map of torch.func", "use torch.func.vjp there")
         if any(map(torch_api.of_a_level, filter(_is_tensor, tensors))):
             raise _refused("is asked inside a transform of torch.func",
                            "use torch.func.grad or vjp there")  # fmt: skip
@@ -96,6 +97,10 @@ class Engine:
         if self.recorder.holding:
             raise _refused("is asked in a program that an operator holds, such as torch.cond's",
                            "ask it outside, or use torch.func.grad")  # fmt: skip
+
+    def _of_another_map(self, tensor: torch.Tensor) -> bool:
+        ours = torch_api.of_old_vmap(tensor) and self.batch is not None
+        return not ours and (torch_api.of_a_level(tensor) or torch_api.of_old_vmap(tensor))
 
     @contextmanager
     def _task(self, roots: list[Value], asked: list[Value], *, adds: bool) -> Iterator[Task]:
@@ -116,17 +121,16 @@ class Engine:
         """The walk, whose ops are in the record as the body of one."""
         recorder, name = self.recorder, "grad" if task.asked else "backward"
         origin = replace(recorder.origin(), grad_mode=again)
-        given = list(map(self.edges.known, gradients))
         with torch.set_grad_enabled(again), recorder.inner_scope(origin.frame) as body:
-            walk = Inside(recorder, self.leaves, self, again=again, wanted=task.wanted)
+            kind: type[Inside] = Inside if self.batch is None else InBatches
+            walk = kind(recorder, self.leaves, self, again=again, wanted=task.wanted)
             task.by_itself = walk.by_itself
             if walk.inside or self.leaves.told():
                 walk.due, walk.ready = task.complete_after(), partial(self._complete, task, walk)
             target = GradientCall(name, again)
             call = Op(target, (), {}, None, (), origin=origin, below=body, choice=OPENED)
-            walk.tensors.update(zip(given, gradients, strict=True))
-            walk.given = {*given}
-            for root, gradient in zip(task.roots, given, strict=True):
+            given = self._given(walk, gradients)
+            for root, gradient in zip(task.roots, walk.given, strict=True):
                 if walk.wants(root):
                     walk.add(root, gradient, call)
             walk.stale.meet(task.ops)
@@ -140,6 +144,25 @@ class Engine:
         recorder.append(call)
         recorder.types.told.requires_grad.append(True)  # in another grad mode eager raises
         return walk
+
+    def _given(self, walk: Inside, gradients: Sequence[Any]) -> list[Value]:
+        """What the gradients of the roots have; the walk has these, or one of each batch."""
+        batch = self.batch
+        if batch is None or not isinstance(walk, InBatches):
+            walk.given = list(map(self.edges.known, gradients))
+            walk.tensors.update(zip(walk.given, gradients, strict=True))
+            return walk.given
+        if walk.inside or self.leaves.told():
+            what = "is asked for a batch at once (is_grads_batched=True), and hooks would see it"
+            raise _refused(what, ONE_BY_ONE)
+        walk.given = [walk.start(batch, gradient) for gradient in gradients]
+        return [self.edges.known(batch.whole(each)) for each in gradients]
+
+    @contextmanager
+    def _within(self, batch: Batch) -> Iterator[None]:
+        """Inside, gradients are those of a batch."""
+        with torch_api.switched(vars(self), batch=batch):
+            yield
 
     def _so_far(self) -> Iterator[Op]:
         """The ops of the program; of a body that is being recorded, those that there are."""
@@ -196,10 +219,6 @@ def _made(ops: Iterable[Op]) -> Iterator[Value]:
     for op in ops:
         yield from op.outs
         yield from _made(op.region or ())
-
-
-def _of_a_batch(tensor: torch.Tensor) -> bool:
-    return torch_api.of_a_level(tensor) or torch_api.of_old_vmap(tensor)
 
 
 def _is_tensor(item: object) -> bool:

@@ -79,7 +79,7 @@ class Inside(Differentiation):
         """what stands for gradients in the program"""
         self._makers: dict[Value, Op] = {}
         self._origins: dict[int, Origin] = {}
-        self.given: set[Value] = set()
+        self.given: list[Value] = []
         """gradients of the roots, which the program has"""
         self.due: dict[Op, list[Value]] = {}
         """what has all of its gradient after an op, where the program is told of it at once"""

@@ -197,7 +197,8 @@ def running(
     checkpoints = Checkpoints(recorder)
     stand_ins = refusing(recorder, absent)
     stand_ins["engine"] = _engine(engine) if engine is not None else _no_gradient
-    stand_ins |= engine.edges.stand_ins() if engine is not None else {}
+    if engine is not None:
+        stand_ins |= engine.edges.stand_ins() | {"first vmap": engine.batches}
     stand_ins["checkpoint"] = checkpoints.around
     stand_ins["cudnn"] = partial(_by_cudnn, torch.backends.cudnn.is_acceptable)
     with (

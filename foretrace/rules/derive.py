@@ -5,7 +5,7 @@ its autograd node runs on stand-ins for the gradients. What the node does, seen 
 rule. It is torch's own formula, so gradients equal eager's bit for bit.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -140,10 +140,10 @@ class Derivatives:
             frozenset(i for i, v in enumerate(results) if v in values),
         )
 
-    def rule(
+    def rule(  # noqa: PLR0913 - a rule depends on these facts
         self, func: Any, args: Tree, kwargs: dict[str, Tree],
         tangents: tuple[TensorType | None, ...], written: frozenset[int] = frozenset(),
-        known: Tree = None, *, again: bool = False,
+        known: Tree = None, *, again: bool = False, rows: int | None = None,
     ) -> Rule:  # fmt: skip
         """The derivative of a call whose tensors are given by type.
 
@@ -154,15 +154,14 @@ class Derivatives:
             tangents: for each tensor it returns, the type of its gradient, or None.
             written: positions of the operands that it writes to.
             known: the types of what it returns, where they depend on data.
-            again: whether the formula is to be differentiated once more; then torch may have
-                another one, as for silu and layer norm.
+            again: whether the formula is differentiated once more: it may be another, as of silu.
+            rows: how many gradients there are at once, as the rows of each; None: one.
 
         Raises:
             Refusal: torch has no derivative for the operator.
         """
-        key = frozen((func, args, kwargs, tangents, written, known, again))
-        found = self._rules.get(key)
-        if found is not None:
+        key = frozen((func, args, kwargs, tangents, written, known, again, rows))
+        if (found := self._rules.get(key)) is not None:
             return found
 
         def ask(args: Tree, kwargs: dict[str, Tree]) -> Rule:
@@ -170,13 +169,15 @@ class Derivatives:
                 raise no_derivative(func)
             registered = self.table.registered(func)
             with torch_api.no_dispatch_modes(), torch_api.with_autograd():
-                if registered is not None:
+                if registered is not None and rows is None:
                     return self._registered(registered, func, args, kwargs, tangents, known)
-                return self._derived(func, args, kwargs, tangents, written, known, again)
+                return self._derived(
+                    func, args, kwargs, tangents, written, known, again=again, rows=rows
+                )
 
         def of_call() -> Rule:
-            floats = self.types.symbols.floats.among((args, kwargs))
-            return self._of_floats(ask, (args, kwargs), floats) if floats else ask(args, kwargs)
+            call, floats = (args, kwargs), self.types.symbols.floats.among((args, kwargs))
+            return self._of_floats(ask, call, floats) if floats else ask(*call)
 
         return self._rules.learn(key, of_call, lambda _: self.table.lasting(func))
 
@@ -205,10 +206,10 @@ class Derivatives:
             symbols.keep_apart(symbol, number)
         return replace(rules[-1], ops=tuple(found[0]))
 
-    def _derived(
+    def _derived(  # noqa: PLR0913 - as above
         self, func: Any, args: Tree, kwargs: dict[str, Tree],
         tangents: tuple[TensorType | None, ...], written: frozenset[int], known: Tree,
-        again: bool,
+        *, again: bool, rows: int | None,
     ) -> Rule:  # fmt: skip
         """The rule that torch has; where its C++ knows numbers only, sizes become guards.
 
@@ -223,7 +224,7 @@ class Derivatives:
                 forward = self.forward(func, args, kwargs, written, known)
                 with forward.tape:
                     saves = any(map(torch_api.saved_tensors, forward.outs))
-                return replace(self.backward(func, forward, tangents, again), saves=saves)
+                return replace(self.backward(func, forward, tangents, again, rows), saves=saves)
             except RuntimeError as error:
                 if isinstance(error, Refusal) or NOT_SYMBOLIC not in str(error):
                     raise
@@ -328,7 +329,8 @@ class Derivatives:
         return map_tree(tree, lambda x: known.get(x, x) if isinstance(x, sympy.Symbol) else x)
 
     def backward(
-        self, func: Any, forward: Forward, tangents: tuple[TensorType | None, ...], again: bool
+        self, func: Any, forward: Forward, tangents: tuple[TensorType | None, ...], again: bool,
+        rows: int | None = None,
     ) -> Rule:  # fmt: skip
         """Run its autograd node; what that does is the rule."""
         tape = forward.tape
@@ -343,7 +345,7 @@ class Derivatives:
         wanted = [edge for edge in forward.edges if edge is not None]
         name = torch_api.node_name(pairs[0][0])
         with tape:
-            found = self._grad(func, pairs, wanted, again)
+            found = self._grad(func, pairs, wanted, again, rows)
             if func in FIRST_MADE_LIKE_OPERAND and wanted[0] is forward.edges[0]:
                 found = (_in_operand_layout(wanted[0], found[0]), *found[1:])
         values = iter(g if g is None else current_value(g, tape) for g in found)
@@ -354,17 +356,33 @@ class Derivatives:
         return Rule(rule_name, forward.operands, results, tape.written, given, ops, gradients)
 
     def _grad(
-        self, func: Any, pairs: list[Any], wanted: list[Any], again: bool
+        self, func: Any, pairs: list[Any], wanted: list[Any], again: bool, rows: int | None
     ) -> tuple[Any, ...]:  # fmt: skip
         outs, tangents = zip(*pairs, strict=True)
-        try:
+
+        def of(tangents: Any) -> tuple[Any, ...]:
             return torch.autograd.grad(
                 outs, wanted, tangents, allow_unused=True, create_graph=again
             )
+
+        try:
+            return of(tangents) if rows is None else _of_rows(of, tangents, rows)
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, Refusal) or NOT_SYMBOLIC in str(error):
                 raise
             raise _underivable(func) from error
+
+
+def _of_rows(
+    of: Callable[[Any], tuple[Any, ...]], tangents: Iterable[Any], rows: int
+) -> tuple[Any, ...]:
+    """What torch's first vmap over the rows of gradients gives, as `is_grads_batched` has it."""
+    with torch_api.first_vmap_level() as level:
+        with torch_api.no_dispatch():
+            mapped = [torch_api.add_batch_dim(tangent, 0, level) for tangent in tangents]
+        found = of(mapped)
+        whole = torch_api.remove_batch_dim
+        return tuple(None if g is None else whole(g, level, rows, 0) for g in found)
 
 
 def _underivable(func: Any) -> Refusal:

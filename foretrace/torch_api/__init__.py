@@ -128,12 +128,15 @@ from foretrace.torch_api.floats import (
 from foretrace.torch_api.functions import (
     MODULE_CALL as MODULE_CALL,
     BackwardHookFunction as BackwardHookFunction,
+    add_batch_dim as add_batch_dim,
     applied as applied,
     applied_as_written as applied_as_written,
     backward_method as backward_method,
     backward_node as backward_node,
     calls_forward_alone as calls_forward_alone,
     dual_level as dual_level,
+    first_vmap as first_vmap,
+    first_vmap_level as first_vmap_level,
     flat_call as flat_call,
     followed_by_level as followed_by_level,
     forward_level as forward_level,
@@ -148,6 +151,7 @@ from foretrace.torch_api.functions import (
     mapped_dim as mapped_dim,
     of_a_level as of_a_level,
     of_old_vmap as of_old_vmap,
+    remove_batch_dim as remove_batch_dim,
     transformed as transformed,
     under_level as under_level,
 )

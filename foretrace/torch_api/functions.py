@@ -240,6 +240,27 @@ of_a_level: Callable[[torch.Tensor], bool] = _C._functorch.is_functorch_wrapped_
 # Whether a tensor is one of torch's first `vmap`, which `torch.autograd.functional` has.
 of_old_vmap: Callable[[torch.Tensor], bool] = _C._functorch.is_legacy_batchedtensor
 
+# Makes one of a tensor, as `_vmap` does (2.13).
+add_batch_dim: Callable[..., torch.Tensor] = torch._add_batch_dim
+# Makes the tensor of one again.
+remove_batch_dim: Callable[..., torch.Tensor] = torch._remove_batch_dim
+
+
+def first_vmap() -> Callable[..., Any]:
+    """By which `torch.autograd.grad` maps its backward over a batch of gradients."""
+    found: Callable[..., Any] = vars(torch._vmap_internals)["_vmap"]
+    return found
+
+
+@contextmanager
+def first_vmap_level() -> Iterator[int]:
+    """One more level of it is on, as `_vmap` enters one."""
+    try:
+        yield _C._vmapmode_increment_nesting()
+    finally:
+        _C._vmapmode_decrement_nesting()
+
+
 # What it holds.
 under_level: Callable[[torch.Tensor], torch.Tensor] = _C._functorch.get_unwrapped
 

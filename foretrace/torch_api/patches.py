@@ -190,6 +190,7 @@ FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 PLACES: dict[str, tuple[Any, str]] = {
     # `torch.autograd.grad` and `backward` look their way into the engine up here
     "engine": (torch.autograd, "_engine_run_backward"),
+    "first vmap": (torch._vmap_internals, "_vmap"),  # maps over a batch of gradients
     # `get_gradient_edge` and `register_multi_grad_hook` find nodes by it
     "node": (torch.autograd.graph, "_get_grad_fn_or_grad_acc"),
     # by which the latter's hooks ask in which backward they run, and what it runs

@@ -3,6 +3,7 @@
 from tests.programs import (
     aliasing,
     attention,
+    batched,
     edges,
     foreach,
     functions,
@@ -39,6 +40,7 @@ __all__ = [
     "Case",
     "aliasing",
     "attention",
+    "batched",
     "edges",
     "foreach",
     "functions",

@@ -272,3 +272,30 @@ def has_one_inside(w: Tensor) -> Tensor:
 
 refuses("hook", "backward/hooks_inside.py:_check_any", captures(has_a_hook_for_any),
         has_a_hook_for_any, captured(has_one_inside, W))  # fmt: skip
+
+
+class Doubles(torch.autograd.Function):
+    """Its backward is Python."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        return w * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * 2
+
+
+def asks_for_a_batch(w: Tensor) -> Tensor:
+    y = Doubles.apply(w)  # here
+    return torch.autograd.grad(y, w, torch.ones(2, *w.shape), is_grads_batched=True)[0]
+
+
+def asks_one_by_one(w: Tensor) -> Tensor:
+    y = Doubles.apply(w)
+    each = [torch.autograd.grad(y, w, g, retain_graph=True)[0] for g in torch.ones(2, *w.shape)]
+    return torch.stack(each)
+
+
+refuses("unsupported", "backward/batched.py:_unknown", captures(asks_for_a_batch, W),
+        asks_for_a_batch, captured(asks_one_by_one, W))  # fmt: skip
