@@ -437,7 +437,9 @@ def record(
 
 
 def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
-    before = Before((fn, args, kwargs), owners_of(fn).values())
+    given = [leaf for _, leaf in take_apart((args, kwargs))[0]]
+    modules = [leaf for leaf in given if isinstance(leaf, torch.nn.Module)]
+    before = Before((fn, args, kwargs), [*owners_of(fn).values(), *modules])
     check_iterators(before, capture.outside, partial(capture.lines, fn))
     capture.steps.casts = before.casts
     with put_back(before.put_back, always=False), normal_mode(capture.recorder):

@@ -539,3 +539,18 @@ def the_set_is_another_from_the_fifth_batch_on() -> Loop:
         return targets(index)
 
     return Loop(train, batch, model=model)
+
+
+@step()
+def the_model_and_the_optimizer_are_given() -> Loop:
+    model = mlp(out=1)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def train(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
+        trained(model, optimizer, x, y)
+        return sum(optimizer.state[p]["momentum_buffer"].norm() for p in model.parameters())
+
+    def batch(index: int) -> tuple[object, ...]:
+        return model, optimizer, *targets(index)
+
+    return Loop(train, batch, model=model, optimizer=optimizer)
