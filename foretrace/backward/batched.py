@@ -16,8 +16,7 @@ from foretrace import torch_api
 from foretrace.backward.inside import Inside
 from foretrace.errors import Refusal
 from foretrace.history.call_facts import locate
-from foretrace.ir.op import Op, Value, Write, target_name
-from foretrace.mutation.made_leaves import value_of
+from foretrace.ir.op import Op, Write, target_name
 from foretrace.tensors.abstract import Abstract
 
 ONE_BY_ONE = "ask for one gradient after the other, or use torch.func.vmap of vjp"
@@ -82,14 +81,6 @@ class Batches:
 
 class InBatches(Inside):
     """A walk whose gradients are those of a batch: each has rows."""
-
-    def start(self, batch: Batch, gradient: Any) -> Value:
-        """A batch of gradients of a root."""
-        self.rows = batch.size
-        whole = batch.whole(gradient)
-        value = value_of(whole, self.recorder)
-        self.tensors[value] = whole
-        return value
 
     def single(self, op: Op) -> None:
         """An op with a derivative of its own: torch's formula for it."""

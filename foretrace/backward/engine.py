@@ -121,6 +121,8 @@ class Engine:
         """The walk, whose ops are in the record as the body of one."""
         recorder, name = self.recorder, "grad" if task.asked else "backward"
         origin = replace(recorder.origin(), grad_mode=again)
+        gradients = [self._one(gradient) for gradient in gradients]
+        given = list(map(self.edges.known, gradients))  # a leaf that they are is made before
         with torch.set_grad_enabled(again), recorder.inner_scope(origin.frame) as body:
             kind: type[Inside] = Inside if self.batch is None else InBatches
             walk = kind(recorder, self.leaves, self, again=again, wanted=task.wanted)
@@ -129,7 +131,7 @@ class Engine:
                 walk.due, walk.ready = task.complete_after(), partial(self._complete, task, walk)
             target = GradientCall(name, again)
             call = Op(target, (), {}, None, (), origin=origin, below=body, choice=OPENED)
-            given = self._given(walk, gradients)
+            self._give(walk, gradients, given)
             for root, gradient in zip(task.roots, walk.given, strict=True):
                 if walk.wants(root):
                     walk.add(root, gradient, call)
@@ -145,18 +147,19 @@ class Engine:
         recorder.types.told.requires_grad.append(True)  # in another grad mode eager raises
         return walk
 
-    def _given(self, walk: Inside, gradients: Sequence[Any]) -> list[Value]:
-        """What the gradients of the roots have; the walk has these, or one of each batch."""
-        batch = self.batch
-        if batch is None or not isinstance(walk, InBatches):
-            walk.given = list(map(self.edges.known, gradients))
-            walk.tensors.update(zip(walk.given, gradients, strict=True))
-            return walk.given
-        if walk.inside or self.leaves.told():
-            what = "is asked for a batch at once (is_grads_batched=True), and hooks would see it"
-            raise _refused(what, ONE_BY_ONE)
-        walk.given = [walk.start(batch, gradient) for gradient in gradients]
-        return [self.edges.known(batch.whole(each)) for each in gradients]
+    def _one(self, gradient: Any) -> Any:
+        """A gradient of a root; of a batch, all of it."""
+        return gradient if self.batch is None else self.batch.whole(gradient)
+
+    def _give(self, walk: Inside, gradients: Sequence[Any], given: list[Value]) -> None:
+        """Let a walk have the gradients of the roots."""
+        walk.given = given
+        walk.tensors.update(zip(given, gradients, strict=True))
+        if self.batch is not None:
+            walk.rows = self.batch.size
+            if walk.inside or self.leaves.told():
+                what = "is asked for a batch at once (is_grads_batched=True), and hooks see it"
+                raise _refused(what, ONE_BY_ONE)
 
     @contextmanager
     def _within(self, batch: Batch) -> Iterator[None]:
