@@ -31,8 +31,6 @@ from foretrace.resumed.holders import KINDS
 from foretrace.resumed.objects import LoadedObject, LoadedOptimizer, Named, Places, Trained
 from foretrace.resumed.telling import BUILT, CONTENT, HOLDER, ITEM, ON_THE_CALL
 
-A_TENSOR = torch.empty(0)
-"""In the place of one that a container held: another is read at each call"""
 OF_READ = frozenset({None, int, float})
 """Types of numbers that are read"""
 
@@ -173,7 +171,7 @@ class Restoring:
         for number, each in trained.items():
             if id(each) in owned:
                 place = Entry(f"parameter {number} of {name}", trained, number, each)
-                read = StateRead(place, LEAF, (A_TENSOR,), 0)
+                read = StateRead(place, LEAF, (a_tensor(),), 0)
                 self.recorded.requires.tied.append((read, owned[id(each)]))
 
     # ---- places ------------------------------------------------------------------------------
@@ -235,6 +233,11 @@ class Restoring:
         return Held(name, "item", holder, key, self._value(value), itself=itself is True, at=at)
 
 
+def a_tensor() -> torch.Tensor:
+    """In the place of one that a container held: another is read at each call."""
+    return torch.empty(0)
+
+
 def _empty(kind: str, longest: Any) -> Any:
     if kind == "deque":
         need(longest is None or type(longest) is int, "a deque")
@@ -247,7 +250,7 @@ def _leaf(told: Sequence[Any]) -> Any:
         case ("open",):
             return OPEN
         case ("tensor",):
-            return A_TENSOR
+            return a_tensor()
         case ("is", leaf):
             return leaf
     raise Wrong(f"{told!r:.60} is no leaf")

@@ -7,7 +7,7 @@ import pytest
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Checkpoint
-from foretrace.partition.policies import SAVE_ALL, choose
+from foretrace.partition.policies import USED, choose
 from foretrace.partition.sides import Sides
 from foretrace.passes.cut import Level, joint_graph
 from tests.support.trees import joint_of, program, semantics
@@ -30,7 +30,7 @@ def saved(policy: Any, text: str = TREE) -> dict[str, str]:
 
 
 def test_save_all_saves_what_the_backward_uses() -> None:
-    assert saved("save_all") == {"m": SAVE_ALL, "e": SAVE_ALL}
+    assert saved("save_all") == {"m": USED, "e": USED}
 
 
 def test_recompute_all_saves_nothing_that_can_be_had_twice() -> None:

@@ -60,7 +60,8 @@ def test_the_modules_that_a_callable_reaches_by_name() -> None:
 
 
 def test_the_names_of_tensors() -> None:
-    assert names_of_tensors(by_global) == {id(WEIGHT): "WEIGHT"}
+    own = {id(each): f"OUTER.{name}" for name, each in OUTER.named_parameters()}
+    assert names_of_tensors(by_global) == {id(WEIGHT): "WEIGHT", **own}
 
 
 def test_every_module_has_one_path() -> None:
