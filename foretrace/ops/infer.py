@@ -204,6 +204,8 @@ class Inference:
         return tuple(found)
 
     def _written(self, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Tree:
+        if compressed_in((args, kwargs)):
+            raise _no_kernel(func)
         try:
             # each run of the program gives its own
             with ONE_AT_A_TIME, warnings.catch_warnings(action="ignore"):

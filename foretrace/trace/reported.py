@@ -193,6 +193,8 @@ class _Question:
         size = sum(self._number(leaf.numel()) for leaf in tensors)
         if func.namespace not in PURE or not here:
             return None
+        if any(map(_compressed, tensors)):  # there are none that are fake
+            return None if size > MAX_ELEMENTS else self._here(func, leaves, form)
         error = self._run(torch_api.asking(torch_api.fake_mode(None)), func, leaves, form)
         if isinstance(error, ANSWERED) or (
             error is None and not torch_api.schema_of(func).is_mutable
@@ -201,6 +203,9 @@ class _Question:
         unsure = error is None or any(words in str(error) for words in NO_DATA)
         if size > MAX_ELEMENTS or not unsure:
             return error is None
+        return self._here(func, leaves, form)
+
+    def _here(self, func: Any, leaves: list[Any], form: Any) -> bool:
         with draws_undone():
             return self._run(nullcontext(), func, leaves, form) is None
 
@@ -234,9 +239,14 @@ class _Question:
             return self._number(leaf)
         if leaf.layout is not torch.strided and not isinstance(leaf, Abstract):
             return leaf.detach().clone()
-        value = leaf.ft_value if isinstance(leaf, Abstract) else None
-        if value is not None and isinstance(value.type.sparse, str):
+        if (sparse := _compressed(leaf)) is not None:
             shape = tuple(map(self._number, leaf.shape))
-            return compressed(value.type.sparse, shape, leaf.dtype, whole=False)
+            return compressed(sparse, shape, leaf.dtype, whole=False)
         shape, stride = (tuple(map(self._number, part)) for part in (leaf.shape, leaf.stride()))
         return torch.empty_strided(shape, stride, dtype=leaf.dtype, device=leaf.device).zero_()
+
+
+def _compressed(tensor: torch.Tensor) -> str | None:
+    """How what an abstract tensor stands for is compressed, if it is."""
+    value = tensor.ft_value if isinstance(tensor, Abstract) else None
+    return value.type.sparse if value is not None and isinstance(value.type.sparse, str) else None

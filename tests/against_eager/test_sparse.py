@@ -402,7 +402,12 @@ def test_what_is_made_inside() -> None:
 
 
 @pytest.mark.parametrize(
-    "writes", [lambda a, x: (a.mul_(2), a @ x)[1], lambda a, x: a.values().mul_(2).sum() * x]
+    "writes",
+    [
+        lambda a, x: (a.mul_(2), a @ x)[1],
+        lambda a, x: a.values().mul_(2).sum() * x,
+        lambda a, x: torch.sparse.sampled_addmm(a, x, x.t(), out=a) @ x,
+    ],
 )
 def test_writes_to_a_compressed_matrix_are_refused(writes: Callable[..., Tensor]) -> None:
     a, x = matrix(torch.sparse_csr), torch.randn(4, 2)
