@@ -34,7 +34,7 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", one_in(3, [pytest.param(name, id=name) for name in NAMES]))
 def test_bits_are_eagers(name: str, policy: Any) -> None:
     same_steps(STEPS[name].build, fullgraph=True, policy=policy, batches=5)
@@ -119,7 +119,7 @@ def test_what_is_made_again() -> None:
     assert not any("bernoulli" in name or "dropout" in name for name in again(in_a_checkpoint))
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, None], ids=str)
+@pytest.mark.parametrize("policy", [*POLICIES, None])
 def test_by_a_cut(policy: Any) -> None:
     loop, plain = deep(), deep()
     plain.held["model"].load_state_dict(loop.held["model"].state_dict())
