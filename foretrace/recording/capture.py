@@ -555,7 +555,8 @@ def _mutations(
     for views in requires.together.values():
         requires.begins |= dict.fromkeys(views, requires.defined)
     written = {mutation.index: mutation.value for mutation in mutations}
-    requires.idle = idle(recorder.log, capture.inputs, placeholders, given) - written.keys()
+    read = idle(recorder.log, capture.inputs, placeholders, given)
+    requires.idle = read.difference(written)
     capture.anew = {mutation.index for mutation in mutations if mutation.rebound}
     check_shared_memory(
         apart(capture.real, requires),

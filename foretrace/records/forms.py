@@ -193,7 +193,7 @@ ROWS: tuple[tuple[type, Form], ...] = (
     }, Mutation)),
     (Overwritten, Form("overwritten", {
         "now": maybe(VALUE), "by": maybe(FRAME), "form": maybe(OP),
-        "inside": maybe(a(Checkpoint)), "before": maybe(OP), "detached": TRUTH,
+        "inside": maybe(a(Checkpoint)), "before": maybe(OP), "detached": TRUTH, "alone": TRUTH,
     }, Overwritten)),
     (ModuleState, Form("state", {"path": text, "module": MODULE}, state_of)),
     (Answered, Form("answer", {
@@ -232,7 +232,7 @@ REQUIRED: Mapping[str, Kind] = MappingProxyType({
     "begins": table(NUMBER, maybe(FRAME)), "viewed": table(NUMBER, maybe(FRAME)),
     "together": table(NUMBER, many(NUMBER, list)), "whole": table(NUMBER, maybe(FRAME)),
     "rooms": table(NUMBER, row_of(size, maybe(FRAME))),
-    "cleared": many(NUMBER, list), "flags": table(NUMBER, TRUTH),
+    "idle": many(NUMBER, frozenset), "cleared": many(NUMBER, list), "flags": table(NUMBER, TRUTH),
     "reshaped": table(NUMBER, a(TensorType)),
     "handed": many(a(Handed), list), "in_structure": a(Structure),
     "modules": many(a(ModuleState), list), "met": many(a(ModuleState), list),

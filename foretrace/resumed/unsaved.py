@@ -9,7 +9,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import Value
 from foretrace.ir.plain_data import plain, same
 from foretrace.ir.program import Input, Recorded
-from foretrace.ir.requirements import FIRST_CALL, OPEN, HeldNames, State, StateRead
+from foretrace.ir.requirements import FIRST_CALL, OPEN, HeldNames, OnData, State, StateRead
 from foretrace.ir.structure import LIVE
 
 RETURNED = "take it as an argument and return it, or register it as a buffer"
@@ -38,6 +38,13 @@ def check_python(recorded: Recorded) -> None:
     for handed in requires.handed:
         if handed.itself is not None:
             raise outside("the program returns an object that lives outside of it", None)
+    _check_given(recorded)
+    for state in requires.states:
+        if isinstance(state.place, OnData):
+            raise Refusal(
+                f"the program sets {state.place.name}, and a file leaves the memory of what it has",
+                kind="not saved", at=state.at, do="write to it under no_grad: copy_(new)",
+            )  # fmt: skip
     for name, item in requires.constants.items():
         if isinstance(item, LIVE):
             raise Refusal(
@@ -45,6 +52,24 @@ def check_python(recorded: Recorded) -> None:
                 kind="not saved", at=requires.defined,
                 do=f"capture a function that has {name} from outside, as in lambda x: step({name},"
                 " x)",
+            )  # fmt: skip
+
+
+def _check_given(recorded: Recorded) -> None:
+    """Refuse a program one of whose arguments is a parameter that it has: a file has its own.
+
+    Raises:
+        Refusal: there is one.
+    """
+    requires = recorded.requires
+    known = {item.role.name for item in recorded.inputs} | requires.constants.keys()
+    twice = {place for _, place in requires.repeated}
+    for place, name in enumerate(requires.names):
+        if name not in known and place not in twice:
+            raise Refusal(
+                f"the argument {name} is a tensor that the program has, and a file has its own",
+                kind="not saved", at=requires.defined,
+                do="let the program take it from where it has it",
             )  # fmt: skip
 
 

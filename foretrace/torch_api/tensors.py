@@ -254,9 +254,13 @@ def accumulated_by(node: Any) -> torch.Tensor | None:
 
 
 def saved_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What the autograd node that made a tensor has saved: its `_saved_*` attributes (2.13)."""
+    """What the autograd node that made a tensor has saved: its `_saved_*` attributes (2.13).
+
+    Those of tensors have a `_raw_saved_*` beside them. To read one of a number would fix it.
+    """
     node = node_of(tensor)
-    found = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+    names = [name for name in dir(node) if name.startswith("_raw_saved_")]
+    found = [getattr(node, name.removeprefix("_raw")) for name in names]
     return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
 
 

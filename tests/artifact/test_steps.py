@@ -14,20 +14,32 @@ from tests.support.step_files import BATCHES, Trained
 from tests.support.turns import one_in
 
 ONE_CALL = "a file of that answers one call"
+OTHER_MEMORY = "a file leaves the memory of what it has"
 NOT_SAVED: dict[str, str] = {
     "a_gradient_that_has_a_graph_stays": "w.grad is the result of an operator, with a history",
     "chained_in_the_step": ONE_CALL,
     "lbfgs_with_a_closure": ONE_CALL,
     "losses_are_logged_by_name": ONE_CALL,
     "losses_are_logged_in_a_list": ONE_CALL,
-    "multi_step_in_the_step": ONE_CALL,
     "negatives_from_a_deque_of_batches": ONE_CALL,
     "pruned_by_torch": "weight is the result of an operator, with a history",
-    "reduced_on_a_plateau_in_the_step": ONE_CALL,
     "sequential_in_the_step": ONE_CALL,
     "stops_early_by_patience": ONE_CALL,
     "the_last_three_losses": ONE_CALL,
     "the_model_is_an_argument": "net is Sequential, an object with state, among the arguments",
+    "the_model_and_the_optimizer_are_given": "model is Sequential, an object with state, among",
+    "a_parameter_is_given_too": "the argument head is a tensor that the program has",
+    **dict.fromkeys(
+        (
+            *("sharpness_aware_as_an_optimizer", "moco_with_a_queue", "descends_by_data"),
+            *("noise_before_the_backward", "the_giver_is_written_to", "hooks_stay_on_it"),
+            *("the_giver_is_left_elsewhere", "the_giver_is_returned_and_written_later"),
+            *("what_saw_it_before_goes_on_seeing_that", "twice_in_one_step", "from_columns"),
+            *("momentum_goes_on_with_the_same_parameter", "statistics_get_other_memory"),
+            *("two_share_one_memory_that_nobody_writes", "parameters_are_set_from_a_vector"),
+        ),
+        OTHER_MEMORY,
+    ),
 }
 """What no file holds, by name: words of the refusal"""
 WHOLE = [pytest.param(s, id=f"{s.section}.{n}") for n, s in STEPS.items() if not s.breaks]

@@ -48,6 +48,10 @@ NOT_EXPORTED = {
     "gradient_of_a_function_twice": "autograd.Function",
     "gradient_of_a_function_once": "autograd.Function",
     "returned_itself_after_writes_unseen": "side effect",
+    "unpacked_inside": "hook",
+    "unpacked_twice_inside": "hook",
+    "a_leaf_made_under_hooks": "hook",
+    "unpacked_in_place": "hook",
     "drawn_over_memory_with_gaps": "unsupported",  # `random_(from, to)` is no Python as text
 }  # fmt: skip
 

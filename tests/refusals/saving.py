@@ -209,6 +209,21 @@ def of_a_net(net: nn.Module, x: Tensor) -> Any:  # here
 refuses("not saved", CHECK, saves(of_a_net, NET, X), of_a_net, kept(lambda x: of_a_net(NET, x), X))
 
 
+def takes_memory(x: Tensor) -> Tensor:
+    x.data = x * 2  # here
+    return x + 1
+
+
+def takes_content(x: Tensor) -> Tensor:
+    kept = x.clone()
+    with torch.no_grad():
+        kept.copy_(x * 2)
+    return kept + 1
+
+
+refuses("not saved", CHECK, saves(takes_memory, X), takes_memory, kept(takes_content, X))
+
+
 class Gone:
     def __init__(self) -> None:
         self.total = torch.zeros(8)
