@@ -118,7 +118,8 @@ def _same(one: Input, other: Input) -> bool:
         (id(each.place.holder), each.place.key, each.number, each.kind)
         for each in (one.read, other.read)
     ]
-    return places[0] == places[1]
+    return all(a is b or (not isinstance(a, torch.Tensor) and a == b)
+               for a, b in zip(*places, strict=True))  # fmt: skip
 
 
 def _fits(there: TensorType, given: torch.Tensor) -> bool:
