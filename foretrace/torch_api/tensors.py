@@ -259,8 +259,8 @@ def saved_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     Those of tensors have a `_raw_saved_*` beside them. To read one of a number would fix it.
     """
     node = node_of(tensor)
-    names = [name for name in dir(node) if name.startswith("_raw_saved_")]
-    found = [getattr(node, name.removeprefix("_raw")) for name in names]
+    names = set(dir(node))
+    found = [getattr(node, n) for n in names if n.startswith("_saved_") and f"_raw{n}" in names]
     return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
 
 

@@ -209,6 +209,18 @@ def of_a_net(net: nn.Module, x: Tensor) -> Any:  # here
 refuses("not saved", CHECK, saves(of_a_net, NET, X), of_a_net, kept(lambda x: of_a_net(NET, x), X))
 
 
+def of_its_weight(x: Tensor, w: Tensor) -> Any:  # here
+    return NET(x) + w.sum()
+
+
+def of_the_weight_it_has(x: Tensor) -> Any:
+    return NET(x) + NET.weight.sum()
+
+
+refuses("not saved", "resumed/unsaved.py:_check_given", saves(of_its_weight, X, NET.weight),
+        of_its_weight, kept(of_the_weight_it_has, X))  # fmt: skip
+
+
 def takes_memory(x: Tensor) -> Tensor:
     x.data = x * 2  # here
     return x + 1
