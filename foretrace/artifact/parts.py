@@ -75,19 +75,10 @@ def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-RESERVED = frozenset(
-    {
-        "cut",
-        "cuts",
-        "pair",
-        "program",
-        "outside",
-        "missing_classes",
-        "python_state",
-        "objects",
-        "others",
-    }
-)
+RESERVED = frozenset({
+    "cut", "cuts", "pair", "program", "outside", "missing_classes", "python_state", "objects",
+    "others",
+})  # fmt: skip
 """Names of a loaded program's own, which no tensor of its root can have; a submodule may"""
 
 

@@ -203,7 +203,7 @@ class Differentiation:
             self._passes(op)
         differentiate_held(op, self)
 
-    def packed(self, op: Op) -> "Packed | None":
+    def packed(self, op: Op) -> Packed | None:
         """What hooks made of the tensors that autograd saved for an op."""
         return self.packs.get(op.outs[0]) if self.packs and op.outs else None
 

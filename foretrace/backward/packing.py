@@ -128,8 +128,6 @@ class Packing:
             raise _writes()
         if len(self.recorder.histories.packs) > before:
             self._note_results(new)
-        if len(self.recorder.histories.packs) > before:
-            self._note_results(new)
 
     def pack(self, op: Op, call: Call | None, saved: Sequence[Any]) -> Packed:
         """What the innermost hooks make of the tensors that autograd saves for an op."""

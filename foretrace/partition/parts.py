@@ -49,23 +49,26 @@ def _sides(graph: Graph) -> dict[Op, int]:
     if not own:
         raise _refused("the program asks for no gradient", graph.ops[:1])
     first = next(place for place, op in enumerate(graph.ops) if op in own)
-    sides, after = dict[Op, int](), set[Any]()
+    sides, after, updated = dict[Op, int](), set[Any](), set[Any]()
     for op in graph.ops:
-        reads = not after.isdisjoint((*needs(op), *free_symbols((op.args, op.kwargs))))
+        read = *needs(op), *free_symbols((op.args, op.kwargs))
+        reads = not after.isdisjoint(read)
         if op in own:
-            if any(sides.get(other) == 2 for other in _makers(graph, op)):  # noqa: PLR2004
+            if not updated.isdisjoint(read):
                 raise _refused("a backward reads what an update has made", [op])
             sides[op] = 1
         else:
             sides[op] = 2 if reads else 0
         if sides[op]:
             after.update((*op.outs, *binds(op)))
-    read = set[Any]()
+        if sides[op] == 2:  # noqa: PLR2004
+            updated.update((*op.outs, *binds(op)))
+    wanted = set[Any]()
     for place, op in reversed(list(enumerate(graph.ops))):
-        if not sides[op] and place > first and read.isdisjoint((*op.outs, *binds(op))):
+        if not sides[op] and place > first and wanted.isdisjoint((*op.outs, *binds(op))):
             sides[op] = 2
         if sides[op] < 2:  # noqa: PLR2004
-            read.update((*needs(op), *free_symbols((op.args, op.kwargs))))
+            wanted.update((*needs(op), *free_symbols((op.args, op.kwargs))))
     return sides
 
 
@@ -73,12 +76,9 @@ def _again(op: Op) -> bool:
     return op.choice is not None and op.choice.what == AGAIN
 
 
-def _makers(graph: Graph, op: Op) -> list[Op]:
-    read = {*needs(op), *free_symbols((op.args, op.kwargs))}
-    return [other for other in graph.ops if not read.isdisjoint((*other.outs, *binds(other)))]
-
-
 class _Part:
+    """The ops of one part, what they read of others, and the outputs of the step that it gives."""
+
     def __init__(
         self, step: Graph, recorded: Recorded, sides: dict[Op, int], number: int, ops: list[Op]
     ) -> None:

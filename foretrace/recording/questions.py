@@ -88,6 +88,13 @@ class Questions:
     ) -> bool:  # fmt: skip
         """Keep the answer, which is known, to what is asked of numbers that data decides.
 
+        Args:
+            recorder: what records the program.
+            call: the question, as it is asked of a tensor of the graph.
+            numbers: its operands in their order: symbols, and numbers of Python's.
+            answer: what it comes to.
+            said: how it is told.
+
         Returns:
             Whether that is all: else it has to be computed.
         """
@@ -95,7 +102,7 @@ class Questions:
         if self.path is not None or recorder.bodies:
             return False
         constants.follow(recorder.log, ())
-        for number in numbers:
+        for number in (each for each in numbers if isinstance(each, sympy.Symbol)):
             of = constants.roots_of_number(number)
             if not of:
                 return False

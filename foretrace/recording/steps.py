@@ -195,12 +195,11 @@ class Steps:
         numbers = [repr(arg) for arg in args if type(arg) in (int, float, bool)]
         said = " ".join([function.__name__, *numbers])
         asked = self._compared(function, values)
-        symbols = [value for value in values if isinstance(value, sympy.Symbol)]
-        if len(symbols) + len(numbers) == len(values):
+        symbols = sum(isinstance(value, sympy.Symbol) for value in values)
+        if symbols + len(numbers) == len(values):
             answer = bool(function(*map(self.symbols.concrete, values)))
-            if self.questions.of_numbers(
-                self.recorder, (IS_NONZERO, (asked,), {}), symbols, answer, said
-            ):
+            question: tuple[Any, ...] = IS_NONZERO, (asked,), {}
+            if self.questions.of_numbers(self.recorder, question, values, answer, said):
                 return answer
         return self._answer(asked, said, sides=True)
 

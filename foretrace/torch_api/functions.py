@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -200,6 +201,22 @@ def backward_node(
 
 # What `Module.__call__` is.
 MODULE_CALL: Any = torch.nn.Module._wrapped_call_impl
+
+
+def module_called(frame: FrameType, put_in: torch.nn.Module) -> torch.nn.Module:
+    """The module whose call has come to what is under CALLED_BY of another one.
+
+    It is not the one where that was put if a program has copied its `__dict__`.
+
+    Args:
+        frame: what has called it.
+        put_in: where it was put.
+    """
+    if frame.f_code is not MODULE_CALL.__code__:
+        return put_in
+    called: torch.nn.Module = frame.f_locals["self"]
+    return called
+
 
 # What that ends in, and where the hooks are run.
 BELOW_CALL: Any = torch.nn.Module._call_impl

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
-from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -259,7 +258,7 @@ def saved_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     Those of tensors have a `_raw_saved_*` beside them. To read one of a number would fix it.
     """
     node = node_of(tensor)
-    names = set(dir(node))
+    names = dir(node)
     found = [getattr(node, n) for n in names if n.startswith("_saved_") and f"_raw{n}" in names]
     return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
 
@@ -308,25 +307,6 @@ def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
     """`Module.__call__` with its hooks, whatever is under CALLED_BY (torch 2.11 to 2.13)."""
     found: Callable[..., Any] = module._call_impl
     return found
-
-
-# The code of `Module.__call__`, which calls what is under CALLED_BY (torch 2.11 to 2.13).
-MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
-
-
-def module_called(frame: FrameType, put_in: torch.nn.Module) -> torch.nn.Module:
-    """The module whose call has come to what is under CALLED_BY of another one.
-
-    It is not the one where that was put if a program has copied its `__dict__`.
-
-    Args:
-        frame: what has called it.
-        put_in: where it was put.
-    """
-    if frame.f_code is not MODULE_CALL:
-        return put_in
-    called: torch.nn.Module = frame.f_locals["self"]
-    return called
 
 
 # The hooks that see what autograd saves, as inside a checkpoint; None where there are none. Its

@@ -29,7 +29,7 @@ def called(op: Op) -> Called:
     return func, tuple(args), op.kwargs
 
 
-class Callable:
+class InPlaceCalls:
     """Tells of the ops of a graph that write whether the operator in place can be called."""
 
     def __init__(self, graph: Graph) -> None:

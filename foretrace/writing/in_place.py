@@ -13,7 +13,7 @@ from foretrace.ir.op import Op, Value, substitute, values_in
 from foretrace.ir.program import Graph, Output, Recorded
 from foretrace.ir.walk import subgraphs_of
 from foretrace.passes.cut import Level, flatten
-from foretrace.writing.calls import COPY, Callable, Called, called, counterpart, on_lists
+from foretrace.writing.calls import COPY, Called, InPlaceCalls, called, counterpart, on_lists
 from foretrace.writing.memory import Memories, Sharing
 from foretrace.writing.order import MayRaise, ordered
 
@@ -61,7 +61,7 @@ class _Writing:
 
     def __init__(self, graph: Graph, recorded: Recorded, level: Level, may_raise: MayRaise) -> None:
         self.graph, self.level = graph, replace(level, writes=False)
-        self.callable, self.lists, sharing = Callable(graph), on_lists(graph), Sharing()
+        self.callable, self.lists, sharing = InPlaceCalls(graph), on_lists(graph), Sharing()
         self.memories = Memories(graph, recorded, sharing)
         mine = (value for value, memory in self.memories.of.items() if memory.writable)
         inputs = sharing.beside(mine, graph.ops)
