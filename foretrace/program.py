@@ -12,6 +12,7 @@ from torch import fx
 
 from foretrace.artifact.saving import check_saved, save
 from foretrace.artifact.stored import PAIR, Stored
+from foretrace.asking.path import Path
 from foretrace.backends.by_name import Backend, building
 from foretrace.branches.explore import explored
 from foretrace.emit.fx import to_fx
@@ -37,7 +38,6 @@ from foretrace.passes.select import Selector, check_selectors
 from foretrace.passes.table_recorder import Table
 from foretrace.python_state.counts import Counts
 from foretrace.recording.capture import Capture
-from foretrace.recording.path import Path
 from foretrace.recording.setup import (
     RULES,
     Branches,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
+from foretrace.asking.questions import ASSERT
 from foretrace.emit.python import Instead, Straight
 from foretrace.emit.python_source import Source
 from foretrace.guards.entry import Unmet
@@ -19,8 +20,7 @@ from foretrace.ir.requirements import Answered
 from foretrace.mutation.builder import REQUIRES_GRAD
 from foretrace.ops.schemas import schema_of
 from foretrace.passes.asserted import ASSERT_NUMBER
-from foretrace.recording.questions import ASSERT
-from foretrace.trace.constants import draws
+from foretrace.values.draws import draws
 
 ASSERTIONS = frozenset({ASSERT, ASSERT_NUMBER})
 TORCHS = frozenset({"aten", "prims"})

@@ -207,7 +207,8 @@ class Engine:
         gradient = walk.now(walk.gradients.pop(value))
         others = any(g is gradient for v, g in walk.gradients.items() if v not in walk.passed)
         found = walk.tensor(gradient)
-        kept = sys.getrefcount(found) > LOCAL + sum(each is found for each in walk.tensors.values())
+        held = sys.getrefcount(found) - LOCAL
+        kept = held > 1 and held > sum(each is found for each in walk.tensors.values())
         alone = not (walk.again or others or kept or gradient in walk.given)
         types = value.type, gradient.type
         accumulate(leaf, found, types, again=walk.again, alone=alone)

@@ -134,11 +134,15 @@ class Inside(Differentiation):
         if self.again:
             self._call_all(ops)
             return
-        held = [any(map(subgraphs_of, every_op((op,)))) for op in ops]
-        ops = [self._apart(op) if holds else op for op, holds in zip(ops, held, strict=True)]
-        for op in every_op(ops):
+        found = [*every_op(ops)]
+        if any(map(subgraphs_of, found)):
+            held = [any(map(subgraphs_of, every_op((op,)))) for op in ops]
+            ops = [self._apart(op) if holds else op for op, holds in zip(ops, held, strict=True)]
+            found = [*every_op(ops)]
+        for op in found:
             op.origin, op.asked = self._unfollowed_origin(op.origin), True
-            self._makers.update(dict.fromkeys(op.outs, op))
+            for out in op.outs:
+                self._makers[out] = op
         self.recorder.scope += ops
 
     def _apart(self, op: Op) -> Op:

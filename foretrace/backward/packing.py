@@ -23,9 +23,9 @@ from foretrace.mutation.made_leaves import value_of
 from foretrace.rules.saving import COPY, OPERAND, RESULT, Call, Saving, Slot, unknown
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.wrapped import dispatched
-from foretrace.trace.constants import draws
 from foretrace.trace.hooks import Packed, SavingCall
 from foretrace.trace.recorder import Recorder
+from foretrace.values.draws import draws
 
 CLONE = torch.ops.aten.clone.default
 IN_PLACE = "A saved tensor pack hook is modifying its input in place."

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
+from foretrace.asking.path import Mark
 from foretrace.ir.op import ModuleCall, Op, Origin, Value, Write
 from foretrace.ir.program import Input
 from foretrace.ir.types import TensorType
-from foretrace.recording.path import Mark
 from foretrace.trace.functions import FunctionCall
 from foretrace.trace.hooks import HookCall
 

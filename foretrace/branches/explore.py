@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from foretrace.asking.path import Path
 from foretrace.branches.merge import merged
 from foretrace.branches.raises import asserted, said_by_program
 from foretrace.errors import Attempt, Refusal
-from foretrace.recording.path import Path
 from foretrace.recording.setup import Branches
 from foretrace.targets.semantics import Captured
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+from foretrace.asking.path import Mark
 from foretrace.branches.join import Apart, Joining, Same, tail
 from foretrace.ir.op import ModuleCall, Op
-from foretrace.recording.path import Mark
 
 
 @dataclass(frozen=True, slots=True)

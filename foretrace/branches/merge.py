@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import count
 
+from foretrace.asking.path import KIND, ONE
 from foretrace.branches.alike import key_of
 from foretrace.branches.join import Apart, Same
 from foretrace.branches.leavings import Leavings
@@ -15,7 +16,6 @@ from foretrace.branches.uses import check_order, uses_after
 from foretrace.errors import Frame, Refusal, line_of
 from foretrace.ir.op import Value, values_in
 from foretrace.ir.program import Input, Recorded, Role
-from foretrace.recording.path import KIND, ONE
 
 LET_BOTH = "let both sides give tensors of their own, of equal dtypes, sizes and strides"
 ALIKE = "do it before the question, or after both sides"

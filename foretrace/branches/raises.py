@@ -6,13 +6,13 @@ from traceback import walk_tb
 
 import torch
 
+from foretrace.asking.path import Mark
+from foretrace.asking.questions import ASSERT
 from foretrace.errors import Refusal, is_library
 from foretrace.frames.sources import LIBRARY_DIRS
 from foretrace.ir.op import ModuleCall, Op, Value
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import WRITTEN
-from foretrace.recording.path import Mark
-from foretrace.recording.questions import ASSERT
 
 NOT = torch.ops.aten.logical_not.default
 

@@ -11,6 +11,7 @@ from typing import Final
 import sympy
 import torch
 
+from foretrace.asking.path import KIND, ONE
 from foretrace.branches.alike import told
 from foretrace.branches.join import Apart, Pair, Same
 from foretrace.branches.memory import Memory
@@ -20,10 +21,9 @@ from foretrace.ir.op import ModuleCall, Op, Origin, Subgraph, Value, values_in
 from foretrace.ir.walk import binds, every_op, leaves_that_run, read_outside
 from foretrace.mutation.builder import REQUIRES_GRAD
 from foretrace.ops.holders import HOLDERS, SIDES
-from foretrace.recording.path import KIND, ONE
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Symbols
-from foretrace.trace.constants import draws
+from foretrace.values.draws import draws
 
 COND: Final = torch.ops.higher_order.cond
 CLONE: Final = torch.ops.aten.clone.default

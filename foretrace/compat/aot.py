@@ -24,7 +24,7 @@ from foretrace.passes.decompose import decompose
 from foretrace.passes.table_recorder import Table
 from foretrace.passes.writeback import check_begins
 from foretrace.program import Cut, Program
-from foretrace.recording.capture import record
+from foretrace.recording.record import record
 from foretrace.recording.setup import prepare
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from foretrace.asking.path import Path
 from foretrace.backends.by_name import Backend, building
 from foretrace.branches.explore import explored
 from foretrace.errors import Refusal
@@ -15,7 +16,6 @@ from foretrace.pieces.partial import in_pieces
 from foretrace.python_state.counts import Counts
 from foretrace.python_state.holes import Holes
 from foretrace.recording.capture import Capture
-from foretrace.recording.path import Path
 from foretrace.recording.setup import Branches, check_branches, counting, device_of, set_up
 from foretrace.runtime.compiled import Building, Compiled
 from foretrace.runtime.module import compiled_module

@@ -11,6 +11,7 @@ from torch import nn
 from torch.export import AdditionalInputs, ExportedProgram
 
 from foretrace import torch_api
+from foretrace.asking.path import Path
 from foretrace.branches.explore import explored
 from foretrace.compat.export_calls import module_calls
 from foretrace.compat.export_containers import check_keys, check_leaf, check_plain
@@ -31,8 +32,7 @@ from foretrace.passes.live import needs
 from foretrace.passes.steps import in_file
 from foretrace.passes.writeback import Written, with_writes
 from foretrace.program import Program
-from foretrace.recording.capture import record
-from foretrace.recording.path import Path
+from foretrace.recording.record import record
 from foretrace.recording.setup import (
     Branches,
     Values,
@@ -44,7 +44,7 @@ from foretrace.symbols.shapes import by_name, shapes_tree
 from foretrace.targets.semantics import Captured, TargetSemantics
 from foretrace.tensors.wrapped import Unwrap, Wrap
 from foretrace.trace.calls import CallSite, submodule_calls
-from foretrace.trace.constants import GUARD
+from foretrace.values.constants import GUARD
 
 
 def export(  # noqa: PLR0913 - torch's own signature, and what values do

@@ -11,7 +11,8 @@ from foretrace import torch_api
 from foretrace.compat.settled import check_shapes_stay
 from foretrace.frames.sources import Sources
 from foretrace.program import Program
-from foretrace.recording.capture import Capture, record
+from foretrace.recording.capture import Capture
+from foretrace.recording.record import record
 from foretrace.recording.setup import device_of, set_up
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.symbols.foreign import Foreign

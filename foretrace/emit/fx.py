@@ -4,6 +4,7 @@ import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 import sympy
@@ -158,16 +159,17 @@ class Emitter:
         meta = self.describe(node, op)
         if self.unbound and (symbols := self.unbound & binds(op)):
             self.unbound -= symbols
-            paths = {s: _path(result, s) for s in sorted(symbols, key=str)}
-            # of what Python computes of numbers torch's tools make an expression
-            meta |= {} if inspect.isroutine(op.target) else {"unbacked_bindings": paths}
+            if not inspect.isroutine(op.target):  # of numbers Python's steps make an expression
+                found = sorted(symbols, key=attrgetter("name"))
+                meta["unbacked_bindings"] = {s: _path(result, s) for s in found}
         if isinstance(result, Value):
             if result in op.outs:
                 self.nodes[result], meta["val"] = node, result
             return
-        meta["val"] = self.vals.tree(result)
         if isinstance(result, sympy.Symbol):
-            self.sizes[result] = node
+            self.sizes[result], meta["val"] = node, result
+            return
+        meta["val"] = self.vals.tree(result)
         self._items(op, node, result)
 
     def _items(self, op: Op, node: fx.Node, result: Tree) -> None:
@@ -230,6 +232,8 @@ class Emitter:
 
     def _size(self, expr: Any) -> Any:
         """The node that computes an expression; made once, from the sizes of the inputs."""
+        if expr in self.symbols.floats.known and expr in self.sizes:  # torch knows nothing of it
+            return self.sizes[expr]
         expr = self.symbols.simplify(expr)
         if isinstance(expr, sympy.Integer):
             return int(expr)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import ItemsView, Iterator, ValuesView
 from typing import Any
 
+import sympy
 import torch
 
 from foretrace import torch_api
@@ -71,7 +72,7 @@ class Vals:
         return torch_api.symbolic_meta(shape, stride, type.dtype, self._bytes[type])
 
     def meta(self, known: dict[str, Any]) -> "Waiting":
-        """A `meta` with what is known; a Value put there as "val" is read as a fake tensor."""
+        """A `meta` with what is known; what is put there as "val", a Value or symbol, waits."""
         made = Waiting(known)
         made.vals = self
         self._waiting.append(made)
@@ -102,7 +103,7 @@ class Meta(dict[str, Any]):
 
 
 class Waiting(Meta):
-    """One whose "val" may be a Value still: whatever gives the "val" out makes the fake tensors.
+    """One whose "val" may be a Value or a symbol still: who gives the "val" out makes them all.
 
     With an `__iter__` of its own, C copies it (`{**meta}`, `dict.update`) by `keys` and `[...]`.
     Source: dict_merge in CPython's Objects/dictobject.c.
@@ -111,10 +112,10 @@ class Waiting(Meta):
     __slots__ = ()
 
     def settle(self) -> None:
-        """Make the fake tensor, and be a dict like others from then on."""
+        """Make the fake tensor, or number, and be a dict like others from then on."""
         val = dict.get(self, "val")
-        if type(val) is Value:
-            dict.__setitem__(self, "val", self.vals.of(val))
+        if type(val) is Value or isinstance(val, sympy.Symbol):
+            dict.__setitem__(self, "val", self.vals.tree(val))
         self.__class__ = Meta  # type: ignore[assignment]
         del self.vals
 

@@ -25,7 +25,7 @@ from foretrace.partition.split import partition, second
 from foretrace.passes.asserted import with_assertions
 from foretrace.passes.cut import flatten
 from foretrace.passes.decompose import decompose
-from foretrace.recording.capture import record
+from foretrace.recording.record import record
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.hooked import run_hook
 from foretrace.rules.table import RuleTable

@@ -77,8 +77,8 @@ class TensorType:
     """
 
     __slots__ = (
-        "_hash", "_symbols", "device", "dtype", "key", "lazy", "offset", "requires_grad", "shape",
-        "sparse", "stride", "wrapped",
+        "_dense", "_hash", "_overlapping", "_symbols", "device", "dtype", "key", "lazy", "offset",
+        "requires_grad", "shape", "sparse", "stride", "wrapped",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a type is
@@ -99,6 +99,8 @@ class TensorType:
         self.key = (shape, stride, offset, dtype, device, requires_grad, lazy, sparse, wrapped)
         self._hash = hash(self.key)
         self._symbols: frozenset[sympy.Symbol] | None = None
+        self._dense: bool | None = None
+        self._overlapping: bool | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -150,6 +152,11 @@ class TensorType:
     @property
     def dense(self) -> bool:
         """Whether its elements fill their memory without gaps and without overlap."""
+        if self._dense is None:
+            self._dense = self._without_gaps()
+        return self._dense
+
+    def _without_gaps(self) -> bool:
         expected: Size = 1
         for dim in reversed(self.memory_order()):
             if self.shape[dim] != 1 and self.stride[dim] != expected:
@@ -169,6 +176,11 @@ class TensorType:
     @property
     def overlapping(self) -> bool:
         """Whether two of its elements may be one place in memory; open sizes are taken as apart."""
+        if self._overlapping is None:
+            self._overlapping = self._meets_itself()
+        return self._overlapping
+
+    def _meets_itself(self) -> bool:
         reach: Size = 0
         for dim in reversed(self.memory_order()):
             size, stride = self.shape[dim], self.stride[dim]

@@ -11,6 +11,8 @@ from foretrace.ir.op import GradientCall, ModuleCall, Op, Subgraph, Value
 from foretrace.ir.tree import leaves, map_tree
 from foretrace.symbols.questions import free_symbols
 
+NO_SYMBOLS = frozenset[sympy.Symbol]()
+
 
 def every_op(ops: Iterable[Op]) -> Iterator[Op]:
     """The ops, those in their own bodies and in what they hold, each before what it is made of."""
@@ -140,10 +142,12 @@ def bound_inside(ops: Iterable[Op]) -> set[sympy.Symbol]:
 def binds(op: Op) -> frozenset[sympy.Symbol]:
     """The symbols that get their number from what the op returns, as sizes that data decides do."""
     number = isinstance(op.result, sympy.Symbol)
-    if not number and not any(out.type.symbols for out in op.outs):
-        return frozenset()
-    named = {op.result} if number else set[sympy.Symbol]()
-    shown = named.union(*(out.type.symbols for out in op.outs))
+    shown = {op.result} if number else set[sympy.Symbol]()
+    for out in op.outs:
+        if out.type.symbols:
+            shown.update(out.type.symbols)
+    if not shown:
+        return NO_SYMBOLS
     made = frozenset(filter(torch_api.is_from_data, shown))
     if not made:
         return made

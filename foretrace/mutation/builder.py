@@ -107,6 +107,31 @@ class ForwardMode:
     """for how many elements memory has room that it asked about, by what was first there"""
 
 
+class _InnerScope:
+    """A class, as a generator takes three times as long, and each write enters it."""
+
+    __slots__ = ("builder", "frame", "outer", "shared")
+
+    def __init__(self, builder: "Builder", frame: Frame | None, shared: bool) -> None:
+        self.builder, self.frame, self.shared = builder, frame, shared
+
+    def __enter__(self) -> list[Op]:
+        builder, inner = self.builder, list[Op]()
+        self.outer = builder.scope, builder.frame_inside
+        if not builder.depth:
+            builder.outermost = builder.scope
+        builder.scope, builder.frame_inside = inner, self.frame
+        builder.depth += 1
+        builder.bodies.append(None if self.shared else inner)
+        return inner
+
+    def __exit__(self, *error: object) -> None:
+        builder = self.builder
+        builder.bodies.pop()
+        builder.scope, builder.frame_inside = self.outer
+        builder.depth -= 1
+
+
 class Builder(torch_api.TorchDispatchMode):
     """Holds the ops so far and adds others, as functional forms and views taken again need it."""
 
@@ -130,7 +155,7 @@ class Builder(torch_api.TorchDispatchMode):
         self.answer, self.example, self.outcomes = answer, answer, outcomes
         self.of_any_float = dict[tuple[Any, ...], Outcome]()  # of leaves, which none decides
         self.casts, self.histories, self.forward = Casts(), Histories(), ForwardMode()
-        self.root = self.scope = self._around = list[Op]()
+        self.root = self.scope = self.outermost = list[Op]()
         self.log: list[Op] = []
         self.fresh, self.leaves, self.held = set[Value](), set[Value](), set[Value]()
         """what factories have made; leaves of autograd that the program has; what others wrap"""
@@ -150,9 +175,13 @@ class Builder(torch_api.TorchDispatchMode):
         self.first_refusal: Refusal | None = None
         self.unwatched = Unwatched()  # inside is work of ours, which nobody has to see
         self._origin = Origin(None, None)  # that of the op before, which the next one often shares
-        self._depth, self.bodies = 0, list[list[Op] | None]()  # None: one that calls will share
+        self.depth, self.bodies = 0, list[list[Op] | None]()  # None: one that calls will share
         self._failure: tuple[BaseException | None, list[str]] = (None, [])
-        self._frame_inside: Frame | None = None
+        self.frame_inside: Frame | None = None
+
+    def number(self, *call: Any) -> tuple[Any, bool]:
+        """The number that a call reads, and whether inputs decide it: without some, none do."""
+        return self.answer(*call), False
 
     lifts = False
     """Whether what a program reads from around is given to it, as Dynamo gives it"""
@@ -164,6 +193,13 @@ class Builder(torch_api.TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Not wrapped by `torch._dynamo.disable`: that imports dynamo and adds 3 us a call."""
         return False
+
+    def emit(
+        self, func: Target, args: Tree, kwargs: dict[str, Tree], outcome: Outcome,
+        occurrences: list[Value], origin: Origin | None = None,
+    ) -> Op:  # fmt: skip
+        """Append the op for a call; `occurrences` are the values among its arguments."""
+        raise NotImplementedError
 
     def call(
         self, func: Target, args: Tree, kwargs: dict[str, Tree] | None = None, grad: bool = False
@@ -195,25 +231,14 @@ class Builder(torch_api.TorchDispatchMode):
         """The mode is active inside: again, where it was popped to answer a call."""
         return nullcontext() if torch_api.is_active(self) else self
 
-    @contextmanager
     def inner_scope(
         self, frame: Frame | None = None, *, shared: bool = False
-    ) -> Iterator[list[Op]]:
-        """Ops recorded inside go to the yielded list, and come from the given line.
+    ) -> "AbstractContextManager[list[Op]]":
+        """Ops recorded inside go to the list that it gives, and come from the given line.
 
         `shared`: the list is a body for other calls, too.
         """
-        outer, outer_frame, inner = self.scope, self._frame_inside, list[Op]()
-        self._around = self._around if self._depth else outer
-        self.scope, self._frame_inside = inner, frame
-        self._depth += 1
-        self.bodies.append(None if shared else inner)
-        try:
-            yield inner
-        finally:
-            self.bodies.pop()
-            self.scope, self._frame_inside = outer, outer_frame
-            self._depth -= 1
+        return _InnerScope(self, frame, shared)
 
     @contextmanager
     def subgraph_scope(self) -> Iterator[list[Op]]:
@@ -221,10 +246,10 @@ class Builder(torch_api.TorchDispatchMode):
 
         What autocast casts inside is cast for it alone.
         """
-        names = ("scope", "_around", "log", "_depth", "_frame_inside", "holding")
+        names = ("scope", "outermost", "log", "depth", "frame_inside", "holding")
         before, inner, casts = [getattr(self, name) for name in names], list[Op](), self.casts
-        self.scope = self._around = inner
-        self.log, self._depth, self._frame_inside, self.holding = [*self.log], 0, None, True
+        self.scope = self.outermost = inner
+        self.log, self.depth, self.frame_inside, self.holding = [*self.log], 0, None, True
         try:
             with casts.apart():
                 yield inner
@@ -255,12 +280,12 @@ class Builder(torch_api.TorchDispatchMode):
     @contextmanager
     def before_bodies(self) -> Iterator[None]:
         """Ops recorded inside go before the outermost op whose body is being recorded."""
-        scope, depth = self.scope, self._depth
-        self.scope, self._depth = self._around if depth else scope, 0
+        scope, depth = self.scope, self.depth
+        self.scope, self.depth = self.outermost if depth else scope, 0
         try:
             yield
         finally:
-            self.scope, self._depth = scope, depth
+            self.scope, self.depth = scope, depth
 
     def append(self, op: Op) -> None:
         """Add an op to the current scope."""
@@ -268,7 +293,7 @@ class Builder(torch_api.TorchDispatchMode):
         if op.writes and type(op.target) is Write and not op.target.followed:
             base: Value = op.args[0]
             self.histories.places[op.outs[0]] = self.histories.place(base)
-        if self._depth == 0:
+        if self.depth == 0:
             self.log.append(op)
 
     def origin(self, above: int = 2, grad: bool | None = None) -> Origin:
@@ -277,7 +302,7 @@ class Builder(torch_api.TorchDispatchMode):
         `above` as `here` has it; `grad`: the mode, for one who knows it.
         """
         grad, last = self.grad_mode() if grad is None else grad, self._origin
-        frame = self._frame_inside if self._depth else self.sources.here(above)
+        frame = self.frame_inside if self.depth else self.sources.here(above)
         if (
             last.frame is frame and last.module is self.module and last.grad_mode is grad
             and last.checkpoint is self.checkpoint and last.inference is self.inference
@@ -309,7 +334,7 @@ class Builder(torch_api.TorchDispatchMode):
     @property
     def inside(self) -> bool:
         """Whether a body is being recorded."""
-        return self._depth > 0
+        return self.depth > 0
 
     def note_failure(self, error: BaseException) -> None:
         """Remember the innermost module call that an exception left."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from foretrace.ir.op import Tree, Value, map_values, values_in
 from foretrace.mutation.builder import Builder
-from foretrace.ops.outcome import Schema
+from foretrace.ops.outcome import Outcome, Schema
 from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract
 
@@ -20,17 +20,29 @@ class Call:
     kwargs: dict[str, Tree]
     tensors: list[Abstract]
     """those among the arguments, each occurrence, in order"""
+    values: list[Value]
+    """what these stand for"""
+    outcome: Outcome | None = None
+    """what it comes to, where that is known for all calls that are alike"""
     schema: Schema = field(init=False)
     """what the operator's schema says"""
-    values: list[Value] = field(init=False)
-    """what the tensors stand for"""
     written: list[Value] = field(init=False)
     """the operands that it writes to"""
+    targets: list[Abstract] = field(init=False)
+    """the tensors that it writes to"""
 
     def __post_init__(self) -> None:
         self.schema = schema_of(self.func)
-        self.values = values_in((self.args, self.kwargs))
         self.written = self.schema.written_now(self.args, self.kwargs)
+        self.targets = []
+        if self.written:
+            by_value = self.by_value
+            self.targets = [by_value[value] for value in self.written]
+
+    def of(self, args: Tree, kwargs: dict[str, Tree]) -> "Call":
+        """The same call with other values in the places of these."""
+        known = values_in((args, kwargs))
+        return Call(self.recorder, self.func, args, kwargs, self.tensors, known)
 
     @property
     def types(self) -> tuple[Tree, dict[str, Tree]]:
@@ -42,12 +54,6 @@ class Call:
     def by_value(self) -> dict[Value, Abstract]:
         """The tensors, by what they stand for."""
         return dict(zip(self.values, self.tensors, strict=True))
-
-    @property
-    def targets(self) -> list[Abstract]:
-        """The tensors that it writes to."""
-        by_value = self.by_value
-        return [by_value[value] for value in self.written]
 
     @property
     def functional(self) -> tuple[Any, Tree, dict[str, Tree]]:

@@ -10,7 +10,6 @@ changes the content and leaves the history.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -45,6 +44,7 @@ from foretrace.mutation.lists import write_one_by_one
 from foretrace.mutation.offsets import FROM_START
 from foretrace.mutation.outs import RESIZES, contents, resize
 from foretrace.mutation.overlap import check_apart, meet, overlapping, overlaps, place, within
+from foretrace.ops.outcome import Outcome
 from foretrace.ops.schemas import schema_of
 from foretrace.ops.views import put_back
 from foretrace.tensors.abstract import FLAG, Abstract, become_like, follow
@@ -95,7 +95,8 @@ def _fill(call: Call) -> Call:
     (tensor,), number = call.tensors, call.args[1]
     if isinstance(number, complex) and not (tensor.is_complex() or tensor.dtype is torch.bool):
         number = number.real
-    return replace(call, func=aten.fill_.Scalar, args=[call.args[0], number])
+    args = [call.args[0], number]
+    return Call(call.recorder, aten.fill_.Scalar, args, call.kwargs, call.tensors, call.values)
 
 
 def _write_one(call: Call, followed: bool) -> None:
@@ -168,9 +169,11 @@ def _renew(recorder: Builder, owner: Alias, value: Value, part: TensorType | Non
     for member in list(_reached(recorder, owner, part)):
         _check_seen(recorder, member, member.root)
         note_overwritten(member, recorder)
+        old = member.last.type
         member.become(value if member is owner else None)
         tensor = member.tensor()
-        if member is owner and tensor is not None and tuple(tensor.shape) != value.type.shape:
+        resized = member is owner and old.shape is not value.type.shape  # nearly always it is
+        if resized and tensor is not None and tuple(tensor.shape) != value.type.shape:
             become_like(tensor, recorder.abstract(value))
         if tensor is not None and value.type.requires_grad:
             _be_followed(tensor, member, owner)
@@ -206,8 +209,9 @@ def _be_followed(tensor: Abstract, member: Alias, owner: Alias) -> None:
     history, path = member.up_to_history()
     unbased = not history.based and any(each.loose for each in path)
     same = history is owner.up_to_history()[0] and not unbased
-    if same and tensor.dtype.is_floating_point | tensor.dtype.is_complex:
-        tensor.ft_leaf = tensor.ft_leaf and bool(FLAG(tensor))  # as it was before the write
+    followed = same and tensor.dtype.is_floating_point | tensor.dtype.is_complex
+    if followed and not FLAG(tensor):
+        tensor.ft_leaf = False
         follow(tensor, requires_grad=True)
 
 
@@ -225,7 +229,7 @@ def _new_contents(call: Call) -> list[Value]:
         recorder.semantics.infer(aten.expand.default, (chance.type, [*args[0].type.shape]), {})
     if schema.draws_over and not draws_alike(func, args[0].type):
         return [in_layout(recorder, alias_of(targets[0]), draw(call))]
-    op = recorder.call(*call.functional)
+    op = _called(call)
     made = values_in(op.result)
     news = made[len(made) - len(targets) :]
     _check_fits(call, targets, news)
@@ -235,6 +239,30 @@ def _new_contents(call: Call) -> list[Value]:
         in_layout(recorder, alias_of(target), new)
         for target, new in zip(targets, kept, strict=True)
     ]
+
+
+def _called(call: Call) -> Op:
+    """The op of the functional form: a leaf has the outcome that it had for a call alike."""
+    recorder, known = call.recorder, call.outcome
+    form, args, kwargs = call.functional
+    if known is not None and known.form is not None:
+        return recorder.emit(form, args, kwargs, known.form, values_in((args, kwargs)))
+    op = recorder.call(form, args, kwargs)
+    if known is not None and op.leaf and isinstance(op.alike, Outcome):
+        known.form = op.alike if _holds_alike(call, op, op.alike) else None
+    return op
+
+
+def _holds_alike(call: Call, op: Op, found: Outcome) -> bool:
+    """Whether an outcome of the functional form depends on no more than that of the call.
+
+    Of open sizes, torch is told each time.
+    """
+    recorder = call.recorder
+    asked = recorder.types.symbols.floats.any_fixed(op.args)
+    open_ = any(value.type.symbols for value in call.values)
+    known = found.lasting and recorder.semantics.ambient(op.target) is None
+    return known and not (asked or open_)
 
 
 def _check_fits(call: Call, targets: list[Abstract], news: Sequence[Value | None]) -> None:
@@ -277,7 +305,7 @@ def _write_each(call: Call) -> Any:
     for target, new in zip(targets, news, strict=True):
         if new is not None:  # a gradient that its mask leaves out
             over, tensor = (current(alias_of(target), recorder), new), recorder.abstract(new)
-            functionalize(Call(recorder, aten.copy_.default, over, {}, [target, tensor]))
+            functionalize(Call(recorder, aten.copy_.default, over, {}, [target, tensor], [*over]))
     recorder.functional_form = None
     if not (schema.returns_something and schema.multiple):
         return targets[0] if schema.returns_something else None

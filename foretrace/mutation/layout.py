@@ -1,6 +1,5 @@
 """New contents in the layout of what they are written over, by ops that have derivatives."""
 
-from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -29,7 +28,7 @@ def draw(call: Call) -> Value:
     if like.dense and not like.lazy:
         order = like.memory_order()
         seen = recorder.call(aten.permute.default, (old, order)).outs[0]
-        new = recorder.call(*replace(call, args=(seen, *rest)).functional).outs[0]
+        new = recorder.call(*call.of((seen, *rest), call.kwargs).functional).outs[0]
         return recorder.call(aten.permute.default, (new, _inverse(order))).outs[0]
     place = {"dtype": like.dtype, "device": like.device}  # of no tensor: nothing is followed
     layout = (list(like.shape), list(like.stride))

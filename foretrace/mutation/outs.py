@@ -1,6 +1,5 @@
 """Tensors that get other sizes in place: those given as `out=`, and by `resize_`."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -63,8 +62,7 @@ def contents(call: Call) -> list[Value | None]:
 
 
 def _substituted(call: Call, env: dict[Value, Value]) -> Call:
-    args, kwargs = substitute((call.args, call.kwargs), env)
-    return replace(call, args=args, kwargs=kwargs)
+    return call.of(*substitute((call.args, call.kwargs), env))
 
 
 def _types_after(call: Call) -> dict[Value, TensorType]:

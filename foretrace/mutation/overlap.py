@@ -37,10 +37,8 @@ def check_apart(call: Call) -> None:
     recorder, func, targets = call.recorder, call.func, call.targets
     for target in targets:
         alias = alias_of(target)
-        if any(
-            overlaps(recorder, current(each, recorder).type)
-            for each in dict.fromkeys((alias, alias.root))
-        ):
+        owner = () if alias.parent is None else (alias.root,)
+        if any(overlaps(recorder, current(each, recorder).type) for each in (alias, *owner)):
             raise overlapping(f"{func} writes to memory of which several elements are one place")
     for target in () if call.schema.writes_lists else targets:
         _check_operands(call, target)
@@ -49,6 +47,8 @@ def check_apart(call: Call) -> None:
 def _check_operands(call: Call, target: Abstract) -> None:
     recorder, func, alias = call.recorder, call.func, alias_of(target)
     others = [tensor for tensor in call.tensors if tensor is not target]
+    if alias.parent is None and not alias.children and len(others) == len(call.tensors) - 1:
+        return  # nothing shares its memory
     in_place = not call.schema.outs
     if len(others) < len(call.tensors) - 1 and in_place and not _pointwise(func):
         raise overlapping(f"{func} reads the tensor that it writes to as another operand")

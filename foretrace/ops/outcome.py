@@ -50,6 +50,15 @@ class Outcome:
     """whether it holds in other captures too"""
     factory: bool = False
     """makes tensors of nothing, which torch's bindings may mark as leaves afterwards"""
+    form: "Outcome | None" = None
+    """of one that writes, that of its functional form, once it was called"""
+
+    def again(self) -> "Outcome":
+        """The same of a call with other constants."""
+        return Outcome(
+            self.result, self.definition, self.choice, self.views, self.inline, self.lasting,
+            self.factory, self.form and self.form.again(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,8 @@ class Functional:
         if self.held is not None:
             op, names = self.held
             return (op,), dict(zip(names, args, strict=False)) | kwargs
+        if not self.dropped and not self.order:
+            return (*args, *self.defaults[len(args) :]), kwargs
         kept = {name: arg for name, arg in kwargs.items() if name not in self.dropped}
         given = values_in([kwargs.get(name) for name in self.dropped])
         for name in self.options & {"dtype", "device"} if given else ():
@@ -131,6 +142,8 @@ class Schema:
         named = self.bind(args, kwargs)
         if self.writes_if is not None and not named.get(self.writes_if):
             return []
+        if len(self.writes) == 1 and type(found := named.get(self.writes[0])) is Value:
+            return [found]
         return [value for name in self.writes for value in values_in(named.get(name))]
 
     def view_positions(self, args: Tree, kwargs: dict[str, Tree], count: int) -> tuple[View, ...]:

@@ -17,7 +17,7 @@ from foretrace.ir.walk import binds
 from foretrace.partition.again import AGAIN
 from foretrace.passes.live import needs
 from foretrace.symbols.questions import free_symbols
-from foretrace.trace.constants import draws
+from foretrace.values.draws import draws
 
 PARTS = ("forward", "backward", "update")
 DO = 'use cut("step"), which is one graph'

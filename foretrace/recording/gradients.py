@@ -127,8 +127,9 @@ class Gradients:
         count, of = len(self.inputs), self.inputs[index]
         like = of.value.type if of.value.type.symbols and _alike(real, grad) else None
         made = self.make(grad, f"{of.role.name}.grad", like)
-        place = next(i for i, each in enumerate(self.placeholders) if each is made)
-        if place == count:
+        new = len(self.inputs) > count  # `is`, as a tensor compares its elements
+        place = count if new else next(i for i, p in enumerate(self.placeholders) if p is made)
+        if new:
             live = grad if of.argument is None else None
             self.inputs[place] = replace(self.inputs[place], gradient_of=of, tensor=live)
         self.found[index] = place

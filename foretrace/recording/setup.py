@@ -13,7 +13,8 @@ from foretrace.frames.sources import Sources
 from foretrace.ir.program import Target
 from foretrace.ir.structure import take_apart
 from foretrace.python_state.counts import Counts
-from foretrace.recording.capture import Capture, record
+from foretrace.recording.capture import Capture
+from foretrace.recording.record import record
 from foretrace.rules.norms import NORM_RULES
 from foretrace.rules.packed import PACKED_RULES
 from foretrace.rules.reductions import REDUCTION_RULES

@@ -106,7 +106,7 @@ class Tape(Recorder):
         """A rule has no place in the program until it is used; what a hook does has its line."""
         if self.around is None:
             return NOWHERE
-        frame = self._frame_inside if self._depth else self.sources.here()
+        frame = self.frame_inside if self.depth else self.sources.here()
         return replace(self.around, frame=frame or self.around.frame)
 
     def abstract(self, value: Value) -> Abstract:

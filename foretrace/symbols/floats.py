@@ -6,7 +6,7 @@ and has a symbol of its own, so that no expression of floats is ever made, and n
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
@@ -241,6 +241,20 @@ class Floats:
     def _float(self, symbol: sympy.Symbol, env: Any, compute: Any, ask: Any) -> Float:
         node = torch_api.FloatNode(Float, symbol, env, self.known[symbol], compute, ask)
         return Float(node)  # type: ignore[no-untyped-call]
+
+    def in_key(self, key: Iterable[Any]) -> tuple[Any, ...] | None:
+        """The key of a call without these floats; None where there are none."""
+        known = self.known
+        if not any(item.__class__ is sympy.Symbol and item in known for item in key):
+            return None
+        return tuple([
+            None if item.__class__ is sympy.Symbol and item in known else item for item in key
+        ])  # fmt: skip
+
+    def any_fixed(self, key: Iterable[Any]) -> bool:
+        """Whether the program needs one in the key of a call as it is."""
+        fixed = self.steps.fixed if self.steps is not None else set()
+        return any(item.__class__ is sympy.Symbol and item in fixed for item in key)
 
     def among(self, tree: Any) -> list[sympy.Symbol]:
         """Those in a structure."""

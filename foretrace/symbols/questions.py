@@ -12,6 +12,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from foretrace import torch_api
 from foretrace.errors import Frame
 
+PLAIN = frozenset({int, float, bool, str, type(None)})
+"""Types of what has no symbols"""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -173,8 +176,22 @@ class NotingShapeEnv(torch_api.ToldShapeEnv):
 
 def free_symbols(tree: Any) -> set[sympy.Symbol]:
     """The symbols in a nested structure."""
-    if isinstance(tree, (tuple, list)):
-        return {symbol for item in tree for symbol in free_symbols(item)}
-    if isinstance(tree, dict):
-        return free_symbols(list(tree.values()))
-    return set(tree.free_symbols) if isinstance(tree, sympy.Basic) else set()
+    found = set[sympy.Symbol]()
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: set[sympy.Symbol]) -> None:
+    kind = tree.__class__
+    if kind is sympy.Symbol:
+        found.add(tree)
+    elif kind in PLAIN:
+        return
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            _collect(item, found)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _collect(item, found)
+    elif isinstance(tree, sympy.Basic):
+        found.update(tree.free_symbols)

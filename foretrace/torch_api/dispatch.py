@@ -227,11 +227,27 @@ def is_active(mode: TorchDispatchMode) -> bool:
     return _C._get_dispatch_mode(FAKE_MODE_KEY) is mode
 
 
-@contextmanager
-def plain_torch() -> Iterator[None]:
+class _PlainTorch:
+    """A class for the same reason: each number that is read enters it."""
+
+    def __enter__(self) -> None:
+        self._modes = _NoModes()
+        self._modes.__enter__()
+        self._keys = _C._ForceDispatchKeyGuard(*_plain_keys())
+        self._keys.__enter__()
+        self._inference = _C._InferenceMode(False)
+        self._inference.__enter__()
+        _C._set_grad_enabled(False)  # what was is put back with the mode
+
+    def __exit__(self, *error: object) -> None:
+        self._inference.__exit__(*error)
+        self._keys.__exit__(*error)
+        self._modes.__exit__(*error)
+
+
+def plain_torch() -> AbstractContextManager[None]:
     """In the middle of a capture: operators run as in a plain program without autograd."""
-    with no_dispatch_modes(), with_autograd(), torch.no_grad():
-        yield
+    return _PlainTorch()
 
 
 def sees_calls(mode: Any) -> bool:

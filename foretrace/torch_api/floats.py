@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from functools import cache, partial, wraps
+from functools import cache, lru_cache, partial, wraps
 from types import MappingProxyType
 from typing import Any
 
@@ -151,6 +151,12 @@ for _name, _computes in {**UNARY, **BINARY}.items():
     setattr(FloatNode, _name, _method(_computes))
 
 
+@lru_cache(1 << 14)
+def _float_number(number: int) -> Any:
+    """The symbol with this number; sympy, whose symbols are equal by name, takes 15 us for one."""
+    return make_symbol(SymT.UNBACKED_FLOAT, number)
+
+
 def new_float(shape_env: Any) -> Any:
     """A new symbol for a float that data decides (2.13: zuf0, zuf1).
 
@@ -158,7 +164,7 @@ def new_float(shape_env: Any) -> Any:
     six times as long: an optimizer has a thousand of them. FakeTensor does not wait for it in the
     next kernel's result.
     """
-    symbol = make_symbol(SymT.UNBACKED_FLOAT, shape_env.unbacked_symfloat_counter)
+    symbol = _float_number(shape_env.unbacked_symfloat_counter)
     shape_env.unbacked_symfloat_counter += 1
     shape_env.var_to_stack[symbol] = NO_STACK
     shape_env.var_to_range[symbol] = ANY_FLOAT

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from functools import wraps
+from functools import lru_cache, wraps
 from importlib import import_module
 from inspect import unwrap
 from types import MappingProxyType
@@ -99,6 +99,7 @@ def values_from_data(shape_env: Any) -> dict[Any, Any]:
     return dict(found if found is not None else shape_env.unbacked_var_to_val)
 
 
+@lru_cache(1 << 14)
 def is_from_data(symbol: Any) -> bool:
     """Whether a symbol is of a number that data decides; its name says it."""
     return symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))

@@ -34,7 +34,6 @@ from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_asked_for
 from foretrace.tensors.autocast import INSIDE
 from foretrace.tensors.wrapped import DISPATCHED
-from foretrace.trace.constants import GUARD
 from foretrace.trace.from_data import (
     FILLS,
     PLACES,
@@ -46,8 +45,10 @@ from foretrace.trace.from_data import (
     of_open_size,
     open_number,
     put_at_places,
+    read_number,
     takes_doubles,
 )
+from foretrace.values.constants import GUARD
 
 ITEM = torch.ops.aten.item.default
 """Its body refuses the label "meta", although a constant has a value on any device."""
@@ -141,7 +142,9 @@ def _procedure(func: Any, args: Tree, grad_mode: bool) -> Callable[[Call], Any] 
     if func in CHECKS:
         return check
     if func is ITEM or (func is IS_NONZERO and args[0].type.numel == 1):
-        return answer
+        dtype = args[0].type.dtype
+        yes_or_no = func is IS_NONZERO or dtype is torch.bool
+        return answer if yes_or_no or dtype.is_complex else read_number
     if func is REQUIRES_GRAD:
         return require_grad
     if func in ANSWERS:

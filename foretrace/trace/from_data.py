@@ -77,6 +77,19 @@ def ask_where(recorder: Builder, func: Any, args: Tree, kwargs: dict[str, Tree])
                 symbols.decide(sympy.Ge(place, -size))
 
 
+def read_number(call: Call) -> Any:
+    """Answer a call that reads a number: a symbol where inputs decide it, else what constants say.
+
+    Raises:
+        Refusal: the example's values are not known, or it is complex.
+    """
+    recorder, func = call.recorder, call.func
+    number, decided = recorder.number(recorder, func, call.args, call.kwargs)
+    if not decided:
+        return recorder.answer(recorder, func, call.args, call.kwargs)
+    return _open(call, number)
+
+
 def open_number(call: Call) -> torch.SymInt | torch.SymFloat:
     """Record a call that gives a number, and answer it with a symbol for it.
 
@@ -84,7 +97,11 @@ def open_number(call: Call) -> torch.SymInt | torch.SymFloat:
         Refusal: the example's values are not known, or it is complex.
     """
     recorder, func = call.recorder, call.func
-    number = recorder.example(recorder, func, call.args, call.kwargs)
+    return _open(call, recorder.example(recorder, func, call.args, call.kwargs))
+
+
+def _open(call: Call, number: Any) -> torch.SymInt | torch.SymFloat:
+    recorder, func = call.recorder, call.func
     if type(number) not in (int, float) or any(value.type.sparse for value in call.values):
         raise depends_on_data(func)
     symbol = _number_of(call, number)

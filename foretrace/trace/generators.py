@@ -14,8 +14,8 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines, attribute
 from foretrace.ir.plain_data import same_state
-from foretrace.trace.constants import draws
 from foretrace.trace.recorder import Recorder
+from foretrace.values.draws import draws
 
 GENERATOR: Final = torch.Generator
 DEFAULT: Final = torch.default_generator

@@ -4,11 +4,9 @@ The program is a value program from the start: an op that writes in place become
 value as its out (see `mutation`), so that nothing after the recorder has to know of mutation.
 """
 
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-import sympy
 import torch
 
 from foretrace import torch_api
@@ -55,7 +53,7 @@ class Recorder(Builder):
             answer = self._watched(func, args, kwargs or {})
             if answer is not NotImplemented:
                 return answer
-        if self.rebased and not self._depth:
+        if self.rebased and not self.depth:
             self.view_rebased()
         if func is CAST and self.casts.devices:
             known = known_as(args[0], self)  # a leaf from outside is cast once, too
@@ -66,7 +64,7 @@ class Recorder(Builder):
             args = (args[0] if wraps(type(args[0])) else known, *args[1:])
         if func is LIFT_FRESH and not isinstance(args[0], Abstract):
             args, func = (self.lift_constant(args[0]),), LIFT_FRESH_COPY
-        if (self.overwritten or self._depth) and func in FROM_START:
+        if (self.overwritten or self.depth) and func in FROM_START:
             args, kwargs = in_graph(self, func, args, kwargs or {})
         read = Reading(self, func, grad := self.grad_mode())
         values, tensors = read.all(args), read.tensors
@@ -75,11 +73,13 @@ class Recorder(Builder):
         outcome = outcome or self.looked_up(func, values, named, read.key, read.values)
         try:
             if outcome.inline is not None:
-                answer = outcome.inline(Call(self, func, values, named, tensors))
+                answer = outcome.inline(
+                    Call(self, func, values, named, tensors, read.values, outcome)
+                )
                 return as_program_has(answer, self) if read.wrapped else answer
             origin = self.origin(self.above, grad)
             op = self.emit(func, values, named, outcome, read.values, origin)
-            if outcome.factory and not self._depth:
+            if outcome.factory and not self.depth:
                 self.fresh.update(op.outs)
             made = self._abstract(op, outcome, tensors, grad)
             return as_program_has(made, self) if read.wrapped else made
@@ -129,20 +129,19 @@ class Recorder(Builder):
             key.append(self.casts.state())
         if len(operands) > 1 and len(set(operands)) < len(operands):
             key.append(tuple(operands.index(operand) for operand in operands))
+        floats = self.types.symbols.floats
+        any_float = floats.in_key(key) if floats.known else None
+        if any_float is not None and (known := self.of_any_float.get(any_float)) is not None:
+            return known.again()  # ops that are alike have equal constants
         whole = tuple(key)
         found = self.outcomes.get(whole)
-        return self._learned(whole, func, args, kwargs) if found is None else found
+        return self._learned(whole, any_float, func, args, kwargs) if found is None else found
 
     def _learned(
-        self, key: tuple[Any, ...], func: Any, args: Tree, kwargs: dict[str, Tree]
-    ) -> Outcome:
-        """The outcome of a call that was not met; one with other floats of data may tell it."""
-        floats = self.types.symbols.floats
-        asked = [item for item in key if item.__class__ is sympy.Symbol and item in floats.known]
-        any_float = tuple([None if item in asked else item for item in key]) if asked else ()
-        known = self.of_any_float.get(any_float)
-        if known is not None:
-            return replace(known)  # ops that are alike have equal constants
+        self, key: tuple[Any, ...], any_float: tuple[Any, ...] | None, func: Any, args: Tree,
+        kwargs: dict[str, Tree],
+    ) -> Outcome:  # fmt: skip
+        """The outcome of a call that was not met; `any_float`: its key, whatever data decides."""
         try:
             with self.unwatched:
                 found = self.outcomes.learn(
@@ -150,9 +149,8 @@ class Recorder(Builder):
                 )
         except Refusal as refusal:
             raise self._located(refusal, func, args, kwargs) from None
-        fixed = floats.steps.fixed if floats.steps is not None else ()
         leaf = found.definition is None and found.inline in (None, functionalize)
-        if asked and leaf and not any(symbol in fixed for symbol in asked):
+        if any_float is not None and leaf and not self.types.symbols.floats.any_fixed(key):
             self.of_any_float[any_float] = found
         return found
 
@@ -179,7 +177,7 @@ class Recorder(Builder):
         if below is not None and below.seen:
             self.seeing.update(dict.fromkeys(outs, op))
         self.scope.append(op)  # as `append` does; it writes nothing
-        if self._depth == 0:
+        if self.depth == 0:
             self.log.append(op)
         return op
 
@@ -201,7 +199,7 @@ class Recorder(Builder):
             return self.emit(func, args, kwargs or {}, outcome, operands)
         tensors = [self.abstract(value) for value in operands]
         result = map_tree(
-            outcome.inline(Call(self, func, args, kwargs or {}, tensors)),
+            outcome.inline(Call(self, func, args, kwargs or {}, tensors, operands)),
             lambda t: current(alias_of(t), self) if isinstance(t, Abstract) else t,
         )
         outs = tuple(values_in(result))
@@ -255,7 +253,7 @@ class Recorder(Builder):
 
     def _located(self, refusal: Refusal, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Refusal:
         """Add the user's line, the module and the ops around; remember it in case it is caught."""
-        if self._depth == 0:
+        if self.depth == 0:
             near = neighbourhood(self.log[-2:], Op(func, args, kwargs, None, (), origin=NOWHERE))
             refusal.located(self.sources.here(), self.module_path(), near)
             self.first_refusal = self.first_refusal or refusal

@@ -19,7 +19,7 @@ from foretrace.ir.walk import binds, subgraphs_of
 from foretrace.ops.schemas import schema_of
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Symbols
-from foretrace.trace.constants import draws
+from foretrace.values.draws import draws
 from foretrace.writing.calls import Lists, called, counterpart
 from foretrace.writing.memory import Sharing
 

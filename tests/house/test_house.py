@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 # The import rule: a file imports from rooms to its left and from its own.
 ROOMS = (
     *("errors", "torch_api", "frames", "symbols", "ir", "tensors", "ops", "mutation", "holding"),
-    *("duals", "trace", "rules", "targets", "python_state", "history", "through"),
-    *("backward", "recording", "emit", "branches", "passes", "writing", "wrappers", "partition"),
-    *("guards", "runtime", "backends"),
+    *("duals", "values", "trace", "rules", "targets", "python_state", "history", "through"),
+    *("backward", "asking", "recording", "emit", "branches", "passes", "writing", "wrappers"),
+    *("partition", "guards", "runtime", "backends"),
     *("pieces", "dispatcher", "explain", "compare", "alignment", "records", "resumed", "artifact"),
     *("program", "loaded", "compat", "cli"),
     *("__init__", "__main__"),

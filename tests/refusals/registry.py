@@ -84,7 +84,7 @@ EXCUSED: dict[str, str] = {
     "python_state/restoring.py:put_back": "tests/unit/support/test_unchanged.py",
     "branches/merge.py:_refused": "tests/refusals/test_both_sides.py has its programs",
     "branches/sides.py:refused": "tests/refusals/test_both_sides.py has its programs",
-    "recording/path.py:_too_many": "tests/refusals/test_both_sides.py has its programs",
+    "asking/path.py:_too_many": "tests/refusals/test_both_sides.py has its programs",
     "compat/export.py:_check_not_called": "a wrong call",
     "recording/setup.py:check_branches": "a wrong call",
     "passes/asked_again.py:_outside": "told as the reason why a small size does not hold",

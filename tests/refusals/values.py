@@ -68,13 +68,13 @@ def given_the_answer(x: Tensor, positive: bool) -> Tensor:
 
 POSITIVE = bool(X.sum() > 0)
 refuses(
-    "data-dependent", "trace/constants.py:depends_on_inputs",
+    "data-dependent", "values/constants.py:depends_on_inputs",
     captures(branches, X, values="refuse"), branches,
     captured(chooses, X), captured(given_the_answer, X, POSITIVE),
     captured(branches, X),
 )  # fmt: skip
 refuses(
-    "data-dependent", "trace/constants.py:depends_on_inputs",
+    "data-dependent", "values/constants.py:depends_on_inputs",
     exports(branches, X, values="refuse"), branches,
     exported(chooses, X), exported(given_the_answer, X, POSITIVE), guarded(branches, X),
 )  # fmt: skip
@@ -144,11 +144,11 @@ for ask, follow in (
     (compiles(scales, X), compiled),
 ):  # fmt: skip
     refuses(
-        "data-dependent", "trace/constants.py:depends_on_inputs", ask, scales,
+        "data-dependent", "values/constants.py:depends_on_inputs", ask, scales,
         follow(scales_by_a_tensor, X), follow(scales_by_a_number, X, FACTOR),
     )  # fmt: skip
 refuses(
-    "data-dependent", "trace/constants.py:depends_on_inputs", exports(scales, X), scales,
+    "data-dependent", "values/constants.py:depends_on_inputs", exports(scales, X), scales,
     exported(scales_by_a_tensor, X),
     exported(lambda x, factor: x * factor, X, torch.tensor(FACTOR)),
 )  # fmt: skip
@@ -247,7 +247,7 @@ def chooses_by_chance(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "trace/constants.py:depends_on_inputs",
+    "data-dependent", "values/constants.py:depends_on_inputs",
     captures(branches_on_chance, X, values="refuse"), branches_on_chance,
     captured(chooses_by_chance, X), captured(given_the_answer, X, POSITIVE),
     drawn(branches_on_chance, X),
@@ -263,7 +263,7 @@ def asks_a_small_constant(x: Tensor) -> Tensor:
 
 
 refuses(
-    "data-dependent", "trace/constants.py:_check_size",
+    "data-dependent", "values/constants.py:_check_size",
     captures(asks_a_large_constant, X), asks_a_large_constant,
     captured(asks_a_small_constant, X),
 )  # fmt: skip

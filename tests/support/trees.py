@@ -13,7 +13,7 @@ from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded, Role
 from foretrace.ir.requirements import Requirements
 from foretrace.ir.structure import take_apart
 from foretrace.passes.cut import Level, joint_graph
-from foretrace.recording.capture import record
+from foretrace.recording.record import record
 from foretrace.recording.setup import RULES, prepare
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.profile import target_of

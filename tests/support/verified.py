@@ -13,7 +13,7 @@ from foretrace.errors import Refusal
 from foretrace.ir import verify
 from foretrace.partition import split as partition
 from foretrace.passes import cut
-from foretrace.recording import capture
+from foretrace.recording import record
 
 
 def everywhere() -> None:
@@ -59,7 +59,7 @@ def _module(found: Any, graph: Any, symbols: Any, *_: Any) -> None:
 
 
 CHECKS: list[tuple[Any, str, Callable[..., None]]] = [
-    (capture, "record", _record),
+    (record, "record", _record),
     (cut, "forward_graph", _graph),
     (cut, "inference_graph", _graph),
     (cut, "differentiated", _graph),

@@ -101,7 +101,7 @@ def test_draws_alike(func: Any, like: str, same: bool) -> None:
 
 
 def call(calls: Any, func: Any, value: Value, *args: Any) -> Call:
-    return Call(calls, func, (value, *args), {}, [calls.abstract(value)])
+    return Call(calls, func, (value, *args), {}, [calls.abstract(value)], [value])
 
 
 def test_drawn_without_gaps_goes_in_the_order_of_memory(values: dict[str, Value]) -> None:

@@ -22,7 +22,6 @@ from foretrace.errors import Refusal, Way
 from foretrace.ir.op import (
     Definition,
     GradientCall,
-    ModuleCall,
     Op,
     Subgraph,
     Tree,
@@ -30,18 +29,13 @@ from foretrace.ir.op import (
     values_in,
 )
 from foretrace.ir.tree import map_tree, pairs
-from foretrace.ir.walk import binds, leaf_ops, subgraphs_of
-from foretrace.ops.schemas import schema_of
+from foretrace.ir.walk import binds, leaf_ops
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Numbers, with_numbers
+from foretrace.values.draws import CPU, Draws, draws
 
 MAX_ELEMENTS = 1 << 24
 """Larger constants are not computed while recording."""
-DEFAULT: Final = torch.default_generator
-CPU: Final = "cpu"
-"""The type of the device where values are computed"""
-DROPOUT: Final = "dropout_p"
-"""The argument by which an attention kernel draws random numbers; none if it is 0"""
 NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 GUARD: Final = Way(
@@ -51,47 +45,6 @@ GUARD: Final = Way(
 
 Root: TypeAlias = Any
 """What an answer may depend on: a symbol, the Value of an input, the Op of a draw"""
-
-
-class Draws:
-    """Random numbers as eager draws them: in the program's order, from copies of the generators."""
-
-    def __init__(self, ops: Sequence[Op] = ()) -> None:
-        self.ops = list(ops)
-        self._places = {op: place for place, op in enumerate(self.ops)}
-        self._state: torch.Tensor | None = None
-        self._copies: dict[torch.Generator, torch.Generator] = {}
-
-    def note(self, op: Op) -> None:
-        """One more draw, the latest."""
-        if op not in self._places:
-            self._places[op] = len(self.ops)
-            self.ops.append(op)
-
-    def knows(self, op: Op) -> bool:
-        """Whether its place among the draws is known, and its numbers can be had."""
-        return op in self._places and all(out.type.device.type == CPU for out in op.outs)
-
-    def before(self, op: Op) -> list[Value]:
-        """What the draw before it gave."""
-        place = self._places.get(op, 0)
-        return list(self.ops[place - 1].outs[:1]) if place else []
-
-    def run(self, op: Op, args: Any, kwargs: Any) -> Any:
-        """Draw; the generators themselves stay as they are."""
-        args, kwargs = map_tree((args, kwargs), self._copied)
-        before = DEFAULT.get_state()
-        try:
-            DEFAULT.set_state(before if self._state is None else self._state)
-            return op.target(*args, **kwargs)
-        finally:
-            self._state = DEFAULT.get_state()
-            DEFAULT.set_state(before)
-
-    def _copied(self, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Generator) or leaf is DEFAULT:
-            return leaf
-        return self._copies.setdefault(leaf, leaf.clone_state())
 
 
 class Constants:
@@ -115,6 +68,8 @@ class Constants:
         self._forms: dict[Value, int] = {}
         self._numbers: dict[Any, int] = {}
         self._drawing: dict[Definition, bool] = {}
+        self._plain = set[object]()
+        """ops that are like one that binds no symbol, and draws no random number"""
         self.binders: dict[sympy.Symbol, Op] = {}
         """what gives each symbol its number that data decides"""
         self._of_numbers: dict[sympy.Symbol, frozenset[Root]] = {}
@@ -263,19 +218,26 @@ class Constants:
     def note(self, ops: Iterable[Op]) -> None:
         """Keep what made each value, and the draws in their order."""
         for op in ops:
-            if isinstance(op.target, GradientCall):
+            if type(op.target) is GradientCall:
                 self._walked = self._walked or set()
             for out in op.outs:
                 self.makers[out] = op
-            for symbol in binds(op):
+            if (alike := op.alike) is not None and alike in self._plain:
+                continue
+            bound = binds(op)
+            for symbol in bound:
                 self.binders[symbol] = op
-            if op.own is not None:
+            if (definition := op.definition) is not None:
+                more = self._draws_in(definition)
+                if more:
+                    self.note(op.body or ())
+            elif op.own is not None:
                 self.note(op.own)
-            elif op.definition is None:
-                if op.outs and draws(op):
-                    self.draws.note(op)
-            elif self._draws_in(op.definition):
-                self.note(op.body or ())
+                more = True
+            elif more := bool(op.outs) and draws(op):
+                self.draws.note(op)
+            if alike is not None and not (bound or more):
+                self._plain.add(alike)
 
     def _draws_in(self, definition: Definition) -> bool:
         if definition not in self._drawing:
@@ -494,17 +456,3 @@ def _needs(op: Op) -> list[Value]:
         return list(op.operands)
     made = {out for inner in op.own for out in inner.outs}
     return [v for inner in op.own for v in _needs(inner) if v not in made]
-
-
-def draws(op: Op) -> bool:
-    """Whether an op, or one in its body, draws random numbers."""
-    if isinstance(op.target, ModuleCall):
-        return False
-    if op.template is not None:
-        return any(map(draws, op.template))
-    if any(draws(inner) for held in subgraphs_of(op) for inner in held.ops):
-        return True
-    schema = schema_of(op.target) if hasattr(op.target, "overloadpacket") else None
-    if schema is None or not schema.random:
-        return False
-    return DROPOUT not in schema.arguments or schema.bind(op.args, op.kwargs).get(DROPOUT, 0) != 0

@@ -16,14 +16,14 @@ import sympy
 import torch
 
 from foretrace import torch_api
+from foretrace.asking.questions import Questions
 from foretrace.ir.op import Choice, Op, Value
-from foretrace.recording.questions import Questions
 from foretrace.symbols.casts import bound
 from foretrace.symbols.integers import as_int
 from foretrace.symbols.questions import free_symbols
 from foretrace.tensors.abstract import Abstract
-from foretrace.trace.constants import depends_on_inputs
 from foretrace.trace.recorder import Recorder
+from foretrace.values.constants import depends_on_inputs
 
 aten = torch.ops.aten
 STEP: Final = Choice("number", "whole", "Python computes it of numbers that data decides")

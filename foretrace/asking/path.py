@@ -13,8 +13,9 @@ from foretrace.ir.op import Op, Tree, Value
 from foretrace.ir.tree import map_tree
 from foretrace.ir.walk import subgraphs_of
 from foretrace.symbols.questions import free_symbols
-from foretrace.trace.constants import Constants, draws
 from foretrace.trace.recorder import Recorder
+from foretrace.values.constants import Constants
+from foretrace.values.draws import draws
 
 QUESTIONS: Final = 8
 """So many questions are asked on one way through a program: each doubles the runs."""

@@ -11,19 +11,21 @@ from typing import Any
 import sympy
 import torch
 
+from foretrace.asking.compared import asked_by_program, condition_of
+from foretrace.asking.path import Path
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Tree, Value, target_name
 from foretrace.ir.requirements import Answered, AskedOfNumbers
-from foretrace.recording.compared import asked_by_program, condition_of
-from foretrace.recording.path import Path
 from foretrace.symbols.sizes import Numbers
-from foretrace.trace.constants import Constants, Root, content, depends_on_inputs
 from foretrace.trace.recorder import Recorder
+from foretrace.values.constants import Constants, Root, content, depends_on_inputs
 
 aten = torch.ops.aten
 ASSERT = aten._assert_async.msg
 
 Call = tuple[Any, Tree, dict[str, Tree]]
+Number = tuple[Any, bool]
+"""One that is read, and whether inputs decide it"""
 
 
 class Questions:
@@ -82,6 +84,19 @@ class Questions:
                 if not recorder.bodies:
                     self._asserted.add(form)
         return answer
+
+    def number(self, recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Number:
+        """What a call gives that reads a number, and whether inputs or random numbers decide it.
+
+        Raises:
+            Refusal: an operand has no value.
+        """
+        constants = self.constants
+        constants.follow(recorder.log, recorder.bodies)
+        found = constants.run(func, args, kwargs)
+        roots = constants.roots_of((args, kwargs))
+        self._note_inputs(roots)
+        return found, any(not isinstance(root, sympy.Symbol) for root in roots)
 
     def of_numbers(
         self, recorder: Recorder, call: Call, numbers: Sequence[Any], answer: bool, said: str

@@ -1,0 +1,1 @@
+"""What is known of values while a program is recorded: constants, and what the example has."""
