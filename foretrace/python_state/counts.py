@@ -13,16 +13,8 @@ from typing import Any, Final
 import torch
 
 from foretrace.ir.members import SYMBOLIC
-from foretrace.ir.requirements import (
-    NUMBERS,
-    OPEN,
-    Change,
-    Contents,
-    Entry,
-    Held,
-    Place,
-    StateRead,
-)
+from foretrace.ir.places import NUMBERS, OPEN, Change, Contents, Entry, Place, StateRead
+from foretrace.ir.requirements import Held
 from foretrace.ir.structure import take_apart
 from foretrace.python_state.restoring import Called, told_of
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR
 from foretrace.ir.members import MISSING, cell_content, cells_of
-from foretrace.ir.requirements import Change, Place
+from foretrace.ir.places import Change, Place
 from foretrace.mutation.builder import Unwatched, nobody_watches
 from foretrace.python_state.restoring import changes_of
 from foretrace.symbols.casts import Chosen, Like

@@ -17,19 +17,17 @@ from foretrace.frames.sources import Sources, function_of, names_of, place_of
 from foretrace.history.stale import overwritten_in
 from foretrace.holding.wrapped import as_program_has, check_unwritten, known_as
 from foretrace.ir.op import Value, values_in
-from foretrace.ir.program import Input, Mutation, Output, Recorded, Role, size_input
-from foretrace.ir.requirements import (
+from foretrace.ir.places import (
     NUMBERS,
     Change,
     Contents,
-    Held,
     OnArguments,
     Place,
-    Requirements,
     StateRead,
-    memory_of,
     tensor_of,
 )
+from foretrace.ir.program import Input, Mutation, Output, Recorded, Role, size_input
+from foretrace.ir.requirements import Held, Requirements, memory_of
 from foretrace.ir.structure import Structure, handed_back, named_arguments, take_apart
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import alias_of, part, written

@@ -19,8 +19,9 @@ from foretrace.errors import Frame, Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.holding.wrapped import known_as
 from foretrace.ir.op import Value
+from foretrace.ir.places import Change, OnData, OnGradient
 from foretrace.ir.program import Input
-from foretrace.ir.requirements import Change, OnData, OnGradient, Requirements
+from foretrace.ir.requirements import Requirements
 from foretrace.ir.types import Size, TensorType
 from foretrace.mutation.alias import Alias, alias_of
 from foretrace.mutation.in_place import take_memory

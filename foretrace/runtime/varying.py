@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.requirements import Change
+from foretrace.ir.places import Change
 from foretrace.ir.structure import named_arguments
 from foretrace.python_state.counts import seen_to_differ
 from foretrace.symbols.shapes import FREE, Asked
