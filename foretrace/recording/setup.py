@@ -12,7 +12,7 @@ from foretrace.errors import Attempt, Refusal
 from foretrace.frames.sources import Sources
 from foretrace.ir.program import Target
 from foretrace.ir.structure import take_apart
-from foretrace.python_state.counts import Counts
+from foretrace.python_state.counts import Counts, may_be_counted
 from foretrace.recording.capture import Capture, record
 from foretrace.rules.norms import NORM_RULES
 from foretrace.rules.packed import PACKED_RULES
@@ -83,7 +83,7 @@ def warmed(
 
 def counting(
     counts: Counts, make: Callable[[], Capture], fn: Any, args: Sequence[Any],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, Any], *, guesses: bool = False,
 ) -> Captured:  # fmt: skip
     """Record a program; once more, where it has left other numbers, with these open.
 
@@ -93,6 +93,7 @@ def counting(
         fn: the program.
         args: its positional arguments.
         kwargs: its keyword arguments.
+        guesses: whether numbers are open, too, that the code may count with on another way.
 
     Raises:
         Refusal: as for a run.
@@ -108,13 +109,24 @@ def counting(
         if shares and not together:
             together = True
             continue
+        if (attempt.error is not None or asks_types(run)) and counts.drop_guesses():
+            continue
         if done is None:
             raise attempt.error or AssertionError("a run gives a record, or is refused")
         if attempt.error is not None:  # with the numbers open it has no graph
             counts.close_all()
             return done
-        if not (counts.note(done.recorded.requires.counted) or run.close_fixed()):
+        more = counts.note(done.recorded.requires.counted)
+        if guesses and run.outside is not None and not asks_types(run):
+            names = run.outside.counts
+            more |= counts.guess(may_be_counted(done.recorded.requires.held, names))
+        if not (more or run.close_fixed()):
             return done
+
+
+def asks_types(run: Capture) -> bool:
+    """Whether the program may ask of what type a number is, as an open one is none of Python's."""
+    return run.outside is not None and run.outside.asks_types
 
 
 def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:
