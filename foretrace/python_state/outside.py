@@ -10,7 +10,7 @@ import gc
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -30,10 +30,10 @@ GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"
 ANNOTATED = "__annotations__"
 """Where the body of a module or a class, as it is imported, notes its annotations"""
 ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR"})
-COUNTING = {
+COUNTING: Mapping[str, tuple[str, ...]] = types.MappingProxyType({
     "STORE_ATTR": ("LOAD_ATTR", "LOAD_METHOD"), "STORE_GLOBAL": ("LOAD_GLOBAL", "LOAD_NAME"),
     "STORE_DEREF": ("LOAD_DEREF",),
-}  # fmt: skip
+})  # fmt: skip
 """How code stores to a name, and how it reads the same"""
 LAYERS = tuple(torch_api.TORCH_DIR + room for room in ("nn/", "optim/", "amp/"))
 """Where torch's own Python computes with what objects of the program's hold"""

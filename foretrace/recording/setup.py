@@ -10,7 +10,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
 from foretrace.frames.sources import Sources
-from foretrace.ir.program import Target
+from foretrace.ir.program import Recorded, Target
 from foretrace.ir.structure import take_apart
 from foretrace.python_state.counts import Counts, may_be_counted
 from foretrace.recording.capture import Capture, record
@@ -116,12 +116,17 @@ def counting(
         if attempt.error is not None:  # with the numbers open it has no graph
             counts.close_all()
             return done
-        more = counts.note(done.recorded.requires.counted)
-        if guesses and run.outside is not None and not asks_types(run):
-            names = run.outside.counts
-            more |= counts.guess(may_be_counted(done.recorded.requires.held, names))
+        more = _noted(counts, run, done.recorded, guesses=guesses)
         if not (more or run.close_fixed()):
             return done
+
+
+def _noted(counts: Counts, run: Capture, recorded: Recorded, *, guesses: bool) -> bool:
+    """Whether a run has shown more numbers that the program counts with, or may."""
+    more = counts.note(recorded.requires.counted)
+    if guesses and run.outside is not None and not asks_types(run):
+        more |= counts.guess(may_be_counted(recorded.requires.held, run.outside.counts))
+    return more
 
 
 def asks_types(run: Capture) -> bool:
