@@ -4,6 +4,7 @@
 again with a symbol in the place of the number, so that the graph takes the one of its call.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -50,7 +51,10 @@ def seen_to_differ(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
     Also elsewhere, but these are guesses (`of_optimizer`).
     """
     for each in held:
-        if isinstance(each, Held):
+        if not isinstance(each, Held):
+            continue
+        in_group = type(each.holder) is dict and "params" in each.holder
+        if in_group or type(each.before) in NUMBERS:
             place = _place_of(each)
             if place is not None:
                 yield from counted_in([Change(place, place.now, rebound=True)])
@@ -66,17 +70,24 @@ def may_be_counted(
 ) -> Iterator[tuple[Change, int]]:
     """The numbers at places whose names the code both reads and stores to, in whatever way."""
     for each in held:
-        place = _place_of(each) if isinstance(each, Held) else None
-        if place is None or not isinstance(each, Held):
+        if not isinstance(each, Held) or type(each.before) not in (*NUMBERS, dict, OrderedDict):
             continue
-        now, name = place.now, _variable(each) if each.how == "cell" else each.key
-        if type(now) in NUMBERS and type(name) is str and name in names:
+        place, name = _place_of(each), _variable(each) if each.how == "cell" else each.key
+        if place is not None and type(each.before) not in NUMBERS:
+            yield from _entries_counted(each.name, place.now, names)
+        elif place is not None and type(name) is str and name in names:
             yield Change(place, None, rebound=True), 0
-        elif own_kind(now) is dict and plain(now):
-            for key, item in own_items(now):
-                if type(item) in NUMBERS and type(key) is str and key in names:
-                    inner = Entry(each.name, now, key, item)
-                    yield Change(inner, None, rebound=True), 0
+
+
+def _entries_counted(
+    name: str, item: object, names: Container[object]
+) -> Iterator[tuple[Change, int]]:
+    """The numbers in a dict of plain data, under such keys."""
+    if own_kind(item) is dict:
+        found = [(key, number) for key, number in own_items(item) if type(number) in NUMBERS]
+        found = [(key, number) for key, number in found if type(key) is str and key in names]
+        for key, number in found if found and plain(item) else ():
+            yield Change(Entry(name, item, key, number), None, rebound=True), 0  # type: ignore[arg-type]
 
 
 SCHEDULED: Final = (("initial_lr", "lr"), ("max_momentum", "momentum"), ("max_momentum", "betas"))
