@@ -80,14 +80,14 @@ def may_be_counted(
 
 
 def _entries_counted(
-    name: str, item: object, names: Container[object]
+    name: str, holder: Any, names: Container[object]
 ) -> Iterator[tuple[Change, int]]:
     """The numbers in a dict of plain data, under such keys."""
-    if own_kind(item) is dict:
-        found = [(key, number) for key, number in own_items(item) if type(number) in NUMBERS]
+    if own_kind(holder) is dict:
+        found = [(key, number) for key, number in own_items(holder) if type(number) in NUMBERS]
         found = [(key, number) for key, number in found if type(key) is str and key in names]
-        for key, number in found if found and plain(item) else ():
-            yield Change(Entry(name, item, key, number), None, rebound=True), 0  # type: ignore[arg-type]
+        for key, number in found if found and plain(holder) else ():
+            yield Change(Entry(name, holder, key, number), None, rebound=True), 0
 
 
 SCHEDULED: Final = (("initial_lr", "lr"), ("max_momentum", "momentum"), ("max_momentum", "betas"))
