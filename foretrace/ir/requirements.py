@@ -9,6 +9,7 @@ import sympy
 import torch
 
 from foretrace.errors import FirstCall, Frame, Late
+from foretrace.ir.members import MISSING
 from foretrace.ir.places import Change, OnArguments, State, StateRead
 from foretrace.ir.structure import Handed, Structure
 from foretrace.ir.types import TensorType
@@ -48,6 +49,11 @@ class Held:
     """whether the program itself leaves something else there"""
     at: Frame | Late | None = None
     """the line that does"""
+
+    @property
+    def makes(self) -> bool:
+        """Whether the program finds nothing there, and leaves something: a call finds it once."""
+        return self.left and (self.before is MISSING or self.before is None)
 
 
 @dataclass(slots=True, eq=False)
