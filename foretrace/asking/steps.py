@@ -22,6 +22,7 @@ from foretrace.symbols.casts import bound
 from foretrace.symbols.integers import as_int
 from foretrace.symbols.questions import free_symbols
 from foretrace.tensors.abstract import Abstract
+from foretrace.tensors.admitted import plain_class
 from foretrace.trace.recorder import Recorder
 from foretrace.values.constants import depends_on_inputs
 
@@ -65,7 +66,7 @@ class Steps:
             self._open.enter_context(self._followed)
             self._open.enter_context(bound(
                 self.casts(), int=self._int, float=self._float,
-                min=self._least, max=self._least,
+                min=self._least, max=self._least, type=_type_of,
             ))  # fmt: skip
 
     def __exit__(self, *error: object) -> None:
@@ -99,7 +100,9 @@ class Steps:
 
     def _held(self, given: Any) -> Any:
         """The number that a tensor holds; anything else as it is."""
-        if not isinstance(given, Abstract) or not torch_api.is_active(self.recorder):
+        reached = isinstance(given, torch.Tensor) and plain_class(type(given))
+        known = isinstance(given, Abstract) or reached
+        if not known or not torch_api.is_active(self.recorder):
             return given
         return given if given.dtype.is_complex or given.dtype is torch.bool else given.item()
 
@@ -222,6 +225,14 @@ class Steps:
         dtype = torch.int64 if _whole(number) else torch.float64
         kind = {"dtype": dtype, "device": torch.device("cpu")}
         return self.recorder.made(aten.scalar_tensor.default, number, **kind)
+
+
+def _type_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`type`: of an open number, that of what it stands for."""
+    kind = function(*args, **kwargs)
+    if len(args) != 1 or not issubclass(kind, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return kind
+    return next(each for each in (bool, int, float) if isinstance(args[0], each))
 
 
 def _whole(number: Any) -> bool:

@@ -7,9 +7,10 @@ from typing import Any, TypeAlias
 import sympy
 
 from foretrace.errors import Frame, Late
+from foretrace.ir.places import Change
 from foretrace.ir.plain_data import plain, same
 from foretrace.ir.program import Recorded
-from foretrace.ir.requirements import Change, Held, Requirements
+from foretrace.ir.requirements import Held, Requirements
 from foretrace.symbols.sizes import Guard
 
 Numbered: TypeAlias = dict[sympy.Symbol, sympy.Symbol]

@@ -13,7 +13,7 @@ from foretrace.errors import Refusal
 from foretrace.frames.sources import Asked
 from foretrace.partition.policies import Policy
 from foretrace.pieces.partial import in_pieces
-from foretrace.python_state.counts import Counts
+from foretrace.python_state.counts import Counts, of_optimizer
 from foretrace.python_state.holes import Holes
 from foretrace.recording.capture import Capture
 from foretrace.recording.setup import Branches, check_branches, counting, device_of, set_up
@@ -98,7 +98,8 @@ def captured(
     """
     target = target_of(None, device_of(fn, args, kwargs))
     counts = Counts(opens=branches == "guard")  # two sides leave no state
-    counts.note(counted)
+    counts.note(each for each in counted if of_optimizer(each[0]))
+    counts.guess(each for each in counted if not of_optimizer(each[0]))
 
     def once(path: Path | None) -> Captured:
         def make() -> Capture:
@@ -108,7 +109,7 @@ def captured(
             run.questions.follow(path, run.recorder)
             return run
 
-        return counting(counts, make, fn, args, kwargs)
+        return counting(counts, make, fn, args, kwargs, guesses=True)
 
     return explored(once, branches)
 

@@ -16,8 +16,9 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Subgraph, Tree, Value, target_name
+from foretrace.ir.places import Change, OnData, State
 from foretrace.ir.program import Input, Recorded, Role
-from foretrace.ir.requirements import FIRST_CALL, Change, OnData, State
+from foretrace.ir.requirements import FIRST_CALL
 from foretrace.ir.tree import map_tree
 from foretrace.ir.walk import called_in
 from foretrace.trace.hooks import SAVED

@@ -8,7 +8,7 @@ import sys
 from collections import ChainMap
 from collections.abc import Mapping
 from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -183,6 +183,22 @@ def asking_line() -> Frame | None:
     """The user's line that asks for something; there is none in the command line."""
     at = _asking(sys._getframe(1), PACKAGE_DIR + "cli/")
     return None if at is None else Frame(at.f_code.co_filename, at.f_lineno, at.f_code.co_qualname)
+
+
+CLEARING: Final = tuple(
+    inspect.unwrap(kind.zero_grad).__code__ for kind in (nn.Module, torch.optim.Optimizer)
+)
+"""torch's functions that look at a gradient in order to let it be None, if they are to"""
+
+
+def clears() -> bool:
+    """Whether a gradient is looked at by code that leaves None there, whatever it finds."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None and at.f_code.co_filename.startswith(PACKAGE_DIR):
+        at = at.f_back
+    if at is None or not any(at.f_code is code for code in CLEARING):
+        return False
+    return bool(at.f_locals["set_to_none"])
 
 
 def _asking(at: FrameType | None, end: str) -> FrameType | None:

@@ -13,9 +13,10 @@ from foretrace.guards.conditions import Broken, Conditions, tell_lines
 from foretrace.guards.guard import shown, telling
 from foretrace.guards.tensors import TensorFacts, one_tensor
 from foretrace.ir.op import Op
+from foretrace.ir.places import Change, Contents, Entry
 from foretrace.ir.plain_data import same
 from foretrace.ir.program import Recorded
-from foretrace.ir.requirements import FIRST_CALL, Change, Contents, Entry
+from foretrace.ir.requirements import FIRST_CALL
 from foretrace.ir.structure import COPY_ONE, SHARED, shared_in, take_apart
 from foretrace.ir.walk import called_in
 from foretrace.recording.shared_inputs import apart, check_shared_memory

@@ -19,8 +19,9 @@ from foretrace.errors import Frame, Late
 from foretrace.guards.guard import Check, Checks, Of, check_lines, of_answer, telling
 from foretrace.guards.python_state import Facts
 from foretrace.ir.members import MISSING
+from foretrace.ir.places import tensor_of
 from foretrace.ir.program import Input, Recorded
-from foretrace.ir.requirements import Answered, memory_of, one_memory, tensor_of
+from foretrace.ir.requirements import Answered, memory_of, one_memory
 from foretrace.symbols.sizes import MANY, Numbers, Size, put_in, solved
 from foretrace.tensors.layouts import sparse_of
 from foretrace.tensors.wrapped import Holds

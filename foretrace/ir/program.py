@@ -8,15 +8,8 @@ import torch
 
 from foretrace.errors import Frame
 from foretrace.ir.op import Checkpoint, GradientCall, ModuleCall, Op, Tree, Value, ViewStep
-from foretrace.ir.requirements import (
-    Again,
-    Answered,
-    AskedOfNumbers,
-    Requirements,
-    StateRead,
-    memory_of,
-    tensor_of,
-)
+from foretrace.ir.places import StateRead, tensor_of
+from foretrace.ir.requirements import Again, Answered, AskedOfNumbers, Requirements, memory_of
 from foretrace.ir.structure import Structure
 from foretrace.ir.types import TensorType
 from foretrace.ir.walk import Bare, bare_in, bound_inside, called_in, every_op

@@ -2,8 +2,8 @@
 
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.op import Value
+from foretrace.ir.places import OnGradient
 from foretrace.ir.program import Recorded
-from foretrace.ir.requirements import OnGradient
 
 
 def check_gradients_bare(recorded: Recorded) -> None:

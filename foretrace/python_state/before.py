@@ -19,7 +19,7 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.ir.members import CONTENT, attributes_of, own_length, reached, slot_names
-from foretrace.ir.requirements import Change, Entry, Place
+from foretrace.ir.places import Change, Entry, Place
 from foretrace.python_state.casts import CASTS, places_of, uses_of
 from foretrace.python_state.kept import (
     ATOMS,

@@ -1,9 +1,10 @@
-"""Where a program calls `int`, `float`, `min` and `max`: it may call others while it is recorded.
+"""Where a program calls `int`, `float`, `min`, `max`, `type`: it may call others in a recording.
 
 Python makes a number of whatever `float(t)` is given, and a number is fixed; `max` asks which is
-larger, which is a guard. A name of the module's own, which is looked up before Python's, may give
-one that stays open. It is no `float` to `is` and to C, so it is there only where the code of the
-whole module calls it, asks `isinstance`, or writes a type with it.
+larger, which is a guard; the `type` of an open number is none of Python's. A name of the module's
+own, which is looked up before Python's, may give one that stays open. It is no `float` to `is` and
+to C, so it is there only where the code of the whole module calls it, asks `isinstance`, or writes
+a type with it.
 """
 
 import dis
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-CASTS: Final = frozenset({"int", "float", "min", "max"})
+CASTS: Final = frozenset({"int", "float", "min", "max", "type"})
 TESTS: Final = frozenset({"isinstance", "issubclass"})
 BETWEEN: Final = frozenset({"LOAD_GLOBAL", "LOAD_ATTR", "BUILD_TUPLE", "BINARY_OP", "PRECALL"})
 """What may stand between a class and the end of `isinstance(x, (int, torch.Tensor))`"""

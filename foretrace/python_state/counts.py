@@ -4,25 +4,20 @@
 again with a symbol in the place of the number, so that the graph takes the one of its call.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import is_not
 from typing import Any, Final
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
-from foretrace.ir.members import SYMBOLIC
-from foretrace.ir.requirements import (
-    NUMBERS,
-    OPEN,
-    Change,
-    Contents,
-    Entry,
-    Held,
-    Place,
-    StateRead,
-)
+from foretrace.ir.members import SYMBOLIC, own_items, own_kind
+from foretrace.ir.places import NUMBERS, OPEN, Change, Contents, Entry, Place, StateRead
+from foretrace.ir.plain_data import plain
+from foretrace.ir.requirements import Held
 from foretrace.ir.structure import take_apart
 from foretrace.python_state.restoring import Called, told_of
 
@@ -53,13 +48,46 @@ def counted_in(changes: Iterable[Change]) -> Iterator[tuple[Change, int]]:
 def seen_to_differ(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
     """The numbers that a capture has found in groups of optimizers, and that are others now.
 
-    Not elsewhere: a program may ask what type a number is, and an open one is none of Python's.
+    Also elsewhere, but these are guesses (`of_optimizer`).
     """
     for each in held:
-        if isinstance(each, Held) and type(each.holder) is dict and "params" in each.holder:
+        if not isinstance(each, Held):
+            continue
+        in_group = type(each.holder) is dict and "params" in each.holder
+        if in_group or type(each.before) in NUMBERS:
             place = _place_of(each)
             if place is not None:
                 yield from counted_in([Change(place, place.now, rebound=True)])
+
+
+def of_optimizer(change: Change) -> bool:
+    """Whether a place is in a group of an optimizer."""
+    return type(change.place.holder) is dict and "params" in change.place.holder
+
+
+def may_be_counted(
+    held: Iterable[object], names: Container[object]
+) -> Iterator[tuple[Change, int]]:
+    """The numbers at places whose names the code both reads and stores to, in whatever way."""
+    for each in held:
+        if not isinstance(each, Held) or type(each.before) not in (*NUMBERS, dict, OrderedDict):
+            continue
+        place, name = _place_of(each), _variable(each) if each.how == "cell" else each.key
+        if place is not None and type(each.before) not in NUMBERS:
+            yield from _entries_counted(each.name, place.now, names)
+        elif place is not None and type(name) is str and name in names:
+            yield Change(place, None, rebound=True), 0
+
+
+def _entries_counted(
+    name: str, holder: Any, names: Container[object]
+) -> Iterator[tuple[Change, int]]:
+    """The numbers in a dict of plain data, under such keys."""
+    if own_kind(holder) is dict:
+        found = [(key, number) for key, number in own_items(holder) if type(number) in NUMBERS]
+        found = [(key, number) for key, number in found if type(key) is str and key in names]
+        for key, number in found if found and plain(holder) else ():
+            yield Change(Entry(name, holder, key, number), None, rebound=True), 0
 
 
 SCHEDULED: Final = (("initial_lr", "lr"), ("max_momentum", "momentum"), ("max_momentum", "betas"))
@@ -70,11 +98,15 @@ Source: torch/optim/lr_scheduler.py, torch 2.13; of `betas` it is the first.
 
 
 def scheduled(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
-    """The numbers that a schedule outside of the program changes between its calls."""
-    for each in held:
-        if not isinstance(each, Held) or type(each.holder) is not dict:
+    """The numbers that a schedule changes between calls of the program, or on another way."""
+    places = [each for each in held if isinstance(each, Held)]
+    found = (each.before for each in places if isinstance(each.before, LRScheduler))
+    groups = {id(group) for schedule in found for group in schedule.optimizer.param_groups}
+    for each in places:
+        if type(each.holder) is not dict:
             continue
-        if any(mark in each.holder and each.key == key for mark, key in SCHEDULED):
+        marked = any(mark in each.holder and each.key == key for mark, key in SCHEDULED)
+        if marked or (each.key == "lr" and id(each.holder) in groups):
             place = _place_of(each)
             (_, number), *_ = take_apart(each.before)[0] or [("", None)]
             if place is not None and type(number) in NUMBERS:
@@ -89,7 +121,12 @@ def _place_of(held: Held) -> Place | None:
         return Entry(held.name, held.holder, held.key, held.before)  # type: ignore[arg-type]
     if held.how == "item":
         return Entry(held.key, held.holder, held.key, held.before)  # type: ignore[arg-type]
-    return Place(str(held.key or held.name), held.holder, held.before)
+    return Place(str(held.key or _variable(held)), held.holder, held.before)
+
+
+def _variable(held: Held) -> str:
+    """The name of a closure cell, as it is told: `the closed-over best`."""
+    return held.name.rpartition(" ")[2]
 
 
 class Counts:
@@ -105,6 +142,8 @@ class Counts:
         """by holder and key: changes, and which leaves of them are numbers"""
         self._closed: set[Any] = set()
         """what a graph needs the number of"""
+        self._guessed: list[tuple[Change, int]] = []
+        """those of them that no run has left other than they were"""
         self.never = not opens
         """whether all are closed: with one open the program has no graph"""
 
@@ -123,6 +162,19 @@ class Counts:
                 more |= number not in known
                 known.add(number)
         return more
+
+    def guess(self, found: Iterable[tuple[Change, int]]) -> bool:
+        """Take what may be counted with, until it is shown that a graph needs the number."""
+        new = [each for each in found if self.note([each])]
+        self._guessed += new
+        return bool(new)
+
+    def drop_guesses(self) -> bool:
+        """Close them; whether there were any."""
+        dropped, self._guessed = self._guessed, []
+        for change, number in dropped:
+            self.close((change.place, number))
+        return bool(dropped)
 
     def close_all(self) -> None:
         """Leave all of them as they are: with one open the program has no graph."""

@@ -25,17 +25,15 @@ from foretrace.ir.members import (
     own_length,
     reached,
 )
+from foretrace.ir.places import Change, Entry, Place
 from foretrace.ir.plain_data import LARGEST, plain, snapshot
 from foretrace.ir.requirements import (
-    Change,
-    Entry,
     Held,
     HeldLength,
     HeldMembers,
     HeldNames,
     How,
     ModuleState,
-    Place,
     Requirements,
 )
 from foretrace.python_state.outside import Outside, origin_of

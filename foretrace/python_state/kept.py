@@ -18,8 +18,8 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.ir.members import MISSING, held_by
+from foretrace.ir.places import Place
 from foretrace.ir.plain_data import same_state
-from foretrace.ir.requirements import Place
 
 ATOMS = frozenset({
     bool, int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype,

@@ -15,14 +15,8 @@ from foretrace import torch_api
 from foretrace.errors import Late, Refusal
 from foretrace.frames.lines import Lines
 from foretrace.ir.members import own_kind
-from foretrace.ir.requirements import (
-    FIRST_CALL,
-    Change,
-    Contents,
-    Entry,
-    ModuleState,
-    Requirements,
-)
+from foretrace.ir.places import Change, Contents, Entry
+from foretrace.ir.requirements import FIRST_CALL, ModuleState, Requirements
 from foretrace.python_state.before import Before
 from foretrace.python_state.held import REGISTERED as STATE
 from foretrace.python_state.kept import ATOMS, EMPTY, Kept, KeptModule

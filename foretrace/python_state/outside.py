@@ -10,7 +10,7 @@ import gc
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR
 from foretrace.ir.members import MISSING, cell_content, cells_of
-from foretrace.ir.requirements import Change, Place
+from foretrace.ir.places import Change, Place
 from foretrace.mutation.builder import Unwatched, nobody_watches
 from foretrace.python_state.restoring import changes_of
 from foretrace.symbols.casts import Chosen, Like
@@ -30,6 +30,11 @@ GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"
 ANNOTATED = "__annotations__"
 """Where the body of a module or a class, as it is imported, notes its annotations"""
 ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR"})
+COUNTING: Mapping[str, tuple[str, ...]] = types.MappingProxyType({
+    "STORE_ATTR": ("LOAD_ATTR", "LOAD_METHOD"), "STORE_GLOBAL": ("LOAD_GLOBAL", "LOAD_NAME"),
+    "STORE_DEREF": ("LOAD_DEREF",),
+})  # fmt: skip
+"""How code stores to a name, and how it reads the same"""
 LAYERS = tuple(torch_api.TORCH_DIR + room for room in ("nn/", "optim/", "amp/"))
 """Where torch's own Python computes with what objects of the program's hold"""
 BELOW_TORCH = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions")
@@ -52,6 +57,8 @@ class Reads:
     """globals that it may bind"""
     of_modules: tuple[tuple[str, ...], ...]
     """what it may bind in modules: a global, the names from there to a module, and one in that"""
+    counts: frozenset[str]
+    """attributes, globals, cells and keys that it reads and stores to"""
 
 
 Notes = tuple[Callable[[types.FrameType], None], ...]
@@ -89,6 +96,10 @@ class Outside(Unwatched):
         self.places: dict[tuple[int, str], Place] = {}
         self.attributes: set[str] = set()
         """names of attributes that the program's code, or torch's layers, mention"""
+        self.counts: set[str] = set()
+        """names of what the program's code, or torch's layers, read and store to"""
+        self.asks_types = False
+        """whether the program's code names `type`, which is Python's own"""
         self._met: dict[int, Notes] = {}
         """what to do at each call of what ran; by id, as to hash code is to hash its constants"""
         self._codes: list[types.CodeType] = []
@@ -192,10 +203,24 @@ class Outside(Unwatched):
             return self._meet_as(code, ())
         if kind == "layer":
             self.attributes |= reads_of(code).attributes
+            self._note_counts(frame, code)
             return self._meet_as(code, ())
         self._read(code, space, self)
+        self._note_counts(frame, code)
+        named = "type" in reads_of(code).globals
+        self.asks_types |= named and type(space.get("type")) is not Chosen
         free = set(code.co_freevars) - {"__class__"}
         return self._meet_as(code, (self._note_cells,) if free else ())
+
+    def _note_counts(self, frame: types.FrameType, code: types.CodeType) -> None:
+        """What the code counts with, and methods of its object that it names and may call."""
+        reads = reads_of(code)
+        self.counts |= reads.counts
+        if code.co_argcount and code.co_varnames[0] == "self":
+            for base in type(frame.f_locals.get("self")).__mro__:
+                for name in reads.attributes.intersection(vars(base)):
+                    if isinstance(method := vars(base)[name], types.FunctionType):
+                        self.counts |= reads_of(method.__code__).counts
 
     def _read(self, code: types.CodeType, space: dict[str, Any], notes: "Later | Outside") -> None:
         reads = reads_of(code)
@@ -327,7 +352,21 @@ def reads_of(code: types.CodeType) -> Reads:
         | {text for text in texts if text.isidentifier() and not text.startswith("__")},
         frozenset(i.argval for i in found if i.opname == "STORE_GLOBAL"),
         tuple(_stored_through(found)),
+        frozenset(_counted(found)),
     )
+
+
+def _counted(code: list[dis.Instruction]) -> Iterator[str]:
+    """What it both reads and stores to, by name, or under a key that is text."""
+    read = {(each.opname, each.argval) for each in code}
+    for stored, kinds in COUNTING.items():
+        names = {argval for opname, argval in read if opname == stored}
+        yield from (name for name in names if any((kind, name) in read for kind in kinds))
+    names = {each.argval for each in code if type(each.argval) is str}
+    for one, other, third in zip(code, code[1:], code[2:], strict=False):
+        kept = other.opname == "STORE_SUBSCR" or other.opname == third.opname == "COPY"
+        if kept and one.opname == "LOAD_CONST" and one.argval in names:
+            yield one.argval
 
 
 def _stored_through(code: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:

@@ -8,8 +8,8 @@ from typing import Any
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.members import MISSING
+from foretrace.ir.places import Change, Contents, Entry, Place
 from foretrace.ir.plain_data import plain, same
-from foretrace.ir.requirements import Change, Contents, Entry, Place
 from foretrace.python_state.kept import (
     Kept,
     KeptAttributes,

@@ -17,27 +17,29 @@ from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.holding.wrapped import of_the_run
 from foretrace.ir.members import MISSING, own_kind
-from foretrace.ir.plain_data import plain, same
-from foretrace.ir.program import Input, Output, Role
-from foretrace.ir.requirements import (
-    FIRST_CALL,
+from foretrace.ir.places import (
     NUMBERS,
     Change,
     Contents,
     Entry,
-    Held,
-    HeldLength,
-    HeldNames,
     Kept,
     OnArguments,
     OnData,
     OnGradient,
     OnInput,
     Place,
-    Requirements,
     State,
     StateRead,
     content_of,
+)
+from foretrace.ir.plain_data import plain, same
+from foretrace.ir.program import Input, Output, Role
+from foretrace.ir.requirements import (
+    FIRST_CALL,
+    Held,
+    HeldLength,
+    HeldNames,
+    Requirements,
 )
 from foretrace.ir.structure import COPY_ONE, SHARED, Structure, shared_in, take_apart
 from foretrace.python_state.before import Before

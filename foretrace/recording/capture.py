@@ -18,24 +18,15 @@ from foretrace.frames.lines import Lines
 from foretrace.frames.sources import Sources, function_of, names_of
 from foretrace.holding.wrapped import as_program_has, known_as
 from foretrace.ir.op import Value
+from foretrace.ir.places import NUMBERS, Place, StateRead, tensor_of
 from foretrace.ir.program import Input, Role, size_input
-from foretrace.ir.requirements import (
-    NUMBERS,
-    Held,
-    Place,
-    Requirements,
-    StateRead,
-    memory_of,
-    tensor_of,
-)
+from foretrace.ir.requirements import Held, Requirements, memory_of
 from foretrace.ir.structure import take_apart
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import alias_of, part, written
 from foretrace.ops.cache import Cache
 from foretrace.python_state.counts import Counts
-from foretrace.python_state.module_state import (
-    Borrowed,
-)
+from foretrace.python_state.module_state import Borrowed
 from foretrace.python_state.outside import Outside
 from foretrace.recording.gradients import Gradients, RunLeaves
 from foretrace.recording.new_contents import (

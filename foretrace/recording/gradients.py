@@ -16,11 +16,12 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
-from foretrace.frames.sources import asking_line
+from foretrace.frames.sources import asking_line, clears
 from foretrace.holding.wrapped import known_as
 from foretrace.ir.op import Value
+from foretrace.ir.places import Change, OnData, OnGradient
 from foretrace.ir.program import Input
-from foretrace.ir.requirements import Change, OnData, OnGradient, Requirements
+from foretrace.ir.requirements import Requirements
 from foretrace.ir.types import Size, TensorType
 from foretrace.mutation.alias import Alias, alias_of
 from foretrace.mutation.in_place import take_memory
@@ -119,6 +120,9 @@ class Gradients:
         if index in self.bound:
             return self.bound[index]
         if index in self.cleared or not (real.is_leaf or real.retains_grad):
+            return None
+        if index not in self.found and clears():  # what was there is no matter
+            self.cleared[index] = None
             return None
         grad = torch_api.attribute_of(real, "grad")
         if grad is None:

@@ -12,13 +12,9 @@ from foretrace.frames.sources import place_of
 from foretrace.history.stale import overwritten_in
 from foretrace.holding.wrapped import check_unwritten
 from foretrace.ir.op import values_in
+from foretrace.ir.places import Change, Contents, OnArguments
 from foretrace.ir.program import Mutation, Output, Recorded, Role
-from foretrace.ir.requirements import (
-    Change,
-    Contents,
-    OnArguments,
-    Requirements,
-)
+from foretrace.ir.requirements import Requirements
 from foretrace.ir.structure import Structure, handed_back, named_arguments, take_apart
 from foretrace.mutation.made_leaves import check_parted
 from foretrace.ops.cache import ONE_AT_A_TIME

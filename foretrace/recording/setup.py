@@ -10,9 +10,9 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
 from foretrace.frames.sources import Sources
-from foretrace.ir.program import Target
+from foretrace.ir.program import Recorded, Target
 from foretrace.ir.structure import take_apart
-from foretrace.python_state.counts import Counts
+from foretrace.python_state.counts import Counts, may_be_counted
 from foretrace.recording.capture import Capture
 from foretrace.recording.record import record
 from foretrace.rules.norms import NORM_RULES
@@ -84,7 +84,7 @@ def warmed(
 
 def counting(
     counts: Counts, make: Callable[[], Capture], fn: Any, args: Sequence[Any],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, Any], *, guesses: bool = False,
 ) -> Captured:  # fmt: skip
     """Record a program; once more, where it has left other numbers, with these open.
 
@@ -94,6 +94,7 @@ def counting(
         fn: the program.
         args: its positional arguments.
         kwargs: its keyword arguments.
+        guesses: whether numbers are open, too, that the code may count with on another way.
 
     Raises:
         Refusal: as for a run.
@@ -109,13 +110,29 @@ def counting(
         if shares and not together:
             together = True
             continue
+        if (attempt.error is not None or asks_types(run)) and counts.drop_guesses():
+            continue
         if done is None:
             raise attempt.error or AssertionError("a run gives a record, or is refused")
         if attempt.error is not None:  # with the numbers open it has no graph
             counts.close_all()
             return done
-        if not (counts.note(done.recorded.requires.counted) or run.close_fixed()):
+        more = _noted(counts, run, done.recorded, guesses=guesses)
+        if not (more or run.close_fixed()):
             return done
+
+
+def _noted(counts: Counts, run: Capture, recorded: Recorded, *, guesses: bool) -> bool:
+    """Whether a run has shown more numbers that the program counts with, or may."""
+    more = counts.note(recorded.requires.counted)
+    if guesses and run.outside is not None and not asks_types(run):
+        more |= counts.guess(may_be_counted(recorded.requires.held, run.outside.counts))
+    return more
+
+
+def asks_types(run: Capture) -> bool:
+    """Whether the program may ask of what type a number is, as an open one is none of Python's."""
+    return run.outside is not None and run.outside.asks_types
 
 
 def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:

@@ -20,7 +20,7 @@ from foretrace.frames.sources import asking_line, function_of
 from foretrace.holding.wrapped import known_as
 from foretrace.ir.members import cell_content, cells_of, held_by
 from foretrace.ir.op import Checkpoint
-from foretrace.ir.requirements import Place
+from foretrace.ir.places import Place
 from foretrace.mutation.made_leaves import value_of
 from foretrace.python_state.module_state import scripted
 from foretrace.python_state.switches import unswitched

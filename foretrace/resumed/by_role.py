@@ -9,8 +9,8 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.ir.members import MISSING
+from foretrace.ir.places import StateRead, tensor_of
 from foretrace.ir.program import Input
-from foretrace.ir.requirements import StateRead, tensor_of
 from foretrace.ir.structure import LEAF, take_apart
 from foretrace.ir.types import TensorType
 from foretrace.resumed.objects import other_state, shown

@@ -13,8 +13,9 @@ from typing import Any, Final
 import torch
 
 from foretrace.ir.members import attributes_of
+from foretrace.ir.places import Contents, Place
 from foretrace.ir.program import Recorded
-from foretrace.ir.requirements import Contents, Held, HeldLength, HeldNames, Place
+from foretrace.ir.requirements import Held, HeldLength, HeldNames
 from foretrace.resumed.objects import Named, class_of
 
 KINDS: Mapping[str, type[Any]] = MappingProxyType({

@@ -14,8 +14,8 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.ir.members import MISSING
+from foretrace.ir.places import CONTENTS
 from foretrace.ir.plain_data import plain, same, snapshot
-from foretrace.ir.requirements import CONTENTS
 from foretrace.ir.structure import take_apart
 
 CONTAINERS = (dict, list)

@@ -9,16 +9,12 @@ import torch
 
 from foretrace.errors import Frame
 from foretrace.ir.members import MISSING
-from foretrace.ir.program import Recorded
-from foretrace.ir.requirements import (
+from foretrace.ir.places import (
     CONTENTS,
     OPEN,
     Change,
     Contents,
     Entry,
-    Held,
-    HeldLength,
-    HeldNames,
     Kept,
     OnArguments,
     Place,
@@ -26,6 +22,8 @@ from foretrace.ir.requirements import (
     StateRead,
     content_of,
 )
+from foretrace.ir.program import Recorded
+from foretrace.ir.requirements import Held, HeldLength, HeldNames
 from foretrace.ir.structure import LEAF, Structure
 from foretrace.resumed.holders import KINDS
 from foretrace.resumed.objects import LoadedObject, LoadedOptimizer, Named, Places, Trained

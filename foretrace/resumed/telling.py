@@ -13,13 +13,10 @@ import torch
 
 from foretrace.errors import Attempt, Refusal, line_of
 from foretrace.ir.members import MISSING
-from foretrace.ir.program import Input, Recorded
-from foretrace.ir.requirements import (
+from foretrace.ir.places import (
     OPEN,
     Change,
     Contents,
-    Held,
-    HeldLength,
     OnArguments,
     OnGradient,
     OnInput,
@@ -28,6 +25,8 @@ from foretrace.ir.requirements import (
     StateRead,
     content_of,
 )
+from foretrace.ir.program import Input, Recorded
+from foretrace.ir.requirements import Held, HeldLength
 from foretrace.ir.structure import LEAF, take_apart
 from foretrace.records.encode import Encoder
 from foretrace.resumed.holders import KINDS, Holders, Spot

@@ -7,9 +7,10 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Value
+from foretrace.ir.places import OPEN, OnData, State, StateRead
 from foretrace.ir.plain_data import plain, same
 from foretrace.ir.program import Input, Recorded
-from foretrace.ir.requirements import FIRST_CALL, OPEN, HeldNames, OnData, State, StateRead
+from foretrace.ir.requirements import FIRST_CALL, HeldNames
 from foretrace.ir.structure import LIVE
 
 RETURNED = "take it as an argument and return it, or register it as a buffer"

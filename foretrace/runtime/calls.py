@@ -16,8 +16,8 @@ from foretrace.frames.sources import asking_line
 from foretrace.guards.calls import CallGuards, number
 from foretrace.guards.small import SmallSizes
 from foretrace.ir.op import Value, ViewStep
+from foretrace.ir.places import put_all
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded
-from foretrace.ir.requirements import put_all
 from foretrace.ir.structure import hand_back
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import Arrived

@@ -16,7 +16,7 @@ from foretrace.frames.sources import Asked
 from foretrace.guards.calls import refusal_of
 from foretrace.guards.conditions import Broken
 from foretrace.guards.entry import MISS, Entry
-from foretrace.ir.requirements import Answered, AskedOfNumbers
+from foretrace.ir.requirements import FIRST_CALL, Answered, AskedOfNumbers, Held
 from foretrace.targets.semantics import Captured
 
 MANY = 8
@@ -214,6 +214,7 @@ class Compiled:
         self._check_count(broken, args, kwargs)
         start = time.perf_counter()
         captured = self._capture(self.fn, args, kwargs)
+        self._check_later(captured)
         entry = self._build(captured, args, kwargs)
         if broken:
             self._note(broken, time.perf_counter() - start)
@@ -236,6 +237,22 @@ class Compiled:
         self, broken: list[Broken], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Refuse one more capture, where there are too many: of a program there are not."""
+
+    def _check_later(self, captured: Captured) -> None:
+        """Refuse a capture that only this call can use, as a first call may be.
+
+        Raises:
+            Refusal: it finds nothing where it leaves something; such a line is told once.
+        """
+        requires = captured.recorded.requires
+        first = next((h for h in requires.held if isinstance(h, Held) and h.makes), None)
+        if first is not None and self._again is not None:
+            refusal = Refusal(
+                f"the call makes {first.name}, which later ones find", kind="first call",
+                at=line_of(first.at) or requires.defined, do=FIRST_CALL,
+            )  # fmt: skip
+            if self._may_be_first(refusal):
+                raise refusal
 
     def _check_answers(self, broken: list[Broken]) -> None:
         """Refuse one more capture for answers alone, where there are many.

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.requirements import Change
+from foretrace.ir.places import Change
 from foretrace.ir.structure import named_arguments
-from foretrace.python_state.counts import seen_to_differ
+from foretrace.python_state.counts import of_optimizer, seen_to_differ
 from foretrace.symbols.shapes import FREE, Asked
 from foretrace.targets.semantics import Captured
 
@@ -43,7 +43,10 @@ class Varying:
         """Capture for one call; a program that has no graph with open sizes gets them fixed."""
         self._counted += seen_to_differ(self._held)
         captured = self._at_sizes(fn, args, kwargs)
-        self._held = [*captured.recorded.requires.held]
+        requires = captured.recorded.requires
+        self._held = [*requires.held]
+        changed = (each for each in requires.counted if not isinstance(each, str))
+        self._counted += [each for each in changed if of_optimizer(each[0])]
         return captured
 
     def _at_sizes(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:

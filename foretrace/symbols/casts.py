@@ -1,4 +1,4 @@
-"""`int`, `float`, `min` and `max` as a program calls them in a run: an open number stays open."""
+"""`int`, `float`, `min`, `max`, `type` as programs call them, of open numbers, too."""
 
 import builtins
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ def bound(
         for space, name in places:
             if name not in made:
                 kind = vars(builtins)[name]
-                like = _like if isinstance(kind, type) else Chosen
+                like = _like if isinstance(kind, type) and kind is not type else Chosen
                 made[name] = like(kind, reads[name])
             space[name] = made[name]
             put.append((space, name))
@@ -52,6 +52,15 @@ class Chosen:
 
     def __hash__(self) -> int:
         return hash(self.function)
+
+    def __instancecheck__(self, item: Any) -> bool:
+        return isinstance(item, self.function)  # type: ignore[arg-type]
+
+    def __subclasscheck__(self, other: type) -> bool:
+        return issubclass(other, self.function)  # type: ignore[arg-type]
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.function[item]  # type: ignore[index]
 
 
 class Like(type):

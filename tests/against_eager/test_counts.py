@@ -1,8 +1,10 @@
 """Numbers that a program counts with: open inputs, written back as eager does."""
 
 import copy
+import importlib.util
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -250,3 +252,80 @@ def test_another_type_is_captured_again() -> None:
             same(compiled(x), eager(x), "result")
             assert (ours.step, type(ours.step)) == (eager.step, type(eager.step))
     assert len(compiled.recaptures) <= 2
+
+
+class Scaled:
+    """It is halved where the data says so, and tells how often that was."""
+
+    def __init__(self) -> None:
+        self.scale, self.seen = 64.0, {"skipped": 0, "of": 7}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.isfinite().all():
+            return x * self.scale + self.seen["of"]
+        self._halve()
+        self.seen["skipped"] += 1
+        return x.nan_to_num() * self.seen["skipped"]
+
+    def _halve(self) -> None:
+        self.scale /= 2
+
+
+class OfItsType(Scaled):
+    """It asks what a number is."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) * (2 if type(self.scale) is float else 3)
+
+
+@pytest.mark.parametrize(("kind", "captures"), [(Scaled, 2), (OfItsType, 2)])
+def test_a_number_that_another_way_changes_is_open(kind: type, captures: int) -> None:
+    """A capture for each way, of which only one leaves another number."""
+    eager, own = kind(), kind()
+    compiled = foretrace.compile(own, fullgraph=True)
+    for index in range(9):
+        x = torch.arange(3.0) if index % 3 else torch.tensor([1.0, math.inf, 2.0])
+        assert torch.equal(compiled(x), eager(x))
+    assert (own.scale, own.seen) == (eager.scale, eager.seen)
+    assert len(compiled._entries) == captures, compiled.recaptures
+
+
+def test_a_number_is_no_guess_where_nobody_can_tell_its_type(tmp_path: Path) -> None:
+    """`type` is Python's own in a module that hands it on."""
+    (tmp_path / "handing_on.py").write_text(
+        "def kinds(items):\n    return [*map(type, items)]\n\n\n"
+        "class Doubling:\n"
+        "    def __init__(self):\n        self.scale = 1.0\n\n"
+        "    def __call__(self, x, more):\n"
+        "        if more:\n            self.scale *= 2\n            return x\n"
+        "        return x * (self.scale if type(self.scale) is float else 0)\n"
+    )
+    spec = importlib.util.spec_from_file_location("handing_on", tmp_path / "handing_on.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    eager, compiled = module.Doubling(), foretrace.compile(module.Doubling(), fullgraph=True)
+    for index in range(6):
+        x = torch.arange(3.0)
+        assert torch.equal(compiled(x, index % 2 == 1), eager(x, index % 2 == 1))
+
+
+def test_a_number_that_others_change_is_opened() -> None:
+    """As a size is that differs; one that the program needs stays what it is."""
+
+    class Windowed:
+        window, factor, times = 2, 0.5, 1
+
+        def __call__(self, x: Tensor) -> Tensor:
+            for _ in range(self.times):
+                x = x + 1
+            return x[: self.window] * self.factor
+
+    own = Windowed()
+    own.window, own.factor, own.times = 2, 0.5, 1
+    compiled = foretrace.compile(own, fullgraph=True)
+    for index in range(6):
+        own.window, own.factor, own.times = 2 + index, 0.5 / (1 + index), 1 + index // 4
+        x = torch.arange(8.0)
+        assert torch.equal(compiled(x), own(x))
+    assert len(compiled._entries) == 3, compiled.recaptures

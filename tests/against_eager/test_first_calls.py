@@ -165,3 +165,36 @@ def test_what_each_call_does_is_refused() -> None:
     with pytest.raises(foretrace.Refusal, match="registers"):
         compiled(torch.ones(3))
     assert len([*module.buffers()]) == 1
+
+
+class Keeps(nn.Module):
+    """A state that is there from its first call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.hidden = nn.Linear(4, 4), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.zeros(4) if self.hidden is None else self.hidden
+        self.hidden = torch.tanh(self.inner(x).sum(0) + hidden).detach()
+        return self.hidden.sum()
+
+
+def test_a_call_that_makes_what_later_ones_find_is_not_captured() -> None:
+    """Nor made into a graph; the line does it again where the state is dropped: captured then."""
+    graphs = list[Any]()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    net = Keeps()
+    eager, compiled = copy.deepcopy(net), foretrace.compile(net, backend=backend, fullgraph=True)
+    for index, captures in enumerate((0, 1, 1, 2, 2)):
+        if index == 3:
+            net.hidden = eager.hidden = None
+        x = torch.randn(2, 4)
+        with torch.no_grad():
+            assert torch.equal(compiled(x), eager(x))
+        assert torch.equal(net.hidden, eager.hidden)
+        assert len(compiled.compiled._entries) == len(graphs) == captures

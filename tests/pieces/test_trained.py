@@ -141,4 +141,4 @@ def test_whole_steps(
     for number, pair in enumerate(zip(expected, found, strict=True)):
         assert not list(differences(*pair, f"step {number}"))
     assert len(told(caught)) == 1
-    assert tried.count(step) <= 2
+    assert tried.count(step) <= 3  # one that makes the state of the optimizer among them

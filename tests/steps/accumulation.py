@@ -126,7 +126,7 @@ def four_micro_batches_in_a_step() -> Loop:
     return Loop(train, labelled, model=model, optimizer=optimizer)
 
 
-@step(captures=4)
+@step()
 def four_micro_batches_by_a_counter() -> Loop:
     class Trainer:
         def __init__(self) -> None:
@@ -147,7 +147,7 @@ def four_micro_batches_by_a_counter() -> Loop:
     return Loop(trainer.__call__, labelled, trainer=trainer)
 
 
-@step(captures=3)
+@step()
 def accumulated_as_an_argument_says() -> Loop:
     model = mlp()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -368,7 +368,7 @@ def frozen_body() -> Loop:
     return Loop(train, labelled, model=model, optimizer=optimizer)
 
 
-@step(captures=4)
+@step()
 def body_is_thawed_from_the_fifth_batch_on() -> Loop:
     model = mlp()
     model[0].requires_grad_(requires_grad=False)

@@ -153,7 +153,7 @@ def proximal_policy_in_epochs() -> Loop:
     return Loop(train, acted, actor=actor, optimizer=optimizer)
 
 
-@step(captures=3)
+@step()
 def q_learning_with_a_target_network() -> Loop:
     class Agent:
         def __init__(self) -> None:

@@ -266,7 +266,7 @@ class Lookahead:
         self.base.zero_grad()
 
 
-@step(captures=3)
+@step()
 def lookahead() -> Loop:
     model = mlp()
     optimizer = Lookahead(Adam(model.parameters(), lr=0.01))
@@ -281,7 +281,7 @@ def lookahead() -> Loop:
     return Loop(train, labelled, model=model, optimizer=optimizer)
 
 
-@step(captures=3)
+@step()
 def lookahead_with_state_in_a_defaultdict() -> Loop:
     model = mlp()
     base = SGD(model.parameters(), lr=0.1)
@@ -341,7 +341,7 @@ def weights_are_kept_on_a_sphere() -> Loop:
     return Loop(train, labelled, model=model, optimizer=optimizer)
 
 
-@step(captures=3)
+@step()
 def warm_restarts_of_momentum() -> Loop:
     """Momentum is thrown away every fourth step."""
     model = mlp()

@@ -495,7 +495,7 @@ def keys_of_several_parts() -> Loop:
     return Loop(train, targets, model=model)
 
 
-@step(captures=4)
+@step()
 def a_weight_is_another_from_the_fifth_batch_on() -> Loop:
     """The list goes on with the old one."""
     model = mlp(out=1)
@@ -518,7 +518,7 @@ def a_weight_is_another_from_the_fifth_batch_on() -> Loop:
     return Loop(train, batch, model=model, held=held)
 
 
-@step(captures=3)
+@step()
 def the_set_is_another_from_the_fifth_batch_on() -> Loop:
     model = mlp(out=1)
     chosen = {model[2].weight}

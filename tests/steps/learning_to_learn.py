@@ -179,7 +179,7 @@ def forces_are_derivatives_of_an_energy() -> Loop:
 # ---------------------------------------------------------------------------------- several tasks
 
 
-@step(captures=3)
+@step()
 def conflicting_gradients_are_projected() -> Loop:
     """PCGrad: where two disagree, each loses what goes against the other."""
     body, first, second = nn.Linear(D, 6), nn.Linear(6, K), nn.Linear(6, 1)

@@ -65,12 +65,6 @@ SETTINGS: list[tuple[str, type[Optimizer], dict[str, Any]]] = [
     ("adafactor", Adafactor, {"lr": 0.01}),
     ("adafactor_foreach", Adafactor, {"lr": 0.01, "foreach": True, "weight_decay": 0.1}),
 ]  # fmt: skip
-EXPECTED: dict[str, dict[str, Any]] = {
-    "radam": {"captures": 3},  # the fifth step rectifies
-    "radam_foreach_decoupled": {"captures": 3},
-    "asgd": {"captures": 4},  # it averages from the third step on
-}
-"""By name, what is not as usual"""
 
 
 def classifier(kind: type[Optimizer], options: dict[str, Any]) -> Loop:
@@ -89,8 +83,7 @@ def classifier(kind: type[Optimizer], options: dict[str, Any]) -> Loop:
 
 
 for _name, _kind, _options in SETTINGS:
-    add(f"optimizer_{_name}", __name__, partial(classifier, _kind, _options),
-        **EXPECTED.get(_name, {}))  # fmt: skip
+    add(f"optimizer_{_name}", __name__, partial(classifier, _kind, _options))
 
 
 @step()
@@ -111,7 +104,7 @@ def muon_for_matrices_adamw_for_the_rest() -> Loop:
     return Loop(train, labelled, model=model, muon=muon, adamw=adamw)
 
 
-@step(captures=10)
+@step()
 def lbfgs_with_a_closure() -> Loop:
     """Its lists grow with each step, and each length is a capture (decision 039)."""
     model = nn.Linear(6, 1)

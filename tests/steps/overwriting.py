@@ -111,7 +111,7 @@ def gradients_are_changed_and_kept() -> Loop:
     return Loop(train, labelled, model=model, kept=kept)
 
 
-@step(captures=4)
+@step()
 def asks_after_it_has_written() -> Loop:
     """Both answers come, and the state is that of one step each time."""
     model = mlp()

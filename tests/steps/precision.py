@@ -135,7 +135,7 @@ def a_scaler_that_never_skips() -> Loop:
     return scaled(overflows=False)
 
 
-@step(captures=3)
+@step()
 def a_scaler_that_skips_two_steps() -> Loop:
     return scaled(overflows=True)
 
@@ -145,7 +145,7 @@ def a_scaler_that_grows() -> Loop:
     return scaled(overflows=False, growth=3)
 
 
-@step(captures=3)
+@step()
 def a_scaler_and_clipping() -> Loop:
     return scaled(overflows=True, clips=True)
 
@@ -170,7 +170,7 @@ def a_scaler_with_two_optimizers() -> Loop:
     return Loop(train, labelled, body=body, head=head, optimizers=optimizers, scaler=scaler)
 
 
-@step(captures=5)
+@step()
 def loss_scaling_by_hand() -> Loop:
     """Halved after an overflow, and no step; the answer is a question of data."""
 

@@ -19,22 +19,19 @@ class Step:
     name: str
     section: str
     build: Build
-    captures: int = 2  # at most
     first_calls: int = 1  # at most: calls that run as Python, as they make what later ones find
     breaks: tuple[str, ...] = ()  # where no single graph holds it: kinds of the refusals
 
 
 def step(
     *,
-    captures: int = 2,
     first_calls: int = 1,
     breaks: tuple[str, ...] = (),
 ) -> Callable[[Build], Build]:
     """Register what makes a loop; `add` for one of a family."""
 
     def put(build: Build) -> Build:
-        add(build.__name__, build.__module__, build, captures=captures, first_calls=first_calls,
-            breaks=breaks)  # fmt: skip
+        add(build.__name__, build.__module__, build, first_calls=first_calls, breaks=breaks)
         return build
 
     return put

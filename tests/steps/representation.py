@@ -238,7 +238,7 @@ class Bank(nn.Module):
         self.place[0] = (place + len(keys)) % self.size
 
 
-@step(captures=5)
+@step()
 def moco_with_a_queue() -> Loop:
     model = Bank()
     optimizer = SGD(model.query.parameters(), lr=0.1)
@@ -278,7 +278,7 @@ def a_memory_bank_by_index() -> Loop:
     return Loop(train, batch, model=model, bank=bank, optimizer=optimizer)
 
 
-@step(captures=4)
+@step()
 def negatives_from_a_deque_of_batches() -> Loop:
     model = mlp(out=4)
     kept: deque[Tensor] = deque(maxlen=3)

@@ -34,12 +34,6 @@ SCHEDULES: dict[str, Scheduling] = {
         [schedule.ConstantLR(o, total_iters=3), schedule.ExponentialLR(o, 0.9)]
     ),
 }
-INSIDE: dict[str, int] = {
-    "step_lr": 3, "multi_step": 4, "constant": 3, "linear": 3, "polynomial": 3,
-    "cosine_restarts": 3, "warm_up_then_cosine": 3, "one_cycle": 3, "cyclic": 3,
-    "sequential": 5, "chained": 3,
-}  # fmt: skip
-"""By name, the captures of those that go another way in some epochs; or that look the epoch up"""
 
 
 def warm_up_then_cosine(epoch: int) -> float:
@@ -73,10 +67,8 @@ def scheduled(make: Scheduling, *, inside: bool) -> Loop:
 
 
 for _name, _make in SCHEDULES.items():
-    add(f"{_name}_in_the_step", __name__, partial(scheduled, _make, inside=True),
-        captures=INSIDE.get(_name, 2))  # fmt: skip
-    add(f"{_name}_after_the_step", __name__, partial(scheduled, _make, inside=False),
-        captures=2)  # fmt: skip
+    add(f"{_name}_in_the_step", __name__, partial(scheduled, _make, inside=True))
+    add(f"{_name}_after_the_step", __name__, partial(scheduled, _make, inside=False))
 
 
 FUSED: dict[str, Callable[[Any], Optimizer]] = {
@@ -109,10 +101,10 @@ def fused(make: Callable[[Any], Optimizer]) -> Loop:
 
 
 for _name, _kind in FUSED.items():
-    add(f"fused_{_name}_under_a_schedule", __name__, partial(fused, _kind), captures=2)
+    add(f"fused_{_name}_under_a_schedule", __name__, partial(fused, _kind))
 
 
-@step(captures=3)
+@step()
 def reduced_on_a_plateau_after_the_step() -> Loop:
     model = mlp(out=1)
     optimizer = SGD(model.parameters(), lr=0.5)
@@ -139,7 +131,7 @@ def reduced_on_a_plateau_after_the_step() -> Loop:
     return Loop(after, batch, model=model, optimizer=optimizer, scheduler=scheduler, losses=losses)
 
 
-@step(captures=8)
+@step()
 def reduced_on_a_plateau_in_the_step() -> Loop:
     """Better or not, reduced or not; and each number that it keeps is found to change."""
     model = mlp(out=1)
@@ -219,7 +211,7 @@ def rates_that_decay_layer_by_layer() -> Loop:
     return Loop(train, targets, model=model, optimizer=optimizer, scheduler=scheduler)
 
 
-@step(captures=4)
+@step()
 def a_group_is_added_later() -> Loop:
     """The head alone at first, the body from the fifth batch on; added outside of the step."""
     model = mlp()

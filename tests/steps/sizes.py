@@ -16,7 +16,7 @@ def shrinking(index: int) -> tuple[Tensor, Tensor]:
     return x[:rows], y[:rows]
 
 
-@step(captures=3)
+@step()
 def a_last_batch_that_is_smaller() -> Loop:
     model = mlp()
     optimizer = AdamW(model.parameters(), lr=0.01)
@@ -31,7 +31,7 @@ def a_last_batch_that_is_smaller() -> Loop:
     return Loop(train, shrinking, model=model, optimizer=optimizer)
 
 
-@step(captures=3)
+@step()
 def a_last_batch_that_is_smaller_with_batch_norm() -> Loop:
     model = nn.Sequential(nn.Linear(D, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, K))
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -46,7 +46,7 @@ def a_last_batch_that_is_smaller_with_batch_norm() -> Loop:
     return Loop(train, shrinking, model=model, optimizer=optimizer)
 
 
-@step(captures=3)
+@step()
 def sentences_of_another_length_each_time() -> Loop:
     embed, attend, out = nn.Embedding(11, 8), nn.MultiheadAttention(8, 2), nn.Linear(8, 11)
     params = [*embed.parameters(), *attend.parameters(), *out.parameters()]
@@ -67,7 +67,7 @@ def sentences_of_another_length_each_time() -> Loop:
     return Loop(train, batch, embed=embed, attend=attend, out=out, optimizer=optimizer)
 
 
-@step(captures=3)
+@step()
 def images_of_several_sizes() -> Loop:
     model = nn.Sequential(
         nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
@@ -133,7 +133,7 @@ def packed_sentences() -> Loop:
     return Loop(train, batch, embed=embed, rnn=rnn, out=out, optimizer=optimizer)
 
 
-@step(captures=4)
+@step()
 def a_window_that_grows_by_a_counter() -> Loop:
     class Trainer:
         def __init__(self) -> None:
@@ -159,7 +159,7 @@ def a_window_that_grows_by_a_counter() -> Loop:
     return Loop(trainer.train, batch, trainer=trainer)
 
 
-@step(captures=3)
+@step()
 def trained_and_judged_by_turns() -> Loop:
     """The mode of the model says what is done."""
     model = nn.Sequential(nn.Linear(D, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, K))
@@ -182,7 +182,7 @@ def trained_and_judged_by_turns() -> Loop:
     return Loop(step_of, batch, model=model, optimizer=optimizer)
 
 
-@step(captures=4)
+@step()
 def one_of_two_heads_by_turns() -> Loop:
     """The other one's gradient is None, or what it was."""
     body, heads = nn.Linear(D, 6), nn.ModuleDict({"a": nn.Linear(6, K), "b": nn.Linear(6, K)})
@@ -201,7 +201,7 @@ def one_of_two_heads_by_turns() -> Loop:
     return Loop(train, batch, body=body, heads=heads, optimizer=optimizer)
 
 
-@step(captures=6)
+@step()
 def a_layer_is_left_out_at_random() -> Loop:
     model = nn.ModuleList([nn.Linear(D, D) for _ in range(2)])
     head = nn.Linear(D, K)
@@ -220,7 +220,7 @@ def a_layer_is_left_out_at_random() -> Loop:
     return Loop(train, labelled, model=model, head=head, optimizer=optimizer)
 
 
-@step(captures=7)
+@step()
 def a_batch_that_is_not_finite_is_left_out() -> Loop:
     model = mlp(out=1)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -243,7 +243,7 @@ def a_batch_that_is_not_finite_is_left_out() -> Loop:
     return Loop(train, batch, model=model, optimizer=optimizer, counts=counts)
 
 
-@step(captures=3)
+@step()
 def double_batches_come_later() -> Loop:
     """Another dtype from the fifth batch on; the model takes both."""
     model = mlp(out=1)
@@ -263,7 +263,7 @@ def double_batches_come_later() -> Loop:
     return Loop(train, batch, model=model, optimizer=optimizer)
 
 
-@step(captures=3)
+@step()
 def weights_are_loaded_between_steps() -> Loop:
     model = mlp()
     optimizer = Adam(model.parameters(), lr=0.01)
@@ -286,7 +286,7 @@ def weights_are_loaded_between_steps() -> Loop:
     return Loop(train, batch, model=model, optimizer=optimizer)
 
 
-@step(captures=4)
+@step()
 def a_head_is_replaced_between_steps() -> Loop:
     model = mlp()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -307,7 +307,7 @@ def a_head_is_replaced_between_steps() -> Loop:
     return Loop(train, batch, model=model, optimizer=optimizer)
 
 
-@step(captures=4)
+@step()
 def a_last_batch_of_one_row() -> Loop:
     model = mlp(out=1)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -327,7 +327,7 @@ def a_last_batch_of_one_row() -> Loop:
     return Loop(train, batch, model=model, optimizer=optimizer)
 
 
-@step(captures=4)
+@step()
 def a_penalty_on_batches_of_several_sizes() -> Loop:
     model = mlp(out=1)
     optimizer = Adam(model.parameters(), lr=0.01)

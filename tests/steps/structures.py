@@ -60,7 +60,7 @@ def experts_with_a_router() -> Loop:
     return minimised(loss, optimizer, targets, router=router, experts=experts)
 
 
-@step(captures=3)
+@step()
 def experts_that_get_only_their_rows() -> Loop:
     router, experts = nn.Linear(D, 2), nn.ModuleList([nn.Linear(D, 1) for _ in range(2)])
 

@@ -35,7 +35,7 @@ def a_method_that_counts() -> Loop:
     return Loop(trainer.train_step, labelled, trainer=trainer)
 
 
-@step(captures=10)
+@step()
 def losses_are_logged_in_a_list() -> Loop:
     """One capture for each length of the list (decision 039)."""
     model = mlp()
@@ -52,7 +52,7 @@ def losses_are_logged_in_a_list() -> Loop:
     return Loop(train, labelled, model=model, optimizer=optimizer, log=log)
 
 
-@step(captures=10)
+@step()
 def losses_are_logged_by_name() -> Loop:
     model = mlp(out=1)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -71,7 +71,7 @@ def losses_are_logged_by_name() -> Loop:
     return Loop(train, targets, model=model, optimizer=optimizer, history=history)
 
 
-@step(captures=4)
+@step()
 def the_last_three_losses() -> Loop:
     model = mlp()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -115,7 +115,7 @@ def a_running_mean_of_the_loss() -> Loop:
     return Loop(train, labelled, model=model, optimizer=optimizer, meter=meter)
 
 
-@step(captures=4)
+@step()
 def stops_early_by_patience() -> Loop:
     @dataclass
     class Stopping:
@@ -144,7 +144,7 @@ def stops_early_by_patience() -> Loop:
     return Loop(train, targets, model=model, optimizer=optimizer, stopping=stopping)
 
 
-@step(captures=4)
+@step()
 def the_best_weights_are_kept() -> Loop:
     model = mlp(out=1)
     optimizer = SGD(model.parameters(), lr=0.1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import foretrace
-from foretrace.ir.requirements import OnGradient, State
+from foretrace.ir.places import OnGradient, State
 from foretrace.loaded import Loaded
 from foretrace.program import Program
 from tests.support.bits import differences

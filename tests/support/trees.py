@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 import torch
 from expecttest import assert_expected_inline
 
-from foretrace.ir.notation import read, write
 from foretrace.ir.op import Op, Value
 from foretrace.ir.program import Graph, Input, Mutation, Output, Recorded, Role
 from foretrace.ir.requirements import Requirements
@@ -20,6 +19,7 @@ from foretrace.targets.profile import target_of
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Types
 from foretrace.trace.recorder import Recorder
+from tests.support.notation import read, write
 
 CPU = target_of("cpu", torch.device("cpu"))
 

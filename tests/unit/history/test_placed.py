@@ -4,8 +4,8 @@ from typing import Any
 
 from foretrace.history.history_ops import HISTORY
 from foretrace.history.placed import placed
-from foretrace.ir.notation import read
 from foretrace.ir.op import Choice
+from tests.support.notation import read
 
 SPELLED = Choice(HISTORY, "spelled out", "a test")
 TREE = """\

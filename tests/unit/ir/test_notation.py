@@ -6,10 +6,10 @@ import torch
 
 import foretrace
 from foretrace import torch_api
-from foretrace.ir.notation import read, write
 from foretrace.ir.op import Op
 from foretrace.ir.walk import every_op, subgraphs_of
 from tests.programs import Case
+from tests.support.notation import read, write
 from tests.support.turns import ZOO, one_in
 
 TREE = """\

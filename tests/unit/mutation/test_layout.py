@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.ir.notation import read
 from foretrace.ir.op import Value
 from foretrace.mutation.alias import alias_of
 from foretrace.mutation.call import Call
 from foretrace.mutation.layout import copy_content, draw, draws_alike, in_layout, lay_out
+from tests.support.notation import read
 from tests.support.trees import assert_tree, recorder, tree
 
 aten = torch.ops.aten

@@ -2,8 +2,8 @@
 
 import pytest
 
-from foretrace.ir.notation import read, write
 from foretrace.passes.cut import Level, flatten
+from tests.support.notation import read, write
 
 TREE = """\
 %x: f32[4, 8]

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from foretrace.ir.notation import read, write
 from foretrace.passes.live import live
 from foretrace.recording.setup import RULES
 from foretrace.symbols.sizes import Symbols
 from foretrace.targets.profile import target_of
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.tensors.abstract import Types
+from tests.support.notation import read, write
 
 GIVEN = "%x: f32[4]\n"
 READ = "%a = aten.mul.Tensor(%x, 2): f32[4]\n"

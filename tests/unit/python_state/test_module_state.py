@@ -10,7 +10,7 @@ from torch import fx, nn
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.ir.members import MISSING
-from foretrace.ir.requirements import Contents
+from foretrace.ir.places import Contents
 from foretrace.ir.types import TensorType
 from foretrace.python_state.module_state import borrowed, names_of_tensors, owners_of
 from foretrace.tensors.abstract import Abstract

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from foretrace.errors import Refusal
+from foretrace.ir.places import Contents
 from foretrace.ir.program import Mutation
-from foretrace.ir.requirements import Contents
 from tests.support.trees import recorded
 
 X = torch.zeros(2, 3)

@@ -1,0 +1,43 @@
+"""Steps that are captured more than twice: how often in ten batches, and which ways they go.
+
+Each way is one that Python takes, or a form of what it gets; what a step only counts with, compares
+or clears is none (decision 054), and what makes an optimizer's state runs as Python (decision 055).
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+MOST = 2
+"""Captures of all others"""
+LISTS = "each length of the list that it fills"
+
+WAYS: Mapping[str, tuple[int, str]] = MappingProxyType({
+    # autograd makes a gradient where there is none, and else adds to it
+    "four_micro_batches_by_a_counter": (3, "makes a gradient; adds to it; adds and uses it"),
+    "accumulated_as_an_argument_says": (3, "makes a gradient; adds to it; adds and uses it"),
+    "a_layer_is_left_out_at_random": (6, "two, one or the other, none; with `.grad` and without"),
+    # optimizers and schedules
+    "optimizer_asgd": (3, "max(1, step - t0) is an int; it is a float; mu is below 1"),
+    "lbfgs_with_a_closure": (9, "each length of its history"),
+    "a_group_is_added_later": (3, "one group; two, of which one has no state; two"),
+    "multi_step_in_the_step": (3, "none; each of two milestones, a key of a dict"),
+    "sequential_in_the_step": (4, "one schedule; the change; the first epoch of the other; later"),
+    "reduced_on_a_plateau_in_the_step": (3, "a better loss; none; none for long"),
+    # sizes and arguments
+    "a_last_batch_of_one_row": (3, "batches as the first; of other sizes; of one row"),
+    "a_window_that_grows_by_a_counter": (3, "each length: a GRU goes through it step by step"),
+    "one_of_two_heads_by_turns": (3, "one; the other, which has no state; the other"),
+    # lists and places
+    "moco_with_a_queue": (4, "each place: its module annotates inner functions with `int`"),
+    "negatives_from_a_deque_of_batches": (4, "none to three batches are put together"),
+    "losses_are_logged_in_a_list": (10, LISTS),
+    "losses_are_logged_by_name": (10, LISTS),
+    "the_last_three_losses": (4, LISTS),
+})  # fmt: skip
+"""By name; a step that needs fewer fails, too"""
+
+
+def ways_of(name: str) -> tuple[int, int]:
+    """The fewest and the most captures of a step in ten batches."""
+    count = WAYS.get(name)
+    return (1, MOST) if count is None else (count[0], count[0])
