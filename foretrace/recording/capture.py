@@ -75,7 +75,13 @@ from foretrace.recording.new_contents import (
 )
 from foretrace.recording.outputs import Outputs
 from foretrace.recording.questions import Questions
-from foretrace.recording.shared_inputs import apart, check_held_once, check_shared_memory, sharing
+from foretrace.recording.shared_inputs import (
+    apart,
+    check_held_once,
+    check_shared_memory,
+    minded_writes,
+    sharing,
+)
 from foretrace.recording.steps import Steps
 from foretrace.recording.torch_state import running, unchanged_state, uncollected
 from foretrace.recording.watched import WatchedRecorder
@@ -562,6 +568,7 @@ def _mutations(
         apart(capture.real, requires),
         set(written),
         lambda i: line_of(recorder, written[i]),
+        minded_writes(recorder.log, [item.value for item in capture.inputs]),
     )
     return mutations
 

@@ -256,6 +256,7 @@ from foretrace.torch_api.tensors import (
     attributes_replaced as attributes_replaced,
     base_of as base_of,
     contiguous_strides as contiguous_strides,
+    counted_together as counted_together,
     disable_saving as disable_saving,
     first_hooked as first_hooked,
     has_hooks as has_hooks,
