@@ -62,7 +62,7 @@ from foretrace.python_state.states import (
     told,
     unread,
 )
-from foretrace.recording.gradients import Gradients, RunLeaves
+from foretrace.recording.gradients import Gradients, OfClasses, RunLeaves
 from foretrace.recording.new_contents import (
     begins_read,
     check_attributes_kept,
@@ -130,7 +130,8 @@ class Capture:
         self.outside = Outside() if watch else None
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,
-            lambda tensor: known_as(tensor, self.recorder),
+            OfClasses(lambda tensor: known_as(tensor, self.recorder),
+                      lambda answer: as_program_has(answer, self.recorder)),
             lambda: self.outside is None or self.outside.resting > 0,
         )  # fmt: skip
         made: Any = (
