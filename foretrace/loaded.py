@@ -12,7 +12,7 @@ from foretrace.artifact.parts import Loadable
 from foretrace.artifact.stored import PAIR, Stored
 from foretrace.artifact.trained import tells_all, trained_by
 from foretrace.errors import Refusal
-from foretrace.program import HALVES, Cut, Program
+from foretrace.program import HALVES, Cut, Form, Program, cut_at, halves_of
 from foretrace.records.told import GONE
 from foretrace.resumed.by_role import ByRole
 from foretrace.resumed.objects import Named, other_state
@@ -63,13 +63,13 @@ class Loaded(Loadable):
 
     def _add(self, stored: Stored) -> None:
         kind = "joint" if stored.name == PAIR else stored.name
-        cut = self.program.cut_at(kind, stored.level, stored.loss, None, known=stored.graph)
+        cut = cut_at(self.program, Form(kind, stored.level, stored.loss), known=stored.graph)
         if stored.opened:
             cut.again = cut.at = GONE
         if stored.pair is None:
             self._cuts[stored.name] = cut
             return
-        halves = self.program.halves_of(cut, stored.policy, stored.pair)
+        halves = halves_of(cut, stored.policy, stored.pair)
         self._cuts |= dict(zip(HALVES, halves, strict=True))
 
     def __repr__(self) -> str:

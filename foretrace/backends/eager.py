@@ -28,6 +28,7 @@ from foretrace.runtime.results import (
     write_line,
 )
 from foretrace.targets.semantics import Captured, TargetSemantics
+from foretrace.tensors.wrapped import dispatched
 from foretrace.trace.functions import FunctionCall
 from foretrace.writing.in_place import InPlace, as_values, written_in_place
 
@@ -83,8 +84,13 @@ def _alone(captured: Captured, level: Level, policy: Policy) -> tuple[Graph, InP
 
 
 def _applies(op: Op) -> bool:
-    """A Function, whose forward may ask autograd: below that it is what it did."""
-    return isinstance(op.target, FunctionCall)
+    """A Function, whose forward may ask autograd: below that it is what it did.
+
+    So is a composite of which a class is asked what it is made of: below autograd nobody opens it.
+    """
+    composite = not op.leaf and not dispatched(op)
+    wrapped = composite and any(value.type.wrapped for value in op.operands)
+    return isinstance(op.target, FunctionCall) or wrapped
 
 
 def add_surrounded(source: Source, lines: list[str], *, grad_on: bool) -> None:

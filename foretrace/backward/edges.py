@@ -16,9 +16,9 @@ from torch.autograd.graph import GradientEdge
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
+from foretrace.holding.wrapped import known_as
 from foretrace.ir.op import GradientCall, ModuleCall, Op, Value, Write
 from foretrace.mutation.made_leaves import value_of
-from foretrace.tensors.abstract import Abstract
 from foretrace.trace.functions import FunctionCall
 from foretrace.trace.recorder import Recorder
 
@@ -143,8 +143,7 @@ class Edges:
         """What a tensor has, or an edge is of."""
         if isinstance(tensor, GradientEdge):
             return self._value(tensor.node)
-        given = tensor if isinstance(tensor, Abstract) else self.recorder.lift(tensor)
-        return value_of(given, self.recorder)
+        return value_of(known_as(tensor, self.recorder), self.recorder)
 
     def node(self, given: Any) -> Any:
         """As torch's function finds the node of a tensor, or of an edge."""

@@ -24,6 +24,7 @@ from foretrace.backward.inside import Inside
 from foretrace.backward.leaves import Leaves
 from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
+from foretrace.holding.wrapped import as_program_has, known_as
 from foretrace.ir.op import (
     Choice,
     GradientCall,
@@ -154,7 +155,8 @@ class Engine:
     def _give(self, walk: Inside, gradients: Sequence[Any], given: list[Value]) -> None:
         """Let a walk have the gradients of the roots."""
         walk.given = given
-        walk.tensors.update(zip(given, gradients, strict=True))
+        known = (known_as(gradient, self.recorder) for gradient in gradients)
+        walk.tensors.update(zip(given, known, strict=True))
         if self.batch is not None:
             walk.rows = self.batch.size
             if walk.inside or self.leaves.told():
@@ -183,7 +185,7 @@ class Engine:
             if not allow_unused:
                 raise RuntimeError(UNUSED)
             return None
-        return walk.tensor(walk.now(gradient))
+        return as_program_has(walk.tensor(walk.now(gradient)), self.recorder)
 
     # ---- .grad --------------------------------------------------------------------------------
 

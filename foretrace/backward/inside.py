@@ -19,6 +19,7 @@ from foretrace.backward.unpacking import name_of_unpack, other_layout
 from foretrace.errors import Refusal
 from foretrace.history.call_facts import locate, values_used
 from foretrace.history.stale import Stale, overwritten_in, view_positions_of
+from foretrace.holding.wrapped import known_as
 from foretrace.ir.op import (
     Backward,
     Op,
@@ -38,7 +39,6 @@ from foretrace.mutation.made_leaves import value_of
 from foretrace.rules.derive import Derivatives
 from foretrace.rules.rule import Rule
 from foretrace.rules.table import RuleTable, fit
-from foretrace.tensors.abstract import Abstract
 from foretrace.trace.functions import FunctionCall, run_backward
 from foretrace.trace.hooks import Packed
 from foretrace.trace.recorder import Recorder
@@ -115,7 +115,7 @@ class Inside(Differentiation):
 
     def value_of(self, tensor: Any) -> Value:
         """What a tensor of the program's has now."""
-        known = tensor if isinstance(tensor, Abstract) else self.recorder.lift(tensor)
+        known = known_as(tensor, self.recorder)
         value = value_of(known, self.recorder)
         self.tensors.setdefault(value, known)
         return value
@@ -131,7 +131,7 @@ class Inside(Differentiation):
         if not self.scope.ops:
             return
         ops, self.scope.ops = self.scope.ops, []
-        if self.again:
+        if self.again or self.recorder.held:  # what a class does of its own is seen by a call
             self._call_all(ops)
             return
         found = [*every_op(ops)]
@@ -229,7 +229,7 @@ class Inside(Differentiation):
         outs = tuple(v for out in op.outs if (v := self._value(out)) in made)
         recorder.scope.append(Op(
             op.target, tuple(map(self._value, op.operands)), {}, list(outs), outs,
-            origin=replace(op.origin, grad_mode=True, checkpoint=None), below=body,
+            origin=replace(op.origin, grad_mode=self.again, checkpoint=None), below=body,
             because=op.because, rule=op.rule, asked=True,
         ))  # fmt: skip
 

@@ -9,6 +9,7 @@ import torch
 
 from foretrace.guards.guard import shown
 from foretrace.ir.types import TensorType
+from foretrace.recording.shared_inputs import overlapping
 from foretrace.tensors.layouts import layout_of, sparse_of
 from foretrace.tensors.wrapped import plain_parts, wraps
 
@@ -130,6 +131,12 @@ def _plain_apart(written: Sequence[torch.Tensor], given: Sequence[torch.Tensor])
     places = {tensor.untyped_storage().data_ptr(): tensor for tensor in written}
     if len(places) == len(written) and 0 not in places:
         return all(places.get(t.untyped_storage().data_ptr(), t) is t for t in given)
-    memories = {id(t): t.untyped_storage().data_ptr() for t in (*written, *given)}
-    kept = [memory for memory in memories.values() if memory]
-    return all(kept.count(memories[id(t)]) <= 1 for t in written)
+    memories = dict[int, dict[int, torch.Tensor]]()
+    for t in (*written, *given):
+        memories.setdefault(t.untyped_storage().data_ptr(), {})[id(t)] = t
+    mine = {id(t) for t in written}
+    return all(
+        mine.isdisjoint((one, other))
+        for memory, tensors in memories.items() if memory
+        for (one, _), (other, _) in overlapping([*tensors.items()])
+    )  # fmt: skip

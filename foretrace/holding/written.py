@@ -10,14 +10,15 @@ from typing import Any
 
 from foretrace.errors import Refusal
 from foretrace.holding.wrapped import Through, as_program_has, changed, instance, now_holds
-from foretrace.ir.op import Op, Value
+from foretrace.ir.op import GradientCall, Op, Value
 from foretrace.mutation.alias import Alias, alias_of
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
 from foretrace.mutation.current import current
 from foretrace.mutation.in_place import note_overwritten
+from foretrace.ops.schemas import schema_of
 from foretrace.tensors.abstract import Abstract
-from foretrace.tensors.wrapped import Metadata, Unwrap, Wrap, Wrapping, flattened
+from foretrace.tensors.wrapped import Metadata, Unwrap, Wrap, Wrapping, dispatched, flattened
 
 
 def write(call: Call) -> Any:
@@ -27,7 +28,7 @@ def write(call: Call) -> Any:
         Refusal: autograd follows what the tensor was; or it reaches more than the tensor.
     """
     recorder, (target, old, _) = call.recorder, target_of(call)
-    if old.type.requires_grad:
+    if old.type.requires_grad and not target.ft_leaf:
         raise refused(f"{call.func} writes to a {old.type.wrapped} that has a history, unseen")
     origin = recorder.origin()
     for each in call.tensors:  # what they hold is known outside of the body
@@ -97,11 +98,24 @@ def check_alone(alias: Alias, call: Call) -> None:
 
 def check_not_saved(old: Collection[Value], call: Call) -> None:
     """Refuse a write over what autograd may have saved, of which no graph tells."""
-    for op in call.recorder.log:
+    log = call.recorder.log
+    backwards = [op.target for op in log if isinstance(op.target, GradientCall)]
+    freed = frozenset[Op]().union(*(each.freed for each in backwards))
+    for op in log:
         followed = op.origin.grad_mode and any(out.type.requires_grad for out in op.outs)
-        if followed and any(value in old for value in op.operands):
+        if followed and any(value in old for value in op.operands) and not _let_go(op, old, freed):
             kind = call.written[0].type.wrapped
             raise refused(f"{call.func} writes to a {kind} after {op.target} used it")
+
+
+def _let_go(op: Op, old: Collection[Value], freed: Collection[Op]) -> bool:
+    """Whether a backward of the program's has let go of what autograd saved of some values."""
+    if not any(value in old for value in op.operands) or op in freed:
+        return True
+    if op.leaf or dispatched(op):
+        operator = hasattr(op.target, "overloadpacket")
+        return operator and schema_of(op.target).viewed is not None
+    return all(_let_go(inner, old, freed) for inner in op.body or ())
 
 
 def renew(recorder: Builder, tensor: Abstract, value: Value) -> None:

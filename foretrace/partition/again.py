@@ -12,11 +12,13 @@ from foretrace.history.history_ops import rename
 from foretrace.ir.op import Choice, Op, Value, substitute
 from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.walk import binds, made_in
+from foretrace.partition.draws import from_state, keeping_state, opened, repeatable, state_of
 from foretrace.partition.policies import SAVE_ALL, Policy, choose
 from foretrace.partition.sides import Sides
 from foretrace.partition.split import running_again
 from foretrace.passes.live import needs, values_of
 from foretrace.targets.semantics import TargetSemantics
+from foretrace.values.draws import draws
 
 AGAIN = "made again"
 """The choice that an op carries which runs a second time"""
@@ -33,6 +35,10 @@ class StepSides(Sides):
         while op.because is not None:
             op = op.because
         return super().inside(op, value)
+
+    def call_once(self, op: Op) -> str:
+        """The same; what a checkpoint draws may be drawn again, from the same state."""
+        return "" if repeatable(op, self.symbols) else super().call_once(op)
 
     def _aliases(self) -> set[Value]:
         """None: a value that an input holds is read before it is written over, or kept."""
@@ -56,6 +62,7 @@ def made_again(
     plain = policy == SAVE_ALL and all(op.origin.checkpoint is None for op in graph.ops)
     if plain or not any(op.asked for op in graph.ops):
         return graph
+    graph = opened(graph, recorded.symbols)
     sides = StepSides(graph, recorded, semantics)
     kept = choose(sides, policy) | dict.fromkeys(values_of(graph.outputs), "the step leaves it")
     for op in sides.early():  # what is bound once, and views of what is there anyway
@@ -63,16 +70,28 @@ def made_again(
         if beside or (sides.symbols.data and binds(op)):
             kept.update(dict.fromkeys(op.outs, "it takes no memory"))
     ops, new = list[Op](), dict[Value, Value]()
-    done, handed = set[Op](), dict[Value, None]()
+    done, handed, states = set[Op](), dict[Value, None](), dict[Op, Value]()
     for op in graph.ops:
         if op not in sides.late:
             ops.append(op)
             continue
         again = running_again(sides, needs(op), kept, done, handed)
         for each in sorted(again, key=sides.position.__getitem__):
-            ops.append(_once_more(each, new))
+            ops.append(_drawn_again(each, new, states) if draws(each) else _once_more(each, new))
         ops.append(rename(op, new))
-    return Graph(graph.inputs, ops, graph.outputs, graph.kind)
+    return Graph(graph.inputs, list(_with_states(ops, states)), graph.outputs, graph.kind)
+
+
+def _drawn_again(op: Op, new: dict[Value, Value], states: dict[Op, Value]) -> Op:
+    """The op from the state of the generator that the first run found; `states` learns of it."""
+    states[op] = state_of(op)
+    return from_state(_once_more(op, new), states[op])
+
+
+def _with_states(ops: list[Op], states: dict[Op, Value]) -> Iterator[Op]:
+    """The ops; those that draw twice give the state from before."""
+    for op in ops:
+        yield keeping_state(op, states[op]) if op in states else op
 
 
 def _once_more(op: Op, new: dict[Value, Value]) -> Op:

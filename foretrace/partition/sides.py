@@ -126,12 +126,12 @@ class Sides:
     def once(self, op: Op) -> str:
         """Why the op never runs a second time; empty if it may."""
         for leaf in leaves_that_run((op,)):
-            reason = self._facts(leaf).once or self._call_once(leaf)
+            reason = self._facts(leaf).once or self.call_once(leaf)
             if reason:
                 return reason
         return ""
 
-    def _call_once(self, op: Op) -> str:
+    def call_once(self, op: Op) -> str:
         """Why this call, of an operator that may be repeated, may not."""
         schema = schema_of(op.target)
         named = schema.bind(op.args, op.kwargs) if schema.random else {}

@@ -28,7 +28,7 @@ from foretrace.ops.cache import Cache
 from foretrace.python_state.counts import Counts
 from foretrace.python_state.module_state import Borrowed
 from foretrace.python_state.outside import Outside
-from foretrace.recording.gradients import Gradients, RunLeaves
+from foretrace.recording.gradients import Gradients, OfClasses, RunLeaves
 from foretrace.recording.new_contents import (
     lend_attributes,
     viewed_anew,
@@ -77,7 +77,8 @@ class Capture:
         self.outside = Outside() if watch else None
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,
-            lambda tensor: known_as(tensor, self.recorder),
+            OfClasses(lambda tensor: known_as(tensor, self.recorder),
+                      lambda answer: as_program_has(answer, self.recorder)),
             lambda: self.outside is None or self.outside.resting > 0,
         )  # fmt: skip
         made: Any = (

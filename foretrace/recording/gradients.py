@@ -39,6 +39,14 @@ ABOVE = ("grad", *torch_api.HOOKING, *TOLD)
 """What is asked of autograd, which is above the class of a tensor that wraps others"""
 
 
+@dataclass(frozen=True, slots=True)
+class OfClasses:
+    """What stands for a tensor that wraps others; and what the program has for that."""
+
+    known: Callable[[torch.Tensor], Abstract]
+    shown: Callable[[Any], Any]
+
+
 class Gradients:
     """Those of one run.
 
@@ -48,7 +56,7 @@ class Gradients:
         stands: what stands for each.
         make: makes an input of a gradient: what stands for it.
         lift: makes one of another tensor that the program reached.
-        known: what stands for a tensor that wraps others.
+        wrapping: tells of tensors that wrap others.
         ours: whether work of ours is going on, and not the program's.
     """
 
@@ -59,11 +67,11 @@ class Gradients:
         placeholders: list[Any],
         make: Callable[[torch.Tensor, str, TensorType | None], Abstract],
         lift: Callable[[torch.Tensor], Abstract],
-        known: Callable[[torch.Tensor], Abstract],
+        wrapping: OfClasses,
         ours: Callable[[], bool],
     ) -> None:
         self.inputs, self.real, self.placeholders = inputs, real, placeholders
-        self.make, self.lift, self.known, self.ours = make, lift, known, ours
+        self.make, self.lift, self.wrapping, self.ours = make, lift, wrapping, ours
         self._busy = False
         """whether a question of the program's is being answered, which asks others"""
         self.found: dict[int, int | None] = {}
@@ -182,7 +190,10 @@ class Gradients:
 
     def _write(self, tensor: torch.Tensor, name: str, new: Any) -> None:
         if name == "grad" and wraps(type(tensor)) and not self._answering():
-            raise _of_a_class(tensor, "grad")
+            with torch_api.switched(vars(self), _busy=True):
+                known = self.wrapping.known
+                known(tensor).grad = None if new is None else known(new)
+            return
         of_the_run = isinstance(new, Abstract) and plain_class(type(tensor))
         if self._not_the_program(tensor) and not of_the_run:  # it would have no memory any more
             torch_api.set_attribute(tensor, name, new)
@@ -206,10 +217,10 @@ class Gradients:
         Raises:
             Refusal: it is about a gradient, which would be of its class.
         """
-        if name not in TOLD:
+        if name not in (*TOLD, "grad"):
             raise _of_a_class(tensor, name)
         with torch_api.switched(vars(self), _busy=True):
-            return getattr(self.known(tensor), name)
+            return self.wrapping.shown(getattr(self.wrapping.known(tensor), name))
 
     def _index(self, tensor: torch.Tensor) -> int:
         placeholder = self.lift(tensor)

@@ -54,7 +54,7 @@ from foretrace.recording.new_contents import (
     mutations_of,
 )
 from foretrace.recording.outputs import Outputs
-from foretrace.recording.shared_inputs import apart, check_shared_memory
+from foretrace.recording.shared_inputs import apart, check_shared_memory, minded_writes
 from foretrace.recording.torch_state import running, unchanged_state, uncollected
 from foretrace.trace.generators import check_states
 from foretrace.trace.hooks import note_needed
@@ -201,6 +201,7 @@ def _mutations(
         apart(capture.real, requires),
         set(written),
         lambda i: line_of(recorder, written[i]),
+        minded_writes(recorder.log, [item.value for item in capture.inputs]),
     )
     return mutations
 

@@ -1,36 +1,121 @@
 """Inputs that share memory: one that is written to must not."""
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
+from foretrace.history.stale import view_positions_of
 from foretrace.ir.members import own_items
+from foretrace.ir.op import GradientCall, Op, Value
 from foretrace.ir.requirements import Requirements
+from foretrace.ir.walk import every_op
 from foretrace.tensors.wrapped import plain_parts, wraps
+
+T = TypeVar("T")
 
 
 def check_shared_memory(
-    real: list[Any], written: set[int], at: Callable[[int], Frame | None] = lambda _: None
-) -> None:
-    """Refuse a write to an input whose memory another input shares; `at`: the line of the write."""
-    if not written:
-        return
-    owners: dict[int, int] = {}
-    for index, tensor in _with_memory(real):
-        storage = tensor.untyped_storage()
-        # one without bytes is shared as well: by what counts the writes that a backward minds
-        other = owners.setdefault(storage.data_ptr() or id(storage), index)
-        if other != index and {other, index} & written:
+    real: list[Any], written: set[int], at: Callable[[int], Frame | None] = lambda _: None,
+    minded: Collection[int] = (),
+) -> None:  # fmt: skip
+    """Refuse a write to an input whose memory another input shares; parts that lie apart do not.
+
+    Args:
+        real: the inputs.
+        written: those that are written to.
+        at: the line of the write.
+        minded: those of which autograd minds a write that their version counter tells of.
+
+    Raises:
+        Refusal: there is one.
+    """
+    for tensors in _by_memory(real) if written else ():
+        for one, other in _entangled(tensors, written, minded):
             raise Refusal(
                 "the program writes to an input whose memory another input shares",
                 kind="aliased inputs",
-                at=at(other if other in written else index),
+                at=at(one if one in written else other),
                 do="pass a clone, or only one of the two and take the view inside",
             )
+
+
+def _by_memory(real: list[Any]) -> Iterator[list[tuple[int, torch.Tensor]]]:
+    """Tensors of one memory. What has no bytes has one, too: it counts writes."""
+    found = dict[int, list[tuple[int, torch.Tensor]]]()
+    for index, tensor in _with_memory(real):
+        storage = tensor.untyped_storage()
+        found.setdefault(storage.data_ptr() or id(storage), []).append((index, tensor))
+    return (tensors for tensors in found.values() if len(tensors) > 1)
+
+
+def _entangled(
+    tensors: Sequence[tuple[int, torch.Tensor]], written: Container[int], minded: Container[int]
+) -> Iterator[tuple[int, int]]:
+    """Pairs of which one is written, and the other sees that."""
+    for (one, _), (other, _) in overlapping(tensors):
+        if one != other and (one in written or other in written):
+            yield one, other
+    for one, first in tensors:
+        for other, second in tensors if one in written else ():
+            if other in minded and one != other and torch_api.counted_together(first, second):
+                yield one, other
+
+
+def overlapping(
+    tensors: Sequence[tuple[T, torch.Tensor]],
+) -> Iterator[tuple[tuple[T, torch.Tensor], tuple[T, torch.Tensor]]]:
+    """Pairs of tensors of one memory that may have an element in common."""
+    spans = sorted([(*_span(each[1]), i) for i, each in enumerate(tensors)])
+    open: list[tuple[int, int]] = []
+    for begin, end, i in spans:
+        open = [each for each in open if each[0] > begin]
+        yield from ((tensors[j], tensors[i]) for _, j in open)
+        open.append((end, i))
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """From which byte of its memory to which a tensor reaches; one without bytes, over all."""
+    begin, size = int(tensor.storage_offset()), tensor.element_size()
+    if not tensor.untyped_storage().nbytes():
+        return 0, 1
+    if not tensor.numel():
+        return begin * size, begin * size
+    reach = sum((int(n) - 1) * int(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin * size, (begin + reach + 1) * size
+
+
+def minded_writes(log: Sequence[Op], inputs: Sequence[Value]) -> set[int]:
+    """The inputs of which autograd may find, at a backward, that their memory was written to.
+
+    Args:
+        log: the ops of the program.
+        inputs: what they begin with.
+    """
+    alone = any(type(op.target) is GradientCall for op in every_op(log))
+    seen: dict[Value, int] = {value: index for index, value in enumerate(inputs)}
+    found, written = set[int](), not alone
+    for op in _above_writes(log):
+        read = {seen[value] for value in op.operands if value in seen}
+        written = written or bool(op.writes and read)
+        followed = op.asked if alone else any(out.type.requires_grad for out in op.outs)
+        if written and followed and not op.writes:
+            found |= read
+        for out, base, _ in view_positions_of(op) if read else ():
+            if base in seen:
+                seen[op.outs[out]] = seen[base]
+    return found
+
+
+def _above_writes(ops: Iterable[Op]) -> Iterator[Op]:
+    """The ops and those below, but for the forms of ops that write."""
+    for op in ops:
+        yield op
+        if not op.writes:
+            yield from _above_writes(op.region or ())
 
 
 def check_held_once(leaves: Iterable[tuple[str, Any]], known: Container[int]) -> None:

@@ -17,9 +17,10 @@ from foretrace.duals.numbers import leaving
 from foretrace.errors import Frame, Refusal, Way
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import asking_line, function_of
+from foretrace.history.call_facts import locate
 from foretrace.holding.wrapped import known_as
 from foretrace.ir.members import cell_content, cells_of, held_by
-from foretrace.ir.op import Checkpoint
+from foretrace.ir.op import Checkpoint, Op, target_name
 from foretrace.ir.places import Place
 from foretrace.mutation.made_leaves import value_of
 from foretrace.python_state.module_state import scripted
@@ -31,6 +32,7 @@ from foretrace.trace.functions import function_calls
 from foretrace.trace.inference import check_mode, guards
 from foretrace.trace.modules import module_calls
 from foretrace.trace.recorder import Recorder
+from foretrace.values.draws import draws
 
 BACKWARD = (
     "return the loss, and ask for its gradient outside of the captured program",
@@ -78,7 +80,7 @@ class Checkpoints:
 
     def around(self, *given_args: Any, **given_kwargs: Any) -> Iterator[None]:
         """What is run around a function; the outermost of nested regions makes all inside again."""
-        fn, context_fn, args = torch_api.checkpoint_call(given_args, given_kwargs)
+        fn, context_fn, args, same_draws = torch_api.checkpoint_call(given_args, given_kwargs)
         recorder = self.recorder
         check_mode(recorder, "a checkpoint")
         if recorder.saving is not None:
@@ -91,11 +93,16 @@ class Checkpoints:
             inputs = tuple([value_of(tensor, recorder) for tensor in given])
             region = recorder.checkpoint = Checkpoint(saves, inputs)
             self.read.append((region, recorder.sources.here(), list(_named_by(fn, set()))))
+        count = len(recorder.log)
         try:
             with nullcontext() if saves is not None else context:
                 yield
         finally:
             recorder.checkpoint = outer
+        inside = [op for op in recorder.log[count:] if op.origin.checkpoint is not None]
+        if any(out.type.requires_grad for op in inside for out in op.outs):
+            for op in inside:
+                _check_drawn_again(op, same_draws)
 
     def check(self) -> None:
         """Refuse one that would compute with something else than the forward did."""
@@ -109,6 +116,22 @@ class Checkpoints:
                     kind="modified in place", at=at,
                     do=("give it to the checkpoint as an argument", "or do not change it later"),
                 )  # fmt: skip
+
+
+def _check_drawn_again(op: Op, same_draws: bool) -> None:
+    """Refuse an op whose random numbers eager's backward draws otherwise than the forward did.
+
+    Raises:
+        Refusal: the checkpoint does not keep the state of the generator that the op draws from.
+    """
+    if not (same_draws and op.kwargs.get("generator") is None) and draws(op):
+        raise locate(Refusal(
+            f"{target_name(op.target)} draws random numbers in a checkpoint that does not draw the"
+            " same ones again: eager's backward runs it with others",
+            kind="unsupported",
+            do=("draw from torch's own generator, with preserve_rng_state=True",
+                "or draw before the checkpoint, and pass the numbers"),
+        ), op)  # fmt: skip
 
 
 def _named_by(fn: Any, seen: set[int]) -> Iterator[Place]:

@@ -20,6 +20,9 @@ from torch._higher_order_ops.base_hop import FunctionWithNoFreeVars
 # Rules for an operator under one mode, which Python registers.
 from torch._library import simple_registry
 
+# Operators that run another one from a state of the random number generator.
+from torch._prims import rng_prims
+
 # The base class of a mode that sees every operator call; it has no public name.
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
@@ -53,6 +56,12 @@ no_dispatch: Callable[[], AbstractContextManager[None]] = _C._DisableTorchDispat
 
 # the class of `torch.ops.higher_order.cond`; no public name
 HigherOrderOperator = torch._ops.HigherOrderOperator
+
+# Operators that run another: one gives the state of the generator from before, the other draws from
+# such a state. AOTAutograd's own (`functionalize_rng_ops`); no public names.
+RUN_AND_SAVE_RNG_STATE = rng_prims.run_and_save_rng_state
+RUN_WITH_RNG_STATE = rng_prims.run_with_rng_state
+DRAWN_AGAIN = (RUN_AND_SAVE_RNG_STATE, RUN_WITH_RNG_STATE)
 
 # The form of an operator that writes in which it returns what it writes.
 AUTO_FUNCTIONALIZED = auto_functionalize.auto_functionalized

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from importlib import import_module
 from types import CodeType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -243,15 +243,30 @@ PLACES: dict[str, tuple[Any, str]] = {
 """Functions of torch that are replaced while a program is captured, and where they stand."""
 
 
-def checkpoint_call(args: Any, kwargs: Any) -> tuple[Any, Callable[[], Any], tuple[Any, ...]]:
+class CheckpointCall(NamedTuple):
     """What a checkpoint is given: a function, what makes its contexts, and its arguments.
 
-    They are arguments of their own until torch 2.13, and one tuple from 2.14 on.
+    `same_draws`: whether its second run draws the random numbers that the first one drew.
+    """
+
+    function: Any
+    contexts: Callable[[], Any]
+    args: tuple[Any, ...]
+    same_draws: bool
+
+
+def checkpoint_call(args: Any, kwargs: Any) -> CheckpointCall:
+    """What a checkpoint is given.
+
+    Its arguments are arguments of their own until torch 2.13, and one tuple from 2.14 on.
     """
     given = SIGNATURE.bind(*args, **kwargs)
     given.apply_defaults()
     function, *_ = given.arguments.values()
-    return function, given.arguments["context_fn"], given.arguments["args"]
+    named = given.arguments
+    return CheckpointCall(
+        function, named["context_fn"], named["args"], bool(named["preserve_rng_state"])
+    )
 
 
 def selective_policy(context: Any) -> Callable[..., Any] | None:

@@ -219,6 +219,14 @@ uncounted: Callable[[torch.Tensor], AbstractContextManager[Any]] = (
 )
 
 
+def counted_together(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether one version counter counts the writes to both, as to views of one tensor."""
+    before = other._version
+    with uncounted(one):
+        torch.autograd.graph.increment_version(one)
+        return bool(other._version != before)
+
+
 def stored_in(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The places and the elements that a sparse tensor stores, coalesced or not."""
     with _C._DisableTorchDispatch(), torch.no_grad():

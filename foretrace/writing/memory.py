@@ -121,6 +121,8 @@ def shared_by(op: Op) -> Mapping[Value, list[Value]]:
     """By what an op makes, the operands in whose memory it may lie; none: in memory of its own."""
     found: dict[Value, list[Value]] = {out: [] for out in op.outs}
     if op.below is None:
+        if op.target in torch_api.DRAWN_AGAIN:  # and what it runs is an operator of that kind
+            return found
         if not isinstance(op.target, torch_api.OpOverload) or op.target.namespace != "aten":
             return {out: list(op.operands) for out in op.outs}
         for place, base, _ in view_positions_of(op):

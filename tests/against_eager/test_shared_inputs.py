@@ -156,3 +156,61 @@ def test_one_that_requires_grad() -> None:
     a = torch.randn(3, 4, requires_grad=True)
     with pytest.raises(foretrace.Refusal, match="shares"):
         foretrace.capture(lambda a, b: b.data.add_(1) * a, (a, a.detach()[0]))
+
+
+def writes_the_first(a: Tensor, b: Tensor) -> Tensor:
+    return a.mul_(2).sum() * b
+
+
+def parts_of(whole: Tensor, first: slice, second: slice) -> tuple[Tensor, Tensor]:
+    return whole[first], whole[second]
+
+
+APART = (slice(0, 4), slice(4, 8))
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_parts_that_lie_apart(trains: bool) -> None:
+    """They need not be arguments that one memory stands for; each call looks where they lie."""
+    held = torch.arange(8.0)
+    mine, its = parts_of(held, *APART)
+    its = its.detach().requires_grad_(trains)
+    expected = writes_the_first(mine.clone(), its.detach())
+
+    def program(a: Tensor) -> Tensor:
+        return writes_the_first(a, its.detach())
+
+    compiled = foretrace.compile(program, fullgraph=True)
+    assert torch.equal(compiled(mine), expected)
+    assert torch.equal(mine, torch.arange(4.0) * 2)
+    with pytest.raises(foretrace.Refusal, match="shares"):
+        foretrace.capture(program, (held[2:6],))
+
+
+def test_a_call_with_parts_that_overlap() -> None:
+    def program(a: Tensor, b: Tensor) -> Tensor:
+        return writes_the_first(a, b)
+
+    whole = torch.arange(8.0)
+    cut = foretrace.capture(program, (torch.ones(4), torch.ones(4))).cut("export")
+    given = parts_of(whole, *APART)
+    assert torch.equal(cut(*given), writes_the_first(torch.arange(4.0), torch.arange(4.0, 8.0)))
+    with pytest.raises(foretrace.Refusal, match="shares"):
+        cut(*parts_of(whole, slice(0, 4), slice(3, 7)))
+
+
+def test_autograd_minds_a_write_that_is_counted_for_another() -> None:
+    """Eager's backward raises, as `detach` leaves one version counter to both."""
+    whole = torch.arange(8.0)
+    first, second = whole[:4], whole[4:].detach().requires_grad_()
+
+    def program(x: Tensor) -> Tensor:
+        y = x * second
+        first.add_(1)
+        return y
+
+    x = torch.ones(4, requires_grad=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        program(x).sum().backward()
+    with pytest.raises(foretrace.Refusal, match="shares"):
+        foretrace.capture(program, (x,))

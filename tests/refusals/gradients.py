@@ -368,6 +368,34 @@ refuses("modified in place", "recording/torch_state.py:check",
         trained(gives_what_a_checkpoint_reads, W), trained(binds_another_name, W))  # fmt: skip
 
 
+def draws_others_in_its_backward(w: Tensor) -> Tensor:
+    def half(x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(x.sin())  # here
+
+    return checkpoint(half, w, use_reentrant=False, preserve_rng_state=False).sum()
+
+
+def draws_the_same(w: Tensor) -> Tensor:
+    def half(x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(x.sin())
+
+    return checkpoint(half, w, use_reentrant=False).sum()
+
+
+def draws_before(w: Tensor) -> Tensor:
+    mask = torch.rand(6, 8) < 0.5
+
+    def half(x: Tensor) -> Tensor:
+        return x.sin() * mask
+
+    return checkpoint(half, w, use_reentrant=False, preserve_rng_state=False).sum()
+
+
+refuses("unsupported", "recording/torch_state.py:_check_drawn_again",
+        captures(draws_others_in_its_backward, W), draws_others_in_its_backward,
+        trained(draws_the_same, W), trained(draws_before, W))  # fmt: skip
+
+
 class LooseView(torch.nn.Module):
     """Gives a view of its weight that autograd cannot go back from."""
 

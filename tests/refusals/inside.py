@@ -25,7 +25,7 @@ def keeps_the_graph(w: Tensor) -> Tensor:
     return torch.autograd.grad(y, w)[0]
 
 
-refuses("graph freed", "backward/differentiate.py:freed", captures(goes_back_twice, W),
+refuses("graph freed", "backward/formulas.py:freed", captures(goes_back_twice, W),
         goes_back_twice, captured(keeps_the_graph, W))  # fmt: skip
 
 

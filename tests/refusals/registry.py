@@ -58,7 +58,7 @@ EXCUSED: dict[str, str] = {
     "compat/export.py:_check_call": "a wrong call",
     "recording/setup.py:_check_call": "a wrong call",
     "recording/setup.py:check_values": "a wrong call",
-    "program.py:_graph": "a wrong call",
+    "program/making.py:_graph": "a wrong call",
     "alignment/diff.py:of": "a wrong call: tests/explained/test_diff.py",
     "alignment/diff.py:_check_related": "a wrong call: tests/explained/test_diff.py",
     "alignment/measured.py:check_runs_here": "a wrong call: tests/explained/test_diff.py",
@@ -113,7 +113,7 @@ EXCUSED: dict[str, str] = {
     "resumed/objects.py:other_state": "a wrong call: tests/artifact/test_state.py",
     "resumed/objects.py:step": "a wrong call: tests/artifact/test_state.py",
     "resumed/by_role.py:__delitem__": "a wrong call: tests/artifact/test_state.py",
-    "program.py:_stored": "a wrong call: tests/artifact/test_loaded.py",
+    "program/program.py:_stored": "a wrong call: tests/artifact/test_loaded.py",
     "rules/tape.py:_value": "no formula of torch 2.13 is known to come there",
 }  # fmt: skip
 """Places that no line of a program leads to, and why"""

@@ -116,7 +116,75 @@ def test_what_is_made_again() -> None:
     kept = again(in_a_selective_one)
     assert kept
     assert "aten.addmm.default" not in kept
-    assert not any("bernoulli" in name or "dropout" in name for name in again(in_a_checkpoint))
+
+
+def test_random_numbers_of_a_checkpoint_are_drawn_again() -> None:
+    """From the state of the generator; what takes no more memory than that is kept."""
+    assert again(in_a_checkpoint).count("run_with_rng_state") == 6
+    assert not any("bernoulli" in name for name in again(lambda block, x: block(x)))
+    kept = again(lambda block, x: torch.cat([in_a_checkpoint(block, x[:8]), x[8:]]))
+    assert "aten.addmm.default" in kept
+    assert "run_with_rng_state" not in kept
+
+
+@pytest.mark.parametrize("policy", [None, "min_cut"])
+def test_a_checkpoint_that_draws_holds_no_more_than_eagers(policy: str | None) -> None:
+    def made() -> tuple[Callable[..., Any], list[Any]]:
+        loop = deep(in_a_checkpoint)
+        return loop.step, [loop.batch(index) for index in range(5)]
+
+    eager = of_a_step(*made())
+    step, batches = made()
+    assert of_a_step(foretrace.compile(step, fullgraph=True, policy=policy), batches) <= eager
+
+
+def draws_in_many_ways(block: Any, x: Tensor) -> Tensor:
+    def inside(x: Tensor) -> Tensor:
+        y = block(x + torch.rand(ROWS, WIDE)) * torch.randn_like(x)
+        heads = y.view(1, 1, ROWS, WIDE)
+        y = F.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.25)[0, 0]
+        return F.feature_alpha_dropout(y) + F.alpha_dropout(x, 0.25, training=True)
+
+    return checkpoint(inside, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("policy", [None, "min_cut", "recompute_all"])
+def test_draws_of_many_kinds(policy: str | None) -> None:
+    same_steps(lambda: deep(draws_in_many_ways), fullgraph=True, policy=policy, batches=3)
+    assert "run_with_rng_state" in again(draws_in_many_ways, policy)
+
+
+def test_parts_and_a_file_draw_again(tmp_path: Any) -> None:
+    loop, plain = deep(in_a_checkpoint), deep(in_a_checkpoint)
+    plain.held["model"].load_state_dict(loop.held["model"].state_dict())
+    for each in (loop, plain):
+        torch.manual_seed(0)
+        each.step(*loop.batch(0))
+    program = foretrace.capture(loop.step, loop.batch(0), verify=True)
+    forward, backward, _ = program.parts()
+    assert sum("run_and_save" in name for name in forward.nodes) == 6
+    assert sum("run_with" in name for name in backward.nodes) == 6
+    program.save(tmp_path / "step.ft")
+    loaded = foretrace.load(tmp_path / "step.ft")
+    for index in range(2):
+        torch.manual_seed(index)
+        ours = loaded(*plain.batch(index))
+        torch.manual_seed(index)
+        assert torch.equal(ours, plain.step(*plain.batch(index)))
+
+
+@pytest.mark.slow
+def test_a_compiler_draws_again() -> None:
+    def losses(compiled: bool) -> list[float]:
+        torch.manual_seed(0)
+        loop = deep(in_a_checkpoint)
+        step: Any = loop.step
+        if compiled:
+            step = foretrace.compile(step, backend="inductor", policy="save_all", fullgraph=True)
+        return [float(step(*loop.batch(index))) for index in range(4)]
+
+    with torch._inductor.config.patch(fallback_random=True):  # eager's numbers
+        assert losses(compiled=True) == pytest.approx(losses(compiled=False), rel=1e-5)
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, None])
