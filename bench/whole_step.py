@@ -14,8 +14,10 @@ Without `--run`, the capture, as a GraphModule. Processor time: the machine may 
                      nodes have, too
 
 With it, a compiled step: the peak of the bytes of tensors above what is held before it, as torch's
-own allocator tells, and the least time of a step; of eager, of `foretrace.compile` with that
-backend, and of torch.compile of the model and of `optimizer.step`, apart, with Inductor.
+own allocator tells, the least time of a step and the median; of eager, of `foretrace.compile` with
+that backend, and of torch.compile of the model and of `optimizer.step`, apart, with Inductor. The
+steps take turns, so that a slow moment of the machine meets all of them. Ratios are to
+torch.compile's: of the least times, and the median of each turn's; below 1 is the faster.
 """
 
 import argparse
@@ -39,7 +41,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.memory import peak
 
 LINE = "{:<28} {:>10.3f} s {:>8} nodes"
-ROW = "{:<34} {:>12.1f} KiB {:>10.3f} ms"
+ROW = "{:<28} {:>10.1f} KiB {:>9.3f} ms {:>9.3f} ms {:>7.3f} {:>7.3f}"
+TITLES = "{:<28} {:>14} {:>12} {:>12} {:>7} {:>7}"
+THEIRS = "torch.compile, apart"
 Step = Callable[[Tensor], Tensor]
 Compile = Callable[[Any], Any]
 
@@ -142,17 +146,34 @@ def ran(chosen: argparse.Namespace) -> None:
     steps[f"foretrace.compile, {chosen.run}"] = (
         foretrace.compile(step, backend=chosen.run, fullgraph=True), batch,
     )  # fmt: skip
-    steps["torch.compile, apart"] = step_of(*args, apart=torch.compile)
+    steps[THEIRS] = step_of(*args, apart=torch.compile)
+    peaks = dict[str, float]()
     for name, (call, given) in steps.items():
         for _ in range(3):
             call(given)
-        bytes_ = peak(lambda: call(given))  # noqa: B023  it is called at once
-        times = []
-        for _ in range(chosen.repeat * 5):
+        peaks[name] = peak(lambda: call(given)) / 1024  # noqa: B023  it is called at once
+    seen = turns(steps, chosen.repeat * 20)
+    theirs = seen[THEIRS]
+    print(TITLES.format("", "peak", "least", "median", "ratio", "turns"))
+    for name, times in seen.items():
+        turn = statistics.median(a / b for a, b in zip(times, theirs, strict=True))
+        each = min(times) * 1000, statistics.median(times) * 1000, min(times) / min(theirs), turn
+        print(ROW.format(name, peaks[name], *each), flush=True)
+
+
+def turns(steps: dict[str, tuple[Step, Tensor]], count: int) -> dict[str, list[float]]:
+    """Seconds of each step of each side; who comes first changes with each turn."""
+    seen: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
+    gc.collect()
+    for turn in range(count):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            call, given = steps[name]
             start = perf_counter()
             call(given)
-            times.append(perf_counter() - start)
-        print(ROW.format(name, bytes_ / 1024, min(times) * 1000), flush=True)
+            seen[name].append(perf_counter() - start)
+    return seen
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from foretrace.ir.program import Graph, Input, Output, Role, size_input
 from foretrace.partition.split import Pair, Saved
 from foretrace.passes.live import needs
 from foretrace.symbols.sizes import Symbols
+from foretrace.writing.calls import COPY
 
 ORDER = ("mutation", "output", "saved")
 """The order of what a forward gives."""
@@ -152,7 +153,9 @@ def held(item: Input, graph: Graph) -> bool:
     Not one that the graph writes to.
     """
     outside = item.role.kind in ("captured", "constant") and not item.value.type.requires_grad
-    return outside and all(output.value is not item.value for output in graph.outputs)
+    written = (op.args[0] for op in graph.ops if op.target is COPY)
+    given = (output.value for output in graph.outputs)
+    return outside and all(value is not item.value for value in (*given, *written))
 
 
 def held_inputs(graph: Graph) -> dict[int, tuple[str, torch.Tensor]]:

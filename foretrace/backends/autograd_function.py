@@ -12,6 +12,7 @@ import sympy
 import torch
 
 from foretrace import torch_api
+from foretrace.backends.early import NOTHING
 from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.guards.calls import number
@@ -45,6 +46,7 @@ class Trained:
         partial: Partial, *, relaid: bool,
     ) -> None:  # fmt: skip
         self.inputs, self.forward = recorded.inputs, forward
+        self.early, self.written = NOTHING, frozenset[int]()
         self.count = len(recorded.outputs) + len(recorded.mutations)
         outputs = [o.value for o in recorded.outputs]
         self.wanting = [i for i, v in enumerate(outputs) if recorded.differentiable(v)]

@@ -16,6 +16,7 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.backends.aot_convention import Half, TorchHalves, with_sizes
 from foretrace.backends.autograd_function import Flat, Partial, numbers_of
+from foretrace.backends.early import NOTHING, Whole, found_early
 from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
 from foretrace.ir.program import Graph, Recorded
@@ -61,20 +62,24 @@ class TorchCompilers:
         _check_dense(graph)
         return decompose(graph, self.decompositions, semantics) if self.decompositions else graph
 
-    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
+    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Whole:
         """What runs a forward that is not trained."""
         graph = forward_graph(recorded, semantics, Level(False), "aten", trains=False)
-        halves = TorchHalves(recorded.symbols, semantics.fakes)
-        graph, writes = unwrapped(graph, semantics), self.writes and recorded.asks_gradients
-        graph = self.opened(losses_first(graph) if writes else graph, semantics)
+        halves, early = TorchHalves(recorded.symbols, semantics.fakes), NOTHING
+        graph, written = unwrapped(graph, semantics), frozenset[int]()
+        writes = self.writes and recorded.asks_gradients
+        if writes:
+            early = found_early(graph, recorded)
+            graph = losses_first(early.given(graph))
+        graph = self.opened(graph, semantics)
         graph = made_again(graph, recorded, semantics, self.policy)
         if writes:
-            graph = written_at_end(graph, recorded, semantics.may_raise)
+            graph, written = written_at_end(graph, recorded, semantics.may_raise)
         edges = Edges(graph)
         half = halves.whole(edges.graph)
         with torch_api.compiling(semantics.fakes.mode):
             run = half.as_the_pair(self.inference(half.module, half.examples))
-        return edges.around(run)
+        return Whole(edges.around(run), early, written)
 
     def halves(
         self, joint: Graph, recorded: Recorded, semantics: TargetSemantics

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
+from foretrace.backends.early import NOTHING, Early, found_early
 from foretrace.backends.questions import asked_inside, give_up
 from foretrace.emit.python import Instead, Straight
 from foretrace.emit.python_source import INDENT, Source
@@ -18,9 +19,9 @@ from foretrace.ir.program import Graph, Recorded
 from foretrace.partition.again import made_again
 from foretrace.partition.policies import SAVE_ALL, Policy
 from foretrace.passes.cut import Level, forward_graph
-from foretrace.runtime.calls import count_write
 from foretrace.runtime.results import (
     check_changes,
+    count_all,
     count_lines,
     leaf_texts,
     repeat_changes,
@@ -53,17 +54,18 @@ def eager_entry(
         return forward_graph(of, semantics, replace(level, writes=False), "export", trains=trains)
 
     if alone:
-        graph, run = _alone(captured, level, policy)
+        graph, early, run = _alone(captured, level, policy)
     else:
         graph = make(recorded, captured.semantics, None)
-        run = InPlace(graph, {})
-    inside = asked_inside(recorded, graph)
+        early, run = NOTHING, InPlace(graph, {})
+    inside = asked_inside(recorded, early.without(graph))
     guards = Guards(source, recorded, SmallSizes(recorded, captured.semantics, graph, make))
-    guards.call(args, kwargs, inside.values())
+    guards.call(args, kwargs, [*early.asked.values(), *inside.values()])
     guards.outside()
     check_changes(recorded)
     guards.write()
     body, unmet = source.inner(), Unmet()
+    early.write(body, recorded, guards.inputs, unmet)
     instead = give_up(body, graph, inside, unmet) if inside else None
     leaves = write_body(
         body, recorded, run, guards.inputs, spelled=trains, instead=instead, below=alone
@@ -71,16 +73,17 @@ def eager_entry(
     changes = repeat_changes(body, recorded, guards.inputs, leaves)
     body.add(*changes, f"return {returned_text(body, recorded, leaves)}")
     add_surrounded(source, body.lines, grad_on=followed and not recorded.requires.grad_mode)
-    function = source.function("foretraced", "args, kwargs")
-    return Entry(function, guards.checks, source.space, recorded.asked, unmet)
+    return guards.entry(unmet)
 
 
-def _alone(captured: Captured, level: Level, policy: Policy) -> tuple[Graph, InPlace]:
-    """A step with new contents as values, and as it is run."""
+def _alone(captured: Captured, level: Level, policy: Policy) -> tuple[Graph, Early, InPlace]:
+    """A step with new contents as values, what is done before it, and the rest as it is run."""
     recorded, semantics = captured.recorded, captured.semantics
     whole = forward_graph(recorded, semantics, level, "run", trains=False)
-    again = made_again(whole, recorded, semantics, policy)
-    return as_values(whole, level), written_in_place(again, recorded, level, semantics.may_raise)
+    values = as_values(whole, level)
+    early = found_early(values, recorded)
+    again = made_again(early.without(whole), recorded, semantics, policy)
+    return values, early, written_in_place(again, recorded, level, semantics.may_raise)
 
 
 def _applies(op: Op) -> bool:
@@ -136,11 +139,13 @@ def write_body(
         mode = source.bind(torch_api.below_autograd, "below_autograd")
         source.add(f"with {mode}():", *(INDENT + line for line in (*body.lines, "pass")))
         straight.source = source
+    counted = list[str]()
     for mutation in recorded.mutations:
         live, new = inputs[mutation.index], names[mutation.value]
         if live != new or mutation.rebound:
             write_line(source, recorded, mutation, live, new)
         elif not mutation.hidden:
-            source.add(f"{source.bind(count_write, 'count_write')}({live})")
+            counted.append(live)
+    count_all(source, counted)
     reshape_lines(source, recorded, inputs)
     return leaf_texts(source, straight, recorded, inputs, spelled=spelled)

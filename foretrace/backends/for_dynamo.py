@@ -13,7 +13,7 @@ import sympy
 
 from foretrace.backends.autograd_function import Trained
 from foretrace.backends.eager import add_surrounded, write_body
-from foretrace.backends.graphs import Compilers, join
+from foretrace.backends.graphs import Compilers, core_lines, join
 from foretrace.emit.python_source import Source
 from foretrace.errors import Frame, Refusal
 from foretrace.frames.sources import asking_line
@@ -24,7 +24,7 @@ from foretrace.guards.guard import Check, check_lines
 from foretrace.ir.program import Recorded
 from foretrace.passes.cut import Level, forward_graph
 from foretrace.recording.shared_inputs import check_shared_memory
-from foretrace.runtime.results import call_core, register_hooks
+from foretrace.runtime.results import register_hooks
 from foretrace.targets.semantics import TargetSemantics
 from foretrace.writing.in_place import InPlace
 
@@ -127,7 +127,7 @@ def flat_compiled(
     """The graphs as compilers have made them."""
     written, call = FlatFunction(recorded), join(recorded, semantics, compilers)
     inside = written.source.inner()
-    leaves = call_core(inside, recorded, written.inputs, inside.bind(call, "graphs"))
+    leaves = core_lines(inside, recorded, written.inputs, call, None)
     inside.add(*register_hooks(inside, recorded, written.inputs, leaves))
     result = result_text(inside, recorded.out_structure, leaves)
     grad_on = isinstance(call, Trained) or recorded.gives_followed

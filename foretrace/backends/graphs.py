@@ -9,12 +9,13 @@ from torch import fx
 
 from foretrace.backends.autograd_function import Flat, Partial, Trained
 from foretrace.backends.eager import add_surrounded
+from foretrace.backends.early import Whole
 from foretrace.emit.fx import interpretable, to_fx
 from foretrace.emit.python import Straight
 from foretrace.emit.python_source import Source
 from foretrace.errors import Refusal
 from foretrace.guards.arguments import returned_text
-from foretrace.guards.entry import Entry, Guards
+from foretrace.guards.entry import Entry, Guards, Unmet
 from foretrace.history.history_ops import unmark
 from foretrace.ir.program import Graph, Input, Recorded
 from foretrace.ir.types import Arrived
@@ -46,14 +47,14 @@ def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
     def build(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
         recorded, source = captured.recorded, Source()
         call = join(recorded, captured.semantics, compilers())  # it may add guards on sizes
-        guards = Guards(source, recorded)
-        guards.call(args, kwargs)
+        guards, early, unmet = Guards(source, recorded), call.early, Unmet()
+        guards.call(args, kwargs, early.asked.values())
         guards.kernels()
         guards.outside(hooks=True)
         check_changes(recorded)
         guards.write()
         inside = source.inner()
-        leaves = call_core(inside, recorded, guards.inputs, source.bind(call, "graphs"))
+        leaves = core_lines(inside, recorded, guards.inputs, call, unmet)
         result = returned_text(source, recorded, leaves)
         changes = register_hooks(inside, recorded, guards.inputs, leaves)
         changes += repeat_changes(inside, recorded, guards.inputs, leaves)
@@ -61,9 +62,22 @@ def pair_with(compilers: "Callable[[], Compilers]") -> Callable[..., Entry]:
         follows = isinstance(call, Trained) or recorded.gives_followed
         grad_on = follows and not recorded.requires.grad_mode
         add_surrounded(source, inside.lines, grad_on=grad_on)
-        return Entry(source.function("foretraced", "args, kwargs"), guards.checks, source.space)
+        return guards.entry(unmet)
 
     return build
+
+
+def core_lines(
+    source: Source, recorded: Recorded, inputs: list[str], call: "Trained | Untrained",
+    unmet: Unmet | None,
+) -> list[str]:  # fmt: skip
+    """Lines that call the core of a program, and write back; expressions of what it returns.
+
+    `unmet`: as for `Early.write`.
+    """
+    early, graphs = call.early, source.bind(call, "graphs")
+    early.write(source, recorded, inputs, unmet)
+    return call_core(source, recorded, inputs, graphs, list(map(str, early.numbers)), call.written)
 
 
 def join(
@@ -88,7 +102,7 @@ class Compilers(Protocol):
     def relaid(self) -> bool:
         """Whether a tangent that lies otherwise than its output has a backward of its own."""
 
-    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
+    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Whole:
         """What runs a forward that is not trained."""
 
     def halves(
@@ -109,7 +123,7 @@ class ByBackend:
         self.compile, self.policy = compile, policy
         """of a step"""
 
-    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Flat:
+    def whole(self, recorded: Recorded, semantics: TargetSemantics) -> Whole:
         """What the backend makes of the forward, its ops as written."""
         graph = forward_graph(recorded, semantics, Level(written=True), "export", trains=False)
         made = (out for op in graph.ops for out in op.outs)
@@ -119,7 +133,7 @@ class ByBackend:
             graph = unwrapped(graph, semantics)
         graph.ops = list(map(unmark, graph.ops))  # results are made leaves after the call
         graph = made_again(graph, recorded, semantics, self.policy)
-        return self._compiled(graph, recorded, semantics)
+        return Whole(self._compiled(graph, recorded, semantics))
 
     def halves(
         self, joint: Graph, recorded: Recorded, semantics: TargetSemantics
@@ -163,8 +177,8 @@ class ByBackend:
 class Untrained:
     """Calls a graph that autograd does not follow; inputs, and leaves in it, may require grad."""
 
-    def __init__(self, forward: Flat, recorded: Recorded) -> None:
-        self.forward = forward
+    def __init__(self, whole: Whole, recorded: Recorded) -> None:
+        self.forward, self.early, self.written = whole.run, whole.early, whole.written
         given = any(item.value.type.requires_grad for item in recorded.inputs)
         self.silent = given or recorded.makes_leaves
 

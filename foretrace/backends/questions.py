@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.asking.questions import ASSERT
+from foretrace.backends.relations import ASSERTIONS, Relation
 from foretrace.emit.python import Instead, Straight
 from foretrace.emit.python_source import Source
 from foretrace.guards.entry import Unmet
@@ -19,10 +19,8 @@ from foretrace.ir.program import Graph, Recorded
 from foretrace.ir.requirements import Answered
 from foretrace.mutation.builder import REQUIRES_GRAD
 from foretrace.ops.schemas import schema_of
-from foretrace.passes.asserted import ASSERT_NUMBER
 from foretrace.values.draws import draws
 
-ASSERTIONS = frozenset({ASSERT, ASSERT_NUMBER})
 TORCHS = frozenset({"aten", "prims"})
 """Operators that do nothing but compute"""
 
@@ -59,10 +57,16 @@ def give_up(source: Source, graph: Graph, inside: dict[str, Answered], unmet: Un
         answered = inside.get(op.args[1]) if op.target in ASSERTIONS else None
         if answered is None:
             return None
-        known = straight.source.bind(answered, "question")
-        return f"if not {straight.tree(op.args[0])}: return {miss}({known}, {states or '()'})"
+        return question_text(op, straight, miss, answered, states or "()")
 
     return instead
+
+
+def question_text(op: Op, straight: Straight, miss: str, answered: Answered, states: str) -> str:
+    """A statement that gives the call up where an assertion does not hold."""
+    known, asked = straight.source.bind(answered, "question"), op.args[0]
+    text = asked.text(straight) if isinstance(asked, Relation) else straight.tree(asked)
+    return f"if not {text}: return {miss}({known}, {states})"
 
 
 class _States:

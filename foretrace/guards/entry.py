@@ -151,6 +151,11 @@ class Guards(Conditions):
         lines = check_lines(self.checks, lambda *_: f"return {miss}")
         self.source.add("try:", *(INDENT + line for line in lines), f"{GONE}: return {miss}")
 
+    def entry(self, unmet: Unmet) -> Entry:
+        """The source as one; `unmet` tells of the questions that its body asks."""
+        function = self.source.function("foretraced", "args, kwargs")
+        return Entry(function, self.checks, self.source.space, self.recorded.asked, unmet)
+
     # ---- parts -------------------------------------------------------------------------------
 
     def _modes(self) -> None:

@@ -17,7 +17,7 @@ from foretrace import torch_api
 from foretrace.emit.python_source import Source
 from foretrace.errors import Frame, Late
 from foretrace.guards.guard import Check, Checks
-from foretrace.ir.members import MISSING, OWN, own_items, own_length
+from foretrace.ir.members import MISSING, OWN, own_items, own_kind
 from foretrace.ir.plain_data import plain
 from foretrace.ir.requirements import (
     AFTER_ONE,
@@ -124,8 +124,8 @@ class Facts(Checks):
             condition = f"len({holder}) == {len(held.before)} or not {added}.names({holder})"
             self.add(condition, f"{added}.words({holder})")
         elif isinstance(held, HeldLength):
-            known = type(held.holder) in OWN
-            length = "len" if known else self.source.bind(own_length, "length")
+            known, own = type(held.holder) in OWN, own_kind(held.holder).__len__
+            length = "len" if known else self.source.bind(own, "length")
             condition = f"{length}({holder}) == {held.before}"
             self.add(condition, repr(f"{held.name} has more or fewer items than it had"))
             if isinstance(held, HeldMembers):
@@ -177,7 +177,8 @@ class _Apart:
 
     def hold(self) -> bool:
         """Asked at each call."""
-        return not any(self.others.keys() & set(map(id, t.values())) for t in self.tables)
+        tensors = chain.from_iterable(table.values() for table in self.tables)
+        return self.others.keys().isdisjoint(map(id, tensors))
 
 
 def _by_identity(item: object) -> object:

@@ -110,13 +110,13 @@ def one_tensor(names: Sequence[str], *tensors: Any) -> str:
     return ""
 
 
-OF_TORCH = (torch.Tensor, torch.nn.Parameter)
+OF_TORCH = frozenset({torch.Tensor, torch.nn.Parameter})
 """Classes of tensors that hold no others"""
 
 
 def apart(written: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
     """Whether none of `written` shares memory with another tensor of either."""
-    if all(type(tensor) in OF_TORCH for tensor in (*written, *given)):
+    if OF_TORCH.issuperset(map(type, (*written, *given))):
         return _plain_apart(written, given)
     each_once = {id(t): t for t in (*written, *given)}
     memories = {

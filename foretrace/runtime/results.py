@@ -1,6 +1,6 @@
 """The end of a generated call: what is written back, what is returned, what else is changed."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -58,21 +58,35 @@ def _numbers_of(recorded: Recorded) -> list[sympy.Symbol]:
     return sorted(named & recorded.symbols.data, key=str)
 
 
-def call_core(source: Source, recorded: Recorded, inputs: Sequence[str], call: str) -> list[str]:
-    """Lines that get the core from `call` and write back; expressions of the program's outputs."""
+def call_core(
+    source: Source, recorded: Recorded, inputs: Sequence[str], call: str,
+    numbers: Sequence[str] = (), written: Collection[int] = (),
+) -> list[str]:  # fmt: skip
+    """Lines that get the core from `call` and write back; expressions of the program's outputs.
+
+    Args:
+        source: takes the lines.
+        recorded: the program.
+        inputs: names of its inputs.
+        call: what is called with them.
+        numbers: expressions of what it gets beside.
+        written: which inputs it writes to itself, so that it does not give their new contents.
+    """
     core = core_of(recorded)
-    values = [*(o.value for o in core.outputs), *(m.value for m in core.mutations)]
+    left = [m for m in recorded.mutations if m.rebound or m.index not in written]
+    values = [*(o.value for o in core.outputs), *(m.value for m in left if not m.rebound)]
     made = [source.names.new("result") if isinstance(v, Value) else str(v) for v in values]
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
     names.update(zip(values, made, strict=True))
     assigned = f"({', '.join(made)}{',' * (len(made) == 1)}) = " if made else ""
     count_lines(source, recorded, inputs)
-    source.add(f"{assigned}{call}({', '.join(inputs)})")
+    source.add(f"{assigned}{call}({', '.join([*inputs, *numbers])})")
     for value, name in zip(values, made, strict=True):
         if recorded.made_leaf(value):
             source.add(f"{name} = {name}.detach().requires_grad_()")
-    for mutation in recorded.mutations:
+    for mutation in left:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
+    count_all(source, [inputs[index] for index in sorted(written)])
     reshape_lines(source, recorded, inputs)
     straight = Straight(source, recorded.symbols, names)
     return leaf_texts(source, straight, recorded, inputs)
@@ -90,6 +104,12 @@ def write_line(source: Source, recorded: Recorded, mutation: Mutation, live: str
     call = source.bind(write_back, "write_back")
     item = source.bind(recorded.inputs[mutation.index], "input")
     source.add(f"{call}({item}, {live}, {new}, {source.bind(mutation, 'mutation')})")
+
+
+def count_all(source: Source, names: Sequence[str]) -> None:
+    """The line by which autograd knows of what was written in place."""
+    if names:
+        source.add(f"{source.bind(count_write, 'count_write')}(({', '.join(names)},))")
 
 
 def count_lines(source: Source, recorded: Recorded, inputs: Sequence[str]) -> None:

@@ -17,6 +17,17 @@ SIZE_UNKNOWN = torch.ops.aten.mkldnn_rnn_layer.default
 """Its workspace has one element by its meta kernel and Inductor, and more in training (2.13.0)."""
 
 
+class Number(torch.SymFloat):
+    """A float that a graph is given. Inductor's key of a graph tells it by its symbol.
+
+    FxGraphCachePickler of torch/_inductor/codecache.py does so for SymInts; it meets no SymFloat,
+    as Dynamo gives floats in tensors (2.13.0).
+    """
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return str, (str(self.node.expr),)
+
+
 class Inductor:
     """torch.compile's own backend, for the two graphs of one program.
 
@@ -44,6 +55,12 @@ class Inductor:
 
     def forward(self, module: Any, inputs: list[Any], outputs: int, *, inference: bool) -> Any:
         """A compiled forward; the first `outputs` results are the user's and keep their strides."""
+        inputs = [
+            Number(each.node)  # type: ignore[no-untyped-call]
+            if issubclass(type(each), torch.SymFloat)
+            else each
+            for each in inputs
+        ]
         with self._around(module, inputs):
             if not inference:
                 module = self._joint_passes(module, inputs)

@@ -11,23 +11,25 @@ from typing import Any
 import torch
 
 from foretrace.ir.op import Choice, Op, Origin, Value
-from foretrace.ir.program import Graph, Mutation, Output, Recorded
+from foretrace.ir.program import Graph, Mutation, Recorded
 from foretrace.ir.walk import binds
 from foretrace.symbols.questions import free_symbols
 from foretrace.writing.calls import COPY
 from foretrace.writing.memory import may_be_written
-from foretrace.writing.order import MayRaise, asserts, guards_of, raises, step
+from foretrace.writing.order import MayRaise, asserts, guards_of, raises
 
 aten = torch.ops.aten
 NOWHERE = Origin(None, None)
 
 
-def written_at_end(graph: Graph, recorded: Recorded, may_raise: MayRaise) -> Graph:
-    """A forward that ends with copies of new contents, and gives the inputs in their place.
+def written_at_end(
+    graph: Graph, recorded: Recorded, may_raise: MayRaise
+) -> tuple[Graph, frozenset[int]]:
+    """A forward that ends with copies of new contents, which it does not give; of which inputs.
 
     Copied is what depends on each op that may raise: the compiler decides when it is written, and a
     call that raises is to leave it as it was. A program that asks of data in its middle copies
-    nothing. Python's steps between numbers are not minded (docs/limits.md).
+    nothing.
 
     Args:
         graph: a forward cut, down to leaves.
@@ -35,15 +37,15 @@ def written_at_end(graph: Graph, recorded: Recorded, may_raise: MayRaise) -> Gra
         may_raise: tells of an operator.
     """
     if len(recorded.asked) > len(recorded.asked_before):
-        return graph  # it gives up in its middle
+        return graph, frozenset()  # it gives up in its middle
     kept = len(graph.outputs) - len(recorded.mutations)
     outputs, copies, asked = graph.outputs[:kept], list[Op](), guards_of(recorded)
 
     def stops(op: Op) -> bool:
         """Whether it may raise; a guard was asked before the call."""
-        return raises(op, may_raise) and not (step(op) or asserts(op, asked))
+        return raises(op, may_raise) and not asserts(op, asked)
 
-    after = _After(graph.ops, stops)
+    after, written = _After(graph.ops, stops), set[int]()
     for mutation, output in zip(recorded.mutations, graph.outputs[kept:], strict=True):
         live, new = recorded.inputs[mutation.index].value, output.value
         if not (_copied(recorded, mutation) and isinstance(new, Value) and after.all(new)):
@@ -51,8 +53,8 @@ def written_at_end(graph: Graph, recorded: Recorded, may_raise: MayRaise) -> Gra
             continue
         out = Value(live.type.with_grad(False))
         copies.append(Op(COPY, (live, new), {}, out, (out,), origin=NOWHERE))
-        outputs.append(Output(live, output.role))
-    return replace(graph, ops=[*graph.ops, *copies], outputs=outputs)
+        written.add(mutation.index)
+    return replace(graph, ops=[*graph.ops, *copies], outputs=outputs), frozenset(written)
 
 
 def losses_first(graph: Graph) -> Graph:

@@ -634,3 +634,30 @@ def test_a_global_of_another_file_that_the_program_sets() -> None:
     found = [compiled(x) for _ in range(4)]
     assert [float(each[0]) for each in found] == [2, 3, 2, 3]
     assert FLAGS.inside is False  # type: ignore[attr-defined]
+
+
+SMALL = {"rate": 0.5, "betas": (0.9, 0.999), "zero": 0.0, "name": "a", "none": None}
+"""A dict of options, as an optimizer's defaults are"""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        SMALL | {"rate": 0.25}, SMALL | {"rate": 1}, SMALL | {"zero": -0.0}, SMALL | {"zero": 0},
+        SMALL | {"betas": (0.9, 0.99)}, SMALL | {"betas": [0.9, 0.999]}, SMALL | {"none": False},
+        SMALL | {"more": 1}, {name: SMALL[name] for name in reversed(SMALL)},
+        {name: SMALL[name] for name in SMALL if name != "name"}, dict(SMALL) | {"name": "b"},
+    ],
+)  # fmt: skip
+def test_a_dict_of_options_is_compared_by_value(other: dict[str, Any]) -> None:
+    """Each value with its type, and the order, which a program may see."""
+    held = types.SimpleNamespace(options=dict(SMALL))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * len(repr(list(held.options.items())))
+
+    compiled, x = foretrace.compile(program, fullgraph=True), torch.ones(2)
+    for now in (SMALL, dict(SMALL), other, SMALL):
+        held.options = dict(now)
+        assert torch.equal(compiled(x), program(x))
+    assert len(compiled.recaptures) == 1
