@@ -57,7 +57,7 @@ def seen_to_differ(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
     """
     for each in held:
         if isinstance(each, Held) and type(each.holder) is dict and "params" in each.holder:
-            place = _place_of(each)
+            place = place_of(each)
             if place is not None:
                 yield from counted_in([Change(place, place.now, rebound=True)])
 
@@ -75,13 +75,13 @@ def scheduled(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
         if not isinstance(each, Held) or type(each.holder) is not dict:
             continue
         if any(mark in each.holder and each.key == key for mark, key in SCHEDULED):
-            place = _place_of(each)
+            place = place_of(each)
             (_, number), *_ = take_apart(each.before)[0] or [("", None)]
             if place is not None and type(number) in NUMBERS:
                 yield Change(place, None, rebound=True), 0
 
 
-def _place_of(held: Held) -> Place | None:
+def place_of(held: Held) -> Place | None:
     """The place of what was found; None where it is an item of a list, or none of ours."""
     if held.how == "item" and not isinstance(held.holder, dict):
         return None
@@ -153,7 +153,7 @@ class Counts:
         left, lent = list[Change](), list[tuple[Place, Any, list[Any], str]]()
         try:
             for change, numbers in self._places.values():
-                place = _anew(change.place)
+                place = anew(change.place)
                 leaves, structure = take_apart(place.before)
                 every = [leaf for _, leaf in leaves]
                 opened = [OPEN if i in numbers else leaf for i, leaf in enumerate(every)]
@@ -187,7 +187,8 @@ def _key(each: tuple[Change | Place, int] | str) -> Any:
     return id(place.holder), place.key, each[1]
 
 
-def _anew(place: Place) -> Place:
+def anew(place: Place) -> Place:
+    """The place, as it is now."""
     if isinstance(place, Entry):
         return Entry(place.name, place.holder, place.key, place.now)
     return type(place)(place.name, place.holder, place.now)

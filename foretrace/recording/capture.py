@@ -49,18 +49,21 @@ from foretrace.python_state.module_state import (
     watched,
 )
 from foretrace.python_state.outside import Outside
+from foretrace.python_state.reads import (
+    check_found,
+    open_holders,
+    read_again,
+    read_moved,
+    unread,
+)
 from foretrace.python_state.restoring import put_back
 from foretrace.python_state.states import (
     arguments_changed,
     bound_to_data,
-    check_found,
     left_in,
-    open_holders,
-    read_again,
     states_of,
     themselves,
     told,
-    unread,
 )
 from foretrace.recording.gradients import Gradients, RunLeaves
 from foretrace.recording.new_contents import (
@@ -113,6 +116,8 @@ class Capture:
         self._taken, self.names, self._known = set[str](), dict[int, str](), dict[int, Abstract]()
         self.counts = Counts()
         """numbers of which earlier runs have shown that the program counts with them"""
+        self.moved: list[Change] = []
+        """places that hold other tensors than an earlier capture has found there"""
         self._themselves, self.anew = set[int](), set[int]()
         """modules' tensors, by id, that are no stand-ins; inputs that the program binds anew"""
         self.together = False
@@ -479,6 +484,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
             read_again(kept, capture, requires)
+            read_moved(capture.moved, kept, capture, requires)
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
             capture.note_asked(requires)
