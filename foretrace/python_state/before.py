@@ -20,7 +20,6 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.ir.members import CONTENT, attributes_of, own_length, reached, slot_names
 from foretrace.ir.requirements import Change, Entry, Place
-from foretrace.python_state.casts import CASTS, places_of, uses_of
 from foretrace.python_state.kept import (
     ATOMS,
     STATES,
@@ -47,6 +46,7 @@ from foretrace.python_state.mentioned import (
 )
 from foretrace.python_state.outside import origin_of
 from foretrace.python_state.restoring import Called, called, changes_in, put_all_back
+from foretrace.symbols.called import CASTS, places_of, uses_of
 from foretrace.tensors.abstract import Abstract
 
 MOST: Final = 20_000

@@ -53,8 +53,24 @@ class Run(Protocol):
         """The placeholder of a tensor from outside."""
 
 
-def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None:
-    """Let the tensors that are in such places be inputs that are read there at each call."""
+def read_again(
+    kept: Sequence[Change], moved: Iterable[Change], run: Run, requires: Requirements
+) -> None:  # fmt: skip
+    """Let the tensors that are in such places be inputs that are read there at each call.
+
+    Args:
+        kept: what the run leaves there.
+        moved: what others bind there for each call.
+        run: its inputs.
+        requires: takes further places of one tensor, and which inputs are of the second kind.
+    """
+    _read_left(kept, run, requires)
+    left = {(id(each.place.holder), each.place.key) for each in kept}
+    others = (each for each in moved if (id(each.place.holder), each.place.key) not in left)
+    _read_moved(others, run, requires)
+
+
+def _read_left(kept: Iterable[Change], run: Run, requires: Requirements) -> None:
     for change in requires.changed:
         if change.itself and own_kind(change.after) in FILLED:
             content = Contents(change.name, change.after, content_of(change.after))
@@ -75,14 +91,9 @@ def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None
                 requires.tied.append((read, index))
 
 
-def read_moved(
-    moved: Iterable[Change], kept: Iterable[Change], run: Run, requires: Requirements
-) -> None:  # fmt: skip
-    """The same of places that others bind to other tensors for each call, not the run (`kept`)."""
-    left = {(id(each.place.holder), each.place.key) for each in kept}
+def _read_moved(moved: Iterable[Change], run: Run, requires: Requirements) -> None:
     for change in moved:
-        known = (id(change.place.holder), change.place.key) in left
-        for read, tensor in () if known else _tensors_in(change.place):
+        for read, tensor in _tensors_in(change.place):
             index = _lifted(run, tensor)
             if _let_read(run, index, read, change):
                 requires.rebound.append(index)

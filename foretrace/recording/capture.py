@@ -53,7 +53,6 @@ from foretrace.python_state.reads import (
     check_found,
     open_holders,
     read_again,
-    read_moved,
     unread,
 )
 from foretrace.python_state.restoring import put_back
@@ -116,12 +115,10 @@ class Capture:
         self._taken, self.names, self._known = set[str](), dict[int, str](), dict[int, Abstract]()
         self.counts = Counts()
         """numbers of which earlier runs have shown that the program counts with them"""
-        self.moved: list[Change] = []
-        """places that hold other tensors than an earlier capture has found there"""
+        self.moved: list[Change] = []  # places with other tensors than earlier captures found there
         self._themselves, self.anew = set[int](), set[int]()
         """modules' tensors, by id, that are no stand-ins; inputs that the program binds anew"""
-        self.together = False
-        """whether arguments that share memory are views of one input"""
+        self.together = False  # whether arguments that share memory are views of one input
         self.as_given, self._views = list[Any](), dict[int, tuple[Abstract, torch.Tensor]]()
         """placeholders, of such arguments the views; for these, their memory's, and the real one"""
         self._counted: list[tuple[tuple[Place, int] | str, sympy.Symbol]] = []
@@ -483,8 +480,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             requires.handed += handed_back(result, (), _filled(kept))
             changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
-            read_again(kept, capture, requires)
-            read_moved(capture.moved, kept, capture, requires)
+            read_again(kept, capture.moved, capture, requires)
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
             capture.note_asked(requires)
