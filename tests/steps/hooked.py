@@ -181,7 +181,7 @@ def a_projection_that_is_made_anew_now_and_then() -> Loop:
         F.cross_entropy(model(x), y).backward()
         gradient = model[0].weight.grad
         if projector.count % 3 == 0:
-            projector.basis = torch.linalg.svd(gradient.T @ gradient).Vh[:4]
+            projector.basis = torch.linalg.svd(gradient.T @ gradient).Vh[:4].contiguous()
         projector.count += 1
         with torch.no_grad():
             model[0].weight.sub_(gradient @ projector.basis.T @ projector.basis, alpha=0.1)
