@@ -44,7 +44,7 @@ from foretrace.python_state.mentioned import (
     mentioned_by,
     spaces_of,
 )
-from foretrace.python_state.outside import origin_of
+from foretrace.python_state.outside import origin
 from foretrace.python_state.restoring import Called, called, changes_in, put_all_back
 from foretrace.symbols.called import CASTS, places_of, uses_of
 from foretrace.tensors.abstract import Abstract
@@ -396,7 +396,7 @@ class Before:
 
     def _of_function(self, function: types.FunctionType) -> None:
         """The attributes of a function of the user's; torch keeps what it likes in its own."""
-        if origin_of(function.__code__.co_filename) == "user":
+        if origin(function.__code__) == "user":
             self._attributes(function.__dict__)
 
     def _class(self, kind: type) -> None:

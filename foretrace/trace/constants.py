@@ -264,8 +264,8 @@ class Constants:
         for op in ops:
             for out in op.outs:
                 self.makers[out] = op
-            for symbol in binds(op):
-                self.binders[symbol] = op
+            for symbol in binds(op):  # a walk back has it inside, and shows results of that size
+                self.binders.setdefault(symbol, op)
             if op.own is not None:
                 self.note(op.own)
             elif op.definition is None:

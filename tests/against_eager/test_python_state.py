@@ -634,3 +634,30 @@ def test_a_global_of_another_file_that_the_program_sets() -> None:
     found = [compiled(x) for _ in range(4)]
     assert [float(each[0]) for each in found] == [2, 3, 2, 3]
     assert FLAGS.inside is False  # type: ignore[attr-defined]
+
+
+STEP = """
+import torch
+torch.manual_seed(0)
+weight = torch.nn.Parameter(torch.randn(3))
+optimizer = torch.optim.Adam([weight], lr=0.1)
+
+def step(x):
+    optimizer.zero_grad()
+    (x * weight).tanh().sum().backward()
+    optimizer.step()
+    return weight.sum()
+"""
+
+
+def test_a_program_in_a_text() -> None:
+    """As `python -c` and `exec` have one: what it reaches is watched, and as it was after a run."""
+    eager, other = dict[str, Any](), dict[str, Any]()
+    for space in (eager, other):
+        exec(STEP, space)  # noqa: S102
+    compiled = foretrace.compile(other["step"], fullgraph=True)
+    for _ in range(4):
+        assert torch.equal(compiled(X), eager["step"](X))
+    (found,), (expected,) = (space["optimizer"].state.values() for space in (other, eager))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert len(compiled.recaptures) == 1
