@@ -49,6 +49,8 @@ class TorchCompilers:
     policy: Policy = MIN_CUT
     writes: bool = False
     """the compiler knows graphs that write to their inputs at their end"""
+    retypes: bool = False
+    """the compiler asks FakeTensor again for the types of a graph"""
     relaid: ClassVar[bool] = False
 
     def opened(self, graph: Graph, semantics: TargetSemantics) -> Graph:
@@ -58,7 +60,7 @@ class TorchCompilers:
             Refusal: it has an operator that torch has no rule for where data decides its sizes, or
                 an input that is sparse.
         """
-        _check_sizes(graph)
+        _check_sizes(graph, retypes=self.retypes)
         _check_dense(graph)
         return decompose(graph, self.decompositions, semantics) if self.decompositions else graph
 
@@ -106,13 +108,15 @@ class TorchCompilers:
         return pair, ends[0].around(both.forward), ends[1].around(both.backward), partial
 
 
-def _check_sizes(graph: Graph) -> None:
+def _check_sizes(graph: Graph, *, retypes: bool) -> None:
+    """FakeTensor takes such an operator's sizes for data's, also where numbers decide them."""
     for op in leaves_that_run(graph.ops):
-        sized = op.outs and binds(op) and torch.Tag.dynamic_output_shape in op.target.tags
-        if sized and not torch_api.has_fake_rule(op.target):
+        sized = torch.Tag.dynamic_output_shape in getattr(op.target, "tags", ())
+        asked = sized and (retypes or (op.outs and binds(op)))
+        if asked and not torch_api.has_fake_rule(op.target):
             raise Refusal(
-                f"data decides the sizes of what {op.target} returns, and torch's compilers have"
-                " no rule for it",
+                f"data may decide the sizes of what {op.target} returns, and torch's compilers"
+                " have no rule for it",
                 kind="data-dependent", at=op.origin.frame,
                 do=('use backend="eager"', "or compute it outside of the compiled program"),
             )  # fmt: skip

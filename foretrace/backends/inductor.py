@@ -35,7 +35,7 @@ def inductor_compilers(
             return inductor.backward(module, inputs)
 
     whole = partial(forward, inference=True)
-    return TorchCompilers(forward, backward, whole, table, policy, writes=True)
+    return TorchCompilers(forward, backward, whole, table, policy, writes=True, retypes=True)
 
 
 def before_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:

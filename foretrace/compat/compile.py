@@ -19,7 +19,7 @@ from foretrace.recording.capture import Capture
 from foretrace.recording.setup import Branches, check_branches, counting, device_of, set_up
 from foretrace.runtime.compiled import Building, Compiled
 from foretrace.runtime.module import compiled_module
-from foretrace.runtime.varying import Counted, Sizes, Varying
+from foretrace.runtime.varying import Found, Sizes, Varying
 from foretrace.symbols.dynamic import Dynamic
 from foretrace.targets.profile import target_of
 from foretrace.targets.semantics import Captured
@@ -82,7 +82,7 @@ def _made(
 
 
 def captured(
-    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes, counted: Counted,
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Sizes, found: Found,
     branches: Branches = "guard", *, holes: bool = False,
 ) -> Captured:  # fmt: skip
     """A capture for a compiled callable: what Python state the program reads is noted.
@@ -92,14 +92,14 @@ def captured(
         args: the call's positional arguments.
         kwargs: its keyword arguments.
         sizes: which sizes of which arguments are symbols.
-        counted: the numbers outside of the arguments that are.
+        found: the numbers outside of the arguments that are, and tensors that are read anew.
         branches: what becomes of a Python `if` on data.
         holes: whether what no graph repeats, and nobody would miss later, is refused: a print.
     """
     target = target_of(None, device_of(fn, args, kwargs))
     counts = Counts(opens=branches == "guard")  # two sides leave no state
-    counts.note(each for each in counted if of_optimizer(each[0]))
-    counts.guess(each for each in counted if not of_optimizer(each[0]))
+    counts.note(each for each in found.numbers if of_optimizer(each[0]))
+    counts.guess(each for each in found.numbers if not of_optimizer(each[0]))
 
     def once(path: Path | None) -> Captured:
         def make() -> Capture:
@@ -107,6 +107,7 @@ def captured(
             if holes and run.outside is not None:
                 run.outside.holes = Holes(run.recorder.refused)
             run.questions.follow(path, run.recorder)
+            run.moved = [*found.tensors.values()]
             return run
 
         return counting(counts, make, fn, args, kwargs, guesses=True)

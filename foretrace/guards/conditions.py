@@ -18,10 +18,11 @@ from foretrace.emit.python_source import INDENT, Source
 from foretrace.errors import Frame, Late
 from foretrace.guards.guard import Check, Checks, Of, check_lines, of_answer, telling
 from foretrace.guards.python_state import Facts
+from foretrace.guards.tensors import Elsewhere
 from foretrace.ir.members import MISSING
 from foretrace.ir.places import tensor_of
 from foretrace.ir.program import Input, Recorded
-from foretrace.ir.requirements import Answered, memory_of, one_memory
+from foretrace.ir.requirements import Answered, Held, memory_of, one_memory
 from foretrace.symbols.sizes import MANY, Numbers, Size, put_in, solved
 from foretrace.tensors.layouts import sparse_of
 from foretrace.tensors.wrapped import Holds
@@ -86,6 +87,7 @@ class Conditions(Checks):
         self._tied()
         self._together()
         self._states()
+        self._rebound()
         self._forms()
         self._gradients()
         self._hooks()
@@ -181,6 +183,21 @@ class Conditions(Checks):
             there = f"{self.source.bind(read, 'read')}()"
             words = f"{read.place.name} and {self.recorded.inputs[index].role.name} are two tensors"
             self.add(f"{there} is {self.inputs[index]}", repr(f"{words} now"))
+
+    def _rebound(self) -> None:
+        """That a tensor which others have bound is nothing else that the program has, too.
+
+        What the program asks by `is`, it was told of two tensors.
+        """
+        requires, inputs = self.recorded.requires, self.recorded.inputs
+        if requires.rebound:
+            held = [each.before for each in requires.held if isinstance(each, Held)]
+            elsewhere = self.source.bind(Elsewhere(held), "elsewhere")
+            first = [self.inputs[index] for index in requires.rebound]
+            rest = [n for item, n in zip(inputs, self.inputs, strict=True) if item.size is None]
+            two = [f"({', '.join(names)},)" for names in (first, rest)]
+            words = "a tensor that is bound outside of the program is one that it has elsewhere"
+            self.add(f"not {elsewhere}.any({', '.join(two)})", repr(words))
 
     def _forms(self) -> None:
         """Containers that the program fills."""

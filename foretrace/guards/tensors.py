@@ -1,6 +1,6 @@
 """How a tensor differs from the one that a capture saw, in words."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -140,3 +140,15 @@ def _plain_apart(written: Sequence[torch.Tensor], given: Sequence[torch.Tensor])
         for memory, tensors in memories.items() if memory
         for (one, _), (other, _) in overlapping([*tensors.items()])
     )  # fmt: skip
+
+
+class Elsewhere:
+    """Whether tensors are also in places that are to hold what they held, or other inputs."""
+
+    def __init__(self, held: Iterable[object]) -> None:
+        self.held = {id(each): each for each in held if isinstance(each, torch.Tensor)}
+
+    def any(self, tensors: Sequence[object], inputs: Sequence[object]) -> bool:
+        """Whether one of them is; `inputs` has all of a graph, these among them."""
+        found = [*map(id, inputs)]
+        return any(id(each) in self.held or found.count(id(each)) > 1 for each in tensors)

@@ -264,6 +264,8 @@ class Requirements:
     """containers that it fills or empties, which hold as much as they did"""
     tied: list[tuple[StateRead, int]] = field(default_factory=list)
     """further places of a state that is an input already, and its number"""
+    rebound: list[int] = field(default_factory=list)
+    """inputs that others bind to another tensor for each call: to none that is elsewhere, too"""
     handed: list[Handed] = field(default_factory=list)
     """what of its result is an object of the caller's"""
     stored: list[ref[torch.Tensor]] = field(default_factory=list)

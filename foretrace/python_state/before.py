@@ -20,7 +20,6 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.ir.members import CONTENT, attributes_of, own_length, reached, slot_names
 from foretrace.ir.places import Change, Entry, Place
-from foretrace.python_state.casts import CASTS, places_of, uses_of
 from foretrace.python_state.kept import (
     ATOMS,
     STATES,
@@ -45,8 +44,9 @@ from foretrace.python_state.mentioned import (
     mentioned_by,
     spaces_of,
 )
-from foretrace.python_state.outside import origin_of
+from foretrace.python_state.outside import origin
 from foretrace.python_state.restoring import Called, called, changes_in, put_all_back
+from foretrace.symbols.called import CASTS, places_of, uses_of
 from foretrace.tensors.abstract import Abstract
 
 MOST: Final = 20_000
@@ -396,7 +396,7 @@ class Before:
 
     def _of_function(self, function: types.FunctionType) -> None:
         """The attributes of a function of the user's; torch keeps what it likes in its own."""
-        if origin_of(function.__code__.co_filename) == "user":
+        if origin(function.__code__) == "user":
             self._attributes(function.__dict__)
 
     def _class(self, kind: type) -> None:

@@ -55,7 +55,7 @@ def seen_to_differ(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
             continue
         in_group = type(each.holder) is dict and "params" in each.holder
         if in_group or type(each.before) in NUMBERS:
-            place = _place_of(each)
+            place = place_of(each)
             if place is not None:
                 yield from counted_in([Change(place, place.now, rebound=True)])
 
@@ -72,7 +72,7 @@ def may_be_counted(
     for each in held:
         if not isinstance(each, Held) or type(each.before) not in (*NUMBERS, dict, OrderedDict):
             continue
-        place, name = _place_of(each), _variable(each) if each.how == "cell" else each.key
+        place, name = place_of(each), _variable(each) if each.how == "cell" else each.key
         if place is not None and type(each.before) not in NUMBERS:
             yield from _entries_counted(each.name, place.now, names)
         elif place is not None and type(name) is str and name in names:
@@ -107,13 +107,13 @@ def scheduled(held: Iterable[object]) -> Iterator[tuple[Change, int]]:
             continue
         marked = any(mark in each.holder and each.key == key for mark, key in SCHEDULED)
         if marked or (each.key == "lr" and id(each.holder) in groups):
-            place = _place_of(each)
+            place = place_of(each)
             (_, number), *_ = take_apart(each.before)[0] or [("", None)]
             if place is not None and type(number) in NUMBERS:
                 yield Change(place, None, rebound=True), 0
 
 
-def _place_of(held: Held) -> Place | None:
+def place_of(held: Held) -> Place | None:
     """The place of what was found; None where it is an item of a list, or none of ours."""
     if held.how == "item" and not isinstance(held.holder, dict):
         return None
@@ -205,7 +205,7 @@ class Counts:
         left, lent = list[Change](), list[tuple[Place, Any, list[Any], str]]()
         try:
             for change, numbers in self._places.values():
-                place = _anew(change.place)
+                place = anew(change.place)
                 leaves, structure = take_apart(place.before)
                 every = [leaf for _, leaf in leaves]
                 opened = [OPEN if i in numbers else leaf for i, leaf in enumerate(every)]
@@ -239,7 +239,8 @@ def _key(each: tuple[Change | Place, int] | str) -> Any:
     return id(place.holder), place.key, each[1]
 
 
-def _anew(place: Place) -> Place:
+def anew(place: Place) -> Place:
+    """The place, as it is now."""
     if isinstance(place, Entry):
         return Entry(place.name, place.holder, place.key, place.now)
     return type(place)(place.name, place.holder, place.now)

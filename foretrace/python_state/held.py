@@ -36,7 +36,7 @@ from foretrace.ir.requirements import (
     ModuleState,
     Requirements,
 )
-from foretrace.python_state.outside import Outside, origin_of
+from foretrace.python_state.outside import Outside, origin, origin_of
 from foretrace.python_state.restoring import Called
 from foretrace.tensors.wrapped import flattened, wraps
 
@@ -290,7 +290,7 @@ def _parts(item: Any) -> tuple[str, ...]:
 
 def _users_function(item: Any) -> bool:
     """Whether it is a function that is none of a library's, which leaves its own as they are."""
-    return isinstance(item, types.FunctionType) and origin_of(item.__code__.co_filename) == "user"
+    return isinstance(item, types.FunctionType) and origin(item.__code__) == "user"
 
 
 def _of_a_library(item: Any) -> bool:

@@ -14,9 +14,9 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from foretrace.ir.members import attributes_of
-from foretrace.python_state.casts import CASTS
 from foretrace.python_state.kept import ATOMS, STATES
-from foretrace.python_state.outside import origin_of
+from foretrace.python_state.outside import origin, origin_of
+from foretrace.symbols.called import CASTS
 
 FOLLOWED = frozenset({"collections", "types", "weakref", "functools", "contextlib", "torch"})
 """Libraries of which objects are followed as those of the user's classes are"""
@@ -184,7 +184,7 @@ def members_of(kind: type, names: set[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _of_user(function: types.FunctionType) -> bool:
-    return origin_of(function.__code__.co_filename) == "user"
+    return origin(function.__code__) == "user"
 
 
 @functools.cache

@@ -39,8 +39,10 @@ LAYERS = tuple(torch_api.TORCH_DIR + room for room in ("nn/", "optim/", "amp/"))
 """Where torch's own Python computes with what objects of the program's hold"""
 BELOW_TORCH = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions")
 """What torch itself is built on"""
-TYPED = ("<stdin>", "<console>", "<python-input", "<ipython-input")
-"""Files of code that a user types in; its `__main__` has none"""
+TYPED = ("<stdin>", "<console>", "<python-input", "<ipython-input", "<string>", "<doctest ")
+"""Files of code that a user types in, or has in a text (`exec`, `python -c`)"""
+MADE = "<string>", "__"
+"""The file of what dataclasses make, too, and how the names of that begin"""
 MOST_FRAMES = 64
 """Frames that are kept before those that have ended are let go"""
 LONGEST = 60
@@ -196,7 +198,7 @@ class Outside(Unwatched):
             note(frame)
 
     def _meet(self, frame: types.FrameType, code: types.CodeType) -> Notes:
-        kind, space = origin_of(code.co_filename), frame.f_globals
+        kind, space = origin(code), frame.f_globals
         if self.holes is not None and self.holes.marks(code):
             return self._meet_as(code, (self.holes.entered,))
         if kind == "library" or code.co_name == "<module>":  # an import runs once, not each call
@@ -244,7 +246,7 @@ class Outside(Unwatched):
     def will_run(self, function: types.FunctionType) -> None:
         """Note what a function reads that runs in the backward, and those that it names."""
         code, space = function.__code__, function.__globals__
-        if id(code) in self.later.codes or origin_of(code.co_filename) != "user":
+        if id(code) in self.later.codes or origin(code) != "user":
             return
         self.later.codes[id(code)] = code
         waiting = [code]
@@ -316,6 +318,13 @@ class Outside(Unwatched):
             if not found:
                 running.append((frame, before))
         self._frames = running
+
+
+def origin(code: types.CodeType) -> str:
+    """Whose code it is, as its file says; what a dataclass makes is nobody's."""
+    file, begins = MADE
+    made = code.co_filename == file and code.co_name.startswith(begins)
+    return "library" if made else origin_of(code.co_filename)
 
 
 @cache

@@ -4,11 +4,9 @@ The place is bound at once to what was there before, so that the program is as i
 an earlier call has left there is an input, read at each call.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from dataclasses import replace
-from types import CellType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -24,23 +22,12 @@ from foretrace.ir.places import (
     Entry,
     Kept,
     OnArguments,
-    OnData,
-    OnGradient,
     OnInput,
-    Place,
     State,
-    StateRead,
-    content_of,
 )
 from foretrace.ir.plain_data import plain, same
 from foretrace.ir.program import Input, Output, Role
-from foretrace.ir.requirements import (
-    FIRST_CALL,
-    Held,
-    HeldLength,
-    HeldNames,
-    Requirements,
-)
+from foretrace.ir.requirements import Held, Requirements
 from foretrace.ir.structure import COPY_ONE, SHARED, Structure, shared_in, take_apart
 from foretrace.python_state.before import Before
 from foretrace.python_state.counts import counted, is_open
@@ -49,24 +36,8 @@ from foretrace.python_state.kept import ATOMS
 from foretrace.python_state.leaks import carried_in
 from foretrace.python_state.module_state import Borrowed, located
 from foretrace.python_state.outside import Outside
-from foretrace.python_state.restoring import told_of
+from foretrace.python_state.reads import CONTAINERS, FILLED, ON_THE_CALL, Run, role_of
 from foretrace.tensors.abstract import Abstract
-
-CONTAINERS = (dict, list, tuple)
-FILLED = (dict, list, set, deque)
-ON_THE_CALL = (OnArguments, OnData, OnGradient, OnInput)
-"""Places that each call has of its own"""
-
-
-class Run(Protocol):
-    """The inputs of a run, as far as they are known."""
-
-    inputs: list[Input]
-    placeholders: list[Any]
-    real: list[Any]
-
-    def lift(self, tensor: torch.Tensor) -> Abstract:
-        """The placeholder of a tensor from outside."""
 
 
 def left_in(
@@ -262,39 +233,6 @@ def _as_before(change: Change, real: dict[int, Any]) -> bool:
     )
 
 
-def read_again(kept: Iterable[Change], run: Run, requires: Requirements) -> None:
-    """Let the tensors that are in such places be inputs that are read there at each call."""
-    for change in requires.changed:
-        if change.itself and own_kind(change.after) in FILLED:
-            content = Contents(change.name, change.after, content_of(change.after))
-            leaves, form = take_apart(content.before)
-            every = tuple([leaf for _, leaf in leaves])
-            requires.forms.append(StateRead(content, form, every, -1))
-    counted = {id(i.read.place): i.read.leaves for i in run.inputs if i.read is not None}
-    for change in kept:
-        place = change.place
-        if isinstance(place, OnInput) and place.before is MISSING:
-            requires.set_on.append((place.index, place.name, MISSING))
-        if isinstance(place, ON_THE_CALL):
-            continue  # what was there before is an argument, or a guard on inputs
-        leaves, structure = take_apart(change.place.before)
-        found = [leaf for _, leaf in leaves]
-        every = counted.get(id(change.place), tuple(found))
-        if isinstance(change.place, Contents):
-            requires.forms.append(StateRead(change.place, structure, every, -1))
-        for number, tensor in enumerate(found):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            placeholder = run.lift(tensor)
-            index = next(i for i, each in enumerate(run.placeholders) if each is placeholder)
-            item, read = run.inputs[index], StateRead(change.place, structure, every, number)
-            if item.role.kind == "captured" and item.read is None and item.gradient_of is None:
-                role = _role(change, "")
-                run.inputs[index] = replace(item, role=role, tensor=None, read=read)
-            else:
-                requires.tied.append((read, index))
-
-
 def states_of(
     left: Iterable[Change],
     made: Callable[[Role, Any], Output],
@@ -314,7 +252,7 @@ def states_of(
         kept = {i: leaf for i, (_, leaf) in enumerate(leaves) if isinstance(leaf, Kept)}
         for path, leaf in leaves:
             if not isinstance(leaf, Kept):
-                role = _role(change, path)
+                role = role_of(change, path)
                 outputs.append(made(role, leaf))
         if isinstance(change.after, CONTAINERS):
             places[id(change.after)] = len(states)
@@ -322,77 +260,6 @@ def states_of(
             State(change.place, structure, begin, len(leaves) - len(kept), at, kept)
         )  # fmt: skip
     return states, outputs
-
-
-def _role(change: Change, path: str) -> Role:
-    """What a leaf of a state is; of an optimizer's, `exp_avg of layers.0.weight`."""
-    place = change.place
-    if isinstance(place, OnGradient):
-        return Role("state", f"gradient of {place.name.removesuffix('.grad')}")
-    if isinstance(place, OnData):
-        return Role("state", f"memory of {place.name.removesuffix('.data')}")
-    return Role("state", told_of(change, path))
-
-
-def unread(
-    held: Iterable[Held | HeldNames | HeldLength], inputs: Iterable[Input], real: Sequence[Any],
-    requires: Requirements,
-) -> Iterator[Held | HeldNames | HeldLength]:  # fmt: skip
-    """What of the Python state has to be as it was: not the state that is read at each call.
-
-    `requires` has the attributes of inputs, which are `real`, left that are not read so.
-    """
-    reads = [item.read for item in inputs if item.read is not None]
-    reads += [read for read, _ in requires.tied]
-    if not (reads or requires.forms):
-        yield from held
-        return
-    places = {(id(read.place.holder), _key(read.place)) for read in reads}
-    requires.set_on = [
-        each for each in requires.set_on if (id(vars(real[each[0]])), each[1]) not in places
-    ]
-    inside = {id(each) for read in reads for each in _containers(read.place.before)}
-    inside |= {id(read.place.holder) for read in requires.forms}
-    for each in held:
-        place = (id(each.holder), each.key) if isinstance(each, Held) else None
-        itself = isinstance(each, Held) and each.itself
-        if itself or (place not in places and id(each.holder) not in inside):
-            yield each
-
-
-def open_holders(inputs: Iterable[Input], requires: Requirements) -> set[int]:
-    """The containers of which a part is read at each call, by id."""
-    reads = [item.read for item in inputs if item.read is not None]
-    reads += [*requires.forms, *(read for read, _ in requires.tied)]
-    return {id(r.place.holder) for r in reads if isinstance(r.place, (Entry, Contents))}
-
-
-def check_found(requires: Requirements, lines: Callable[[], Lines]) -> None:
-    """Refuse what is left in a container of which no guard says where it is.
-
-    Raises:
-        Refusal: with the line that filled it.
-    """
-    found = {id(held.before) for held in requires.held if isinstance(held, Held) and held.itself}
-    for read in requires.forms:
-        if id(read.place.holder) not in found:
-            change = Change(read.place, None, rebound=True)
-            raise Refusal(
-                f"the program changes the content of {read.place.name}, which lives on after the"
-                " call where no guard finds it", kind="side effect", at=located(change, lines).at,
-                do=("return the value instead, or change it outside of the program", FIRST_CALL),
-            )  # fmt: skip
-
-
-def _key(place: Place) -> Any:
-    return None if isinstance(place.holder, CellType) else place.key
-
-
-def _containers(item: Any) -> Iterator[Any]:
-    if isinstance(item, CONTAINERS):
-        yield item
-        for each in item.values() if isinstance(item, dict) else item:
-            yield from _containers(each)
 
 
 def bound_to_data(

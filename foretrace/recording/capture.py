@@ -18,7 +18,7 @@ from foretrace.frames.lines import Lines
 from foretrace.frames.sources import Sources, function_of, names_of
 from foretrace.holding.wrapped import as_program_has, known_as
 from foretrace.ir.op import Value
-from foretrace.ir.places import NUMBERS, Place, StateRead, tensor_of
+from foretrace.ir.places import NUMBERS, Change, Place, StateRead, tensor_of
 from foretrace.ir.program import Input, Role, size_input
 from foretrace.ir.requirements import Held, Requirements, memory_of
 from foretrace.ir.structure import take_apart
@@ -66,10 +66,10 @@ class Capture:
         self._taken, self.names, self._known = set[str](), dict[int, str](), dict[int, Abstract]()
         self.counts = Counts()
         """numbers of which earlier runs have shown that the program counts with them"""
+        self.moved: list[Change] = []  # places with other tensors than earlier captures found there
         self._themselves, self.anew = set[int](), set[int]()
         """modules' tensors, by id, that are no stand-ins; inputs that the program binds anew"""
-        self.together = False
-        """whether arguments that share memory are views of one input"""
+        self.together = False  # whether arguments that share memory are views of one input
         self.as_given, self._views = list[Any](), dict[int, tuple[Abstract, torch.Tensor]]()
         """placeholders, of such arguments the views; for these, their memory's, and the real one"""
         self._counted: list[tuple[tuple[Place, int] | str, sympy.Symbol]] = []

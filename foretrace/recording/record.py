@@ -31,18 +31,15 @@ from foretrace.python_state.module_state import (
     owners_of,
     watched,
 )
+from foretrace.python_state.reads import check_found, open_holders, read_again, unread
 from foretrace.python_state.restoring import put_back
 from foretrace.python_state.states import (
     arguments_changed,
     bound_to_data,
-    check_found,
     left_in,
-    open_holders,
-    read_again,
     states_of,
     themselves,
     told,
-    unread,
 )
 from foretrace.recording.capture import Capture
 from foretrace.recording.new_contents import (
@@ -117,7 +114,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             requires.handed += handed_back(result, (), _filled(kept))
             changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
-            read_again(kept, capture, requires)
+            read_again(kept, capture.moved, capture, requires)
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
             capture.note_asked(requires)

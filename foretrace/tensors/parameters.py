@@ -7,6 +7,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.ir.types import TensorType
 from foretrace.tensors.abstract import OURS, Abstract
 from foretrace.tensors.classes import AsParameter, go_by_name
 
@@ -50,19 +51,37 @@ def copied(tensor: Abstract, memo: dict[Any, Any]) -> Any:
 
 
 def _check_whole(tensor: Abstract, memo: dict[Any, Any]) -> None:
-    """Refuse what has memory with others, or more than it shows: eager copies all of it, once."""
-    alias, count = tensor.ft_alias, tensor.numel()
-    whole = alias is None or alias.parent is None
-    if whole and tensor.ft_gradient is not None:
-        gradients, index = tensor.ft_gradient
-        room = tensor.ft_told.room(tensor, count, count)
+    """Refuse what shows less than its memory, and what shares it with another that is copied.
+
+    Eager copies all of a memory, once for all that is copied in one call.
+    """
+    alias = tensor.ft_alias
+    owner = tensor if alias is None else alias.root.tensor()
+    type: TensorType = (tensor.ft_value if alias is None else alias.last).type  # type: ignore[union-attr]
+    whole = _all_of(type, type if alias is None else alias.root.last.type)
+    memory: Any = id(tensor if alias is None else alias.root)
+    if whole and owner is not None and owner.ft_gradient is not None:
+        gradients, index = owner.ft_gradient
+        count = owner.numel()
         memory = torch_api.attribute_of(gradients.real[index], "untyped_storage")().data_ptr()
-        whole = room == count and memo.setdefault(("memory", memory), tensor) is tensor
-    if not whole:
+        whole = owner.ft_told.room(owner, count, count) == count
+    if not whole or memo.setdefault(("memory", memory), tensor) is not tensor:
         raise Refusal(
-            "a deep copy of a tensor whose memory others have, too, or that shows a part of it",
+            "a deep copy of a tensor that shows a part of its memory, or whose memory another has"
+            " that is copied, too",
             kind="unsupported", do="copy it by clone()",
         )  # fmt: skip
+
+
+def _all_of(type: TensorType, owner: TensorType) -> bool:
+    """Whether a view, or the owner itself, shows all of its memory, each element once."""
+    if type.symbols or owner.symbols:  # a symbolic stride is that of an operator's result
+        return type is owner
+    return type.numel == owner.numel and all(map(_dense, (type, owner)))
+
+
+def _dense(type: TensorType) -> bool:
+    return torch_api.is_dense(*type.shape, *type.stride) == 1
 
 
 Abstract.__deepcopy__ = copied  # type: ignore[method-assign, assignment]

@@ -21,7 +21,6 @@ from foretrace import torch_api
 from foretrace.errors import Refusal, Way
 from foretrace.ir.op import (
     Definition,
-    GradientCall,
     Op,
     Subgraph,
     Tree,
@@ -76,8 +75,8 @@ class Constants:
         """what each number depends on, of those that were asked about"""
         self._counted: dict[Op, int | float] = {}
         """numbers that ops gave"""
-        self._walked: set[Op] | None = None
-        """composites whose insides are noted; None before a gradient of the program's reads some"""
+        self._walked = set[Op]()
+        """composites whose insides are noted: a walk back, which may be going on, reads some"""
         self._asked = False
         self._seen = 0
         """how much of the log is noted"""
@@ -218,15 +217,13 @@ class Constants:
     def note(self, ops: Iterable[Op]) -> None:
         """Keep what made each value, and the draws in their order."""
         for op in ops:
-            if type(op.target) is GradientCall:
-                self._walked = self._walked or set()
             for out in op.outs:
                 self.makers[out] = op
             if (alike := op.alike) is not None and alike in self._plain:
                 continue
             bound = binds(op)
-            for symbol in bound:
-                self.binders[symbol] = op
+            for symbol in bound:  # a walk back has it inside, and shows results of that size
+                self.binders.setdefault(symbol, op)
             if (definition := op.definition) is not None:
                 more = self._draws_in(definition)
                 if more:
@@ -267,7 +264,7 @@ class Constants:
 
     def _maker(self, value: Value, asker: Any, *, offered: bool) -> Op:
         """The leaf that makes it: eager's own kernels answer, where they are those of the CPU."""
-        if value not in self.makers and self._walked is not None:
+        if value not in self.makers:
             self._look_inside(self._walked)
         op = self.makers.get(value)
         while op is not None and op.definition is not None and _on_cpu(op):

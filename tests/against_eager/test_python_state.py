@@ -661,3 +661,30 @@ def test_a_dict_of_options_is_compared_by_value(other: dict[str, Any]) -> None:
         held.options = dict(now)
         assert torch.equal(compiled(x), program(x))
     assert len(compiled.recaptures) == 1
+
+
+STEP = """
+import torch
+torch.manual_seed(0)
+weight = torch.nn.Parameter(torch.randn(3))
+optimizer = torch.optim.Adam([weight], lr=0.1)
+
+def step(x):
+    optimizer.zero_grad()
+    (x * weight).tanh().sum().backward()
+    optimizer.step()
+    return weight.sum()
+"""
+
+
+def test_a_program_in_a_text() -> None:
+    """As `python -c` and `exec` have one: what it reaches is watched, and as it was after a run."""
+    eager, other = dict[str, Any](), dict[str, Any]()
+    for space in (eager, other):
+        exec(STEP, space)  # noqa: S102
+    compiled = foretrace.compile(other["step"], fullgraph=True)
+    for _ in range(4):
+        assert torch.equal(compiled(X), eager["step"](X))
+    (found,), (expected,) = (space["optimizer"].state.values() for space in (other, eager))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert len(compiled.recaptures) == 1

@@ -17,6 +17,7 @@ from tests.against_eager.test_from_data import CASES, trained
 OTHERS = {
     "normed": "torch's lowering of convolution wants a number",
     "losses": "torch has no rule for ctc_loss over tensors of lengths",
+    "of_lists": "nor for one over lists, whose sizes numbers decide",
 }
 QUICK = ("selected", "head")
 
@@ -105,10 +106,27 @@ def test_one_capture_refuses_other_numbers(fn: Any, first: Any, other: Any) -> N
     assert "which had" in str(found.value)
 
 
-def test_lengths_of_ctc_are_refused_by_line() -> None:
-    make, calls = CASES["losses"]
+@pytest.mark.parametrize("name", ["losses", "of_lists"])
+def test_lengths_of_ctc_are_refused_by_line(name: str) -> None:
+    make, calls = CASES[name]
     compiled = foretrace.compile(make(), backend="inductor", fullgraph=True)
     with pytest.raises(foretrace.Refusal, match="have no rule for it") as found:
         compiled(*calls[0])
     assert found.value.at is not None
-    assert found.value.at.function == "losses"
+    assert found.value.at.function == name
+
+
+@pytest.mark.filterwarnings("ignore:[^\n]*is not captured whole")
+def test_refused_by_inductor_it_runs_as_python() -> None:
+    make, calls = CASES["of_lists"]
+    compiled = foretrace.compile(make(), backend="inductor")
+    for inputs in calls:
+        assert torch.equal(trained(make(), make(), inputs)[0], trained(make(), compiled, inputs)[0])
+    assert [each.refusal.kind for each in compiled.breaks] == ["data-dependent"]
+
+
+def test_a_compiler_that_asks_for_no_types_is_given_lists() -> None:
+    make, calls = CASES["of_lists"]
+    plain = foretrace.aot_autograd(fw_compiler=lambda module, inputs: module)
+    compiled = foretrace.compile(make(), backend=plain, fullgraph=True)
+    assert torch.equal(compiled(*calls[0]), make()(*calls[0]))

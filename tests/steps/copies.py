@@ -106,3 +106,25 @@ def a_leaf_of_the_steps_own_is_written_to() -> Loop:
         return loss.detach(), noise.detach()
 
     return Loop(train, targets, model=model, optimizer=optimizer)
+
+
+@step()
+def gradients_and_data_are_copied() -> Loop:
+    """A gradient that autograd has laid out by columns, and `.data`, at the first step (AccSGD)."""
+    model = mlp(out=1)
+    averages: dict[Tensor, list[Tensor]] = {}
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        model.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        for p in model.parameters():
+            if p not in averages:
+                averages[p] = [copy.deepcopy(p.grad), copy.deepcopy(p.data)]
+            gradient, held = averages[p]
+            gradient.lerp_(p.grad, 0.3)
+            p.data.sub_(gradient, alpha=0.1)
+            held.lerp_(p.data, 0.1)
+        return loss.detach()
+
+    return Loop(train, targets, model=model, averages=averages)

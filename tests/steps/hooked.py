@@ -1,5 +1,6 @@
 """When hooks run: each as soon as all of its gradient is there, in the midst of the backward."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -144,3 +145,47 @@ def hooks_around_a_checkpoint() -> Loop:
         return torch.stack(sums)
 
     return Loop(train, labelled, model=model)
+
+
+@step()
+def updated_by_hooks_that_ask_for_overflow() -> Loop:
+    """LOMO: a gradient is asked about in the midst of the backward, by what a composite saved."""
+    model = mlp()
+
+    @torch.no_grad()
+    def update(p: Tensor) -> None:
+        if bool(torch.isnan(p.grad).any()):
+            p.grad = None
+            return
+        p.sub_(p.grad, alpha=0.1)
+        p.grad = None
+
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(update)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss.detach()
+
+    return Loop(train, labelled, model=model)
+
+
+@step(captures=3)
+def a_projection_that_is_made_anew_now_and_then() -> Loop:
+    """GaLore: one way of the step binds the tensor that the other one reads."""
+    model = mlp()
+    projector = SimpleNamespace(basis=torch.eye(4, D), count=0)
+
+    def train(x: Tensor, y: Tensor) -> Tensor:
+        F.cross_entropy(model(x), y).backward()
+        gradient = model[0].weight.grad
+        if projector.count % 3 == 0:
+            projector.basis = torch.linalg.svd(gradient.T @ gradient).Vh[:4].contiguous()
+        projector.count += 1
+        with torch.no_grad():
+            model[0].weight.sub_(gradient @ projector.basis.T @ projector.basis, alpha=0.1)
+        model.zero_grad()
+        return gradient.norm()
+
+    return Loop(train, labelled, model=model, projector=projector)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.optim import SGD, Adam, AdamW
 
-from tests.steps.registry import D, K, Loop, drawn, labelled, mlp, step, targets
+from tests.steps.registry import D, K, Loop, drawn, features, labelled, mlp, step, targets
 
 
 def shrinking(index: int) -> tuple[Tensor, Tensor]:
@@ -348,3 +348,24 @@ def a_penalty_on_batches_of_several_sizes() -> Loop:
         return x[:rows], y[:rows]
 
     return Loop(train, batch, model=model, optimizer=optimizer)
+
+
+@step()
+def a_flow_that_is_split_by_a_mask() -> Loop:
+    """The backward has the counts inside, and shows results of these sizes (zuko's NICE)."""
+    mask = torch.tensor([True, False, True, True, False, False])
+    scale = nn.Parameter(torch.randn(6))
+
+    def train(x: Tensor) -> Tensor:
+        kept, moved = mask.nonzero().squeeze(-1), (~mask).nonzero().squeeze(-1)
+        if kept.numel() > 5:
+            raise ValueError
+        both = torch.cat([x[:, kept] * scale[kept], (x[:, moved] + scale[moved]).tanh()], 1)
+        loss = both.square().sum(1).mean() + both.sum()
+        loss.backward()
+        with torch.no_grad():
+            scale.sub_(scale.grad, alpha=0.1)
+        scale.grad = None
+        return loss.detach()
+
+    return Loop(train, features, scale=scale, mask={"mask": mask})

@@ -139,7 +139,7 @@ def test_the_profiler_before_the_run_is_there_after_it() -> None:
 
 def test_whose_code_a_file_has() -> None:
     assert origin_of(__file__) == "user"
-    assert origin_of("<stdin>") == "user"
+    assert origin_of("<stdin>") == origin_of("<string>") == "user"
     assert origin_of("<frozen importlib._bootstrap>") == "library"
     assert origin_of(nn.modules.linear.__file__) == "layer"
     assert origin_of(nn.modules.module.__file__) == "library"
