@@ -171,7 +171,7 @@ def updated_by_hooks_that_ask_for_overflow() -> Loop:
     return Loop(train, labelled, model=model)
 
 
-@step(captures=3)
+@step()
 def a_projection_that_is_made_anew_now_and_then() -> Loop:
     """GaLore: one way of the step binds the tensor that the other one reads."""
     model = mlp()
