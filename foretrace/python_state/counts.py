@@ -204,10 +204,12 @@ class Counts:
         given: dict[int, Any] = getattr(outside, "lent", {})
         left, lent = list[Change](), list[tuple[Place, Any, list[Any], str]]()
         try:
-            for change, numbers in self._places.values():
+            for change, known in self._places.values():
                 place = anew(change.place)
                 leaves, structure = take_apart(place.before)
                 every = [leaf for _, leaf in leaves]
+                # what an earlier capture has found there may be something else by now
+                numbers = {i for i, leaf in enumerate(every) if i in known and _counts(leaf)}
                 opened = [OPEN if i in numbers else leaf for i, leaf in enumerate(every)]
                 for i in sorted(numbers):
                     read = StateRead(place, structure, tuple(opened), i, type(every[i]))
@@ -225,6 +227,10 @@ class Counts:
                 if not (now is put or isinstance(place, Contents)) or _others(now, every):
                     left.append(Change(place, now, rebound=True, path=name))
                 place.bind(place.before)
+
+
+def _counts(item: object) -> bool:
+    return type(item) in NUMBERS
 
 
 def _others(now: Any, then: list[Any]) -> bool:

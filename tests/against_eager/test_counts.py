@@ -329,3 +329,23 @@ def test_a_number_that_others_change_is_opened() -> None:
         x = torch.arange(8.0)
         assert torch.equal(compiled(x), own(x))
     assert len(compiled._entries) == 3, compiled.recaptures
+
+
+def test_a_number_that_was_open_is_gone() -> None:
+    """It is deleted, and later text, where a class has one of that name."""
+
+    class Sized:
+        size: Any = 3
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x * self.size if isinstance(self.size, int) else x - len(self.size)
+
+    own, x = Sized(), torch.arange(3.0)
+    compiled = foretrace.compile(own, fullgraph=True)
+    for size in (5, 6, 7):
+        own.size = size
+        assert torch.equal(compiled(x), own(x))
+    del own.size
+    assert torch.equal(compiled(x), own(x))
+    own.size = "four"
+    assert torch.equal(compiled(x), own(x))
