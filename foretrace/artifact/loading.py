@@ -16,6 +16,7 @@ from foretrace.errors import Attempt, Refusal
 from foretrace.ir.members import MISSING
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import Requirements
+from foretrace.ir.verify import verify_graph, verify_record
 from foretrace.recording.setup import RULES
 from foretrace.records.decode import Decoder
 from foretrace.records.forms import RECORDED, REQUIRED
@@ -92,9 +93,29 @@ def _made(
         for each, fields in zip(every, required, strict=True)
     ]
     cuts = tuple(stored_of(each, decoder) for each in found["cuts"])
+    _check_stages([each.recorded for each in captured], cuts)
     return Artifact(
         manifest, captured[0], cuts, restoring.all, tuple(classes.missing), tuple(captured[1:])
     )
+
+
+def _check_stages(every: list[Recorded], cuts: Iterable[Stored]) -> None:
+    """Refuse a tree or a graph that no capture makes: an op of what nothing has made.
+
+    Raises:
+        Refusal: with the rule that it breaks.
+    """
+    attempt = Attempt(Refusal)
+    with attempt:
+        for recorded in every:
+            verify_record(recorded, None)
+        for stored in cuts:
+            graphs = [stored.graph]
+            graphs += [] if stored.pair is None else [stored.pair.forward, stored.pair.backward]
+            for graph in graphs:
+                verify_graph(graph, every[0], None)
+    if isinstance(attempt.error, Refusal):
+        raise damaged(PROGRAM, attempt.error.what) from attempt.error
 
 
 def _record(
@@ -106,6 +127,8 @@ def _record(
     fill(symbols, found["symbols"], decoder)
     made = Recorded(**recorded, symbols=symbols, requires=requires, again=by_the_graph)
     _check_indices(made)
+    if symbols.env is None and any(item.value.type.symbols for item in made.inputs):
+        raise damaged(PROGRAM, "an input has an open size, and no symbol is told")
     _set_on(made)
     told = decoder.item(found.get("python", NOTHING))
     for index, module, name in told["owners"]:

@@ -46,8 +46,8 @@ class Fault:
     op: Op | None = None
 
 
-def verify_record(recorded: Recorded, infer: Infer) -> None:
-    """Hold the tree of a run against docs/stages.md.
+def verify_record(recorded: Recorded, infer: Infer | None) -> None:
+    """Hold the tree of a run against docs/stages.md; `infer`: None asks for no types.
 
     Raises:
         Refusal: it breaks a rule.
@@ -57,7 +57,7 @@ def verify_record(recorded: Recorded, infer: Infer) -> None:
     _raise([*stage.ops(recorded.ops), *stage.outputs([*recorded.outputs, *written])])
 
 
-def verify_graph(graph: Graph, recorded: Recorded, infer: Infer) -> None:
+def verify_graph(graph: Graph, recorded: Recorded, infer: Infer | None) -> None:
     """Hold a cut of a record, or a half of a joint cut, against docs/stages.md.
 
     Raises:
@@ -111,7 +111,7 @@ class _Stage:
     """What was made so far, and the rules of one stage."""
 
     def __init__(
-        self, name: str, recorded: Recorded, infer: Infer, made: set[Value],
+        self, name: str, recorded: Recorded, infer: Infer | None, made: set[Value],
         sizes: Iterable[Any] = (),
     ) -> None:  # fmt: skip
         self.name, self.recorded, self.infer = name, recorded, infer
@@ -146,6 +146,8 @@ class _Stage:
         """An operand is made before it is used, and once."""
         if not self.made.issuperset(op.operands):
             yield "an operand is used that nothing before has made"
+        if op.leaf and {*op.operands} != {*values_in((op.args, op.kwargs))}:
+            yield "the operands of a leaf are not those of its arguments"
         again = self.given if self.name == "backward" else ()  # a forward op that runs again
         if op.region is None and any(out in self.made and out not in again for out in op.outs):
             yield "a value is made twice"
@@ -155,6 +157,8 @@ class _Stage:
         self.bound |= binds(op) if self.data else frozenset()
         if op.region is None and not {*op.outs, *op.operands}.issuperset(values_in(op.result)):
             yield "it returns what is neither new nor an operand"
+        if op.leaf and not {*values_in(op.result)}.issuperset(op.outs):
+            yield "a leaf makes what it does not return"
 
     def _form(self, op: Op, *, inside: bool) -> Iterator[str]:
         """Writes are values: in a record with their functional form, in a graph by that alone."""
@@ -181,7 +185,8 @@ class _Stage:
         that torch does not take is the program's own error, which each run gives. Under another
         default dtype than the capture's nothing can be asked.
         """
-        if torch.get_default_dtype() != self.recorded.requires.default_dtype:
+        default = self.recorded.requires.default_dtype
+        if self.infer is None or torch.get_default_dtype() != default:
             return
         args, kwargs = map_values((op.args, op.kwargs), lambda v: v.type.with_grad(False))
         try:

@@ -77,8 +77,7 @@ class Capture:
         self.outside = Outside() if watch else None
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,
-            OfClasses(lambda tensor: known_as(tensor, self.recorder),
-                      lambda answer: as_program_has(answer, self.recorder)),
+            OfClasses(self._known_as, lambda answer: as_program_has(answer, self.recorder)),
             lambda: self.outside is None or self.outside.resting > 0,
         )  # fmt: skip
         made: Any = (
@@ -89,6 +88,9 @@ class Capture:
         self.leaves, self.steps = RunLeaves(self), Steps(self.recorder, self.questions)
         self.engine = Engine(self.recorder, self.leaves)
         self._answer_tensors()
+
+    def _known_as(self, tensor: torch.Tensor) -> Abstract:
+        return known_as(tensor, self.recorder)
 
     def _answer_tensors(self) -> None:
         """Let abstract tensors, and the recorder, be told what is asked of all of the run."""

@@ -78,6 +78,17 @@ def _constant(item: Input) -> torch.Tensor | None:
     return None if item.gradient_of is not None else item.tensor
 
 
+def _is_body(item: Any) -> bool:
+    """What an op may be made of: nothing, ops, or a definition."""
+    ops = isinstance(item, list) and all(type(each) is Op for each in item)
+    return item is None or type(item) is Definition or ops
+
+
+def _is_condition(item: Any) -> bool:
+    """What a guard may say: something of symbols."""
+    return isinstance(item, sympy.Basic) and bool(item.free_symbols)
+
+
 def _outcome(definition: Definition | None, views: tuple[tuple[int, int, int], ...]) -> Outcome:
     """What calls that are alike come to, as far as sizes 0 and 1 are looked at with it."""
     known = tuple([(result, operand, Share(how)) for result, operand, how in views])
@@ -165,7 +176,7 @@ ROWS: tuple[tuple[type, Form], ...] = (
     }, Question, equal=True)),
     (Op, Form("op", {
         "target": anything, "args": a(tuple), "kwargs": keywords, "result": anything,
-        "outs": many(VALUE), "origin": a(Origin), "below": anything, "because": maybe(OP),
+        "outs": many(VALUE), "origin": a(Origin), "below": _is_body, "because": maybe(OP),
         "rule": maybe(a(RuleName)), "choice": maybe(a(Choice)), "writes": TRUTH,
         "operands": many(VALUE), "alike": maybe(a(Same, Outcome)), "asked": TRUTH,
     }, Op, shared=frozenset({"args", "outs", "below"}))),
@@ -201,7 +212,7 @@ ROWS: tuple[tuple[type, Form], ...] = (
         "symbols": many(like(sympy.Symbol), frozenset), "frame": maybe(FRAME), "asserted": TRUTH,
         "number": NUMBER,
     }, partial(Answered, again=by_the_graph))),
-    (Guard, Form("guard", {"condition": size, "frame": maybe(FRAME)}, Guard)),
+    (Guard, Form("guard", {"condition": _is_condition, "frame": maybe(FRAME)}, Guard)),
     (Handed, Form("handed", {"place": a(tuple), "given": a(tuple)}, Handed)),
     (Graph, Form("graph", {
         "inputs": many(a(Input), list), "ops": many(OP, list), "outputs": many(a(Output), list),

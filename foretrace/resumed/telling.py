@@ -25,6 +25,7 @@ from foretrace.ir.places import (
     StateRead,
     content_of,
 )
+from foretrace.ir.plain_data import plain
 from foretrace.ir.program import Input, Recorded
 from foretrace.ir.requirements import Held, HeldLength
 from foretrace.ir.structure import LEAF, take_apart
@@ -138,7 +139,7 @@ class Told:
             return None
         if isinstance(held, HeldLength):
             return "length", str(held.name), *spot, held.before, None, False
-        value = self._value(held.before)
+        value = self._value(held.before, itself=held.itself or not plain(held.before))
         if not self._tells((spot[1], value)):
             return None
         now = dict.get(held.holder, held.key, MISSING) if isinstance(held.holder, dict) else MISSING
@@ -152,8 +153,8 @@ class Told:
             self.encoder.item(item)
         return attempt.error is None
 
-    def _value(self, item: Any) -> tuple[Any, ...]:
-        """What a place holds: one of the containers, or data."""
+    def _value(self, item: Any, *, itself: bool = False) -> tuple[Any, ...]:
+        """What a place holds: one of the containers, or data; `itself`: it is known by identity."""
         number = self.holders.numbers.get(id(item))
         if number is not None:
             return HOLDER, number
@@ -161,8 +162,9 @@ class Told:
         if form == LEAF:
             return ITEM, item
         leaves = tuple([leaf for _, leaf in pairs])
-        lasting = type(item) in KINDS.values() and any(isinstance(x, torch.Tensor) for x in leaves)
-        if lasting and self._tells(leaves):  # the program may know it by identity
+        lasting = itself or any(isinstance(x, torch.Tensor) for x in leaves)
+        if type(item) in KINDS.values() and lasting and self._tells(leaves):
+            # the program may know it by identity
             return HOLDER, self.holders.add(item)
         return BUILT, form, leaves
 

@@ -60,6 +60,7 @@ HigherOrderOperator = torch._ops.HigherOrderOperator
 # Operators that run another: one gives the state of the generator from before, the other draws from
 # such a state. AOTAutograd's own (`functionalize_rng_ops`); no public names.
 RUN_AND_SAVE_RNG_STATE = rng_prims.run_and_save_rng_state
+# The second of them.
 RUN_WITH_RNG_STATE = rng_prims.run_with_rng_state
 DRAWN_AGAIN = (RUN_AND_SAVE_RNG_STATE, RUN_WITH_RNG_STATE)
 

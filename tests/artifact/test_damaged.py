@@ -297,12 +297,61 @@ def put_somewhere(program: Any, drawn: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(150))
 def test_any_change_gives_a_program_or_a_refusal(seed: int, good: Path, tmp_path: Path) -> None:
-    """With the right hashes: nothing but a Refusal leaves `load`."""
+    """With the right hashes: nothing but a Refusal leaves `load`, or what is called afterwards."""
     drawn = random.Random(seed)
     change = in_program(lambda program: put_somewhere(program, drawn))
     path = rewritten(good, tmp_path / "fuzzed.ft", change)
     with suppress(foretrace.Refusal):
-        foretrace.load(path)
+        used(foretrace.load(path))
+
+
+def used(loaded: foretrace.Loaded) -> None:
+    """All that a file is for: a call, its graphs, and what explains their nodes."""
+    loaded(torch.ones(2, 4))
+    cuts = [loaded.cut("export"), *loaded.pair()]
+    for cut in cuts:
+        for node in cut.nodes:
+            cut.explain(node)
+
+
+def ops_of(program: Any) -> Any:
+    return (row for row in program["records"] if row[0] == "op")
+
+
+def other_operand(program: Any) -> None:
+    """Arguments are not what their operands say."""
+    for row in ops_of(program):
+        row[12] = {"tuple": []}
+
+
+def other_argument(program: Any) -> None:
+    for row in ops_of(program):
+        row[2] = {"tuple": [1.5]}
+
+
+def other_result(program: Any) -> None:
+    for row in ops_of(program):
+        row[4] = None
+
+
+def other_body(program: Any) -> None:
+    number = next(n for n, row in enumerate(program["records"]) if row[0] == "line")
+    of_tag(program, "op")[7] = {"@": number}
+
+
+def no_symbols(program: Any) -> None:
+    program["symbols"] = None
+
+
+@pytest.mark.parametrize(
+    "change", [other_operand, other_argument, other_result, other_body, no_symbols],
+    ids=lambda change: change.__name__,
+)  # fmt: skip
+def test_a_malformed_op_is_refused_where_the_file_is_read(
+    change: Callable[[Any], None], good: Path, tmp_path: Path
+) -> None:
+    path = rewritten(good, tmp_path / "malformed.ft", in_program(change))
+    assert refused(path).kind == "damaged artifact"
 
 
 # ----------------------------------------------------------------------------- Python state

@@ -42,10 +42,6 @@ NOT_SAVED: dict[str, str] = {
     ),
 }
 """What no file holds, by name: words of the refusal"""
-REFUSED_WHEN_CALLED = {
-    "a_wrapping_optimizer_by_parameter": "optimizer._optimizer_step_post_hooks is OrderedDict"
-}
-"""Steps of which a file holds more than it can make again"""
 WHOLE = [pytest.param(s, id=f"{s.section}.{n}") for n, s in STEPS.items() if not s.breaks]
 IN_PART = [pytest.param(s, id=f"{s.section}.{n}") for n, s in STEPS.items() if s.breaks]
 FULL = {"the_last_three_losses": 4, "negatives_from_a_deque_of_batches": 5}
@@ -56,11 +52,6 @@ FULL = {"the_last_three_losses": 4, "negatives_from_a_deque_of_batches": 5}
 def test_same_from_a_file(step: Step, tmp_path: Path) -> None:
     failing = FAILS.get(step.name) if step.name not in ONLY_AS_A_WHOLE else None
     words = NOT_SAVED.get(step.name) or failing
-    if step.name in REFUSED_WHEN_CALLED:
-        both = Trained(step.build, tmp_path / "step.ft")
-        with pytest.raises(foretrace.Refusal, match=REFUSED_WHEN_CALLED[step.name]):
-            both.loaded(*both.given)
-        return
     if words is None:
         same_for_a_while(Trained(step.build, tmp_path / "step.ft"))
         return
