@@ -149,7 +149,7 @@ def divides_by_its_count() -> Loop:
         with torch.no_grad():
             count.add_(1)
             w.mul_(0.5)
-            w.sub_(grad, alpha=1 / (4 - count.item()))
+            w.sub_(grad * (1 / (4 - count.item())))
 
     return Loop(step, lambda i: (torch.ones(D),), w=w, count=count)
 
@@ -163,7 +163,7 @@ def divides_by_its_loss() -> Loop:
         with torch.no_grad():
             count.add_(1)
             w.mul_(0.5)
-            w.sub_(grad, alpha=0.1 / loss.item())
+            w.sub_(grad * (0.1 / loss.item()))
 
     return Loop(step, lambda i: (torch.full((D,), 3.0 - i),), w=w, count=count)
 
