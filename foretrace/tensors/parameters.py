@@ -57,7 +57,8 @@ def _check_whole(tensor: Abstract, memo: dict[Any, Any]) -> None:
     """
     alias = tensor.ft_alias
     owner = tensor if alias is None else alias.root.tensor()
-    type: TensorType = (tensor.ft_value if alias is None else alias.last).type  # type: ignore[union-attr]
+    value: Any = tensor.ft_value if alias is None else alias.last
+    type: TensorType = value.type
     whole = _all_of(type, type if alias is None else alias.root.last.type)
     memory: Any = id(tensor if alias is None else alias.root)
     if whole and owner is not None and owner.ft_gradient is not None:

@@ -1,6 +1,7 @@
-"""Every zoo program through `foretrace.compile`, called twice, with and without grad, as eager."""
+"""Zoo programs through `foretrace.compile`, called twice, with and without grad, as eager."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,20 @@ ONE_NODE = {
     *("reshapes_that_do_nothing", "returned_itself_after_writes_unseen"),
     "parameter_returned_after_a_write_unseen",
 }
-BY_NAME = [pytest.param(case, id=f"{case.section}.{name}") for name, case in CASES.items()]
 BACKENDS = {"eager": "eager", "graph modules": lambda gm, inputs: gm}
+WITH_GRAD = {"grad": True, "no_grad": False}
+WAYS = [(backend, grad) for backend in BACKENDS for grad in WITH_GRAD]
+
+
+def by_turns() -> Iterator[Any]:
+    """Each program by the first way, and by one of the others in turn; the rest is slow."""
+    for place, (name, case) in enumerate(CASES.items()):
+        for number, (backend, grad) in enumerate(WAYS):
+            quick = number in {0, 1 + place % (len(WAYS) - 1)}
+            yield pytest.param(
+                case, backend, WITH_GRAD[grad], id=f"{case.section}.{name}-{backend}-{grad}",
+                marks=[] if quick else [pytest.mark.slow],
+            )  # fmt: skip
 
 
 def run_both(case: Case, backend: object, *, grad: bool) -> list[foretrace.Recapture]:
@@ -74,9 +87,7 @@ def runs_under_no_grad(case: Case) -> bool:
     return True
 
 
-@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", BY_NAME)
+@pytest.mark.parametrize(("case", "backend", "grad"), [*by_turns()])
 def test_same_as_eager(case: Case, backend: str, grad: bool) -> None:
     if not (grad or runs_under_no_grad(case)):
         pytest.skip("eager raises")

@@ -363,6 +363,8 @@ def a_flow_that_is_split_by_a_mask() -> Loop:
         both = torch.cat([x[:, kept] * scale[kept], (x[:, moved] + scale[moved]).tanh()], 1)
         loss = both.square().sum(1).mean() + both.sum()
         loss.backward()
+        if scale.grad.isnan().any():
+            raise ValueError
         with torch.no_grad():
             scale.sub_(scale.grad, alpha=0.1)
         scale.grad = None
