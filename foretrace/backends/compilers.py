@@ -81,6 +81,8 @@ class TorchCompilers:
         half = halves.whole(edges.graph)
         with torch_api.compiling(semantics.fakes.mode):
             run = half.as_the_pair(self.inference(half.module, half.examples))
+        if recorded.asks_gradients:
+            run = _keeping(run)
         return Whole(edges.around(run), early, written)
 
     def halves(
@@ -106,6 +108,19 @@ class TorchCompilers:
             return edges.around(Later(both, halves.backward(flat, edges.graph, forward, arrived)))
 
         return pair, ends[0].around(both.forward), ends[1].around(both.backward), partial
+
+
+def _keeping(run: Flat) -> Flat:
+    """A step's graph: kernels keep what its backward reads, and autograd follows nothing.
+
+    Under no_grad some keep nothing (decision 009).
+    """
+
+    def kept(*inputs: Any) -> Sequence[Any]:
+        with torch_api.below_autograd(), torch.enable_grad():
+            return run(*inputs)
+
+    return kept
 
 
 def _check_sizes(graph: Graph, *, retypes: bool) -> None:

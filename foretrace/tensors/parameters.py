@@ -43,11 +43,16 @@ def copied(tensor: Abstract, memo: dict[Any, Any]) -> Any:
         if parameter else made.requires_grad_(tensor.requires_grad)
     )  # fmt: skip
     if not parameter:
-        if (grad := tensor.grad) is not None:
-            new.grad = copy.deepcopy(grad, memo)
-        own = {n: item for n, item in vars(tensor).items() if n not in OURS}
-        vars(new).update(copy.deepcopy(own, memo))
+        _copy_attributes(tensor, new, memo)
     return new
+
+
+def _copy_attributes(tensor: Abstract, new: Any, memo: dict[Any, Any]) -> None:
+    """Of a parameter, torch copies none."""
+    if (grad := tensor.grad) is not None:
+        new.grad = copy.deepcopy(grad, memo)
+    own = {n: item for n, item in vars(tensor).items() if n not in OURS}
+    vars(new).update(copy.deepcopy(own, memo))
 
 
 def _check_whole(tensor: Abstract, memo: dict[Any, Any]) -> None:

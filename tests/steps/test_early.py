@@ -44,11 +44,11 @@ def as_inductors(build: Callable[[], Loop], **options: Any) -> Any:
 
 
 WHOLE = [pytest.param(s, id=n) for n, s in STEPS.items() if not s.breaks and n not in FAILS]
-OF_PAIRS = ("graph freed", "followed write", "double backward")
-"""What no compiler can be given: a step that leaves something to train through"""
+OF_PAIRS = ("graph freed", "followed write", "double backward", "data-dependent")
+"""What no compiler is given: a step that leaves something to train through, sizes without a rule"""
 
 
-@pytest.mark.parametrize("step", one_in(12, WHOLE, 3))
+@pytest.mark.parametrize("step", one_in(20, WHOLE, 3))
 def test_a_step_of_a_compilers(step: Step, graphs: list[fx.GraphModule]) -> None:
     try:
         as_inductors(step.build)
@@ -77,10 +77,17 @@ def adam(**options: Any) -> Loop:
     return Loop(step, lambda i: (torch.full((3, D), i + 1.0),), model=model, optimizer=optimizer)
 
 
+def test_kernels_keep_what_a_backward_reads(graphs: list[fx.GraphModule]) -> None:
+    """Under no_grad a fused LSTM keeps nothing, and its backward raises."""
+    as_inductors(STEPS["an_lstm"].build)
+    targets = {node.target for graph in graphs for node in graph.graph.nodes}
+    assert torch.ops.aten.mkldnn_rnn_layer_backward.default in targets
+
+
 @pytest.mark.parametrize("foreach", [False, True])
 def test_a_graph_gets_the_numbers(foreach: bool, graphs: list[fx.GraphModule]) -> None:
     """None is read in it, computed in Python or asserted."""
-    assert as_inductors(lambda: adam(foreach=foreach)).captures == 2
+    assert as_inductors(lambda: adam(foreach=foreach)).captures == 1
     nodes = list(graphs[-1].graph.nodes)
     calls = [node.target for node in nodes if node.op == "call_function"]
     assert calls
@@ -90,7 +97,8 @@ def test_a_graph_gets_the_numbers(foreach: bool, graphs: list[fx.GraphModule]) -
     assert not [each for each in calls if "_local_scalar_dense" in str(each)]
     assert not [each for each in calls if "assert" in str(each)]
     given = [node for node in nodes if issubclass(type(node.meta.get("val")), torch.SymFloat)]
-    assert [node.op for node in given] == ["placeholder"] * 4, "two numbers for each parameter"
+    assert {node.op for node in given} == {"placeholder"}
+    assert len(given) == 4 + foreach, "two for each parameter, and what decay leaves of all"
 
 
 def asking(ask: Callable[[float], bool]) -> Loop:
