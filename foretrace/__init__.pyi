@@ -11,7 +11,9 @@ from foretrace.ir.program import Target
 from foretrace.loaded import Loaded, load
 from foretrace.pieces.breaks import Break
 from foretrace.pieces.region import region
-from foretrace.program import Cut, Program, capture, rule
+from foretrace.program.cut import Cut
+from foretrace.program.entry import capture, rule
+from foretrace.program.program import Program
 from foretrace.runtime.compiled import Recapture
 
 __version__: str

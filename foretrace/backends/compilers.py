@@ -110,13 +110,13 @@ class TorchCompilers:
         return pair, ends[0].around(both.forward), ends[1].around(both.backward), partial
 
 
-def _keeping(run: Flat) -> Flat:
+def _keeping(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """A step's graph: kernels keep what its backward reads, and autograd follows nothing.
 
     Under no_grad some keep nothing (decision 009).
     """
 
-    def kept(*inputs: Any) -> Sequence[Any]:
+    def kept(*inputs: Any) -> list[Any]:
         with torch_api.below_autograd(), torch.enable_grad():
             return run(*inputs)
 

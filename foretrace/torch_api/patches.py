@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from importlib import import_module
 from types import CodeType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
 
@@ -255,6 +255,10 @@ class CheckpointCall(NamedTuple):
     same_draws: bool
 
 
+# Where Dynamo's operator for a checkpoint runs its graph (torch 2.13).
+WRAP: Final = "torch._higher_order_ops.wrap"
+
+
 def checkpoint_call(args: Any, kwargs: Any) -> CheckpointCall:
     """What a checkpoint is given.
 
@@ -264,9 +268,10 @@ def checkpoint_call(args: Any, kwargs: Any) -> CheckpointCall:
     given.apply_defaults()
     function, *_ = given.arguments.values()
     named = given.arguments
-    return CheckpointCall(
-        function, named["context_fn"], named["args"], bool(named["preserve_rng_state"])
-    )
+    # Dynamo's operator always says no, and has compilers draw the same numbers again
+    dynamos = getattr(function, "__module__", None) == WRAP
+    same_draws = dynamos or bool(named["preserve_rng_state"])
+    return CheckpointCall(function, named["context_fn"], named["args"], same_draws)
 
 
 def selective_policy(context: Any) -> Callable[..., Any] | None:

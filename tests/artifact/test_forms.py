@@ -16,11 +16,11 @@ from foretrace.records.forms import FORMS, RECORDED, REQUIRED
 
 LEFT_OUT: dict[type, set[str]] = {
     Op: {"_operands", "piece_of"},  # as `operands`, and as pairs beside the records
-    TensorType: {"_hash", "_symbols", "key"},
+    TensorType: {"_dense", "_hash", "_overlapping", "_symbols", "key"},
     Answered: {"again"},  # the graph asserts the answer
     ModuleState: {"training", "registered"},  # the file's modules have these
     Handed: {"itself"},  # refused: an object that lives outside
-    Outcome: {"result", "choice", "inline", "lasting", "factory"},  # asked while recording
+    Outcome: {"result", "choice", "inline", "lasting", "factory", "form"},  # asked while recording
 }
 OUTSIDE = {
     "held", "of_hooks",  # Python outside of the program, which a file does not have

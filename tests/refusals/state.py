@@ -271,8 +271,35 @@ def follow_first_call() -> None:
 
 refuses("side effect", "guards/calls.py:check_repeatable", calls_what_counts, counts,
         compiled(returns, X), follow_first_call)  # fmt: skip
-refuses("side effect", "python_state/states.py:check_found", captures(fills_what_is_hidden, X),
+refuses("side effect", "python_state/reads.py:check_found", captures(fills_what_is_hidden, X),
         fills_what_is_hidden, compiled(returns, X), follow_first_call)  # fmt: skip
+
+
+class Latest:
+    """A tensor that is in a set and a list, too."""
+
+    def __init__(self) -> None:
+        self.state = torch.ones(8)
+        self.members, self.listed = {self.state}, [self.state]
+
+
+LATEST = Latest()
+
+
+def adds_a_set(x: Tensor) -> Tensor:  # here
+    found = torch.stack([*LATEST.members]).sum()
+    LATEST.state = x.sum(0)
+    return found * LATEST.state
+
+
+def adds_a_list(x: Tensor) -> Tensor:
+    found = torch.stack([*LATEST.listed]).sum()
+    LATEST.state = x.sum(0)
+    return found * LATEST.state
+
+
+refuses("side effect", "python_state/reads.py:_elsewhere", captures(adds_a_set, X), adds_a_set,
+        captured(adds_a_list, X))  # fmt: skip
 
 
 def leaves_grad_mode(x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class Trained:
         self.loop: Loop = built(build)
         for index in range(before):
             self.loop.step(*self.loop.batch(index))
-        self.next = before
+        self.first = self.next = before
         self.given = self.loop.batch(before)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -46,7 +46,7 @@ class Trained:
         """What differs between the state that the program has, and that of the file."""
         one, other = (_state(each) for each in (self.program, self.loaded.program))
         wrong = list(differences(one, other, "after it"))
-        return [*wrong, *(self._gradients() if self.next > BEFORE else ())]
+        return [*wrong, *(self._gradients() if self.next > self.first else ())]
 
     def _gradients(self) -> list[str]:
         """The same of gradients that calls leave, and of those that they clear."""
