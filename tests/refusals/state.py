@@ -298,7 +298,12 @@ def adds_a_list(x: Tensor) -> Tensor:
     return found * LATEST.state
 
 
-refuses("side effect", "python_state/reads.py:_elsewhere", captures(adds_a_set, X), adds_a_set,
+def capture_with_the_first() -> None:
+    (LATEST.state,) = LATEST.members  # as before any call
+    foretrace.capture(adds_a_set, (X,))
+
+
+refuses("side effect", "python_state/reads.py:_elsewhere", capture_with_the_first, adds_a_set,
         captured(adds_a_list, X))  # fmt: skip
 
 
