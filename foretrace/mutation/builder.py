@@ -126,10 +126,9 @@ class _InnerScope:
         return inner
 
     def __exit__(self, *error: object) -> None:
-        builder = self.builder
-        builder.bodies.pop()
-        builder.scope, builder.frame_inside = self.outer
-        builder.depth -= 1
+        self.builder.bodies.pop()
+        self.builder.scope, self.builder.frame_inside = self.outer
+        self.builder.depth -= 1
 
 
 class Builder(torch_api.TorchDispatchMode):
@@ -233,11 +232,8 @@ class Builder(torch_api.TorchDispatchMode):
 
     def inner_scope(
         self, frame: Frame | None = None, *, shared: bool = False
-    ) -> "AbstractContextManager[list[Op]]":
-        """Ops recorded inside go to the list that it gives, and come from the given line.
-
-        `shared`: the list is a body for other calls, too.
-        """
+    ) -> AbstractContextManager[list[Op]]:
+        """Ops recorded inside go to the list that it gives, a body for other calls if `shared`."""
         return _InnerScope(self, frame, shared)
 
     @contextmanager

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from foretrace.ir.op import Tree, Value, map_values, values_in
+from foretrace.ir.op import Op, Tree, Value, map_values, values_in
 from foretrace.mutation.builder import Builder
 from foretrace.ops.outcome import Outcome, Schema
 from foretrace.ops.schemas import schema_of
@@ -62,3 +62,30 @@ class Call:
         if form is None:
             raise AssertionError(self.func)
         return form.call, *form.arguments(self.args, self.kwargs)
+
+
+def form_of(call: Call) -> Op:
+    """Record the call of the operator's functional form.
+
+    A leaf has the outcome that it had for a call alike.
+    """
+    recorder, known = call.recorder, call.outcome
+    form, args, kwargs = call.functional
+    if known is not None and known.form is not None:
+        return recorder.emit(form, args, kwargs, known.form, values_in((args, kwargs)))
+    op = recorder.call(form, args, kwargs)
+    if known is not None and op.leaf and isinstance(op.alike, Outcome):
+        known.form = op.alike if _decided(call, op, op.alike) else None
+    return op
+
+
+def _decided(call: Call, op: Op, found: Outcome) -> bool:
+    """Whether the outcome of the functional form follows from that of the call.
+
+    Of open sizes, torch is told each time; a number that the program needs is in no other key.
+    """
+    recorder = call.recorder
+    fixed = recorder.types.symbols.floats.any_fixed(op.args)
+    sized = any(value.type.symbols for value in call.values)
+    lasts = found.lasting and recorder.semantics.ambient(op.target) is None
+    return lasts and not (fixed or sized)

@@ -21,7 +21,7 @@ from foretrace.ir.op import Op, Tree, Value, Write, values_in
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import Alias, alias_of
 from foretrace.mutation.builder import Builder
-from foretrace.mutation.call import Call
+from foretrace.mutation.call import Call, form_of
 from foretrace.mutation.current import current, rewrite
 from foretrace.mutation.in_place import (
     check_leaves,
@@ -44,7 +44,6 @@ from foretrace.mutation.lists import write_one_by_one
 from foretrace.mutation.offsets import FROM_START
 from foretrace.mutation.outs import RESIZES, contents, resize
 from foretrace.mutation.overlap import check_apart, meet, overlapping, overlaps, place, within
-from foretrace.ops.outcome import Outcome
 from foretrace.ops.schemas import schema_of
 from foretrace.ops.views import put_back
 from foretrace.tensors.abstract import FLAG, Abstract, become_like, follow
@@ -229,7 +228,7 @@ def _new_contents(call: Call) -> list[Value]:
         recorder.semantics.infer(aten.expand.default, (chance.type, [*args[0].type.shape]), {})
     if schema.draws_over and not draws_alike(func, args[0].type):
         return [in_layout(recorder, alias_of(targets[0]), draw(call))]
-    op = _called(call)
+    op = form_of(call)
     made = values_in(op.result)
     news = made[len(made) - len(targets) :]
     _check_fits(call, targets, news)
@@ -239,30 +238,6 @@ def _new_contents(call: Call) -> list[Value]:
         in_layout(recorder, alias_of(target), new)
         for target, new in zip(targets, kept, strict=True)
     ]
-
-
-def _called(call: Call) -> Op:
-    """The op of the functional form: a leaf has the outcome that it had for a call alike."""
-    recorder, known = call.recorder, call.outcome
-    form, args, kwargs = call.functional
-    if known is not None and known.form is not None:
-        return recorder.emit(form, args, kwargs, known.form, values_in((args, kwargs)))
-    op = recorder.call(form, args, kwargs)
-    if known is not None and op.leaf and isinstance(op.alike, Outcome):
-        known.form = op.alike if _holds_alike(call, op, op.alike) else None
-    return op
-
-
-def _holds_alike(call: Call, op: Op, found: Outcome) -> bool:
-    """Whether an outcome of the functional form depends on no more than that of the call.
-
-    Of open sizes, torch is told each time.
-    """
-    recorder = call.recorder
-    asked = recorder.types.symbols.floats.any_fixed(op.args)
-    open_ = any(value.type.symbols for value in call.values)
-    known = found.lasting and recorder.semantics.ambient(op.target) is None
-    return known and not (asked or open_)
 
 
 def _check_fits(call: Call, targets: list[Abstract], news: Sequence[Value | None]) -> None:

@@ -3,6 +3,8 @@
 As eager's checkpoint does. The operators for it are torch's own, which its compilers know.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from foretrace.symbols.sizes import Symbols
 from foretrace.values.draws import draws
 
 CPU = torch.device("cpu")
-STATE_BYTES: dict[str, int] = {"cpu": 5056, "cuda": 16}
+STATE_BYTES: Mapping[str, int] = MappingProxyType({"cpu": 5056, "cuda": 16})
 """What the state of a device's own generator takes: CPUGeneratorImpl.cpp, CUDAGeneratorImpl.cpp"""
 
 
@@ -42,11 +44,11 @@ def repeatable(op: Op, symbols: Symbols) -> bool:
         return False
     if schema_of(op.target).writes or schema_of(op.target).viewed is not None:
         return False
-    device = _device(op)
-    if device not in STATE_BYTES or op.kwargs.get("generator") is not None:
+    state = STATE_BYTES.get(_device(op) or "")
+    if state is None or op.kwargs.get("generator") is not None:
         return False
     made: list[Size] = [value.type.bytes for value in op.outs]
-    return isinstance(op.result, Value) and symbols.hint(made[0]) > STATE_BYTES[device]
+    return isinstance(op.result, Value) and symbols.hint(made[0]) > state
 
 
 def _device(op: Op) -> str | None:

@@ -219,7 +219,8 @@ class Constants:
         for op in ops:
             for out in op.outs:
                 self.makers[out] = op
-            if (alike := op.alike) is not None and alike in self._plain:
+            alike = None if op.own is not None else op.alike  # what was opened has values inside
+            if alike in self._plain:
                 continue
             bound = binds(op)
             for symbol in bound:  # a walk back has it inside, and shows results of that size
