@@ -19,6 +19,7 @@ from foretrace import torch_api
 from foretrace.asking.questions import Questions
 from foretrace.ir.op import Choice, Op, Value
 from foretrace.symbols.casts import bound
+from foretrace.symbols.floats import EXACT, Float
 from foretrace.symbols.integers import as_int
 from foretrace.symbols.questions import free_symbols
 from foretrace.tensors.abstract import Abstract
@@ -168,7 +169,12 @@ class Steps:
 
     def _value(self, number: Any) -> Any:
         """A number as ops have it."""
-        symbolic = issubclass(type(number), (torch.SymInt, torch.SymFloat, torch.SymBool))
+        kind = type(number)
+        if kind in EXACT:
+            return number
+        if kind is Float:
+            return torch_api.expression(number)
+        symbolic = issubclass(kind, (torch.SymInt, torch.SymFloat, torch.SymBool))
         return self.symbols.scalar(number) if symbolic else number
 
     # ---- what is asked --------------------------------------------------------------------------

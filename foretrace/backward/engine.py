@@ -7,6 +7,7 @@ Source: torch/csrc/autograd/python_engine.cpp, torch/csrc/autograd/engine.cpp.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -192,6 +193,7 @@ class Engine:
     def _complete(self, task: Task, walk: Inside, complete: list[Value]) -> None:
         """Let hooks on leaves run, and their `.grad` be added to, in the order of arrival."""
         there = {*complete}.intersection(walk.gradients)
+        waiting = _waiting(walk)
         for value in [each for each in walk.order if each in there]:
             if task.asked and value not in task.asked:
                 continue
@@ -200,24 +202,34 @@ class Engine:
                     walk.inside.of_value(value, walk, self.leaves.hooks(value)[1])
             elif (leaf := self.leaves.of(value)) is not None:
                 with torch.set_grad_enabled(walk.again):
-                    self._one_more(walk, value, leaf)
+                    waiting = self._one_more(walk, value, leaf, waiting)
 
-    def _one_more(self, walk: Inside, value: Value, leaf: Any) -> None:
-        """The gradient of a leaf, by its hooks, into its `.grad`."""
+    def _one_more(
+        self, walk: Inside, value: Value, leaf: Any, waiting: Counter[Value]
+    ) -> Counter[Value]:  # fmt: skip
+        """The gradient of a leaf, by its hooks, into its `.grad`; gives what is waiting then."""
         tensor, before, after = self.leaves.hooks(value)
         walk.inside.of_value(value, walk, before)
-        gradient = walk.now(walk.gradients.pop(value))
-        others = any(g is gradient for v, g in walk.gradients.items() if v not in walk.passed)
+        waiting = _waiting(walk) if before or walk.inside else waiting
+        arrived = walk.gradients.pop(value)
+        waiting[arrived] -= value not in walk.passed
+        gradient = walk.now(arrived)
         found = walk.tensor(gradient)
         held = sys.getrefcount(found) - LOCAL
         kept = held > 1 and held > sum(each is found for each in walk.tensors.values())
-        alone = not (walk.again or others or kept or gradient in walk.given)
+        alone = not (walk.again or waiting[gradient] or kept or gradient in walk.given)
         types = value.type, gradient.type
         accumulate(leaf, found, types, again=walk.again, alone=alone)
         for hook in after:
             with walk.as_program():
                 if hook(tensor) is not None:
                     raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+        return _waiting(walk) if after else waiting
+
+
+def _waiting(walk: Inside) -> Counter[Value]:
+    """Of how many values, to which the walk has yet to come, each gradient is."""
+    return Counter([g for v, g in walk.gradients.items() if v not in walk.passed])
 
 
 def _made(ops: Iterable[Op]) -> Iterator[Value]:

@@ -20,7 +20,7 @@ from foretrace.ir.names import Names, called_like_a_keyword, calls_target, spell
 from foretrace.ir.op import Op, Subgraph, Tree, Value, target_name
 from foretrace.ir.program import Graph, Input, Output
 from foretrace.ir.tree import leaves, map_tree
-from foretrace.ir.walk import binds, leaves_that_run
+from foretrace.ir.walk import leaves_that_run, shows
 from foretrace.symbols.questions import free_symbols
 from foretrace.symbols.sizes import Size, Symbols, solved
 
@@ -157,7 +157,7 @@ class Emitter:
 
     def _results(self, op: Op, node: fx.Node, result: Tree) -> None:
         meta = self.describe(node, op)
-        if self.unbound and (symbols := self.unbound & binds(op)):
+        if self.unbound and (symbols := self.unbound & shows(op)):  # what it takes is bound by now
             self.unbound -= symbols
             if not inspect.isroutine(op.target):  # of numbers Python's steps make an expression
                 found = sorted(symbols, key=attrgetter("name"))

@@ -25,12 +25,14 @@ class Sources:
     """Finds the innermost frame that is neither ours nor torch's; remembers what it found."""
 
     def __init__(self) -> None:
-        self.last: CodeType | None = None
-        """the code of ours that calls the program: no frame above it is the program's"""
+        self._last: CodeType | None = None
         self.defined: Frame | None = None
         """the line of the program: of an op that no line of it asks for, as at its end"""
-        self._library: dict[int, bool] = {}
-        """by the id of a code object: to hash one is to hash all its constants"""
+        self._library, self._others = set[int](), set[int]()
+        """ids of code objects, of a library and of the user: to hash one is to hash its constants
+
+        One that `last` is belongs to neither.
+        """
         self._noted: set[int] = set()
         """ids of those that were looked at for `ran`"""
         self._frames: dict[tuple[int, int], Frame] = {}
@@ -39,26 +41,35 @@ class Sources:
         self._codes: list[CodeType] = []
         """those whose ids are keys, kept alive so that no other gets the same"""
 
+    @property
+    def last(self) -> CodeType | None:
+        """The code of ours that calls the program: no frame above it is the program's."""
+        return self._last
+
+    @last.setter
+    def last(self, code: CodeType) -> None:
+        self._last = code
+        self._library.discard(id(code))
+
     def here(self, above: int = 1) -> Frame | None:
         """The user's line that is running now; so many frames up, the first that may be his."""
         library = self._library
         at: FrameType | None = sys._getframe(above)
         while at is not None:
             code = at.f_code
-            inside = library.get(id(code))
-            if inside is None:
-                inside = self._meet(code)
-            if not inside:
-                return self._frames.get((id(code), at.f_lasti)) or self._frame(at)
-            if code is self.last:
-                return self.defined
+            if id(code) not in library:  # an optimizer's op has twenty frames above it
+                if code is self._last:
+                    return self.defined
+                if id(code) in self._others or not self._meet(code):
+                    return self._frames.get((id(code), at.f_lasti)) or self._frame(at)
             at = at.f_back
         return None
 
     def _meet(self, code: CodeType) -> bool:
         """Whether it is a library's."""
         self._codes.append(code)
-        found = self._library[id(code)] = is_library(code, LIBRARY_DIRS)
+        found = is_library(code, LIBRARY_DIRS)
+        (self._library if found else self._others).add(id(code))
         return found
 
     def _frame(self, at: FrameType) -> Frame:
@@ -74,7 +85,8 @@ class Sources:
             code = at.f_code
             if id(code) not in self._noted:
                 self._noted.add(id(code))
-                if not self._meet(code):
+                self._codes.append(code)
+                if not is_library(code, LIBRARY_DIRS):
                     held = at.f_locals if code.co_freevars else {}
                     names = {n: held[n] for n in code.co_freevars if isinstance(held.get(n), NAMED)}
                     names = {n: _without_tensors(item, set()) for n, item in names.items()}

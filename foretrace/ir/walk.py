@@ -1,6 +1,7 @@
 """Ways through a tree of ops."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Literal, TypeAlias
 
 import sympy
@@ -141,18 +142,21 @@ def bound_inside(ops: Iterable[Op]) -> set[sympy.Symbol]:
 
 def binds(op: Op) -> frozenset[sympy.Symbol]:
     """The symbols that get their number from what the op returns, as sizes that data decides do."""
-    number = isinstance(op.result, sympy.Symbol)
-    shown = {op.result} if number else set[sympy.Symbol]()
-    for out in op.outs:
-        if out.type.symbols:
-            shown.update(out.type.symbols)
-    if not shown:
-        return NO_SYMBOLS
-    made = frozenset(filter(torch_api.is_from_data, shown))
+    made = shows(op)
     if not made:
-        return made
-    given = free_symbols((op.args, op.kwargs)).union(*(v.type.symbols for v in op.operands))
+        return NO_SYMBOLS
+    given = free_symbols((op.args, op.kwargs) if op.kwargs else op.args)
+    for value in op.operands:
+        given |= value.type.symbols
     return made - given
+
+
+def shows(op: Op) -> frozenset[sympy.Symbol]:
+    """The symbols of numbers that data decides which what the op returns speaks of."""
+    found: list[Iterable[sympy.Symbol]] = [out.type.symbols for out in op.outs if out.type.symbols]
+    if op.result.__class__ is sympy.Symbol:
+        found.append((op.result,))
+    return frozenset(filter(torch_api.is_from_data, chain(*found))) if found else NO_SYMBOLS
 
 
 def hides(op: Op) -> bool:

@@ -83,6 +83,8 @@ class Alias:
 
     def up_to_history(self) -> tuple["Alias", list["Alias"]]:
         """The member that carries autograd's history of this one, and the way down from it."""
+        if self.parent is None:  # nearly always
+            return self, []
         at, path = self, list[Alias]()
         while at.parent is not None and at.step is not None and at.step.followed:
             path.append(at)

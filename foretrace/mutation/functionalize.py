@@ -17,7 +17,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, Tree, Value, Write, values_in
+from foretrace.ir.op import Op, Origin, Tree, Value, Write, values_in
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import Alias, alias_of
 from foretrace.mutation.builder import Builder
@@ -120,7 +120,7 @@ def _write_one(call: Call, followed: bool) -> None:
     recorder.append(op)
     note_written(recorder, old, op)
     alias.version.count += 1
-    _spread(recorder, history, new)
+    _spread(recorder, history, new, origin)
     if followed and alias.is_view and alias.up_to_history()[0].based and not recorder.inside:
         recorder.rebased.append(alias)
 
@@ -147,7 +147,7 @@ def holder(recorder: Builder, alias: Alias, *, followed: bool = False) -> tuple[
     return owner, path
 
 
-def _spread(recorder: Builder, history: Alias, new: Value) -> None:
+def _spread(recorder: Builder, history: Alias, new: Value, origin: Origin) -> None:
     """Let the members of the memory know of the new value of one that carries history."""
     root = history.root
     if root is not history:
@@ -157,17 +157,19 @@ def _spread(recorder: Builder, history: Alias, new: Value) -> None:
         path.reverse()
         old = current(root, recorder)
         content = rewrite(recorder, old, path, new, lambda: _scatter(recorder, root, path, new))
-        _renew(recorder, root, content, place(history, history.last))
-    _renew(recorder, history, new)
+        _renew(recorder, root, content, origin, place(history, history.last))
+    _renew(recorder, history, new, origin)
 
 
-def _renew(recorder: Builder, owner: Alias, value: Value, part: TensorType | None = None) -> None:
+def _renew(
+    recorder: Builder, owner: Alias, value: Value, origin: Origin, part: TensorType | None = None
+) -> None:  # fmt: skip
     """Let the owner have a new value, and the members that see the part be stale."""
     if owner.last in recorder.leaves and not recorder.used(owner.last):
         value = recorder.leaf(value)
     for member in list(_reached(recorder, owner, part)):
         _check_seen(recorder, member, member.root)
-        note_overwritten(member, recorder)
+        note_overwritten(member, recorder, origin)
         old = member.last.type
         member.become(value if member is owner else None)
         tensor = member.tensor()
@@ -319,7 +321,8 @@ def _write_many(call: Call) -> Any:
         owner, path = holder(recorder, alias_of(target))
         old, whole = current(owner, recorder), partial(_scatter, recorder, owner, path, new)
         kept = path or old.type.requires_grad
-        _spread(recorder, owner, rewrite(recorder, old, path, new, whole) if kept else new)
+        content = rewrite(recorder, old, path, new, whole) if kept else new
+        _spread(recorder, owner, content, origin)
     if not (schema.returns_tensors and results):
         return None
     return result if schema.multiple else result[0]

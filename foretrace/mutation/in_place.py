@@ -6,7 +6,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
-from foretrace.ir.op import Op, ViewStep
+from foretrace.ir.op import Op, Origin, ViewStep
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import Alias, Held, alias_of
 from foretrace.mutation.builder import Builder
@@ -181,10 +181,14 @@ def _check_takes(tensor: Abstract, mine: TensorType, its: TensorType) -> None:
         )  # fmt: skip
 
 
-def note_overwritten(alias: Alias, recorder: Builder) -> None:
-    """A tensor's memory is written to: its value is no longer what the memory holds."""
+def note_overwritten(alias: Alias, recorder: Builder, origin: Origin | None = None) -> None:
+    """A tensor's memory is written to: its value is no longer what the memory holds.
+
+    `origin`: that of the write, for one who knows it.
+    """
     if alias.value is not None:
         before = recorder.overwritten.get(alias.value)
         if before is None or before.detached or before.before is not None:
-            held = Held(alias, alias.since, recorder.origin(), recorder.functional_form)
+            origin = origin or recorder.origin()
+            held = Held(alias, alias.since, origin, recorder.functional_form)
             recorder.overwritten[alias.value] = held

@@ -36,6 +36,8 @@ def seen_inside(result: Abstract, made: Collection[Value]) -> tuple[ViewStep, ..
 
 def open_to_base(recorder: Builder, alias: Alias) -> None:
     """Let what is written to have the base that autograd knows, if that is one made inside."""
+    if not recorder.seeing:
+        return
     owner = alias.up_to_history()[0]
     seen = owner.value
     op = None if seen is None or not seen.type.requires_grad else recorder.seeing.get(seen)

@@ -78,7 +78,7 @@ class Capture:
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,
             OfClasses(self._known_as, lambda answer: as_program_has(answer, self.recorder)),
-            lambda: self.outside is None or self.outside.resting > 0,
+            self.outside,
         )  # fmt: skip
         made: Any = (
             types, semantics, sources, self.lift, self.lift_constant, self.answer,

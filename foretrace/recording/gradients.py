@@ -24,8 +24,10 @@ from foretrace.ir.program import Input
 from foretrace.ir.requirements import Requirements
 from foretrace.ir.types import Size, TensorType
 from foretrace.mutation.alias import Alias, alias_of
+from foretrace.mutation.builder import Unwatched
 from foretrace.mutation.in_place import take_memory
 from foretrace.mutation.made_leaves import switch_leaf, value_of
+from foretrace.python_state.outside import Outside
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import plain_class
 from foretrace.tensors.wrapped import wraps
@@ -57,7 +59,7 @@ class Gradients:
         make: makes an input of a gradient: what stands for it.
         lift: makes one of another tensor that the program reached.
         wrapping: tells of tensors that wrap others.
-        ours: whether work of ours is going on, and not the program's.
+        outside: who watches the program; None: all that is asked is asked by work of ours.
     """
 
     def __init__(
@@ -68,12 +70,13 @@ class Gradients:
         make: Callable[[torch.Tensor, str, TensorType | None], Abstract],
         lift: Callable[[torch.Tensor], Abstract],
         wrapping: OfClasses,
-        ours: Callable[[], bool],
+        outside: Outside | None,
     ) -> None:
         self.inputs, self.real, self.placeholders = inputs, real, placeholders
-        self.make, self.lift, self.wrapping, self.ours = make, lift, wrapping, ours
-        self._busy = False
-        """whether a question of the program's is being answered, which asks others"""
+        self.make, self.lift, self.wrapping, self.outside = make, lift, wrapping, outside
+        self._unwatched = outside or Unwatched()
+        for method in (Gradients._read, Gradients._write):
+            self._unwatched.rests_at(method.__code__)
         self.found: dict[int, int | None] = {}
         """the input that is the gradient of each whose `.grad` was read; None if there was none"""
         self.cleared: dict[int, None] = {}
@@ -120,7 +123,7 @@ class Gradients:
 
     def get(self, index: int) -> Abstract | None:
         """The gradient of an input."""
-        with torch_api.switched(vars(self), _busy=True):
+        with self._unwatched:
             return self._get(index)
 
     def _get(self, index: int) -> Abstract | None:
@@ -158,7 +161,7 @@ class Gradients:
             self._at.pop(index, None)
             self.cleared[index] = None
             return
-        with torch_api.switched(vars(self), _busy=True):
+        with self._unwatched:
             if not isinstance(new, Abstract):
                 new = self.lift(new)
             check_gradient(self.placeholders[index], new)
@@ -177,39 +180,41 @@ class Gradients:
     # ---- real tensors ------------------------------------------------------------------------
 
     def _read(self, tensor: torch.Tensor, name: str) -> Any:
+        answering = self._answering()
+        with self._unwatched:
+            return self._found(tensor, name, answering=answering)
+
+    def _found(self, tensor: torch.Tensor, name: str, *, answering: bool) -> Any:
         if name in OF_CLASS and isinstance(tensor, Abstract):  # torch.Tensor.to(x, dtype)
             return getattr(tensor, name)
-        if name in ABOVE and wraps(type(tensor)) and not self._answering():
+        if name in ABOVE and wraps(type(tensor)) and not answering:
             return self._of_wrapping(tensor, name)
-        if name == "retain_grad" or self._not_the_program(tensor):
+        if answering or name == "retain_grad" or _another(tensor):
             return torch_api.attribute_of(tensor, name)
-        with torch_api.switched(vars(self), _busy=True):
-            if name == "grad":
-                return self.get(self._index(tensor))
-            return getattr(self.lift(tensor), name)
+        return self.get(self._index(tensor)) if name == "grad" else getattr(self.lift(tensor), name)
 
     def _write(self, tensor: torch.Tensor, name: str, new: Any) -> None:
-        if name == "grad" and wraps(type(tensor)) and not self._answering():
-            with torch_api.switched(vars(self), _busy=True):
-                known = self.wrapping.known
-                known(tensor).grad = None if new is None else known(new)
+        answering = self._answering()
+        with self._unwatched:
+            self._bind(tensor, name, new, answering=answering)
+
+    def _bind(self, tensor: torch.Tensor, name: str, new: Any, *, answering: bool) -> None:
+        if name == "grad" and wraps(type(tensor)) and not answering:
+            known = self.wrapping.known
+            known(tensor).grad = None if new is None else known(new)
             return
         of_the_run = isinstance(new, Abstract) and plain_class(type(tensor))
-        if self._not_the_program(tensor) and not of_the_run:  # it would have no memory any more
+        if (answering or _another(tensor)) and not of_the_run:  # it would have no memory any more
             torch_api.set_attribute(tensor, name, new)
-            return
-        with torch_api.switched(vars(self), _busy=True):
-            if name == "grad":
-                self.set(self._index(tensor), new)
-            else:
-                setattr(self.lift(tensor), name, new)
-
-    def _not_the_program(self, tensor: torch.Tensor) -> bool:
-        other = not plain_class(type(tensor)) or torch_api.of_a_level(tensor)
-        return self._answering() or other
+        elif name == "grad":
+            self.set(self._index(tensor), new)
+        else:
+            setattr(self.lift(tensor), name, new)
 
     def _answering(self) -> bool:
-        return self._busy or self.ours() or torch_api.functorch_active()
+        """Whether work of ours asks, such as the answer to another question."""
+        ours = self.outside is None or self.outside.resting > 0
+        return ours or torch_api.functorch_active()
 
     def _of_wrapping(self, tensor: torch.Tensor, name: str) -> Any:
         """What is asked of a tensor that wraps others: autograd is above it, as its stand-in is.
@@ -219,8 +224,7 @@ class Gradients:
         """
         if name not in (*TOLD, "grad"):
             raise _of_a_class(tensor, name)
-        with torch_api.switched(vars(self), _busy=True):
-            return self.wrapping.shown(getattr(self.wrapping.known(tensor), name))
+        return self.wrapping.shown(getattr(self.wrapping.known(tensor), name))
 
     def _index(self, tensor: torch.Tensor) -> int:
         placeholder = self.lift(tensor)
@@ -228,6 +232,11 @@ class Gradients:
             index: int = placeholder.ft_gradient[1]
             return index
         return next(i for i, each in enumerate(self.placeholders) if each is placeholder)
+
+
+def _another(tensor: torch.Tensor) -> bool:
+    """Whether it is of no class, or of a level of a transform, that the recorder has inputs of."""
+    return not plain_class(type(tensor)) or torch_api.of_a_level(tensor)
 
 
 def check_gradient(tensor: Abstract, gradient: Abstract) -> None:

@@ -1,7 +1,7 @@
 """Run the user's program once over abstract tensors, and keep what it did."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -198,7 +198,7 @@ def _mutations(
         apart(capture.real, requires),
         set(written),
         lambda i: line_of(recorder, written[i]),
-        minded_writes(recorder.log, [item.value for item in capture.inputs]),
+        cache(lambda: minded_writes(recorder.log, [item.value for item in capture.inputs])),
     )
     return mutations
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 def check_shared_memory(
     real: list[Any], written: set[int], at: Callable[[int], Frame | None] = lambda _: None,
-    minded: Collection[int] = (),
+    minded: Callable[[], Collection[int]] = tuple,
 ) -> None:  # fmt: skip
     """Refuse a write to an input whose memory another input shares; parts that lie apart do not.
 
@@ -28,7 +28,7 @@ def check_shared_memory(
         real: the inputs.
         written: those that are written to.
         at: the line of the write.
-        minded: those of which autograd minds a write that their version counter tells of.
+        minded: gives those of which autograd minds a write that their version counter tells of.
 
     Raises:
         Refusal: there is one.
@@ -53,15 +53,16 @@ def _by_memory(real: list[Any]) -> Iterator[list[tuple[int, torch.Tensor]]]:
 
 
 def _entangled(
-    tensors: Sequence[tuple[int, torch.Tensor]], written: Container[int], minded: Container[int]
-) -> Iterator[tuple[int, int]]:
+    tensors: Sequence[tuple[int, torch.Tensor]], written: Container[int],
+    minded: Callable[[], Collection[int]],
+) -> Iterator[tuple[int, int]]:  # fmt: skip
     """Pairs of which one is written, and the other sees that."""
     for (one, _), (other, _) in overlapping(tensors):
         if one != other and (one in written or other in written):
             yield one, other
     for one, first in tensors:
         for other, second in tensors if one in written else ():
-            if other in minded and one != other and torch_api.counted_together(first, second):
+            if one != other and other in minded() and torch_api.counted_together(first, second):
                 yield one, other
 
 

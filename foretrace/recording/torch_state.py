@@ -252,7 +252,7 @@ def unchanged_state(lines: Callable[[], Lines]) -> Iterator[None]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """The collector rests: nearly all that a capture makes, it keeps."""
+    """The collector rests: nearly all that a capture or a cut makes, it keeps."""
     before = gc.isenabled()
     gc.disable()
     try:

@@ -146,7 +146,7 @@ def _takes(other: Any) -> bool:
 
 def _left(function: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Float, other: Any) -> Any:
-        if _takes(other):
+        if type(other) in EXACT or _takes(other):
             return self.node.compute(function, self, other)
         return function(float(self), other) if type(other) is complex else NotImplemented
 
@@ -155,7 +155,7 @@ def _left(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _right(function: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Float, other: Any) -> Any:
-        if _takes(other):
+        if type(other) in EXACT or _takes(other):
             return self.node.compute(function, other, self)
         return function(other, float(self)) if type(other) is complex else NotImplemented
 

@@ -189,7 +189,8 @@ def _collect(tree: Any, found: set[sympy.Symbol]) -> None:
         return
     elif isinstance(tree, (tuple, list)):
         for item in tree:
-            _collect(item, found)
+            if item.__class__ not in PLAIN:
+                _collect(item, found)
     elif isinstance(tree, dict):
         for item in tree.values():
             _collect(item, found)

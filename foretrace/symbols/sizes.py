@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from foretrace import torch_api
 from foretrace.errors import Frame
-from foretrace.symbols.floats import Floats
+from foretrace.symbols.floats import EXACT, Floats
 from foretrace.symbols.questions import NotingShapeEnv, Question, free_symbols
 
 Size: TypeAlias = int | sympy.Expr
@@ -182,6 +182,8 @@ class Symbols:
 
     def concrete(self, item: Any) -> Any:
         """Anything with the numbers of the captured run put in for symbols."""
+        if type(item) in EXACT:
+            return item
         if isinstance(item, sympy.Symbol) and item in self.floats.known:
             return self.floats.known[item]
         return with_numbers(item, torch_api.symbol_values(self.env)) if self.env else item

@@ -4,12 +4,16 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
+from foretrace import torch_api
 from foretrace.holding.wrapped import known_as
 from foretrace.ir.op import Tree, Value
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.made_leaves import value_of
 from foretrace.ops.cache import PLAIN
+from foretrace.symbols.floats import Float
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.parameters import AbstractParameter
 from foretrace.tensors.wrapped import wraps
@@ -44,10 +48,12 @@ class Reading:
 
     def _each(self, args: Iterable[Any]) -> list[Tree]:
         """Arguments with values for tensors. One loop, as a call of Python for each would show."""
-        key, fresh = self.key, self.recorder.fresh
+        key, fresh, lift = self.key, self.recorder.fresh, self.recorder.lift
         found: list[Tree] = []  # `list[Tree]()` takes half a microsecond
-        for arg in args:
-            kind = type(arg)
+        for given in args:
+            arg, kind = given, type(given)
+            if kind is Parameter or kind is Tensor:  # real, and wraps no others: an input
+                arg, kind = lift(arg), Abstract
             if kind is Abstract or kind is AbstractParameter:
                 value = arg.ft_value
                 if value is None or value in fresh:
@@ -62,6 +68,9 @@ class Reading:
             elif kind is float:
                 key.append(arg.hex())
                 found.append(arg)
+            elif kind is Float:
+                key.append(symbol := torch_api.expression(arg))
+                found.append(symbol)
             else:
                 found.append(self._other(arg))
         return found
