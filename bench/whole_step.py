@@ -8,10 +8,11 @@ two steps before have made the optimizer's state.
 Without `--run`, the capture, as a GraphModule. Processor time: the machine may be shared.
 
     foretrace        capture, cut("step"), its graph module; and the parts of it
-    make_fx          over the step, with fake tensors, as graph trainers trace it. It bakes the
-                     learning rate and the bias correction, and leaves out `.grad`
-    with traces      the same with `record_stack_traces=True`: the user's lines, which foretrace's
-                     nodes have, too
+    make_fx          over the step, with fake tensors. It bakes the learning rate and the bias
+                     correction, and leaves out `.grad`
+    as torchtitan    the same as torchtitan's graph trainer traces it, with the user's lines, which
+                     foretrace's nodes have, too. Source: `minimal_fx_tracer` in
+                     torchtitan/experiments/graph_trainer/make_fx_tracer.py
 
 With it, a compiled step: the peak of the bytes of tensors above what is held before it, as torch's
 own allocator tells, the least time of a step and the median; of eager, of `foretrace.compile` with
@@ -25,6 +26,7 @@ import gc
 import statistics
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter, process_time
@@ -33,6 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import foretrace
@@ -106,12 +109,14 @@ def ours(step: Any, ids: Tensor) -> tuple[list[float], int]:
     return [after - before for before, after in pairwise(times)], count
 
 
-def theirs(step: Any, ids: Tensor, *, traces: bool = False) -> tuple[float, int]:
-    """The time of make_fx, and its nodes."""
+def theirs(step: Any, ids: Tensor, *, lines: bool = False) -> tuple[float, int]:
+    """The time of make_fx, and its nodes; `lines`: with the user's, as torchtitan has them."""
+    kept = preserve_node_meta() if lines else nullcontext()
     start = process_time()
-    module = make_fx(
-        step, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=traces
-    )(ids)
+    with kept, torch.autograd.set_multithreading_enabled(False):
+        module = make_fx(
+            step, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=lines
+        )(ids)
     return process_time() - start, len(module.graph.nodes)
 
 
@@ -123,19 +128,19 @@ def captured(chosen: argparse.Namespace) -> None:
         gc.collect()
         found, here = ours(*step_of(chosen.layers, chosen.model))
         took, there = theirs(*step_of(chosen.layers, chosen.model))
-        with_traces, _ = theirs(*step_of(chosen.layers, chosen.model), traces=True)
+        with_lines, _ = theirs(*step_of(chosen.layers, chosen.model), lines=True)
         parts.append(found)
-        peers.append((took, with_traces))
+        peers.append((took, with_lines))
         counts = here, there
     record, cut, module = (statistics.median(each) for each in zip(*parts[1:], strict=True))
     whole = statistics.median(map(sum, parts[1:]))
-    bare, traced = (statistics.median(each) for each in zip(*peers[1:], strict=True))
+    bare, lined = (statistics.median(each) for each in zip(*peers[1:], strict=True))
     for name, time in (("record", record), ("cut", cut), ("graph module", module)):
         print(f"  {name:<26} {time:>10.3f} s")
     print(LINE.format("foretrace", whole, counts[0]))
     print(LINE.format("make_fx", bare, counts[1]))
-    print(LINE.format("make_fx, with traces", traced, counts[1]))
-    print(f"ratio {bare / whole:.1f}, with traces {traced / whole:.1f}")
+    print(LINE.format("make_fx, as torchtitan", lined, counts[1]))
+    print(f"ratio {bare / whole:.1f}, to make_fx as torchtitan traces {lined / whole:.1f}")
 
 
 def ran(chosen: argparse.Namespace) -> None:

@@ -50,7 +50,7 @@ class Gradients:
         """Whether the gradient of a value is asked for, or goes on to what it is asked for of."""
         return value.type.requires_grad
 
-    def now(self, gradient: Value) -> Value:
+    def arrived(self, gradient: Value) -> Value:
         """What a gradient is in the program, where the walk is a part of one."""
         return gradient
 
@@ -60,10 +60,10 @@ class Gradients:
         if scope.inside is not None and value not in scope.inside:
             scope.pending.append((value, gradient, because))
             return
-        before, gradient = self.gradients.get(value), self.now(gradient)
-        self.gradients[value] = (
-            gradient if before is None else self.now(self._call(ADD, (before, gradient), because))
-        )
+        before, gradient = self.gradients.get(value), self.arrived(gradient)
+        if before is not None:
+            gradient = self.arrived(self._call(ADD, (before, gradient), because))
+        self.gradients[value] = gradient
 
     def put(self, op: Op) -> None:
         """Append an op."""

@@ -107,9 +107,21 @@ class Inside(Differentiation):
         self.order.pop(value, None)
         self.order[value] = None
 
+    def arrived(self, gradient: Value) -> Value:
+        """What a gradient is in the program, which has an op of the walk when it asks for it."""
+        return self.now(gradient) if self._calls else self._in_program(gradient)
+
     def now(self, gradient: Value) -> Value:
         """The gradient in the program, which has all ops of the walk by then."""
         self.record()
+        return self._in_program(gradient)
+
+    @property
+    def _calls(self) -> bool:
+        """Whether ops of the walk are calls: to differentiate again, or for what a class does."""
+        return self.again or bool(self.recorder.held)
+
+    def _in_program(self, gradient: Value) -> Value:
         known = self.tensors.get(gradient)
         return gradient if known is None else value_of(known, self.recorder)
 
@@ -131,7 +143,7 @@ class Inside(Differentiation):
         if not self.scope.ops:
             return
         ops, self.scope.ops = self.scope.ops, []
-        if self.again or self.recorder.held:  # what a class does of its own is seen by a call
+        if self._calls:
             self._call_all(ops)
             return
         found = [*every_op(ops)]

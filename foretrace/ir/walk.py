@@ -21,7 +21,8 @@ def every_op(ops: Iterable[Op]) -> Iterator[Op]:
         yield op
         for held in subgraphs_of(op):
             yield from every_op(held.ops)
-        yield from every_op(op.region or ())
+        if region := op.region:  # most have none, and a generator for each takes its time
+            yield from every_op(region)
 
 
 def leaf_ops(ops: Iterable[Op]) -> Iterator[Op]:
@@ -56,7 +57,8 @@ def in_bodies(ops: Iterable[Op]) -> Iterator[Op]:
     """The ops and those that they are made of, in the words of each call."""
     for op in ops:
         yield op
-        yield from in_bodies(op.body or ())
+        if body := op.body:
+            yield from in_bodies(body)
 
 
 def subgraphs_of(op: Op) -> Sequence[Subgraph]:
