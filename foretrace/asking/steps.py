@@ -126,7 +126,7 @@ class Steps:
         if not torch_api.is_active(self.recorder):
             return False
         symbols = free_symbols(torch_api.expression(number))
-        return bool(symbols) and not self.symbols.data.isdisjoint(symbols)
+        return any(map(torch_api.is_from_data, symbols))
 
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What the function gives: a new number, or the answer to what it asks."""

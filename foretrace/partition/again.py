@@ -67,7 +67,7 @@ def made_again(
     kept = choose(sides, policy) | dict.fromkeys(values_of(graph.outputs), "the step leaves it")
     for op in sides.early():  # what is bound once, and views of what is there anyway
         beside = sides.view(op) and all(v in kept or v in sides.given for v in needs(op))
-        if beside or (sides.symbols.data and binds(op)):
+        if beside or binds(op):
             kept.update(dict.fromkeys(op.outs, "it takes no memory"))
     ops, new = list[Op](), dict[Value, Value]()
     done, handed, states = set[Op](), dict[Value, None](), dict[Op, Value]()

@@ -75,7 +75,7 @@ class Gradients:
         self.inputs, self.real, self.placeholders = inputs, real, placeholders
         self.make, self.lift, self.wrapping, self.outside = make, lift, wrapping, outside
         self._unwatched = outside or Unwatched()
-        for method in (Gradients._read, Gradients._write):
+        for method in (self._read, self._write):
             self._unwatched.rests_at(method.__code__)
         self.found: dict[int, int | None] = {}
         """the input that is the gradient of each whose `.grad` was read; None if there was none"""
