@@ -20,7 +20,7 @@ from foretrace.ir.program import Graph, Recorded
 from foretrace.ops.cache import ONE_AT_A_TIME
 from foretrace.passes.alike import Differs, Unlike
 from foretrace.passes.put_in import TAKEN, PutIn
-from foretrace.recording.torch_state import running, uncollected
+from foretrace.recording.torch_state import UNCOLLECTED, running
 from foretrace.symbols.sizes import MANY, Guard, Numbers, put_in
 from foretrace.targets.semantics import Captured, TargetSemantics
 
@@ -123,7 +123,7 @@ class SmallSizes:
         every = {**symbols.numbers(), **numbers}
         every = {symbol: n for symbol, n in every.items() if symbol not in symbols.data}
         quiet = warnings.catch_warnings(action="ignore")
-        with ONE_AT_A_TIME, uncollected(), torch.inference_mode(mode=False), quiet:
+        with ONE_AT_A_TIME, UNCOLLECTED, torch.inference_mode(mode=False), quiet:
             try:
                 put, graph = self._put_in(every, small)
             except Unlike as unlike:

@@ -22,7 +22,7 @@ from foretrace.partition.split import Pair, Saved
 from foretrace.passes.cut import Level
 from foretrace.passes.live import needs
 from foretrace.program.tree import Tree, shown
-from foretrace.recording.torch_state import uncollected
+from foretrace.recording.torch_state import UNCOLLECTED
 from foretrace.records.told import asserted
 from foretrace.runtime.calls import run_forward, run_half, run_joint, run_step
 from foretrace.runtime.compiled import not_copied
@@ -80,7 +80,7 @@ class Cut:
         if self._module is None:
             recorded = self.program.recorded
             fakes = self.program.semantics.fakes
-            with uncollected():
+            with UNCOLLECTED:
                 self._module = to_fx(self.graph, recorded.symbols, fakes, needs)
             if self.program.verify:
                 verify_module(self.graph, self._module, recorded.symbols)

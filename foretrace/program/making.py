@@ -19,7 +19,7 @@ from foretrace.passes.decompose import decompose
 from foretrace.passes.table_recorder import Table
 from foretrace.program.cut import STEP, Cut
 from foretrace.program.tree import Tree
-from foretrace.recording.torch_state import uncollected
+from foretrace.recording.torch_state import UNCOLLECTED
 from foretrace.targets.semantics import Captured, TargetSemantics
 from foretrace.wrappers.opened import unwrapped
 
@@ -55,7 +55,7 @@ def cut_at(tree: Tree, form: Form, given: Arrived | None = None, known: Graph | 
         graph = graph if table is None else decompose(graph, table, semantics, level.kept)
         return made_again(graph, recorded, semantics, form.policy) if kind == STEP else graph
 
-    with tree.asked(), uncollected():
+    with tree.asked(), UNCOLLECTED:
         graph = known or make(tree.recorded, tree.semantics, lambda size: size)
     tree.check(graph)
 

@@ -1,11 +1,12 @@
 """What the program does to torch itself while it runs: refused, or followed; and put back."""
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import FunctionType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 
@@ -250,12 +251,25 @@ def unchanged_state(lines: Callable[[], Lines]) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """The collector rests: nearly all that a capture or a cut makes, it keeps."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        (gc.enable if before else gc.disable)()
+class Resting:
+    """Python's collector rests while a thread is inside: nearly all that is made there is kept."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = gc.isenabled()
+                gc.disable()
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                (gc.enable if self._before else gc.disable)()
+
+
+UNCOLLECTED: Final = Resting()
+"""Of a capture, a cut or its module; there is one collector for all threads"""
