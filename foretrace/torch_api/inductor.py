@@ -1,9 +1,11 @@
 """torch.compile's own backend."""
 
+import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -15,6 +17,52 @@ torch/_inductor/lowering.py), and may read before they are drawn: NaN. torch.com
 
 SIZE_UNKNOWN = torch.ops.aten.mkldnn_rnn_layer.default
 """Its workspace has one element by its meta kernel and Inductor, and more in training (2.13.0)."""
+
+
+COMPILING: Final = threading.RLock()
+"""Held while Inductor's classes have methods of ours"""
+DOUBLE: Final = """
+template <> inline double parse_arg<double>(PyObject* args, size_t n) {{
+    auto result = PyFloat_AsDouble(PyTuple_GET_ITEM(args, n));
+    if(result == -1.0 && PyErr_Occurred()) [[unlikely]]
+        throw std::runtime_error("expected float arg");
+    return result;
+}}
+"""
+"""How a kernel in C++ gets a double of Python's; Inductor formats it"""
+
+
+@contextmanager
+def doubles_in_cpp() -> Iterator[None]:
+    """Kernels in C++ get numbers as Python has them, and not rounded to float32.
+
+    `KernelArgs.cpp_argdefs` says `const float` of each, whatever it computes with; Triton's get
+    doubles (`_use_fp64_for_unbacked_floats`). Source: torch/_inductor/codegen/common.py and
+    `CppPythonBindingsCodeCache` of torch/_inductor/codecache.py, 2.13.0.
+    """
+    common = import_module("torch._inductor.codegen.common")
+    binding = import_module("torch._inductor.codecache").CppPythonBindingsCodeCache
+    kernel, here = common.KernelArgs, threading.get_ident()
+
+    def argdefs(self: Any, *args: Any) -> tuple[list[str], list[str], list[str]]:
+        definitions, calls, kinds = told(self, *args)
+        if threading.get_ident() != here:
+            return definitions, calls, kinds
+        definitions = [_double(each) if "*" not in each else each for each in definitions]
+        return definitions, calls, list(map(_double, kinds))
+
+    with COMPILING:
+        told, parsed = kernel.cpp_argdefs, binding.extra_parse_arg
+        kernel.cpp_argdefs, binding.extra_parse_arg = argdefs, parsed + DOUBLE
+        try:
+            yield
+        finally:
+            kernel.cpp_argdefs, binding.extra_parse_arg = told, parsed
+
+
+def _double(kind: str) -> str:
+    """The type of one number, with its name or without."""
+    return re.sub(r"^const float(?= |$)", "const double", kind)
 
 
 class Number(torch.SymFloat):
@@ -80,11 +128,12 @@ class Inductor:
         """Inductor's passes ask which `val`s share memory, so they are computed by running it."""
         self._fx.view_to_reshape(module)  # what is saved may be laid out as Inductor likes it
         mode = self._fx.fake_tensor_prop(module, inputs, True)
-        tag = f"{self._config.cache_key_tag} foretrace"  # a key has no lowerings in it
+        tag = f"{self._config.cache_key_tag} foretrace, doubles"  # a key has nothing of these in it
         known = all(node.target is not SIZE_UNKNOWN for node in module.graph.nodes)
         with (
             self._fx.V.set_fake_mode(mode),
             self._fx.compiled_autograd._disable(),
+            doubles_in_cpp(),
             self._config.patch(cache_key_tag=tag),
             self._fx.config.patch(size_asserts=self._fx.config.size_asserts and known),
         ):
