@@ -22,6 +22,8 @@ JOBS        ?= 2
 SAMPLES     ?= all
 RECORDS      = out/$(shell git rev-parse --short HEAD)-$(SAMPLES)
 DATABASES    = OMP_NUM_THREADS=1 $(BIN)/python -m tests.databases --samples $(SAMPLES) --jobs $(JOBS)
+# Every process that a test starts would compile the package anew, were no bytecode written.
+PYTEST       = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # Through Dynamo and by torch's own entry points, which take ten times as long.
 BESIDE       = --route dynamo --beside-torch $(addprefix --database ,opinfo.float32 module.train \
   autograd_function custom_op export_db)
@@ -39,10 +41,10 @@ demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: lint $(if $(TORCH),,types)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: lint $(if $(TORCH),,types)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(PYTEST)
 
 # Without a GPU, each part is skipped by name. See tests/gpu/README.md.
 test-gpu:

@@ -1,7 +1,7 @@
 """Users' own autograd.Functions, beyond the zoo: torch's database, wrong backwards, threads."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,15 +12,18 @@ from torch.testing._internal.autograd_function_db import MulGenVmap, autograd_fu
 import foretrace
 from tests.programs.own_backward import Cube, Doubled, Gives, LateCube, Same
 from tests.support.compare import same_as_eager
+from tests.support.operators import sample_inputs
 from tests.support.refusing import check, refused
 
 Given = tuple[Callable[..., object], tuple[Any, ...]]
 
 
-def samples() -> Iterator[Any]:
-    for op in autograd_function_db:
-        for i, sample in enumerate(op.sample_inputs("cpu", torch.float32, requires_grad=True)):
-            yield pytest.param(op, sample, id=f"{op.name}-{i}")
+def samples(op: Any) -> list[Any]:
+    """Made in a test, not where tests are collected."""
+    return list(sample_inputs(op, torch.float32, requires_grad=True))
+
+
+BY_NAME = [pytest.param(op, id=op.name) for op in autograd_function_db]
 
 
 def applied(op: Any, sample: Any) -> Given:
@@ -55,8 +58,13 @@ def asks_for_values(refusal: foretrace.Refusal) -> None:
     assert "reads values that do not exist before the program runs" in str(refusal)
 
 
-@pytest.mark.parametrize(("op", "sample"), list(samples()))
-def test_torchs_own_functions(op: Any, sample: Any) -> None:
+@pytest.mark.parametrize("op", BY_NAME)
+def test_torchs_own_functions(op: Any) -> None:
+    for sample in samples(op):
+        as_in_eager(op, sample)
+
+
+def as_in_eager(op: Any, sample: Any) -> None:
     fn, args = applied(op, sample)
     try:
         same_as_eager(fn, args, loss=None, cuts=("joint", "export"))
@@ -69,8 +77,13 @@ def test_torchs_own_functions(op: Any, sample: Any) -> None:
         assert "numpy" in op.name.lower()
 
 
-@pytest.mark.parametrize(("op", "sample"), list(samples()))
-def test_torchs_own_functions_in_a_file(op: Any, sample: Any) -> None:
+@pytest.mark.parametrize("op", BY_NAME)
+def test_torchs_own_functions_in_a_file(op: Any) -> None:
+    for sample in samples(op):
+        only_without_grad(op, sample)
+
+
+def only_without_grad(op: Any, sample: Any) -> None:
     fn, args = applied(op, sample)
 
     class Applied(nn.Module):
@@ -82,14 +95,9 @@ def test_torchs_own_functions_in_a_file(op: Any, sample: Any) -> None:
     assert caught.value.kind in ("autograd.Function", "data-dependent")
     if caught.value.kind == "autograd.Function":
         with torch.no_grad():
-            assert equal(
-                list(
-                    torch.utils._pytree.tree_leaves(
-                        foretrace.export(Applied(), args).module()(*args)
-                    )
-                ),
-                list(torch.utils._pytree.tree_leaves(fn(*args))),
-            )
+            found, expected = foretrace.export(Applied(), args).module()(*args), fn(*args)
+        both = (list(torch.utils._pytree.tree_leaves(each)) for each in (found, expected))
+        assert equal(*both)
     else:
         asks_for_values(caught.value)
 

@@ -18,7 +18,7 @@ from foretrace.ir.op import Op
 from foretrace.program import Cut
 from tests.programs import CASES, Case
 from tests.support.compare import same_as_eager
-from tests.support.turns import at_other_sizes, every_other
+from tests.support.turns import at_other_sizes, one_in
 
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 
@@ -55,7 +55,7 @@ def compare(case: Case, size: int = 4, **options: Any) -> None:
             raise
 
 
-@pytest.mark.parametrize("case", every_other(BY_NAME))
+@pytest.mark.parametrize("case", one_in(3, BY_NAME))
 def test_same_as_eager(case: Case) -> None:
     """Outputs, mutations, gradients and random state are those of eager, whatever is saved."""
     compare(case)

@@ -14,6 +14,7 @@ from torch.testing._internal.hop_db import hop_db
 from torch.utils import _pytree as pytree
 
 from tests.databases.sample import Case, Sample, as_leaf, seeded, spread, stateless
+from tests.support.operators import sample_inputs
 
 OTHER_SIZES: Final = 3  # further samples, of other sizes, for one capture with open sizes
 TABLES: Final = {
@@ -109,7 +110,7 @@ class _Samples:
 
     def __call__(self, most: int | None) -> Iterator[Sample]:
         seeded()
-        found = list(self.op.sample_inputs("cpu", self.form.dtype, requires_grad=self.form.grad))
+        found = list(sample_inputs(self.op, self.form.dtype, requires_grad=self.form.grad))
         found = [s for s in found if not (self.form.inplace and s.broadcasts_input)]
         call = self.op.inplace_variant if self.form.inplace else self.op.op
         made = [Program(call, (s.input, tuple(s.args), dict(s.kwargs)), self.form) for s in found]

@@ -1,7 +1,6 @@
 """Zoo programs through `foretrace.compile`, called twice, with and without grad, as eager."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from tests.programs import CASES, Case
 from tests.support import compare
 from tests.support.bits import aliasing, tensors
 from tests.support.subject import Snapshot, Subject
+from tests.support.turns import one_way_each
 
 # torch warns of this once, eager or not
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
@@ -24,15 +24,13 @@ WITH_GRAD = {"grad": True, "no_grad": False}
 WAYS = [(backend, grad) for backend in BACKENDS for grad in WITH_GRAD]
 
 
-def by_turns() -> Iterator[Any]:
-    """Each program by the first way, and by one of the others in turn; the rest is slow."""
-    for place, (name, case) in enumerate(CASES.items()):
-        for number, (backend, grad) in enumerate(WAYS):
-            quick = number in {0, 1 + place % (len(WAYS) - 1)}
-            yield pytest.param(
-                case, backend, WITH_GRAD[grad], id=f"{case.section}.{name}-{backend}-{grad}",
-                marks=[] if quick else [pytest.mark.slow],
-            )  # fmt: skip
+BY_EVERY_WAY = [
+    [
+        pytest.param(case, backend, WITH_GRAD[grad], id=f"{case.section}.{name}-{backend}-{grad}")
+        for backend, grad in WAYS
+    ]
+    for name, case in CASES.items()
+]
 
 
 def run_both(case: Case, backend: object, *, grad: bool) -> list[foretrace.Recapture]:
@@ -87,7 +85,7 @@ def runs_under_no_grad(case: Case) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("case", "backend", "grad"), [*by_turns()])
+@pytest.mark.parametrize(("case", "backend", "grad"), one_way_each(BY_EVERY_WAY))
 def test_same_as_eager(case: Case, backend: str, grad: bool) -> None:
     if not (grad or runs_under_no_grad(case)):
         pytest.skip("eager raises")

@@ -16,6 +16,7 @@ import foretrace
 from foretrace.cli.load import loaded
 from foretrace.compat.dynamo import dynamo_backend
 from tests.support.models import MODELS, make
+from tests.support.turns import one_way_each
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it
 EXAMPLES = sorted(path.stem for path in Path("examples").glob("*.py") if path.stem != "demo")
@@ -97,7 +98,6 @@ def graph_only(gm: Any, inputs: list[Any]) -> Any:
 
 BACKENDS = {"eager": {}, "compiler": {"backend": graph_only}}
 each_backend = pytest.mark.parametrize("options", BACKENDS.values(), ids=BACKENDS)
-each_dynamic = pytest.mark.parametrize("dynamic", [False, True, None])
 
 
 # ---- programs --------------------------------------------------------------------------------
@@ -197,9 +197,17 @@ PROGRAMS: dict[str, tuple[Any, tuple]] = {
 }
 
 
-@each_backend
-@each_dynamic
-@pytest.mark.parametrize("name", PROGRAMS)
+STEPS = [
+    [
+        pytest.param(name, dynamic, options, id=f"{name}-{dynamic}-{backend}")
+        for dynamic in (False, True, None)
+    ]
+    for name in PROGRAMS
+    for backend, options in BACKENDS.items()
+]
+
+
+@pytest.mark.parametrize(("name", "dynamic", "options"), one_way_each(STEPS))
 def test_a_step_is_eagers(name, dynamic, options):
     same_step(*PROGRAMS[name], dynamic=dynamic, steps=2, **options)
 

@@ -2,6 +2,7 @@
 
 import copy
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -12,15 +13,11 @@ import foretrace
 from tests.programs import CASES, Case
 from tests.support import exporting
 from tests.support.compare import same_as_eager
+from tests.support.turns import one_in
 
 # torch warns of this once, eager or not
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 
-ZOO = [
-    pytest.param(case, id=f"{case.section}.{name}")
-    for name, case in CASES.items()
-    if "export" in case.cuts
-]
 GRADIENT_ELSEWHERE = {"closes_over_tensors", "partial_function", "method_of_an_object"}
 """A tensor reached by closure becomes a parameter of the exported program; its gradient is there"""
 SIZES_ARE_TUPLES = {"shapes_returned"}
@@ -54,6 +51,25 @@ NOT_EXPORTED = {
     "unpacked_in_place": "hook",
     "drawn_over_memory_with_gaps": "unsupported",  # `random_(from, to)` is no Python as text
 }  # fmt: skip
+
+OF_THEIR_OWN = {*GRADIENT_ELSEWHERE, *SIZES_ARE_TUPLES, *NOT_EXPORTED}
+BY_NAME = [
+    pytest.param(case, id=f"{case.section}.{name}")
+    for name, case in CASES.items()
+    if "export" in case.cuts
+]
+
+
+def apart(param: Any) -> bool:
+    """Whether a file gives something else than the export cut, or may refuse."""
+    (case,) = param.values
+    return bool(case.may_refuse) or case.name in OF_THEIR_OWN or "hook" in case.name
+
+
+ZOO = [
+    *filter(apart, BY_NAME),
+    *one_in(2, [each for each in BY_NAME if not apart(each)], turn=1),
+]
 
 
 @pytest.mark.parametrize("case", ZOO)

@@ -10,27 +10,38 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SHOW = [sys.executable, "-m", "foretrace", "show", "examples/rms_norm.py:total", "--cut"]
+SHOW = """
+import sys
+from foretrace.cli import main
+for cut in sys.argv[1:]:
+    main(["show", "examples/rms_norm.py:total", "--cut", cut])
+"""
 
 
-def show(cut: str, **env: str) -> str:
+def show(*cuts: str, **env: str) -> str:
+    """What a process writes as errors that shows the cuts, one after another."""
     given = {k: v for k, v in os.environ.items() if k not in ("TORCH_LOGS", "TORCH_TRACE")}
     done = subprocess.run(
-        [*SHOW, cut], cwd=ROOT, env=given | {"PYTHONPATH": str(ROOT)} | env,
+        [sys.executable, "-c", SHOW, *cuts], cwd=ROOT, env=given | {"PYTHONPATH": str(ROOT)} | env,
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     return done.stderr
 
 
 @pytest.mark.parametrize(
-    ("cut", "artifact"),
-    [("joint", "aot_joint_graph"), ("backward", "aot_graphs"), ("export", "aot_graphs")],
+    ("artifact", "cuts"),
+    [("aot_joint_graph", ("joint",)), ("aot_graphs", ("backward", "export"))],
 )
-def test_torch_logs(cut: str, artifact: str) -> None:
-    said = show(cut, TORCH_LOGS=artifact)
-    assert f"foretrace, {cut} cut" in said
-    assert "torch.ops.aten" in said
-    assert "foretrace, " not in show(cut)
+def test_torch_logs(artifact: str, cuts: tuple[str, ...]) -> None:
+    said = show(*cuts, TORCH_LOGS=artifact)
+    for cut in cuts:
+        _, found, graph = said.partition(f"foretrace, {cut} cut")
+        assert found
+        assert "torch.ops.aten" in graph
+
+
+def test_no_logs_where_none_are_asked_for() -> None:
+    assert "foretrace, " not in show("joint", "backward", "export")
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -105,7 +105,7 @@ class Inside:
 
         def call(*before: Any) -> Any:
             kept = [t.detach().clone() for t in self.held]
-            torch.manual_seed(7)
+            torch.default_generator.manual_seed(7)
             try:
                 with torch.enable_grad():  # a Function's forward is under no_grad
                     return run(*before, self.subject.args, self.subject.kwargs)

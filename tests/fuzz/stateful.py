@@ -209,7 +209,7 @@ def drafted(rng: random.Random) -> str:
     names["self"] = nn.Module() if draft.is_module else None
     draft.givens.choose(draft.is_module)
     draft.begin()
-    torch.manual_seed(7)
+    torch.default_generator.manual_seed(7)
     names["call"] = 0
     for line in [*draft.givens.state, *draft.givens.lines]:
         exec(line, names)  # noqa: S102  the text is our own

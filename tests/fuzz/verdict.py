@@ -113,7 +113,7 @@ def _sequence(text: str, calls: tuple[int, ...], quiet: bool) -> Iterator[Seen]:
 
 def _judge(text: str, route: Route, twin: list[Seen]) -> Verdict:
     world = World(text)
-    torch.manual_seed(99)
+    torch.default_generator.manual_seed(99)
     before = torch.get_rng_state()
     try:
         run = route.start(world)
@@ -189,7 +189,7 @@ def _still_eager(route: Route, verdict: Verdict, call: Call, expected: Seen) -> 
     """The verdict of an error, if eager still does then what it did."""
     if expected.raised is not None:
         return verdict
-    torch.manual_seed(call.number)
+    torch.default_generator.manual_seed(call.number)
     again = eager(call.world, quiet=route.quiet)(call)
     if again.raised is not None:
         phase, error = again.raised

@@ -37,7 +37,7 @@ class World:
         sys.modules[NAME] = module
         exec(compile(text, file, "exec"), vars(module))  # noqa: S102  running the text is the job
         self.names: dict[str, Any] = vars(module)
-        torch.manual_seed(7)
+        torch.default_generator.manual_seed(7)
         self.fn: Any = self.names["make"]()
         self.loss: int | None = self.names["LOSS"]
         self.changes = self.names.get("change")
@@ -45,7 +45,7 @@ class World:
     def inputs(self, call: int) -> Subject:
         """The arguments of a call, and the program in the mode of that call."""
         with torch.random.fork_rng():
-            torch.manual_seed(100 + call)
+            torch.default_generator.manual_seed(100 + call)
             args, kwargs = self.names["inputs"](call)
         if self.changes is None and isinstance(self.fn, nn.Module):
             self.fn.train(call != OTHER_MODE)
@@ -120,7 +120,7 @@ class Call:
         self.tangents: list[Tensor] = []
         self.owned = [*self.subject.inputs(), *self.subject.state()]
         self.wanted = wanted(self.owned)
-        torch.manual_seed(call)
+        torch.default_generator.manual_seed(call)
 
     def run(self, fn: Callable[..., object]) -> Seen:
         """Call something in the program's place, and run autograd back over what it gives."""

@@ -219,9 +219,10 @@ def read(path: str) -> Source:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("path", PACKAGE)
-def test_file(check, path):
-    found = [f"{path}:{line}: {complaint}" for line, complaint in check(read(path))]
+def test_files(check):
+    found = [
+        f"{path}:{line}: {complaint}" for path in PACKAGE for line, complaint in check(read(path))
+    ]
     assert not found, "\n".join(found)
 
 

@@ -126,7 +126,7 @@ class Case:
     def subject(self, n: int = 4, seed: int = 0) -> Subject:
         """The program and its inputs, the same each time."""
         with torch.random.fork_rng():
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             built = self.build()
             fn, extra = built if isinstance(built, tuple) else (built, ())
             args = tuple(_realised(arg, n) for arg in self.args)

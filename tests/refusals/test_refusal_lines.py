@@ -1,4 +1,4 @@
-"""Every refusal names a line, and every place that refuses has a program that leads there."""
+"""Every refusal names a line and its ways out, and every place that refuses has a program."""
 
 import ast
 import sys
@@ -47,13 +47,14 @@ def places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])
 @pytest.mark.usefixtures("places")
-def test_line(case: Case) -> None:
+def test_line_and_ways(case: Case) -> None:
     with pytest.raises(foretrace.Refusal) as caught:
         case.ask()
     refusal: Any = caught.value
     assert (refusal.kind, refusal.made_in) == (case.kind, case.site), str(refusal)
     assert refusal.at is not None, str(refusal)
     check(refusal, at=case.at)
+    assert len(case.ways) == len(refusal.do) > 0, str(refusal)
 
 
 def test_every_place_has_a_program_or_a_reason() -> None:

@@ -120,7 +120,7 @@ def seen(cut: Any, program: Program, given: Subject, loss: int | None, seed: int
 
 def _run(cut: Any, program: Program, given: Subject, loss: int | None, seed: int) -> Any:
     """All that can be seen of one run."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     call: Callable[..., Any] = cut
     kind = "pair" if isinstance(cut, tuple) else cut.graph.kind
     if kind == "pair":

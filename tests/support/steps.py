@@ -176,7 +176,7 @@ def built(build: Build) -> Loop:
 
 
 def _seed(seed: int) -> None:
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  (programs may draw from the shared one)
 

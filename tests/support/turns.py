@@ -1,6 +1,10 @@
-"""Programs that several suites run at another size: each is quick in one of them, in turn."""
+"""What the quick run takes of many rows, by one rule; the rest of them is slow.
 
-from collections.abc import Sequence
+The place of a row decides, so that every process takes the same. Suites that run the same programs
+take turns, so that each program is quick in some of them.
+"""
+
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -15,28 +19,27 @@ ZOO = [pytest.param(case, id=name) for name, case in CASES.items()]
 """Every program of the zoo, as parameters of a test"""
 
 
-def at_other_sizes(turn: int) -> Sequence[Any]:
-    """The programs of the zoo whose sizes vary; those of the other suites' turns are slow here."""
-    names = [name for name, case in CASES.items() if case.varies]
-    return [
-        pytest.param(
-            CASES[name], id=f"{CASES[name].section}.{name}",
-            marks=[] if place % SUITES == turn else [pytest.mark.slow],
-        )
-        for place, name in enumerate(names)
-    ]  # fmt: skip
-
-
-def every_other(cases: Sequence[Any]) -> list[Any]:
-    """Parameters of a test, of which every second one is slow: other suites run these programs."""
-    return one_in(2, cases)
-
-
 def one_in(count: int, cases: Sequence[Any], turn: int = 0) -> list[Any]:
     """Parameters of a test, of which one of so many is quick."""
     return [
         pytest.param(
-            *each.values, id=each.id, marks=[] if place % count == turn else [pytest.mark.slow]
+            *each.values, id=each.id,
+            marks=[*each.marks, *([] if place % count == turn % count else [pytest.mark.slow])],
         )
         for place, each in enumerate(cases)
     ]  # fmt: skip
+
+
+def one_way_each(rows: Iterable[Sequence[Any]]) -> list[Any]:
+    """Of each row one of its ways is quick, each way in turn."""
+    return [each for place, ways in enumerate(rows) for each in one_in(len(ways), ways, turn=place)]
+
+
+def at_other_sizes(turn: int) -> list[Any]:
+    """The programs of the zoo whose sizes vary; those of the other suites' turns are slow here."""
+    varying = [
+        pytest.param(case, id=f"{case.section}.{name}")
+        for name, case in CASES.items()
+        if case.varies
+    ]
+    return one_in(SUITES, varying, turn)

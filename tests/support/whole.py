@@ -224,7 +224,7 @@ def interrupted(at: int) -> Entry:
 
 
 def _seed() -> None:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  (programs draw from the global one)
 

@@ -390,14 +390,21 @@ def test_the_module_runs() -> None:
     assert outside("show", "nowhere.py").returncode == 2
 
 
-def test_colour_is_for_terminals() -> None:
-    plain = outside("explain", ATTENTION, "mm")
-    assert "\x1b" not in plain.stdout + plain.stderr
-    colour = outside("explain", ATTENTION, "mm", FORCE_COLOR="1", COLUMNS="80")
-    assert "\x1b[36m" in colour.stdout
-    assert all(len(line) < 160 for line in colour.stdout.splitlines())
-    without = outside("explain", ATTENTION, "mm", FORCE_COLOR="1", NO_COLOR="1")
-    assert "\x1b[36m" not in without.stdout
+def test_colour_is_for_terminals(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(**environment: str) -> str:
+        with monkeypatch.context() as changed:
+            for name, value in environment.items():
+                changed.setenv(name, value)
+            assert main(["explain", ATTENTION, "mm"]) == 0
+        return capsys.readouterr().out
+
+    assert "\x1b" not in said()
+    colour = said(FORCE_COLOR="1", COLUMNS="80")
+    assert "\x1b[36m" in colour
+    assert all(len(line) < 160 for line in colour.splitlines())
+    assert "\x1b[36m" not in said(FORCE_COLOR="1", NO_COLOR="1")
 
 
 def test_a_reader_that_goes_away() -> None:

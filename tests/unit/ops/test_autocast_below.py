@@ -12,6 +12,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 import foretrace
 from foretrace.ops.quirks import CASTS_BELOW
+from tests.support.operators import sample_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -45,9 +46,8 @@ def casts_below(ops: list[Any]) -> set[str]:
     """The operators inside which autocast would act, among those that run for some samples."""
     found: set[str] = set()
     for op in ops:
-        for _, sample in zip(
-            range(10), op.sample_inputs("cpu", torch.float32, False), strict=False
-        ):
+        made = sample_inputs(op, torch.float32, requires_grad=False)
+        for _, sample in zip(range(10), made, strict=False):
             with profiler_legacy.profile() as profile:  # type: ignore[no-untyped-call]
                 op.op(sample.input, *sample.args, **sample.kwargs)
             for event in profile.function_events:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 import foretrace
 from tests.support.kernels import ASKED, kernels
+from tests.support.operators import sample_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -24,7 +25,8 @@ def samples(op: Any, count: int, followed: str) -> Iterator[tuple[Callable[..., 
     """Programs and their tensors; `followed`: all of them, none, the first alone, the others."""
     torch.manual_seed(1)
     grad = followed != "none"
-    for _, sample in zip(range(count), op.sample_inputs("cpu", torch.float32, grad), strict=False):
+    made = sample_inputs(op, torch.float32, requires_grad=grad)
+    for _, sample in zip(range(count), made, strict=False):
         leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         trained = [i for i in places if leaves[i].requires_grad]
