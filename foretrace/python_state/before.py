@@ -185,6 +185,21 @@ class Before:
             each is item for kept in self._all() for each in gc.get_referents(_content(kept))
         )
 
+    def holders_of(self, item: Any) -> int | None:
+        """How many places of what a program can reach hold an object; None if nobody can tell.
+
+        Beside `places_of` also those of which nothing is kept, as they cannot be bound anew: in
+        tuples, defaults of functions, what a library's objects have in C.
+        """
+        if len(self._seen) >= MOST:
+            return None
+        seen = dict[int, Any]()
+        for each in (*self._seen.values(), *self._foreign):
+            seen[id(each)] = each
+            inside = (x for x in gc.get_referents(each) if type(x) in (dict, tuple))
+            seen |= {id(x): x for x in inside}
+        return sum(held is item for each in seen.values() for held in gc.get_referents(each))
+
     def itself(self, change: Change) -> Change:
         """The change, which tells whether it has bound a name to an object that was there."""
         after = change.after

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR
@@ -63,6 +63,9 @@ class Reads:
     """attributes, globals, cells and keys that it reads and stores to"""
 
 
+TELLING: Final = frozenset({"id", "type"})
+"""Names that tell an object from one that stands for it"""
+
 Notes = tuple[Callable[[types.FrameType], None], ...]
 """What is noted at each call of a function"""
 
@@ -102,6 +105,8 @@ class Outside(Unwatched):
         """names of what the program's code, or torch's layers, read and store to"""
         self.asks_types = False
         """whether the program's code names `type`, which is Python's own"""
+        self.tells_apart = False
+        """whether it names `type` or `id`, whatever these are"""
         self._met: dict[int, Notes] = {}
         """what to do at each call of what ran; by id, as to hash code is to hash its constants"""
         self._codes: list[types.CodeType] = []
@@ -210,6 +215,7 @@ class Outside(Unwatched):
         self._read(code, space, self)
         self._note_counts(frame, code)
         named = "type" in reads_of(code).globals
+        self.tells_apart |= not TELLING.isdisjoint(reads_of(code).globals)
         self.asks_types |= named and type(space.get("type")) is not Chosen
         free = set(code.co_freevars) - {"__class__"}
         return self._meet_as(code, (self._note_cells,) if free else ())

@@ -15,6 +15,7 @@ from foretrace.ir.places import (
     Change,
     Contents,
     Entry,
+    Filling,
     OnArguments,
     OnData,
     OnGradient,
@@ -40,8 +41,8 @@ from foretrace.tensors.abstract import Abstract
 
 CONTAINERS = (dict, list, tuple)
 FILLED = (dict, list, set, deque)
-ON_THE_CALL = (OnArguments, OnData, OnGradient, OnInput)
-"""Places that each call has of its own"""
+ON_THE_CALL = (OnArguments, OnData, OnGradient, OnInput, Filling)
+"""Places that each call has of its own, and those of which it asks nothing"""
 
 
 class Run(Protocol):
@@ -83,7 +84,7 @@ def _read_left(kept: Iterable[Change], run: Run, requires: Requirements) -> None
         if isinstance(place, OnInput) and place.before is MISSING:
             requires.set_on.append((place.index, place.name, MISSING))
         if isinstance(place, ON_THE_CALL):
-            continue  # what was there before is an argument, or a guard on inputs
+            continue  # what was there before is an argument, a guard on inputs, or is not read
         every = counted.get(id(place))
         if isinstance(place, Contents):
             requires.forms.append(_read(place, -1, every))
@@ -221,7 +222,8 @@ def open_holders(inputs: Iterable[Input], requires: Requirements) -> set[int]:
     """The containers of which a part is read at each call, by id."""
     reads = [item.read for item in inputs if item.read is not None]
     reads += [*requires.forms, *(read for read, _ in requires.tied)]
-    return {id(r.place.holder) for r in reads if isinstance(r.place, (Entry, Contents))}
+    read = {id(r.place.holder) for r in reads if isinstance(r.place, (Entry, Contents))}
+    return read.union(map(id, requires.filled))
 
 
 def check_found(requires: Requirements, lines: Callable[[], Lines]) -> None:
@@ -231,11 +233,12 @@ def check_found(requires: Requirements, lines: Callable[[], Lines]) -> None:
         Refusal: with the line that filled it.
     """
     found = {id(held.before) for held in requires.held if isinstance(held, Held) and held.itself}
-    for read in requires.forms:
-        if id(read.place.holder) not in found:
-            change = Change(read.place, None, rebound=True)
+    fillings = (state.place for state in requires.states if isinstance(state.place, Filling))
+    for place in (*(read.place for read in requires.forms), *fillings):
+        if id(place.holder) not in found:
+            change = Change(place, None, rebound=True)
             raise Refusal(
-                f"the program changes the content of {read.place.name}, which lives on after the"
+                f"the program changes the content of {place.name}, which lives on after the"
                 " call where no guard finds it", kind="side effect", at=located(change, lines).at,
                 do=("return the value instead, or change it outside of the program", FIRST_CALL),
             )  # fmt: skip

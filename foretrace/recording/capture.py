@@ -28,6 +28,7 @@ from foretrace.ops.cache import Cache
 from foretrace.python_state.counts import Counts
 from foretrace.python_state.module_state import Borrowed
 from foretrace.python_state.outside import Outside
+from foretrace.recording.filling import Fills
 from foretrace.recording.gradients import Gradients, OfClasses, RunLeaves
 from foretrace.recording.new_contents import (
     lend_attributes,
@@ -66,6 +67,8 @@ class Capture:
         self._taken, self.names, self._known = set[str](), dict[int, str](), dict[int, Abstract]()
         self.counts = Counts()
         """numbers of which earlier runs have shown that the program counts with them"""
+        self.fills = Fills()
+        """containers of which it may read nothing"""
         self.moved: list[Change] = []  # places with other tensors than earlier captures found there
         self._themselves, self.anew = set[int](), set[int]()
         """modules' tensors, by id, that are no stand-ins; inputs that the program binds anew"""

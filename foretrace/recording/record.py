@@ -84,6 +84,7 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
         capture.release(fn)
         check_states(before.changed(), partial(capture.lines, fn))
         check_none_escaped(capture.types, recorded, capture.lines(fn))
+        capture.fills.check_none_left()
     return recorded
 
 
@@ -105,7 +106,8 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             call = call_args, call_kwargs = in_structure.build(iter(given))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
             lent = capture.counts.lent(capture.count, capture.outside, before.called)
-            with watching, capture.gradients.reading(), lent as counting:
+            filling = capture.fills.lent(before, capture.outside)
+            with watching, capture.gradients.reading(), lent as counting, filling:
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)
             requires.handed = handed_back(result, call, ())
@@ -114,6 +116,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             requires.handed += handed_back(result, (), _filled(kept))
             changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
+            kept += _put(capture, before, (result, call), [*kept, *requires.changed], requires)
             read_again(kept, capture.moved, capture, requires)
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
@@ -132,6 +135,16 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
 def _filled(kept: list[Change]) -> list[Any]:
     """The containers of which the content is another."""
     return [each.place.holder for each in kept if isinstance(each.place, Contents)]
+
+
+def _put(
+    capture: Capture, before: Before, given: Any, changed: list[Change], requires: Requirements
+) -> list[Change]:
+    """What the run has put into containers that it does not read."""
+    known = before.met.union(map(id, capture.real))
+    put = capture.fills.left(given, changed, known)
+    requires.filled = capture.fills.part(capture.outside)
+    return put
 
 
 def _repeated(

@@ -14,6 +14,7 @@ from foretrace.ir.program import Recorded, Target
 from foretrace.ir.structure import take_apart
 from foretrace.python_state.counts import Counts, may_be_counted
 from foretrace.recording.capture import Capture
+from foretrace.recording.filling import Fills
 from foretrace.recording.record import record
 from foretrace.rules.norms import NORM_RULES
 from foretrace.rules.packed import PACKED_RULES
@@ -100,17 +101,20 @@ def counting(
         Refusal: as for a run.
     """
     done: Captured | None = None
-    attempt, together = Attempt(Refusal), False
+    attempt, together, fills = Attempt(Refusal), False, Fills()
     while True:
         run = make()
-        run.counts, run.together = counts, together
+        run.counts, run.together, run.fills = counts, together, fills
         with attempt:
             done = Captured(record(fn, args, kwargs, run), run.semantics)
         shares = isinstance(attempt.error, Refusal) and attempt.error.kind == ALIASED
         if shares and not together:
             together = True
             continue
-        if (attempt.error is not None or asks_types(run)) and counts.drop_guesses():
+        failed = attempt.error is not None
+        if (failed or tells_apart(run)) and fills.drop():
+            continue
+        if (failed or asks_types(run)) and counts.drop_guesses():
             continue
         if done is None:
             raise attempt.error or AssertionError("a run gives a record, or is refused")
@@ -127,7 +131,14 @@ def _noted(counts: Counts, run: Capture, recorded: Recorded, *, guesses: bool) -
     more = counts.note(recorded.requires.counted)
     if guesses and run.outside is not None and not asks_types(run):
         more |= counts.guess(may_be_counted(recorded.requires.held, run.outside.counts))
+    if guesses and not tells_apart(run):
+        more |= run.fills.guess(recorded.requires)
     return more
+
+
+def tells_apart(run: Capture) -> bool:
+    """Whether the program may tell a container from what stands for it: by its type, or `id`."""
+    return run.outside is not None and run.outside.tells_apart
 
 
 def asks_types(run: Capture) -> bool:
