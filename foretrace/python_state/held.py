@@ -172,8 +172,10 @@ class Reading:
 
     def _take(self, name: str, how: How, holder: Any, key: Any, item: Any, depth: int) -> None:
         """One place, and what it leads to."""
-        itself = id(item) in self._open
-        data = id(item) not in self._seen and self._data(item)
+        is_data = self._data(item)
+        # a dict of numbers that holds a list which each call fills is no value to compare
+        itself = id(item) in self._open or (not is_data and plain(item))
+        data = id(item) not in self._seen and is_data
         before = snapshot(item) if data else item
         self.found.append(Held(name, how, holder, key, before, itself=itself))
         if issubclass(type(item), type):
