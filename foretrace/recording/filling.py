@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final, NoReturn
 from weakref import ref
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.members import own_kind
 from foretrace.ir.places import Change, Contents, Filling, Place
@@ -31,7 +32,6 @@ WAYS: Final[Mapping[type, Mapping[str, Way]]] = MappingProxyType({
         "append": deque.append, "appendleft": deque.appendleft,
         "extend": deque.extend, "extendleft": deque.extendleft,
     },
-    set: {"add": set.add},
 })  # fmt: skip
 """Methods of Python's own containers that tell nothing of what there is, whatever that is"""
 MANY: Final = frozenset({"extend", "extendleft"})
@@ -73,7 +73,7 @@ class StandIn(metaclass=_Asks):
         self.read = False
         """whether anything else was asked"""
 
-    def note(self) -> NoReturn:
+    def note(self, *args: Any) -> NoReturn:
         """Something is asked of it.
 
         Raises:
@@ -96,9 +96,11 @@ class StandIn(metaclass=_Asks):
         return self
 
     def _put(self, way: str, item: Any, /) -> None:
-        if self.kind is set:
-            hash(item)  # it raises where a set does
         self.puts.append((way, [*item] if way in MANY else item))
+
+
+torch_api.register_container(StandIn, StandIn.note, StandIn.note)
+"""Else torch's pytree would take it for a leaf by its type, and tell nobody"""
 
 
 class Fills:
@@ -164,7 +166,7 @@ class Fills:
                 stand_in.read |= place.now is not stand_in
                 place.bind(given[id(stand_in)][1])
 
-    def left(self, given: Any, changed: Iterable[Change], known: set[int]) -> list[Change]:
+    def left(self, given: Any, changed: list[Change], known: set[int]) -> list[Change]:
         """What each has taken in the run.
 
         Args:
@@ -175,7 +177,7 @@ class Fills:
         Raises:
             Refusal: it reads one, or what it puts there is also elsewhere.
         """
-        found, changed = list[Change](), [*changed]
+        found = list[Change]()
         others = {id(each.place.holder) for each in changed}
         for key, stand_in in self._lent.items():
             name, holder, _ = self._guessed[key]
@@ -185,9 +187,7 @@ class Fills:
             if stand_in.read or key in others or not _made_anew(change, known):
                 stand_in.note()
             found += [change] if items else []
-        every = [each.after for each in found]
-        if not apart_from(every, [given, *(each.after for each in changed)], known):
-            raise Refusal("what is put there is elsewhere, too", kind="side effect", do="copy it")
+        check_apart(found, [given, *(each.after for each in changed)], known)
         return found
 
     def part(self, outside: Outside | None) -> list[Any]:
@@ -208,6 +208,29 @@ class Fills:
         """
         if not collected(lambda: all(each() is None for each in self._parted.values())):
             raise Refusal("the program keeps what it fills", kind="side effect", do="keep nothing")
+
+
+def check_apart(filled: list[Change], others: list[Any], known: set[int]) -> None:
+    """Refuse what a run has put into containers and left elsewhere, too: a call makes two of it.
+
+    Raises:
+        Refusal: it is no tensor or number, of which a call makes one.
+    """
+    new, ends = list[Any](), [each.place.holder for each in filled]
+    for change in filled:
+        before = {id(item) for item in _items(change.place.before)}
+        new += [item for item in _items(change.after) if id(item) not in before]
+    if not apart_from(new, others, known, set(map(id, ends))):
+        raise Refusal(
+            f"the program puts an object into {filled[0].name} that is elsewhere, too",
+            kind="side effect", at=filled[0].at, do="put a copy there",
+        )  # fmt: skip
+
+
+def _items(content: Any) -> Iterator[Any]:
+    """Those of a copy of what a container holds: a dict's are in pairs."""
+    for item in content if isinstance(content, (list, set)) else ():
+        yield from item if type(item) is tuple else (item,)
 
 
 def _made_anew(change: Change, known: set[int]) -> bool:

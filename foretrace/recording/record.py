@@ -42,6 +42,7 @@ from foretrace.python_state.states import (
     told,
 )
 from foretrace.recording.capture import Capture
+from foretrace.recording.filling import check_apart
 from foretrace.recording.new_contents import (
     begins_read,
     check_attributes_kept,
@@ -116,7 +117,8 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             requires.handed += handed_back(result, (), _filled(kept))
             changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
-            kept += _put(capture, before, (result, call), [*kept, *requires.changed], requires)
+            left = [*kept, *requires.changed]
+            kept += _put(capture, before, (result, call), left, requires, lines)
             read_again(kept, capture.moved, capture, requires)
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
@@ -138,10 +140,14 @@ def _filled(kept: list[Change]) -> list[Any]:
 
 
 def _put(
-    capture: Capture, before: Before, given: Any, changed: list[Change], requires: Requirements
-) -> list[Change]:
+    capture: Capture, before: Before, given: Any, changed: list[Change], requires: Requirements,
+    lines: Callable[[], Lines],
+) -> list[Change]:  # fmt: skip
     """What the run has put into containers that it does not read."""
     known = before.met.union(map(id, capture.real))
+    filled = [located(each, lines) for each in changed if type(each.place) is Contents]
+    others = [each.after for each in changed if type(each.place) is not Contents]
+    check_apart(filled, [given, *others], known)
     put = capture.fills.left(given, changed, known)
     requires.filled = capture.fills.part(capture.outside)
     return put
