@@ -1,13 +1,14 @@
 """What a run finds where calls leave it: inputs that are read at each call, and no guards."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import CellType
 from typing import Any, Protocol
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.ir.members import MISSING, own_kind
@@ -149,6 +150,21 @@ def _rebound(held: Held) -> Iterator[Change]:
         now = place.before[held.key]
     if place is not None and _others(held.before, now):
         yield Change(place, None, rebound=True, path=name)
+
+
+def may_be_bound(requires: Requirements, names: Container[object]) -> Iterator[Change]:
+    """The places of tensors whose names the code both reads and stores to, if on another way.
+
+    Not those of modules, nor of others that are trained: what trains them holds the very tensor.
+    """
+    tables = {id(t) for each in requires.met for t in torch_api.tensor_tables(each.module)}
+    for each in requires.held:
+        if isinstance(each, Held) and isinstance(tensor := each.before, torch.Tensor):
+            place, trained = place_of(each), tensor.requires_grad and tensor.is_leaf
+            name = place.name if each.how == "cell" and place is not None else each.key
+            known = type(name) is str and name in names and id(each.holder) not in tables
+            if known and place is not None and not trained:
+                yield Change(place, None, rebound=True, path=each.name)
 
 
 def _others(before: Any, now: Any) -> bool:

@@ -10,9 +10,11 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
 from foretrace.frames.sources import Sources
+from foretrace.ir.places import Change
 from foretrace.ir.program import Recorded, Target
 from foretrace.ir.structure import take_apart
 from foretrace.python_state.counts import Counts, may_be_counted
+from foretrace.python_state.reads import may_be_bound
 from foretrace.recording.capture import Capture
 from foretrace.recording.filling import Fills
 from foretrace.recording.record import record
@@ -101,39 +103,68 @@ def counting(
         Refusal: as for a run.
     """
     done: Captured | None = None
-    attempt, together, fills = Attempt(Refusal), False, Fills()
+    attempt, together, known = Attempt(Refusal), False, _Known(counts)
     while True:
         run = make()
-        run.counts, run.together, run.fills = counts, together, fills
+        run.together = together
+        known.lend(run)
         with attempt:
             done = Captured(record(fn, args, kwargs, run), run.semantics)
         shares = isinstance(attempt.error, Refusal) and attempt.error.kind == ALIASED
         if shares and not together:
             together = True
             continue
-        failed = attempt.error is not None
-        if (failed or tells_apart(run)) and fills.drop():
-            continue
-        if (failed or asks_types(run)) and counts.drop_guesses():
+        if known.drop(run, failed=attempt.error is not None):
             continue
         if done is None:
             raise attempt.error or AssertionError("a run gives a record, or is refused")
         if attempt.error is not None:  # with the numbers open it has no graph
             counts.close_all()
             return done
-        more = _noted(counts, run, done.recorded, guesses=guesses)
+        more = known.note(run, done.recorded, guesses=guesses)
         if not (more or run.close_fixed()):
             return done
 
 
-def _noted(counts: Counts, run: Capture, recorded: Recorded, *, guesses: bool) -> bool:
-    """Whether a run has shown more numbers that the program counts with, or may."""
-    more = counts.note(recorded.requires.counted)
-    if guesses and run.outside is not None and not asks_types(run):
-        more |= counts.guess(may_be_counted(recorded.requires.held, run.outside.counts))
-    if guesses and not tells_apart(run):
-        more |= run.fills.guess(recorded.requires)
-    return more
+class _Known:
+    """What the runs of a program have shown of its Python state, and what is guessed of it."""
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts, self.fills = counts, Fills()
+        self.bound = dict[Any, Change]()
+        """places of tensors that the code may bind anew on another way"""
+        self.binds = True
+        """whether such are guessed"""
+
+    def lend(self, run: Capture) -> None:
+        """Let a run go on from it."""
+        run.counts, run.fills = self.counts, self.fills
+        run.moved += self.bound.values()
+
+    def drop(self, run: Capture, *, failed: bool) -> bool:
+        """Close what is guessed, if it may be what a run fails by; whether there was any."""
+        if (failed or tells_apart(run)) and self.fills.drop():
+            return True
+        if failed and self.bound:
+            self.bound, self.binds = {}, False
+            return True
+        return (failed or asks_types(run)) and self.counts.drop_guesses()
+
+    def note(self, run: Capture, recorded: Recorded, *, guesses: bool) -> bool:
+        """Whether a run has shown more than was known, or there is more to guess."""
+        requires, outside = recorded.requires, run.outside
+        more = self.counts.note(requires.counted)
+        if not guesses or outside is None:
+            return more
+        if not asks_types(run):
+            more |= self.counts.guess(may_be_counted(requires.held, outside.counts))
+        if not tells_apart(run):
+            more |= self.fills.guess(requires)
+        found = may_be_bound(requires, outside.counts) if self.binds else ()
+        new = {(id(c.place.holder), c.place.key): c for c in found}
+        more |= not new.keys() <= self.bound.keys()
+        self.bound |= new
+        return more
 
 
 def tells_apart(run: Capture) -> bool:
