@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
 from weakref import ref
 
 from foretrace import torch_api
@@ -53,8 +53,7 @@ class _Asks(type):
     """The class of what answers nothing: each special method notes that it was asked."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any]) -> "_Asks":
-        asked = {each: _asked for each in ASKED}
-        return super().__new__(cls, name, bases, asked | space)
+        return super().__new__(cls, name, bases, dict.fromkeys(ASKED, _asked) | space)
 
 
 def _asked(self: "StandIn", *args: Any, **kwargs: Any) -> NoReturn:
@@ -87,11 +86,11 @@ class StandIn(metaclass=_Asks):
             self.note()
         return partial(self._put, name)
 
-    @property
-    def __class__(self) -> Any:  # what isinstance asks, of which the answer is eager's
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # what isinstance asks, which gets eager's answer
         return self.kind
 
-    def __iadd__(self, items: Iterable[Any]) -> "StandIn":
+    def __iadd__(self, items: Iterable[Any]) -> Self:
         self.extend(items)
         return self
 
@@ -234,6 +233,6 @@ def _items(content: Any) -> Iterator[Any]:
 
 
 def _made_anew(change: Change, known: set[int]) -> bool:
-    """Whether a call can make all that is put there: no leaf is a container of a kind of its own."""
+    """Whether a call can make all that is put there: no leaf is a container, as a set is one."""
     leaves = [leaf for _, leaf in take_apart(change.after)[0]]
     return all_given(change, known) and not any(map(own_kind, leaves))

@@ -106,9 +106,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             given = capture.opened(given, loan)
             call = call_args, call_kwargs = in_structure.build(iter(given))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
-            lent = capture.counts.lent(capture.count, capture.outside, before.called)
-            filling = capture.fills.lent(before, capture.outside)
-            with watching, capture.gradients.reading(), lent as counting, filling:
+            with watching, capture.gradients.reading(), capture.lent(before) as counting:
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)
             requires.handed = handed_back(result, call, ())
@@ -117,8 +115,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             requires.handed += handed_back(result, (), _filled(kept))
             changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
-            left = [*kept, *requires.changed]
-            kept += _put(capture, before, (result, call), left, requires, lines)
+            kept += _put(capture, before, (result, call), kept, requires, lines)
             read_again(kept, capture.moved, capture, requires)
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
@@ -140,11 +137,20 @@ def _filled(kept: list[Change]) -> list[Any]:
 
 
 def _put(
-    capture: Capture, before: Before, given: Any, changed: list[Change], requires: Requirements,
+    capture: Capture, before: Before, given: Any, kept: list[Change], requires: Requirements,
     lines: Callable[[], Lines],
 ) -> list[Change]:  # fmt: skip
-    """What the run has put into containers that it does not read."""
-    known = before.met.union(map(id, capture.real))
+    """What the run has put into containers that it does not read.
+
+    Args:
+        capture: the run.
+        before: what was there before it.
+        given: its result and its arguments.
+        kept: what it has left as state.
+        requires: takes the containers.
+        lines: of the program.
+    """
+    known, changed = before.met.union(map(id, capture.real)), [*kept, *requires.changed]
     filled = [located(each, lines) for each in changed if type(each.place) is Contents]
     others = [each.after for each in changed if type(each.place) is not Contents]
     check_apart(filled, [given, *others], known)

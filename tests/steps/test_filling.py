@@ -180,7 +180,8 @@ def twice(kept: Kept, x: Tensor) -> None:
 
 
 def one_list_at_two_places() -> dict[str, list[Any]]:
-    return dict.fromkeys("ab", [])
+    log: list[Any] = []
+    return {"a": log, "b": log}
 
 
 FILLED = [
@@ -341,7 +342,7 @@ def caught(kept: Kept, x: Tensor) -> Any:
     kept.log.append(1)
     try:
         many = len(kept.log)
-    except Exception:
+    except (TypeError, foretrace.Refusal):
         many = 0
     return kept.loss(x) * many
 
@@ -357,6 +358,16 @@ def elsewhere_too(kept: Kept, x: Tensor) -> Any:
     """The list is what another object holds, too, which reads it."""
     kept.log[0].append(kept.loss(x))
     return x * kept.log[1]()
+
+
+def by_a_method_from_before(kept: Kept, x: Tensor) -> Any:
+    kept.log.append(kept.loss(x))
+    kept.note(1)  # type: ignore[attr-defined]
+    return x * kept.many()  # type: ignore[attr-defined]
+
+
+def methods_kept(kept: Kept, index: int) -> None:
+    kept.note, kept.many = kept.log.append, kept.log.__len__  # type: ignore[attr-defined]
 
 
 def with_reader(reader: Callable[[list[Any]], Any]) -> Callable[[], Any]:
@@ -445,14 +456,15 @@ READ = [
 
 @pytest.mark.parametrize(("row", "made"), READ)
 def test_what_is_read_is_as_eager(row: Any, made: Any) -> None:
-    """Or it is refused; some of it breaks a graph, and the rest is as eager then, too."""
-    try:
-        same_steps(built(row, made), fullgraph=True)
-    except foretrace.Refusal as refusal:
-        assert "what it fills" not in str(refusal)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "[^\n]*is not captured whole")
-            same_steps(built(row, made))
+    """What no graph can do runs as Python."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "[^\n]*is not captured whole")
+        ran = same_steps(built(row, made))
+    assert not [each for each in ran.breaks if "it fills" in str(each)]
+
+
+def test_methods_that_are_bound_to_it() -> None:
+    same_steps(built(by_a_method_from_before, list, methods_kept), fullgraph=True)
 
 
 @pytest.mark.parametrize("row", [length, every_third, all_items, unpacked, stacked, caught])
@@ -462,7 +474,7 @@ def test_each_length_is_a_capture(row: Any) -> None:
 
 def test_the_rows_are_all_there() -> None:
     """No row is left out of the tables."""
-    rows = {each.values[0] for each in (*FILLED, *READ)}
+    rows = {each.values[0] for each in (*FILLED, *READ)} | {by_a_method_from_before}
     here = {
         f for f in globals().values()
         if inspect.isfunction(f) and [*inspect.signature(f).parameters] == ["kept", "x"]

@@ -1,9 +1,9 @@
 """Which ways a step goes as Python: the lines that run, and the operators that are called."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -12,12 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.steps import BATCHES, Build, built
 
-TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-TORCH = os.path.dirname(torch.__file__)
-FOLLOWED = tuple(
-    os.path.join(*parts)
-    for parts in ((TESTS, ""), (TORCH, "optim", ""), (TORCH, "amp", ""), (TORCH, "nn", ""))
-)
+TESTS, TORCH = Path(__file__).parents[1], Path(torch.__file__).parent
+FOLLOWED = tuple(f"{folder}/" for folder in (TESTS, TORCH / "optim", TORCH / "amp", TORCH / "nn"))
 """Whose lines are a step's: its own, and those of what it trains with"""
 
 Way = tuple[tuple[tuple[CodeType, int], ...], tuple[str, ...]]
