@@ -17,8 +17,10 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.members import own_kind
 from foretrace.ir.places import Change, Contents, Filling, Place
-from foretrace.ir.requirements import Held, Requirements
+from foretrace.ir.program import Recorded
+from foretrace.ir.requirements import Held
 from foretrace.ir.structure import apart_from, take_apart
+from foretrace.ir.walk import every_op
 from foretrace.python_state.before import Before
 from foretrace.python_state.counts import place_of
 from foretrace.python_state.leaks import collected
@@ -115,13 +117,13 @@ class Fills:
         self._parted: dict[int, ref[StandIn]] = {}
         """the same, when nobody needs it any more"""
 
-    def guess(self, requires: Requirements) -> bool:
+    def guess(self, recorded: Recorded) -> bool:
         """Take what a run has left otherwise; whether there is more than was known."""
-        known = len(self._guessed)
-        for place in [state.place for state in requires.states]:
-            new = type(place) is Contents and id(place.holder) not in self._closed
+        known, read = len(self._guessed), self._closed.keys() | _read_by(recorded)
+        for place in [state.place for state in recorded.requires.states]:
+            new = type(place) is Contents and id(place.holder) not in read
             if new and type(place.holder) in WAYS:
-                self._take(place.name, place.holder, requires.held)
+                self._take(place.name, place.holder, recorded.requires.held)
         return len(self._guessed) > known
 
     def _take(self, name: str, holder: Any, held: Iterable[object]) -> None:
@@ -207,6 +209,13 @@ class Fills:
         """
         if not collected(lambda: all(each() is None for each in self._parted.values())):
             raise Refusal("the program keeps what it fills", kind="side effect", do="keep nothing")
+
+
+def _read_by(recorded: Recorded) -> set[int]:
+    """The containers, by id, of which an op reads an item: they need no run more."""
+    used = {value for op in every_op(recorded.ops) for value in op.operands}
+    reads = [item.read.place for item in recorded.inputs if item.read and item.value in used]
+    return {id(place.holder) for place in reads if isinstance(place, Contents)}
 
 
 def check_apart(filled: list[Change], others: list[Any], known: set[int]) -> None:

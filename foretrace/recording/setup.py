@@ -159,7 +159,7 @@ class _Known:
         if not asks_types(run):
             more |= self.counts.guess(may_be_counted(requires.held, outside.counts))
         if not tells_apart(run):
-            more |= self.fills.guess(requires)
+            more |= self.fills.guess(recorded)
         found = may_be_bound(requires, outside.counts) if self.binds else ()
         new = {(id(c.place.holder), c.place.key): c for c in found}
         more |= not new.keys() <= self.bound.keys()
