@@ -90,6 +90,18 @@ def _entries_counted(
             yield Change(Entry(name, holder, key, number), None, rebound=True), 0
 
 
+def numbers_in(contents: Iterable[Contents]) -> Iterator[tuple[Change, int]]:
+    """The numbers that containers hold, where these are few: each is an input."""
+    for place in contents:
+        leaves = take_apart(place.before)[0]
+        for number, (_, leaf) in enumerate(leaves if len(leaves) <= FEW else ()):
+            if type(leaf) in NUMBERS:
+                yield Change(place, None, rebound=True), number
+
+
+FEW: Final = 64
+
+
 SCHEDULED: Final = (("initial_lr", "lr"), ("max_momentum", "momentum"), ("max_momentum", "betas"))
 """In a group of an optimizer's: what a schedule notes there first, and the number that it changes.
 

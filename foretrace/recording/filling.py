@@ -16,7 +16,7 @@ from weakref import ref
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.members import own_kind
-from foretrace.ir.places import Change, Contents, Filling, Place
+from foretrace.ir.places import Change, Contents, Filling, Place, content_of
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import Held
 from foretrace.ir.structure import apart_from, take_apart
@@ -133,17 +133,17 @@ class Fills:
             by_key = {(id(each.holder), each.key): each for each in places}
             self._guessed[id(holder)] = name, holder, [*by_key.values()]
 
-    def drop(self) -> bool:
-        """Close those that were read, or else all; whether there were any."""
+    def drop(self) -> list[Contents]:
+        """Close those that were read, or else all; gives what they hold."""
         every = [*self._lent, *self._parted]
         dropped = [key for key, each in self._lent.items() if each.read] or every
-        for key in dropped:
-            self._close(key)
         self._lent, self._parted = {}, {}
-        return bool(dropped)
+        return [self._close(key) for key in dropped]
 
-    def _close(self, key: int) -> None:
-        _, self._closed[key], _ = self._guessed.pop(key)
+    def _close(self, key: int) -> Contents:
+        name, holder, _ = self._guessed.pop(key)
+        self._closed[key] = holder
+        return Contents(name, holder, content_of(holder))
 
     @contextmanager
     def lent(self, before: Before, outside: Outside | None) -> Iterator[None]:

@@ -13,7 +13,7 @@ from foretrace.frames.sources import Sources
 from foretrace.ir.places import Change
 from foretrace.ir.program import Recorded, Target
 from foretrace.ir.structure import take_apart
-from foretrace.python_state.counts import Counts, may_be_counted
+from foretrace.python_state.counts import Counts, may_be_counted, numbers_in
 from foretrace.python_state.reads import may_be_bound
 from foretrace.recording.capture import Capture
 from foretrace.recording.filling import Fills
@@ -143,7 +143,9 @@ class _Known:
 
     def drop(self, run: Capture, *, failed: bool) -> bool:
         """Close what is guessed, if it may be what a run fails by; whether there was any."""
-        if (failed or tells_apart(run)) and self.fills.drop():
+        if (failed or tells_apart(run)) and (read := self.fills.drop()):
+            # what a program fills and reads holds other numbers each time
+            self.counts.guess(numbers_in(read))
             return True
         if failed and self.bound:
             self.bound, self.binds = {}, False
