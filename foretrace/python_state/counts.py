@@ -68,7 +68,7 @@ def of_optimizer(change: Change) -> bool:
 def may_be_counted(
     held: Iterable[object], names: Container[object]
 ) -> Iterator[tuple[Change, int]]:
-    """The numbers at places whose names the code both reads and stores to, in whatever way."""
+    """The numbers at places whose names the code stores to, on whatever way."""
     for each in held:
         if not isinstance(each, Held) or type(each.before) not in (*NUMBERS, dict, OrderedDict):
             continue

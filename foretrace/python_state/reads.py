@@ -153,7 +153,7 @@ def _rebound(held: Held) -> Iterator[Change]:
 
 
 def may_be_bound(requires: Requirements, names: Container[object]) -> Iterator[Change]:
-    """The places of tensors whose names the code both reads and stores to, if on another way.
+    """The places of tensors whose names the code stores to, if on another way.
 
     Not those of modules, nor of others that are trained: what trains them holds the very tensor.
     """

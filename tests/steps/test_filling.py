@@ -32,7 +32,7 @@ class Kept:
     def __init__(self, log: Any) -> None:
         self.model = nn.Linear(3, 2)
         self.optimizer = SGD(self.model.parameters(), lr=0.1)
-        self.log, self.calls = log, 0
+        self.log, self.calls, self.last = log, 0, 0.0
 
     def loss(self, x: Tensor) -> Tensor:
         self.optimizer.zero_grad()
@@ -347,6 +347,16 @@ def caught(kept: Kept, x: Tensor) -> Any:
     return kept.loss(x) * many
 
 
+def told_with_all(kept: Kept, x: Tensor) -> Any:
+    """A number that one way stores to, and the other one reads without its name."""
+    loss = kept.loss(x)
+    kept.calls += 1
+    kept.log.append(loss)
+    if kept.calls % 3 == 0:
+        kept.last = loss.item()
+    return [each for each in vars(kept).values() if isinstance(each, float)]
+
+
 def with_a_default(log: list[Any]) -> Callable[..., int]:
     def many(log: list[Any] = log) -> int:
         return len(log)
@@ -442,7 +452,8 @@ READ = [
             length, whether_empty, every_third, all_items, unpacked, stacked, the_last, compared,
             contained, read_by_another_function, read_by_a_hook, copied, copied_with_all,
             all_attributes, leaves, by_type, by_id, caught, returned, put_elsewhere,
-            appends_and_returns, appends_a_row_twice, cleared_sometimes, removed_and_added,
+            appends_and_returns, appends_a_row_twice, told_with_all, cleared_sometimes,
+            removed_and_added,
         )),
         (elsewhere_too, with_reader(lambda log: lambda: len(log))),
         (elsewhere_too, with_reader(lambda log: functools.partial(len, log))),
