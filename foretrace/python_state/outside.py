@@ -10,7 +10,7 @@ import gc
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -30,9 +30,11 @@ GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"
 ANNOTATED = "__annotations__"
 """Where the body of a module or a class, as it is imported, notes its annotations"""
 ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR"})
-STORES = frozenset({"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF"})
-"""How code stores to a name. What it stores to and does not read by name it may read by another way
-(`vars(self)`), so that what was there is found as if it was read"""
+COUNTING: Mapping[str, tuple[str, ...]] = types.MappingProxyType({
+    "STORE_ATTR": ("LOAD_ATTR", "LOAD_METHOD"), "STORE_GLOBAL": ("LOAD_GLOBAL", "LOAD_NAME"),
+    "STORE_DEREF": ("LOAD_DEREF",),
+})  # fmt: skip
+"""How code stores to a name, and how it reads the same"""
 LAYERS = tuple(torch_api.TORCH_DIR + room for room in ("nn/", "optim/", "amp/"))
 """Where torch's own Python computes with what objects of the program's hold"""
 BELOW_TORCH = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions")
@@ -58,7 +60,9 @@ class Reads:
     of_modules: tuple[tuple[str, ...], ...]
     """what it may bind in modules: a global, the names from there to a module, and one in that"""
     counts: frozenset[str]
-    """attributes, globals, cells and keys that it stores to"""
+    """attributes, globals, cells and keys that it reads and stores to"""
+    stores: frozenset[str]
+    """attributes, globals and cells that it stores to"""
 
 
 TELLING: Final = frozenset({"id", "type"})
@@ -100,7 +104,10 @@ class Outside(Unwatched):
         self.attributes: set[str] = set()
         """names of attributes that the program's code, or torch's layers, mention"""
         self.counts: set[str] = set()
-        """names of what the program's code, or torch's layers, store to"""
+        """names of what the program's code, or torch's layers, read and store to"""
+        self.stores: set[str] = set()
+        """names that the program's own code stores to; what it does not read by name it may read by
+        another way (`vars(self)`)"""
         self.asks_types = False
         """whether the program's code names `type`, which is Python's own"""
         self.tells_apart = False
@@ -212,6 +219,7 @@ class Outside(Unwatched):
             return self._meet_as(code, ())
         self._read(code, space, self)
         self._note_counts(frame, code)
+        self.stores |= reads_of(code).stores
         named = "type" in reads_of(code).globals
         self.tells_apart |= not TELLING.isdisjoint(reads_of(code).globals)
         self.asks_types |= named and type(space.get("type")) is not Chosen
@@ -366,12 +374,16 @@ def reads_of(code: types.CodeType) -> Reads:
         frozenset(i.argval for i in found if i.opname == "STORE_GLOBAL"),
         tuple(_stored_through(found)),
         frozenset(_counted(found)),
+        frozenset(i.argval for i in found if i.opname in COUNTING),
     )
 
 
 def _counted(code: list[dis.Instruction]) -> Iterator[str]:
-    """What it stores to, by name, or under a key that is text."""
-    yield from (each.argval for each in code if each.opname in STORES)
+    """What it both reads and stores to, by name, or under a key that is text."""
+    read = {(each.opname, each.argval) for each in code}
+    for stored, kinds in COUNTING.items():
+        names = {argval for opname, argval in read if opname == stored}
+        yield from (name for name in names if any((kind, name) in read for kind in kinds))
     names = {each.argval for each in code if type(each.argval) is str}
     for one, other, third in zip(code, code[1:], code[2:], strict=False):
         kept = other.opname == "STORE_SUBSCR" or other.opname == third.opname == "COPY"

@@ -159,10 +159,12 @@ class _Known:
         if not guesses or outside is None:
             return more
         if not asks_types(run):
-            more |= self.counts.guess(may_be_counted(requires.held, outside.counts))
+            more |= self.counts.guess(
+                may_be_counted(requires.held, outside.counts | outside.stores)
+            )
         if not tells_apart(run):
             more |= self.fills.guess(recorded)
-        found = may_be_bound(requires, outside.counts) if self.binds else ()
+        found = may_be_bound(requires, outside.stores) if self.binds else ()
         new = {(id(c.place.holder), c.place.key): c for c in found}
         more |= not new.keys() <= self.bound.keys()
         self.bound |= new
