@@ -2,7 +2,7 @@
 
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,28 @@ class Contents(Place):
         kind = OrderedDict if isinstance(self.holder, OrderedDict) else kind
         kind.clear(self.holder)
         (kind.extend if kind is deque else kind.update)(self.holder, item)
+
+
+class Filling(Place):
+    """What a program puts into a container that it does not read; each call puts its own there.
+
+    `ways`: the methods of Python's own type by which it does, in order. What it is bound to are
+    the arguments of these, one for each.
+    """
+
+    def __init__(self, name: str, holder: Any, ways: Sequence[Callable[[Any, Any], Any]]) -> None:
+        super().__init__(name, holder, MISSING)
+        self.key, self.ways = CONTENTS, ways
+
+    @property
+    def now(self) -> Any:
+        """Nobody asks."""
+        return MISSING
+
+    def bind(self, item: Any) -> None:
+        """Put these items there, behind what there is."""
+        for way, each in zip(self.ways, item, strict=True):
+            way(self.holder, each)
 
 
 CONTENTS = "its content"

@@ -262,6 +262,8 @@ class Requirements:
     """where it left another number than there was: places, names of leaves of the arguments"""
     forms: list[StateRead] = field(default_factory=list)
     """containers that it fills or empties, which hold as much as they did"""
+    filled: list[Any] = field(default_factory=list)
+    """containers that it puts things into without a look at what they hold"""
     tied: list[tuple[StateRead, int]] = field(default_factory=list)
     """further places of a state that is an input already, and its number"""
     rebound: list[int] = field(default_factory=list)

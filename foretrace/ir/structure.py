@@ -283,6 +283,16 @@ def handed_back(result: Any, call: Any, filled: Sequence[Any]) -> list[Handed]:
     return found
 
 
+def apart_from(items: Any, others: Any, known: Collection[int], ends: Collection[int] = ()) -> bool:
+    """Whether each container or object in `items` that can be changed is at one place alone.
+
+    `known`: the ids of what is held elsewhere, beside `others`, which are looked into up to `ends`.
+    """
+    inside = {id(item) for path, item in _reached(items) if path}
+    elsewhere = {id(item) for _, item in _reached(others, ends)}
+    return not shared_in(items) and inside.isdisjoint(known) and inside.isdisjoint(elsewhere)
+
+
 def hand_back(handed: Sequence[Handed], result: Any, call: Any) -> Any:
     """The result with the caller's own objects in it."""
     for each in handed:

@@ -56,6 +56,8 @@ LARGEST: Final = 5_000
 
 CALLS: Final = 2
 """Methods that call methods, so deep; functions that call functions are followed to the end"""
+INSIDE = frozenset({dict, tuple, types.BuiltinMethodType})
+"""What is looked through for one who asks what holds an object, and for nobody else"""
 TENSORS = ("_parameters", "_buffers")
 PLAIN = frozenset({dict, list, set, tuple, frozenset, deque, OrderedDict, defaultdict})
 """Containers without attributes"""
@@ -184,6 +186,20 @@ class Before:
         return sum(
             each is item for kept in self._all() for each in gc.get_referents(_content(kept))
         )
+
+    def holders_of(self, item: Any) -> int | None:
+        """How many places of what a program can reach hold an object; None if nobody can tell.
+
+        Beside `places_of` also those of which nothing is kept, as they cannot be bound anew: in
+        tuples, methods that are bound to it, what a library's objects have in C.
+        """
+        if len(self._seen) >= MOST:
+            return None
+        seen = dict[int, Any]()
+        for each in (*self._seen.values(), *self._foreign):
+            seen[id(each)] = each
+            seen |= {id(x): x for x in gc.get_referents(each) if type(x) in INSIDE}
+        return sum(held is item for each in seen.values() for held in gc.get_referents(each))
 
     def itself(self, change: Change) -> Change:
         """The change, which tells whether it has bound a name to an object that was there."""

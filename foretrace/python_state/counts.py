@@ -68,7 +68,7 @@ def of_optimizer(change: Change) -> bool:
 def may_be_counted(
     held: Iterable[object], names: Container[object]
 ) -> Iterator[tuple[Change, int]]:
-    """The numbers at places whose names the code both reads and stores to, in whatever way."""
+    """The numbers at places whose names the code stores to, on whatever way."""
     for each in held:
         if not isinstance(each, Held) or type(each.before) not in (*NUMBERS, dict, OrderedDict):
             continue
@@ -88,6 +88,18 @@ def _entries_counted(
         found = [(key, number) for key, number in found if type(key) is str and key in names]
         for key, number in found if found and plain(holder) else ():
             yield Change(Entry(name, holder, key, number), None, rebound=True), 0
+
+
+def numbers_in(contents: Iterable[Contents]) -> Iterator[tuple[Change, int]]:
+    """The numbers that containers hold, where these are few: each is an input."""
+    for place in contents:
+        leaves = take_apart(place.before)[0]
+        for number, (_, leaf) in enumerate(leaves if len(leaves) <= FEW else ()):
+            if type(leaf) in NUMBERS:
+                yield Change(place, None, rebound=True), number
+
+
+FEW: Final = 64
 
 
 SCHEDULED: Final = (("initial_lr", "lr"), ("max_momentum", "momentum"), ("max_momentum", "betas"))

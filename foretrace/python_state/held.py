@@ -85,7 +85,7 @@ def _read(
     mentioned: Iterable[str], places: Iterable[Place], fn: Any, leaves: Iterable[tuple[str, Any]],
     requires: Requirements, open: set[int],
 ) -> "Reading":  # fmt: skip
-    reading = Reading(mentioned, open)
+    reading = Reading(mentioned, open, set(map(id, requires.filled)))
     reading.modules(requires.modules)
     reading.places(places)
     reading.follow("the program", fn)
@@ -108,10 +108,18 @@ def bound_before(change: Change) -> Held:
 
 
 class Reading:
-    """Follows what the code may read; each object is looked at once."""
+    """Follows what the code may read; each object is looked at once.
 
-    def __init__(self, mentioned: Iterable[str], open: Collection[int] = ()) -> None:
-        self._open = open
+    Args:
+        mentioned: the names of attributes that it mentions.
+        open: containers, by id, whose content a call reads, or leaves otherwise.
+        unread: those whose content it does not read at all.
+    """
+
+    def __init__(
+        self, mentioned: Iterable[str], open: Collection[int] = (), unread: Collection[int] = ()
+    ) -> None:
+        self._open, self._unread = open, unread
         self.mentioned = frozenset(mentioned) | {"forward"}
         self.found = list[Held | HeldNames | HeldLength]()
         self.met: list[ModuleState] = []
@@ -150,7 +158,7 @@ class Reading:
     def follow(self, name: str, item: Any, depth: int = DEEPEST) -> None:
         """What an object leads to; that it is the same object is known already."""
         kind = type(item)  # its class as it says itself is Python of the user's
-        if id(item) in self._seen or issubclass(kind, NO_INSIDE):
+        if id(item) in self._seen or issubclass(kind, NO_INSIDE) or id(item) in self._unread:
             return
         if self._data(item) and not _users_function(item):
             return
@@ -164,8 +172,10 @@ class Reading:
 
     def _take(self, name: str, how: How, holder: Any, key: Any, item: Any, depth: int) -> None:
         """One place, and what it leads to."""
-        itself = id(item) in self._open
-        data = id(item) not in self._seen and self._data(item)
+        is_data = self._data(item)
+        # a dict of numbers that holds a list which each call fills is no value to compare
+        itself = id(item) in self._open or (not is_data and plain(item))
+        data = id(item) not in self._seen and is_data
         before = snapshot(item) if data else item
         self.found.append(Held(name, how, holder, key, before, itself=itself))
         if issubclass(type(item), type):

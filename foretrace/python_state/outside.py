@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR
@@ -61,7 +61,12 @@ class Reads:
     """what it may bind in modules: a global, the names from there to a module, and one in that"""
     counts: frozenset[str]
     """attributes, globals, cells and keys that it reads and stores to"""
+    stores: frozenset[str]
+    """attributes, globals and cells that it stores to"""
 
+
+TELLING: Final = frozenset({"id", "type"})
+"""Names that tell an object from one that stands for it"""
 
 Notes = tuple[Callable[[types.FrameType], None], ...]
 """What is noted at each call of a function"""
@@ -100,8 +105,13 @@ class Outside(Unwatched):
         """names of attributes that the program's code, or torch's layers, mention"""
         self.counts: set[str] = set()
         """names of what the program's code, or torch's layers, read and store to"""
+        self.stores: set[str] = set()
+        """names that the program's own code stores to; what it does not read by name it may read by
+        another way (`vars(self)`)"""
         self.asks_types = False
         """whether the program's code names `type`, which is Python's own"""
+        self.tells_apart = False
+        """whether it names `type` or `id`, whatever these are"""
         self._met: dict[int, Notes] = {}
         """what to do at each call of what ran; by id, as to hash code is to hash its constants"""
         self._codes: list[types.CodeType] = []
@@ -209,7 +219,9 @@ class Outside(Unwatched):
             return self._meet_as(code, ())
         self._read(code, space, self)
         self._note_counts(frame, code)
+        self.stores |= reads_of(code).stores
         named = "type" in reads_of(code).globals
+        self.tells_apart |= not TELLING.isdisjoint(reads_of(code).globals)
         self.asks_types |= named and type(space.get("type")) is not Chosen
         free = set(code.co_freevars) - {"__class__"}
         return self._meet_as(code, (self._note_cells,) if free else ())
@@ -362,6 +374,7 @@ def reads_of(code: types.CodeType) -> Reads:
         frozenset(i.argval for i in found if i.opname == "STORE_GLOBAL"),
         tuple(_stored_through(found)),
         frozenset(_counted(found)),
+        frozenset(i.argval for i in found if i.opname in COUNTING),
     )
 
 

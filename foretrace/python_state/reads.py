@@ -1,13 +1,14 @@
 """What a run finds where calls leave it: inputs that are read at each call, and no guards."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import CellType
 from typing import Any, Protocol
 
 import torch
 
+from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.ir.members import MISSING, own_kind
@@ -15,6 +16,7 @@ from foretrace.ir.places import (
     Change,
     Contents,
     Entry,
+    Filling,
     OnArguments,
     OnData,
     OnGradient,
@@ -40,8 +42,8 @@ from foretrace.tensors.abstract import Abstract
 
 CONTAINERS = (dict, list, tuple)
 FILLED = (dict, list, set, deque)
-ON_THE_CALL = (OnArguments, OnData, OnGradient, OnInput)
-"""Places that each call has of its own"""
+ON_THE_CALL = (OnArguments, OnData, OnGradient, OnInput, Filling)
+"""Places that each call has of its own, and those of which it asks nothing"""
 
 
 class Run(Protocol):
@@ -83,7 +85,7 @@ def _read_left(kept: Iterable[Change], run: Run, requires: Requirements) -> None
         if isinstance(place, OnInput) and place.before is MISSING:
             requires.set_on.append((place.index, place.name, MISSING))
         if isinstance(place, ON_THE_CALL):
-            continue  # what was there before is an argument, or a guard on inputs
+            continue  # what was there before is an argument, a guard on inputs, or is not read
         every = counted.get(id(place))
         if isinstance(place, Contents):
             requires.forms.append(_read(place, -1, every))
@@ -148,6 +150,21 @@ def _rebound(held: Held) -> Iterator[Change]:
         now = place.before[held.key]
     if place is not None and _others(held.before, now):
         yield Change(place, None, rebound=True, path=name)
+
+
+def may_be_bound(requires: Requirements, names: Container[object]) -> Iterator[Change]:
+    """The places of tensors whose names the code stores to, if on another way.
+
+    Not those of modules, nor of others that are trained: what trains them holds the very tensor.
+    """
+    tables = {id(t) for each in requires.met for t in torch_api.tensor_tables(each.module)}
+    for each in requires.held:
+        if isinstance(each, Held) and isinstance(tensor := each.before, torch.Tensor):
+            place, trained = place_of(each), tensor.requires_grad and tensor.is_leaf
+            name = place.name if each.how == "cell" and place is not None else each.key
+            known = type(name) is str and name in names and id(each.holder) not in tables
+            if known and place is not None and not trained:
+                yield Change(place, None, rebound=True, path=each.name)
 
 
 def _others(before: Any, now: Any) -> bool:
@@ -221,7 +238,8 @@ def open_holders(inputs: Iterable[Input], requires: Requirements) -> set[int]:
     """The containers of which a part is read at each call, by id."""
     reads = [item.read for item in inputs if item.read is not None]
     reads += [*requires.forms, *(read for read, _ in requires.tied)]
-    return {id(r.place.holder) for r in reads if isinstance(r.place, (Entry, Contents))}
+    read = {id(r.place.holder) for r in reads if isinstance(r.place, (Entry, Contents))}
+    return read.union(map(id, requires.filled))
 
 
 def check_found(requires: Requirements, lines: Callable[[], Lines]) -> None:
@@ -231,11 +249,12 @@ def check_found(requires: Requirements, lines: Callable[[], Lines]) -> None:
         Refusal: with the line that filled it.
     """
     found = {id(held.before) for held in requires.held if isinstance(held, Held) and held.itself}
-    for read in requires.forms:
-        if id(read.place.holder) not in found:
-            change = Change(read.place, None, rebound=True)
+    fillings = (state.place for state in requires.states if isinstance(state.place, Filling))
+    for place in (*(read.place for read in requires.forms), *fillings):
+        if id(place.holder) not in found:
+            change = Change(place, None, rebound=True)
             raise Refusal(
-                f"the program changes the content of {read.place.name}, which lives on after the"
+                f"the program changes the content of {place.name}, which lives on after the"
                 " call where no guard finds it", kind="side effect", at=located(change, lines).at,
                 do=("return the value instead, or change it outside of the program", FIRST_CALL),
             )  # fmt: skip

@@ -122,7 +122,7 @@ def _sorted(change: Change, known: AbstractSet[int]) -> tuple[bool, bool, bool]:
     held = made or any(isinstance(each, torch.Tensor) for each in inside)
     left = held or content or isinstance(change.place, OnInput)
     shown = replace(change, after=_by_place(change)) if content else change
-    return change.rebound and left and _all_given(shown, known), made, held
+    return change.rebound and left and all_given(shown, known), made, held
 
 
 def told(change: Change, outside: Outside | None) -> Change:
@@ -192,11 +192,11 @@ def arguments_changed(
     if shared_in(real):
         at = located(change, lines).at
         raise Refusal(SHARED, kind="aliased inputs", at=at, do=COPY_ONE)
-    kept = _all_given(change, set(map(id, given)))
+    kept = all_given(change, set(map(id, given)))
     return [change if kept else replace(change, after=None, rebound=False)]
 
 
-def _all_given(change: Change, known: AbstractSet[int]) -> bool:
+def all_given(change: Change, known: AbstractSet[int]) -> bool:
     """Whether all in a place is what the run has made, plain data, and what is `known`."""
     leaves = [leaf for _, leaf in take_apart(change.after)[0]]
     return all(

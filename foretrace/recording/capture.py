@@ -3,6 +3,7 @@
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,9 +26,11 @@ from foretrace.ir.structure import take_apart
 from foretrace.ir.types import TensorType
 from foretrace.mutation.alias import alias_of, part, written
 from foretrace.ops.cache import Cache
+from foretrace.python_state.before import Before
 from foretrace.python_state.counts import Counts
 from foretrace.python_state.module_state import Borrowed
 from foretrace.python_state.outside import Outside
+from foretrace.recording.filling import Fills
 from foretrace.recording.gradients import Gradients, OfClasses, RunLeaves
 from foretrace.recording.new_contents import (
     lend_attributes,
@@ -64,8 +67,8 @@ class Capture:
         """what the program computes with in the place of each"""
         self._lines = dict[tuple[int, tuple[type, ...]], Lines]()
         self._taken, self.names, self._known = set[str](), dict[int, str](), dict[int, Abstract]()
-        self.counts = Counts()
-        """numbers of which earlier runs have shown that the program counts with them"""
+        self.counts = Counts()  # numbers of which earlier runs have shown that it counts with them
+        self.fills = Fills()  # containers of which it may read nothing
         self.moved: list[Change] = []  # places with other tensors than earlier captures found there
         self._themselves, self.anew = set[int](), set[int]()
         """modules' tensors, by id, that are no stand-ins; inputs that the program binds anew"""
@@ -275,6 +278,16 @@ class Capture:
         own = {id(p): r for p, r in zip(self.placeholders, self.real, strict=True)
                if id(r) in self._themselves}  # fmt: skip
         return [own.get(id(x), x) for x in given]
+
+    @contextmanager
+    def lent(self, before: Before) -> Iterator[list[Change]]:
+        """Inside, the program finds what stands for numbers that it counts with, and what it fills.
+
+        What it has left of the numbers is in the list at the end.
+        """
+        numbers = self.counts.lent(self.count, self.outside, before.called)
+        with numbers as left, self.fills.lent(before, self.outside):
+            yield left
 
     def count(self, read: StateRead, name: str) -> Any:
         """A symbol for a number that is read at each call."""

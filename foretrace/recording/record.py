@@ -42,6 +42,7 @@ from foretrace.python_state.states import (
     told,
 )
 from foretrace.recording.capture import Capture
+from foretrace.recording.filling import check_apart
 from foretrace.recording.new_contents import (
     begins_read,
     check_attributes_kept,
@@ -84,6 +85,7 @@ def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
         capture.release(fn)
         check_states(before.changed(), partial(capture.lines, fn))
         check_none_escaped(capture.types, recorded, capture.lines(fn))
+        capture.fills.check_none_left()
     return recorded
 
 
@@ -104,8 +106,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             given = capture.opened(given, loan)
             call = call_args, call_kwargs = in_structure.build(iter(given))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
-            lent = capture.counts.lent(capture.count, capture.outside, before.called)
-            with watching, capture.gradients.reading(), lent as counting:
+            with watching, capture.gradients.reading(), capture.lent(before) as counting:
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = take_apart(result)
             requires.handed = handed_back(result, call, ())
@@ -114,6 +115,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             requires.handed += handed_back(result, (), _filled(kept))
             changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
+            kept += _put(capture, before, (result, call), kept, requires, lines)
             read_again(kept, capture.moved, capture, requires)
             mutations = _mutations(capture, loan, requires, [*outs, *_leaves(kept)])
             outputs = _outputs(outs, kept, capture, mutations, requires, lines)
@@ -132,6 +134,29 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
 def _filled(kept: list[Change]) -> list[Any]:
     """The containers of which the content is another."""
     return [each.place.holder for each in kept if isinstance(each.place, Contents)]
+
+
+def _put(
+    capture: Capture, before: Before, given: Any, kept: list[Change], requires: Requirements,
+    lines: Callable[[], Lines],
+) -> list[Change]:  # fmt: skip
+    """What the run has put into containers that it does not read.
+
+    Args:
+        capture: the run.
+        before: what was there before it.
+        given: its result and its arguments.
+        kept: what it has left as state.
+        requires: takes the containers.
+        lines: of the program.
+    """
+    known, changed = before.met.union(map(id, capture.real)), [*kept, *requires.changed]
+    filled = [located(each, lines) for each in changed if type(each.place) is Contents]
+    others = [each.after for each in changed if type(each.place) is not Contents]
+    check_apart(filled, [given, *others], known)
+    put = capture.fills.left(given, changed, known)
+    requires.filled = capture.fills.part(capture.outside)
+    return put
 
 
 def _repeated(

@@ -10,10 +10,13 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
 from foretrace.frames.sources import Sources
+from foretrace.ir.places import Change
 from foretrace.ir.program import Recorded, Target
 from foretrace.ir.structure import take_apart
-from foretrace.python_state.counts import Counts, may_be_counted
+from foretrace.python_state.counts import Counts, may_be_counted, numbers_in
+from foretrace.python_state.reads import may_be_bound
 from foretrace.recording.capture import Capture
+from foretrace.recording.filling import Fills
 from foretrace.recording.record import record
 from foretrace.rules.norms import NORM_RULES
 from foretrace.rules.packed import PACKED_RULES
@@ -100,34 +103,77 @@ def counting(
         Refusal: as for a run.
     """
     done: Captured | None = None
-    attempt, together = Attempt(Refusal), False
+    attempt, together, known = Attempt(Refusal), False, _Known(counts)
     while True:
         run = make()
-        run.counts, run.together = counts, together
+        run.together = together
+        known.lend(run)
         with attempt:
             done = Captured(record(fn, args, kwargs, run), run.semantics)
         shares = isinstance(attempt.error, Refusal) and attempt.error.kind == ALIASED
         if shares and not together:
             together = True
             continue
-        if (attempt.error is not None or asks_types(run)) and counts.drop_guesses():
+        if known.drop(run, failed=attempt.error is not None):
             continue
         if done is None:
             raise attempt.error or AssertionError("a run gives a record, or is refused")
         if attempt.error is not None:  # with the numbers open it has no graph
             counts.close_all()
             return done
-        more = _noted(counts, run, done.recorded, guesses=guesses)
+        more = known.note(run, done.recorded, guesses=guesses)
         if not (more or run.close_fixed()):
             return done
 
 
-def _noted(counts: Counts, run: Capture, recorded: Recorded, *, guesses: bool) -> bool:
-    """Whether a run has shown more numbers that the program counts with, or may."""
-    more = counts.note(recorded.requires.counted)
-    if guesses and run.outside is not None and not asks_types(run):
-        more |= counts.guess(may_be_counted(recorded.requires.held, run.outside.counts))
-    return more
+class _Known:
+    """What the runs of a program have shown of its Python state, and what is guessed of it."""
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts, self.fills = counts, Fills()
+        self.bound = dict[Any, Change]()
+        """places of tensors that the code may bind anew on another way"""
+        self.binds = True
+        """whether such are guessed"""
+
+    def lend(self, run: Capture) -> None:
+        """Let a run go on from it."""
+        run.counts, run.fills = self.counts, self.fills
+        run.moved += self.bound.values()
+
+    def drop(self, run: Capture, *, failed: bool) -> bool:
+        """Close what is guessed, if it may be what a run fails by; whether there was any."""
+        if (failed or tells_apart(run)) and (read := self.fills.drop()):
+            # what a program fills and reads holds other numbers each time
+            self.counts.guess(numbers_in(read))
+            return True
+        if failed and self.bound:
+            self.bound, self.binds = {}, False
+            return True
+        return (failed or asks_types(run)) and self.counts.drop_guesses()
+
+    def note(self, run: Capture, recorded: Recorded, *, guesses: bool) -> bool:
+        """Whether a run has shown more than was known, or there is more to guess."""
+        requires, outside = recorded.requires, run.outside
+        more = self.counts.note(requires.counted)
+        if not guesses or outside is None:
+            return more
+        if not asks_types(run):
+            more |= self.counts.guess(
+                may_be_counted(requires.held, outside.counts | outside.stores)
+            )
+        if not tells_apart(run):
+            more |= self.fills.guess(recorded)
+        found = may_be_bound(requires, outside.stores) if self.binds else ()
+        new = {(id(c.place.holder), c.place.key): c for c in found}
+        more |= not new.keys() <= self.bound.keys()
+        self.bound |= new
+        return more
+
+
+def tells_apart(run: Capture) -> bool:
+    """Whether the program may tell a container from what stands for it: by its type, or `id`."""
+    return run.outside is not None and run.outside.tells_apart
 
 
 def asks_types(run: Capture) -> bool:

@@ -3,8 +3,8 @@
 Python makes a number of whatever `float(t)` is given, and a number is fixed; `max` asks which is
 larger, which is a guard; the `type` of an open number is none of Python's. A name of the module's
 own, which is looked up before Python's, may give one that stays open. It is no `float` to `is` and
-to C, so it is there only where the code of the whole module calls it, asks `isinstance`, or writes
-a type with it.
+to C, so it is there only where the code of the whole module calls it, asks `isinstance`, writes
+a type with it, or annotates.
 """
 
 import dis
@@ -17,6 +17,10 @@ CASTS: Final = frozenset({"int", "float", "min", "max", "type"})
 TESTS: Final = frozenset({"isinstance", "issubclass"})
 BETWEEN: Final = frozenset({"LOAD_GLOBAL", "LOAD_ATTR", "BUILD_TUPLE", "BINARY_OP", "PRECALL"})
 """What may stand between a class and the end of `isinstance(x, (int, torch.Tensor))`"""
+
+PUSHED: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_CONST", "LOAD_CLOSURE"})
+ANNOTATED, CLOSED = 4, 8
+"""Flags of MAKE_FUNCTION: below the code of a function are what it closes over, and annotations"""
 
 GLOBAL, NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
 WIDE: Final = 128
@@ -61,9 +65,13 @@ def _read(code: types.CodeType, called: set[str], otherwise: set[str]) -> None:
     for place, step in enumerate(steps):
         if step.argval not in CASTS or step.opname not in ("LOAD_GLOBAL", "LOAD_NAME"):
             continue
-        if step.opname == "LOAD_GLOBAL" and step.arg is not None and step.arg & 1:
+        beneath = place > 0 and steps[place - 1].opname == "PUSH_NULL"
+        if beneath or (step.opname == "LOAD_GLOBAL" and step.arg is not None and step.arg & 1):
             called.add(step.argval)  # pushed with a NULL beneath, as what is called next is
-        elif not _tested(steps[place + 1 :], asks=not TESTS.isdisjoint(code.co_names)):
+        elif not (
+            _tested(steps[place + 1 :], asks=not TESTS.isdisjoint(code.co_names))
+            or _annotates(steps[place + 1 :])
+        ):
             otherwise.add(step.argval)
 
 
@@ -73,6 +81,24 @@ def _tested(after: Iterable[dis.Instruction], *, asks: bool) -> bool:
     if end is None or end.opname == "BINARY_SUBSCR":
         return end is not None
     return asks and end.opname == "CALL" and end.arg == len(("item", "classes"))
+
+
+def _annotates(after: Iterable[dis.Instruction]) -> bool:
+    """Whether it becomes an annotation: of a function that is made, or of a name in a class."""
+    above = list[object]()  # what is on the stack above it, or above what has become of it
+    for step in after:
+        if step.opname in PUSHED:
+            above.append(step.argval)
+        elif step.opname == "BUILD_TUPLE":
+            above[-(step.arg or 0) :] = [()] if len(above) >= (step.arg or 0) else []
+        elif step.opname in ("BINARY_OP", "BINARY_SUBSCR"):
+            above[-2:] = above[-2:-1]
+        elif step.opname == "STORE_SUBSCR":
+            return above[:-1] == ["__annotations__"]
+        else:
+            made = step.arg if step.opname == "MAKE_FUNCTION" and step.arg else 0
+            return bool(made & ANNOTATED) and len(above) == (2 if made & CLOSED else 1)
+    return False
 
 
 def places_of(

@@ -25,7 +25,7 @@ LEFT_OUT: dict[type, set[str]] = {
 OUTSIDE = {
     "held", "of_hooks",  # Python outside of the program, which a file does not have
     "changed", "states", "counted", "forms", "tied", "hooked",  # refused
-    "stored", "rebound",  # of a run, or of callables alone
+    "stored", "rebound", "filled",  # of a run, or of callables alone
 }  # fmt: skip
 APART = {"symbols", "requires", "again", "_bare", "_order"}
 

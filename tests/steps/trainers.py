@@ -1,7 +1,8 @@
 """Steps as methods of trainers: counters, logs, hidden states, early stopping, frameworks."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def a_method_that_counts() -> Loop:
 
 @step()
 def losses_are_logged_in_a_list() -> Loop:
-    """One capture for each length of the list (decision 039)."""
+    """The list is only filled (decision 058)."""
     model = mlp()
     optimizer = SGD(model.parameters(), lr=0.1)
     log: list[float] = []
@@ -69,6 +70,54 @@ def losses_are_logged_by_name() -> Loop:
         return near.detach()
 
     return Loop(train, targets, model=model, optimizer=optimizer, history=history)
+
+
+@step()
+def losses_are_logged_by_whatever_name() -> Loop:
+    class Logger:
+        def __init__(self) -> None:
+            self.values: dict[str, list[float]] = {"loss": [], "norm": []}
+            self.rows: list[dict[str, Any]] = []
+
+        def note(self, step: int, **values: float) -> None:
+            for name, value in values.items():
+                self.values[name].append(value)
+            self.rows.append({"step": step, **values})
+
+    model, logger, count = mlp(), Logger(), Counter[str]()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        count["steps"] += 1
+        logger.note(count["steps"], loss=loss.item(), norm=norm.item())
+
+    return Loop(train, labelled, model=model, optimizer=optimizer, logger=logger, count=count)
+
+
+@step()
+def losses_are_averaged_now_and_then() -> Loop:
+    """One way only fills the list; the other reads it and clears it."""
+    model, means = mlp(), SimpleNamespace(steps=0, last=0.0)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    log: list[float] = []
+
+    def train(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        log.append(loss.item())
+        means.steps += 1
+        if means.steps % 3 == 0:
+            means.last = sum(log) / len(log)
+            log.clear()
+
+    return Loop(train, labelled, model=model, optimizer=optimizer, log=log, means=means)
 
 
 @step()
