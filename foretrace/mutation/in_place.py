@@ -130,6 +130,8 @@ def detach(recorder: Builder, tensor: Abstract) -> Abstract:
     old, origin = current(alias, recorder), recorder.origin()
     op = recorder.call(DETACH, (old,))
     alias.become(op.outs[0])
+    if old in recorder.fresh:  # `torch.tensor` sets the flag after this
+        recorder.fresh.update(op.outs)
     if old.type.requires_grad and not tensor.ft_leaf:
         step = ViewStep(op.target, op.outs, {}, op.outs[0], 0, origin.grad_mode, followed=False)
         saved = Alias(recorder.abstract(old), alias, step)  # what sees the writes that follow, too

@@ -8,8 +8,9 @@ import torch
 from foretrace.errors import Refusal
 from foretrace.holding.wrapped import known_as
 from foretrace.ir.program import Output, Role
+from foretrace.ir.requirements import FIRST_CALL
 from foretrace.mutation.alias import Alias, alias_of
-from foretrace.mutation.made_leaves import returned_value
+from foretrace.mutation.made_leaves import returned_value, value_of
 from foretrace.ops.outcome import Share
 from foretrace.recording.new_contents import line_of, taken
 from foretrace.tensors.abstract import Abstract
@@ -52,13 +53,9 @@ class Outputs:
 
     def _tensor(self, role: Role, placeholder: Abstract) -> Output:
         recorder, placeholders = self.recorder, self.given()
-        value = returned_value(placeholder, recorder)
         if placeholder.ft_gradient is None and getattr(placeholder, "ft_grad", None) is not None:
-            raise Refusal(
-                f"the {role} is a tensor that the program has made, and has a gradient, which a"
-                " graph gives apart", kind="side effect", at=line_of(recorder, value),
-                do="give both: tensor.detach(), tensor.grad",
-            )  # fmt: skip
+            raise self._of_gradient(role, placeholder)
+        value = returned_value(placeholder, recorder)
         same_as = next((i for i, each in enumerate(placeholders) if each is placeholder), None)
         owner = alias_of(placeholder).root
         moved = owner.moved is not None
@@ -86,3 +83,15 @@ class Outputs:
         if followed and not apart:
             through, step = taken(alias, value, view_of, base, recorder)
         return Output(value, role, None, view_of, seen, apart, through, step)
+
+    def _of_gradient(self, role: Role, leaf: Abstract) -> Refusal:
+        """The refusal of a leaf that has a gradient; as state, later calls find both."""
+        recorder = self.recorder
+        with torch.enable_grad():
+            made = recorder.histories.place(value_of(leaf, recorder))
+        later = (FIRST_CALL,) if role.kind == "state" else ()
+        return Refusal(
+            f"the {role} is a tensor that the program has made, and has a gradient, which a"
+            " graph gives apart", kind="side effect", at=line_of(recorder, made),
+            do=("give both: tensor.detach(), tensor.grad", *later),
+        )  # fmt: skip

@@ -229,8 +229,11 @@ def gives_both(w: Tensor) -> tuple[Tensor, Tensor]:
     return leaf.detach(), leaf.grad  # type: ignore[return-value]
 
 
-refuses("side effect", "recording/outputs.py:_tensor", captures(gives_a_leaf_with_its_gradient, W),
-        gives_a_leaf_with_its_gradient, captured(gives_both, W))  # fmt: skip
+refuses(
+    "side effect", "recording/outputs.py:_of_gradient",
+    captures(gives_a_leaf_with_its_gradient, W),
+    gives_a_leaf_with_its_gradient, captured(gives_both, W),
+)  # fmt: skip
 
 
 INNER = torch.randn(2, 6, 8)[0].requires_grad_()

@@ -1,0 +1,90 @@
+"""Leaves of autograd that a program makes: by factories that are told so, lazily, in a dict."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import foretrace
+from tests.support.refusing import check, refused
+
+MADE: dict[str, Callable[[Tensor], Tensor]] = {
+    "tensor": lambda x: torch.tensor([1.0, 2.0, 3.0], requires_grad=True),
+    "tensor of none": lambda x: torch.tensor(2.0, requires_grad=True),
+    "new_tensor": lambda x: x.new_tensor([1.0, 2.0, 3.0], requires_grad=True),
+    "new_ones": lambda x: x.new_ones(3, requires_grad=True),
+    "ones": lambda x: torch.ones(3, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_a_factory_that_is_told_so_makes_a_leaf(make: Callable[[Tensor], Tensor]) -> None:
+    def gradient(x: Tensor) -> Tensor:
+        leaf = make(x)
+        (found,) = torch.autograd.grad(((leaf * x) ** 2).sum(), [leaf])
+        return found
+
+    def product(x: Tensor) -> Tensor:
+        return make(x) * x
+
+    x = torch.arange(3.0)
+    for fn in (gradient, product):
+        ours, eager = foretrace.compile(fn, backend="eager", fullgraph=True)(x), fn(x)
+        assert torch.equal(ours, eager)
+        assert ours.requires_grad == eager.requires_grad
+
+
+LAZILY: dict[str, Callable[[], Tensor]] = {
+    "clone": lambda: torch.ones(3).clone().requires_grad_(),
+    "parameter": lambda: nn.Parameter(torch.ones(3)),
+    "tensor": lambda: torch.tensor([1.0, 2.0, 3.0], requires_grad=True),
+}
+
+
+def descends(make: Callable[[], Tensor], store: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+    """A step whose parameter is made where it is first asked for, as pyro's store does."""
+
+    def step(x: Tensor) -> Tensor:
+        if "w" not in store:
+            store["w"] = make()
+        w = store["w"]
+        loss = ((w * x) ** 2).sum()
+        loss.backward()
+        torch.optim.SGD([w], lr=0.1).step()
+        assert w.grad is not None
+        w.grad.zero_()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("make", LAZILY.values(), ids=LAZILY)
+def test_a_parameter_that_a_step_makes_keeps_its_gradient(make: Callable[[], Tensor]) -> None:
+    """The call that makes it runs as Python, as one that makes an optimizer's state."""
+    ours, eager = dict[str, Tensor](), dict[str, Tensor]()
+    compiled = foretrace.compile(descends(make, ours), backend="eager", fullgraph=True)
+    step = descends(make, eager)
+    for place in range(4):
+        x = torch.arange(3.0) + place
+        assert torch.equal(compiled(x), step(x))
+        assert torch.equal(ours["w"], eager["w"])
+        assert ours["w"].grad is not None
+        assert eager["w"].grad is not None
+        assert torch.equal(ours["w"].grad, eager["w"].grad)
+    assert not compiled.recaptures
+
+
+def test_it_is_refused_with_its_line_where_one_call_is_captured() -> None:
+    store = dict[str, Tensor]()
+
+    def step(x: Tensor) -> None:
+        store["w"] = torch.ones(8).requires_grad_()  # here
+        (store["w"] * x).sum().backward()
+        with torch.no_grad():
+            store["w"].sub_(0.1)
+
+    refusal = refused(step, (torch.randn(8),))
+    check(refusal, at=step)
+    assert refusal.of_first_call
+    assert not store
