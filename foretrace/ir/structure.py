@@ -171,8 +171,9 @@ def _attributes(leaf: Any) -> dict[str, Any] | None:
         content = [item for _, item in own_items(leaf)]
         whole = dict(own_items(leaf)) if issubclass(base, dict) else CONTAINERS[base](content)
         attributes = {ITEMS: whole, **(attributes or {})}
-    held = attributes is not None and _holds_tensors(attributes, depth=4)
-    if not (held or attribute(type(leaf), "__dataclass_fields__")):
+    if attributes is None:
+        return None
+    if not (_holds_tensors(attributes, depth=4) or attribute(type(leaf), "__dataclass_fields__")):
         return None
     return None if _leads_back(attributes, leaf) else attributes
 
