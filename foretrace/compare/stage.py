@@ -149,6 +149,15 @@ def tangent(output: Tensor, seed: int) -> Tensor:
     return torch.empty_like(output.detach()).copy_(made)
 
 
+@torch.enable_grad()
+def _edge(tensor: Tensor) -> Any:
+    """Where a tensor's gradient arrives, also under `no_grad`.
+
+    torch has a leaf's edge by a view, which a class of its own may not take.
+    """
+    return tensor if wraps(type(tensor)) else get_gradient_edge(tensor)
+
+
 class Run:
     """Fresh inputs, and where to find afterwards what the run did."""
 
@@ -163,8 +172,7 @@ class Run:
             if item.value.type.requires_grad:
                 name = item.role.name
                 name = f"{name} ({item.role.kind})" if name in self.edges else name
-                # torch has a leaf's edge by a view, which a class of its own may not take
-                self.edges[name] = tensor if wraps(type(tensor)) else get_gradient_edge(tensor)
+                self.edges[name] = _edge(tensor)
         self.devices, self.generators = stage.devices, stage.generators
 
     def seen(self, result: Any, gradients: dict[str, Any]) -> Seen:

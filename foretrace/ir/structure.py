@@ -9,8 +9,10 @@ import inspect
 import operator
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from types import MappingProxyType, ModuleType, SimpleNamespace
+from functools import partial
+from types import FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -18,7 +20,15 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.lines import attribute
-from foretrace.ir.members import members, names_in, own_items, own_kind, slot_names
+from foretrace.ir.members import (
+    cell_content,
+    members,
+    names_in,
+    own_items,
+    own_kind,
+    reached,
+    slot_names,
+)
 
 HEAP_TYPE = 1 << 9
 """The flag of a class that was not made in C alone. Source: Py_TPFLAGS_HEAPTYPE"""
@@ -151,7 +161,7 @@ def shared_in(tree: Any) -> bool:
 
 def _attributes(leaf: Any) -> dict[str, Any] | None:
     """The attributes of an object that is a container of tensors, or None for a leaf."""
-    if isinstance(leaf, (torch.Tensor, *LIVE, type, str, int, float)) or callable(leaf):
+    if isinstance(leaf, (torch.Tensor, *LIVE, type, str, int, float)) or _is_code(leaf):
         return None
     base = _made_of(type(leaf))
     if base is None:
@@ -161,8 +171,19 @@ def _attributes(leaf: Any) -> dict[str, Any] | None:
         content = [item for _, item in own_items(leaf)]
         whole = dict(own_items(leaf)) if issubclass(base, dict) else CONTAINERS[base](content)
         attributes = {ITEMS: whole, **(attributes or {})}
-    held = attributes is not None and _holds_tensors(attributes, depth=4)
-    return attributes if held or attribute(type(leaf), "__dataclass_fields__") else None
+    if attributes is None:
+        return None
+    if not (_holds_tensors(attributes, depth=4) or attribute(type(leaf), "__dataclass_fields__")):
+        return None
+    return None if _leads_back(attributes, leaf) else attributes
+
+
+def _is_code(leaf: Any) -> bool:
+    """Whether it is there to be called: all that C made so, as functions and partials are.
+
+    One of a class with a `__call__` in Python is an object as any other, and may hold a batch.
+    """
+    return callable(leaf) and not isinstance(type(leaf).__call__, FunctionType)
 
 
 CONTAINERS: Mapping[type, Callable[[list[Any]], Any]] = MappingProxyType(
@@ -198,6 +219,37 @@ def _holds_tensors(item: Any, depth: int) -> bool:
         return False
     below = depth if isinstance(item, (dict, list, tuple)) else depth - 1
     return any(_holds_tensors(each, below) for _, each in members(item))
+
+
+def _leads_back(attributes: dict[str, Any], to: Any) -> bool:
+    """Whether what an object holds has a way back to it that a copy would not have.
+
+    A weak reference, a method of its own, a function that closes over it: of a copy they show the
+    original.
+    """
+    found = reached([attributes], _inside, BACK)
+    return any(end is to for item in found for end in _behind(item))
+
+
+def _inside(item: Any) -> list[Any]:
+    held = () if isinstance(item, (torch.Tensor, *NO_CONTAINER)) else members(item)
+    return [each for _, each in held]
+
+
+BACK = 8
+"""Steps, by containers and attributes, within which a way back is looked for"""
+
+
+def _behind(item: Any) -> Iterator[Any]:
+    if isinstance(item, ref):
+        yield item()
+    elif isinstance(item, MethodType):
+        yield item.__self__
+    elif isinstance(item, FunctionType):
+        yield from map(cell_content, item.__closure__ or ())
+    elif isinstance(item, partial):
+        yield from (item.func, *item.args, *item.keywords.values())
+        yield from _behind(item.func)
 
 
 def rebuild(kind: type, attributes: dict[str, Any]) -> Any:

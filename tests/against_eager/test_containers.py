@@ -2,8 +2,10 @@
 
 import dataclasses
 import enum
+import weakref
 from collections import ChainMap, OrderedDict, UserDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator, MutableMapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -323,6 +325,61 @@ def test_changed_as_eager_changes_them(name: str, route: str) -> None:
         assert (found is item) is (expected is eager)
         assert found is item or alike(expected, found)
         assert alike(content(eager), content(item))
+
+
+class Called:
+    """A batch that is callable beside, as torch_geometric's Data is."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def __call__(self, name: str) -> Tensor:
+        return getattr(self, name)
+
+
+def test_a_batch_with_a_call_of_its_own() -> None:
+    compiled = foretrace.compile(lambda item: item("x") * 2, fullgraph=True)
+    for _ in range(3):
+        x = torch.randn(3)
+        assert torch.equal(compiled(Called(x)), x * 2)
+    assert not compiled.recaptures
+
+
+class Back:
+    """It holds a way back to itself."""
+
+    def __init__(self, way: str, x: Tensor) -> None:
+        self.x = x
+        self.me: Any = {
+            "weak": lambda: weakref.ref(self), "weak below": lambda: Weakly(self),
+            "method": lambda: self.itself, "partial": lambda: partial(Back.itself, self),
+            "closure": lambda: lambda: self,
+        }[way]()  # fmt: skip
+
+    def itself(self) -> "Back":
+        return self
+
+
+class Weakly:
+    def __init__(self, holder: Back) -> None:
+        self.holder = weakref.ref(holder)
+
+    def __call__(self) -> Back | None:
+        return self.holder()
+
+
+@pytest.mark.parametrize("route", ["export cut", "compile", "backend"])
+@pytest.mark.parametrize("way", ["weak", "weak below", "method", "partial", "closure"])
+def test_what_leads_back_to_its_holder(way: str, route: str) -> None:
+    def fn(item: Back) -> Tensor:
+        item.x = item.x * 2
+        return item.me().x.sum() * (2 if item.me() is item else 3)
+
+    x = torch.randn(3)
+    eager, item = Back(way, x), Back(way, x)
+    run = ROUTES[route](fn, item)
+    assert torch.equal(fn(eager), run(item))
+    assert torch.equal(eager.x, item.x)
 
 
 class Attrs(nn.Module):

@@ -381,3 +381,9 @@ def test_what_a_tensor_holds_differs() -> None:
     assert difference(Sight.of(one), Sight.of(one)) == ""
     assert "12 of 12 elements differ" in difference(Sight.of(one), Sight.of(other))
     assert "class is TwoTensor" in difference(Sight.of(one), Sight.of(one.a))
+
+
+def test_under_no_grad() -> None:
+    with torch.no_grad():
+        report = check(foretrace.capture, nn.Linear(3, 2), (torch.randn(4, 3),), {})
+    assert report.equal, report.differences
