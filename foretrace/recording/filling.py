@@ -228,7 +228,7 @@ def check_apart(filled: list[Change], others: list[Any], known: set[int]) -> Non
     for change in filled:
         before = {id(item) for item in _items(change.place.before)}
         new += [item for item in _items(change.after) if id(item) not in before]
-    if not apart_from(new, others, known, set(map(id, ends))):
+    if new and not apart_from(new, others, known, set(map(id, ends))):
         raise Refusal(
             f"the program puts an object into {filled[0].name} that is elsewhere, too",
             kind="side effect", at=filled[0].at, do="put a copy there",
