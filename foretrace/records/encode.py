@@ -183,7 +183,8 @@ def name_of(item: Any) -> str:
 
 def no_form(item: Any, more: str = "") -> Refusal:
     """The refusal of what no file can hold."""
-    wrapped = getattr(item, "wrapped", None)
+    known = hasattr(type(item), "wrapped")  # `torch.classes` makes up what it is asked for
+    wrapped = item.wrapped if known else None
     if wrapped is not None:
         return Refusal(
             f"the program computes with tensors of a class of its own, {wrapped}, and no file"
