@@ -8,7 +8,7 @@ from torch import nn
 
 from foretrace.ir.members import MISSING
 from foretrace.python_state.outside import Outside, origin_of, reads_of
-from foretrace.recording.torch_state import uncollected
+from foretrace.recording.torch_state import UNCOLLECTED
 
 COUNT, TABLE, UNREAD = 1, {"a": 1}, 3
 
@@ -47,7 +47,7 @@ def after(fn: Any) -> tuple[Outside, list[Any]]:
 
 
 def names(fn: Any) -> list[str]:
-    with uncollected():  # as in a capture: the collector may call Python of somebody's
+    with UNCOLLECTED:  # as in a capture: the collector may call Python of somebody's
         return sorted(place.name for place in after(fn)[0].places.values())
 
 
