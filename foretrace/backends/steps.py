@@ -21,6 +21,7 @@ from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
 
 READ: Final = torch.ops.aten._local_scalar_dense.default
+CONVERT: Final = torch.ops.prims.convert_element_type.default
 HOMES: Final = {module.__name__: module for module in (operator, math, builtins, torch)}
 """Where functions are looked up by name"""
 
@@ -52,6 +53,28 @@ def with_opaque_steps(module: fx.GraphModule) -> fx.GraphModule:
         node.meta["unbacked_bindings"] = {symbol: ()}
     if steps:
         module.recompile()
+    return module
+
+
+def with_scaled_operands(module: fx.GraphModule) -> fx.GraphModule:
+    """The module, which multiplies by an open `alpha` before it subtracts.
+
+    Torch's own rule for the operator asks whether `alpha` is 1, and does the same (`sub` of
+    torch/_refs/__init__.py): in the type of the result.
+    """
+    graph, aten = module.graph, torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.sub.Tensor):
+        alpha = node.kwargs.get("alpha")
+        if not isinstance(alpha, fx.Node):
+            continue
+        one, other = node.args
+        kind = node.meta["val"].dtype
+        with graph.inserting_before(node):
+            if other.meta["val"].dtype != kind:
+                other = graph.call_function(CONVERT, (other, kind))
+            scaled = graph.call_function(aten.mul.Tensor, (other, alpha))
+        node.args, node.kwargs = (one, scaled), {}
+    module.recompile()
     return module
 
 

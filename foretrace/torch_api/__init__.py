@@ -170,6 +170,7 @@ from foretrace.torch_api.inductor import (
     KERNELS_OF_EAGER as KERNELS_OF_EAGER,
     SIZE_UNKNOWN as SIZE_UNKNOWN,
     Inductor as Inductor,
+    boxed as boxed,
 )
 from foretrace.torch_api.patches import (
     DIVISIONS as DIVISIONS,

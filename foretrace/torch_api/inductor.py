@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final
@@ -63,6 +63,12 @@ def doubles_in_cpp() -> Iterator[None]:
 def _double(kind: str) -> str:
     """The type of one number, with its name or without."""
     return re.sub(r"^const float(?= |$)", "const double", kind)
+
+
+def boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Mark a function that takes its inputs in a list, as Inductor's do (`_boxed_call`, 2.13)."""
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
 
 
 class Number(torch.SymFloat):
@@ -128,7 +134,7 @@ class Inductor:
         """Inductor's passes ask which `val`s share memory, so they are computed by running it."""
         self._fx.view_to_reshape(module)  # what is saved may be laid out as Inductor likes it
         mode = self._fx.fake_tensor_prop(module, inputs, True)
-        tag = f"{self._config.cache_key_tag} foretrace, doubles"  # a key has nothing of these in it
+        tag = f"{self._config.cache_key_tag} foretrace 2"  # a key has none of ours in it
         known = all(node.target is not SIZE_UNKNOWN for node in module.graph.nodes)
         with (
             self._fx.V.set_fake_mode(mode),
