@@ -68,6 +68,8 @@ def with_scaled_operands(module: fx.GraphModule) -> fx.GraphModule:
         if not isinstance(alpha, fx.Node):
             continue
         one, other = node.args
+        if not isinstance(other, fx.Node):  # a number, which Inductor refuses with such an alpha
+            continue
         kind = node.meta["val"].dtype
         with graph.inserting_before(node):
             if other.meta["val"].dtype != kind:

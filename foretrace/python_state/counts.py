@@ -100,6 +100,7 @@ def numbers_in(contents: Iterable[Contents]) -> Iterator[tuple[Change, int]]:
 
 
 FEW: Final = 64
+"""Leaves of a container, up to which the numbers among them are inputs"""
 
 
 SCHEDULED: Final = (("initial_lr", "lr"), ("max_momentum", "momentum"), ("max_momentum", "betas"))

@@ -31,7 +31,7 @@ from foretrace.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
 
 
 class _Switched:
-    """A class, as a generator takes three times as long: each `.grad` that is read enters it."""
+    """A class, as a generator takes three times as long."""
 
     def __init__(self, space: dict[str, Any], now: dict[str, Any]) -> None:
         self.space, self.now = space, now
