@@ -1,4 +1,4 @@
-"""What a backward inside a program asks of its leaves; `recording/gradients.py` answers."""
+"""What a backward inside a program asks of its leaves; `recording/leaves.py` answers."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

@@ -31,7 +31,8 @@ from foretrace.python_state.counts import Counts
 from foretrace.python_state.module_state import Borrowed
 from foretrace.python_state.outside import Outside
 from foretrace.recording.filling import Fills
-from foretrace.recording.gradients import Gradients, OfClasses, RunLeaves
+from foretrace.recording.gradients import Gradients, OfClasses
+from foretrace.recording.leaves import RunLeaves
 from foretrace.recording.new_contents import (
     lend_attributes,
     viewed_anew,

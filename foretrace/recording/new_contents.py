@@ -21,7 +21,7 @@ from foretrace.mutation.outs import LEAVE_OUT
 from foretrace.mutation.overlap import place
 from foretrace.python_state.module_state import Borrowed
 from foretrace.python_state.reads import Run
-from foretrace.recording.gradients import RunLeaves
+from foretrace.recording.leaves import RunLeaves
 from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.wrapped import wraps
 from foretrace.trace.recorder import Recorder

@@ -79,7 +79,7 @@ def squares(w: Tensor) -> Tensor:
 MADE = W * 2
 
 refuses(
-    "autograd inside", "recording/gradients.py:of", captures(goes_back_from_a_result, MADE),
+    "autograd inside", "recording/leaves.py:of", captures(goes_back_from_a_result, MADE),
     goes_back_from_a_result, captured(goes_back_from_a_leaf, W), trained(squares, W),
 )  # fmt: skip
 
