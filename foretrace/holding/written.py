@@ -114,7 +114,7 @@ def _let_go(op: Op, old: Collection[Value], freed: Collection[Op]) -> bool:
         return True
     if op.leaf or dispatched(op):
         operator = hasattr(op.target, "overloadpacket")
-        return operator and schema_of(op.target).viewed is not None
+        return operator and bool(schema_of(op.target).viewed)
     return all(_let_go(inner, old, freed) for inner in op.body or ())
 
 

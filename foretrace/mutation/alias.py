@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 from weakref import ref
 
-from foretrace.errors import Refusal
+from foretrace.errors import Frame, Refusal
+from foretrace.frames.sources import asking_line
 from foretrace.ir.op import Op, Origin, Value, ViewStep
 from foretrace.ir.program import Input
 from foretrace.ir.walk import every_op
@@ -30,8 +31,8 @@ class Alias:
     """One tensor among those that share its memory."""
 
     __slots__ = (
-        "based", "children", "distance", "initial", "last", "moved", "parent", "since", "step",
-        "tensor", "value", "version",
+        "based", "children", "distance", "initial", "last", "mixed", "moved", "parent", "since",
+        "step", "tensor", "twins", "value", "version",
     )  # fmt: skip
 
     def __init__(self, tensor: Abstract, parent: "Alias | None", step: ViewStep | None) -> None:
@@ -47,6 +48,10 @@ class Alias:
         """whether what it is a view of outside of the program requires grad, if it is one"""
         self.moved: Alias | None = None
         """the member that its tensor is since `t_()` or its like gave that another shape"""
+        self.mixed = False
+        """of an owner: whether sparse tensors and dense ones share its memory, or may share it"""
+        self.twins: list[Alias] = []
+        """its places in other memory, where it is stored in several"""
         self.distance: Any = 0
         if step is not None and tensor.ft_value is not None:
             self.distance = tensor.ft_value.type.begins - step.base.type.begins
@@ -187,6 +192,46 @@ class Held:
         return self.detached or self.alias.version.count != self.since
 
 
+def cut_off(tensor: Abstract) -> None:
+    """Let a tensor that is written to share memory with none across a sparse one.
+
+    No schema says which operators write to the values that a sparse tensor stores and which give it
+    others, nor which views of one are copies. So what may see the write is of no use any more.
+    """
+    alias = tensor.ft_alias
+    for each in () if alias is None else (alias, *alias.twins):
+        if each.root.mixed:
+            _cut_off(each, asking_line())
+
+
+def _cut_off(alias: Alias, at: Frame | None) -> None:
+    root, top = alias.root, alias
+    while top.parent is not None and not (top.last.type.sparse or top.parent.last.type.sparse):
+        top = top.parent
+    kept = [top, *_dense_below(top)]
+    lost = [each for each in root.members() if all(each is not member for member in kept)]
+    for member in kept:
+        member.children = [child for child in member.children if any(child is k for k in kept)]
+    if top.parent is not None:
+        top.parent.children.remove(top)
+        top.parent = top.step = None
+    top.mixed = False
+    alive = (each.tensor() for each in lost)
+    Stranded(
+        "the program writes to memory that a sparse tensor shares, or may share, with another",
+        ("write to a clone", "or make a new tensor of it: a * 2"),
+        at,
+    ).strand(tensor for tensor in alive if tensor is not None)
+
+
+def _dense_below(alias: Alias) -> Iterator[Alias]:
+    """The dense members below a dense one, on ways that lead over no sparse one."""
+    for child in alias.children if not alias.last.type.sparse else ():
+        if not child.last.type.sparse:
+            yield child
+            yield from _dense_below(child)
+
+
 def written(tensor: Abstract, ops: Sequence[Op], inputs: Iterable[Input]) -> int:
     """What torch's version counter says of memory that the program has made.
 
@@ -216,17 +261,18 @@ class Stranded:
     Args:
         what: why it is refused.
         do: what to do.
+        at: the line that is to blame, if it is not the one that uses it.
     """
 
-    def __init__(self, what: str, do: str) -> None:
-        self.what, self.do = what, do
+    def __init__(self, what: str, do: str | tuple[str, ...], at: Frame | None = None) -> None:
+        self.what, self.do, self.at = what, do, at
 
     @property
     def value(self) -> NoReturn:
         """Asked for when the tensor is used."""
-        raise Refusal(self.what, kind="escaped", do=self.do)
+        raise Refusal(self.what, kind="escaped", do=self.do, at=self.at)
 
-    root = value
+    root = before_moving = value
 
     def strand(self, tensors: Iterable[Abstract]) -> None:
         """Let tensors be of no use."""
@@ -251,10 +297,16 @@ def link(
         op.target, op.args, op.kwargs, parent.value or parent.last, position, grad_mode, followed,
         isinstance(op.result, (tuple, list)), definition=op.definition,
     )  # fmt: skip
-    view.ft_alias = Alias(view, parent, step)
+    alias = Alias(view, parent, step)
     if share is Share.MEMORY:
-        view.ft_alias.count_alone()
-    parent.children.append(view.ft_alias)
+        alias.count_alone()
+    parent.children.append(alias)
+    if op.outs[position].type.sparse or parent.last.type.sparse:
+        parent.root.mixed = True
+    if isinstance(view.ft_alias, Alias):  # indices of what has its place by its values
+        view.ft_alias.twins.append(alias)
+        return
+    view.ft_alias = alias
     if followed and not grad_mode and not parent.up_to_history()[0].based:
         op.outs[position].type = op.outs[position].type.with_grad(False)
         follow(view, requires_grad=False)  # under no_grad a view has it of the base of all

@@ -19,7 +19,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Origin, Tree, Value, Write, values_in
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import Alias, alias_of
+from foretrace.mutation.alias import Alias, alias_of, cut_off
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call, form_of
 from foretrace.mutation.current import current, rewrite
@@ -73,6 +73,8 @@ def functionalize(call: Call) -> Any:
     targets = call.targets
     check_apart(call)
     check_not_held(targets)
+    for target in targets:
+        cut_off(target)
     held = schema.functional.held is not None  # autograd sees no write of another library's
     followed = recorder.grad_mode() and any(v.type.requires_grad for v in call.values)
     followed = followed and not held

@@ -8,7 +8,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Origin, ViewStep
 from foretrace.ir.types import TensorType
-from foretrace.mutation.alias import Alias, Held, alias_of
+from foretrace.mutation.alias import Alias, Held, alias_of, cut_off
 from foretrace.mutation.builder import Builder
 from foretrace.mutation.call import Call
 from foretrace.mutation.current import current, not_tracked, rewrite
@@ -71,6 +71,7 @@ def reshape(call: Call) -> Abstract:
             do="use the other tensor, or copy_ it into this one",
         )  # fmt: skip
     _check_not_put_off(func, args[0].type.lazy)
+    cut_off(tensor)
     parent, grad = alias_of(tensor), recorder.grad_mode()
     if args[0].type.requires_grad:
         if not grad:

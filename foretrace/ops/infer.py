@@ -13,7 +13,7 @@ from foretrace import torch_api
 from foretrace.errors import OUTSIDE, Refusal
 from foretrace.ir.op import Tree
 from foretrace.ir.tree import leaves, map_tree
-from foretrace.ir.types import TensorType
+from foretrace.ir.types import Size, TensorType
 from foretrace.ops.cache import ONE_AT_A_TIME, Cache, Learned, frozen, lasts, symbols_of
 from foretrace.ops.kernel import (
     RAISED,
@@ -30,7 +30,7 @@ from foretrace.ops.meta import MetaKernels
 from foretrace.ops.probe import of_any_number, probe
 from foretrace.ops.quirks import SIZED_BY_NUMBERS
 from foretrace.ops.schemas import schema_of
-from foretrace.ops.sparse import compressed_in, reads_sparse
+from foretrace.ops.sparse import STORED_IN_COO, compressed_in, reads_sparse, stored_in
 from foretrace.symbols.sizes import Symbols
 from foretrace.symbols.viewed import viewed
 from foretrace.tensors.abstract import Types
@@ -138,7 +138,9 @@ class Inference:
         types = list[TensorType]()
         if compressed_in((args, kwargs)):
             types = types_in(self._of_stored(func, args, kwargs, counts))
-        elif torch_api.has_fake_rule(func) or schema_of(func).viewed is not None:
+        elif func in STORED_IN_COO:
+            types = [stored_in(func, args[0], self._stored(counts[0]))]
+        elif torch_api.has_fake_rule(func) or schema_of(func).viewed:
             with suppress(*RAISED):  # of a call that eager takes: a mask of bytes
                 types = types_in(self._once(func, args, kwargs, counts=counts))
         types = types or list(map(self._open, tensors))
@@ -155,9 +157,7 @@ class Inference:
         known = [each for type, each in operands if isinstance(type.sparse, str)]
         if _symbolic((args, kwargs)) or len(known) > 1:
             raise depends_on_data(func)
-        if STORES not in known[0]:
-            known[0][STORES] = self.symbols.size(torch_api.new_size(self.symbols.start()))
-        count = known[0][STORES]
+        count = self._stored(known[0])
 
         def sized(none: TensorType, whole: TensorType) -> TensorType:
             pairs = zip(none.shape, whole.shape, strict=True)
@@ -166,6 +166,13 @@ class Inference:
 
         found = map(types_in, self.of_cpu.both(func, args, kwargs))
         return list(map(sized, *found))
+
+    def _stored(self, known: dict[str, Any]) -> Size:
+        """How many elements a sparse operand stores, of which this is known: one symbol."""
+        if STORES not in known:
+            known[STORES] = self.symbols.size(torch_api.new_size(self.symbols.start()))
+        size: Size = known[STORES]
+        return size
 
     def _open(self, tensor: torch.Tensor) -> TensorType:
         """The type of a result of which nobody says what its sizes depend on: all are open."""

@@ -113,7 +113,7 @@ class CpuKernels:
         Of such, torch's Python kernels for meta tensors do not know what TensorIterator makes.
         """
         types = types_in((call, result))
-        if not any(type.odd for type in types_in(call)) or schema_of(func).viewed is not None:
+        if not any(type.odd for type in types_in(call)) or schema_of(func).viewed:
             return result
         small = all(self.symbols.hint(type.numel) <= MOST_ODD for type in types)
         cpu = all(type.device.type == "cpu" for type in types)

@@ -110,7 +110,7 @@ class Schema:
     """writes to lists of tensors, one after the other, as `_foreach_add_` does"""
     writes_if: str | None
     """the boolean argument without which it does not"""
-    viewed: str | None
+    viewed: tuple[str, ...]
     """the argument whose memory every result shares"""
     share: Share
     """what such a result has of that argument"""
@@ -148,13 +148,14 @@ class Schema:
 
     def view_positions(self, args: Tree, kwargs: dict[str, Tree], count: int) -> tuple[View, ...]:
         """Which of the results share memory with an operand."""
-        if self.viewed is None:
+        if not self.viewed:
             return ()
-        bases = values_in(self.bind(args, kwargs)[self.viewed])
-        if not bases:
-            return ()
-        operand = values_in((args, kwargs)).index(bases[0])
-        return tuple((position, operand, self.share) for position in range(count))
+        named, operands = self.bind(args, kwargs), values_in((args, kwargs))
+        bases = [value for name in self.viewed for value in values_in(named[name])[:1]]
+        return tuple(
+            (position, operands.index(base), self.share)
+            for position in range(count) for base in bases
+        )  # fmt: skip
 
 
 def fill(result: Tree, operands: list[Value], made: list[Value]) -> Tree:

@@ -72,11 +72,11 @@ HIDDEN_WRITES = Quirk(
     NATIVE + "Normalization.cpp", SEEN, "ops/schemas.py",
 )  # fmt: skip
 HIDDEN_VIEWS = Quirk(
-    "gives a result in the memory of this operand; neither schema nor autograd says so",
+    "gives a result in the memory of these operands; neither schema nor autograd says so",
     _each(
-        "self", "_unsafe_view", "unsafe_split.Tensor", "unsafe_split_with_sizes", "lift",
-    ),
-    NATIVE + "TensorShape.cpp", SEEN, "ops/schemas.py",
+        ("self",), "_unsafe_view", "unsafe_split.Tensor", "unsafe_split_with_sizes", "lift",
+    ) | _each(("values", "indices"), "_sparse_coo_tensor_with_dims_and_tensors"),
+    NATIVE + "TensorShape.cpp, sparse/SparseTensor.cpp", SEEN, "ops/schemas.py",
 )  # fmt: skip
 NO_VIEWS = Quirk(
     "a view to the schema and none to autograd: it shares the version counter, and no history",

@@ -25,7 +25,7 @@ OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
 HOLDS_PROGRAMS = Schema(
-    arguments=(), writes=(), writes_lists=False, writes_if=None, viewed=None, share=Share.VIEW,
+    arguments=(), writes=(), writes_lists=False, writes_if=None, viewed=(), share=Share.VIEW,
     random=False, draws_over=False, reshapes_in_place=False, returns_tensors=True,
     returns_something=True, returns_written=False, multiple=True, outs=(), keeps_shape=False,
     functional=None,
@@ -70,8 +70,8 @@ def schema_of(func: Any) -> Schema:
     )
 
 
-def _viewed(schema: Any) -> str | None:
-    """The argument that a view operator looks at."""
+def _viewed(schema: Any) -> tuple[str, ...]:
+    """The argument that a view operator looks at, if it is one."""
     shared = {
         name for r in schema.returns if r.alias_info and not r.alias_info.is_write
         for name in (*r.alias_info.before_set, *r.alias_info.after_set)
@@ -79,8 +79,8 @@ def _viewed(schema: Any) -> str | None:
     for argument in schema.arguments:
         info = argument.alias_info
         if info and not info.is_write and shared & {*info.before_set, *info.after_set}:
-            return str(argument.name)
-    return None
+            return (str(argument.name),)
+    return ()
 
 
 def _functional(func: Any, schema: Any) -> Functional | None:

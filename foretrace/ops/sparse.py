@@ -2,10 +2,17 @@
 
 from typing import Any
 
+import torch
+
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.op import Tree
-from foretrace.ir.types import TensorType
+from foretrace.ir.types import Size, TensorType
+
+aten = torch.ops.aten
+PLACES = frozenset({aten._indices.default, aten.indices.default})
+STORED_IN_COO = PLACES | {aten._values.default, aten.values.default}
+"""Views of what a tensor in COO layout stores"""
 
 
 def reads_sparse(tree: Tree) -> bool:
@@ -17,6 +24,14 @@ def compressed_in(tree: Tree) -> bool:
     """Whether one is in a compressed layout."""
     leaves = torch_api.tree_leaves(tree)
     return any(isinstance(t, TensorType) and isinstance(t.sparse, str) for t in leaves)
+
+
+def stored_in(func: Any, type: TensorType, count: Size) -> TensorType:
+    """The type of what one in COO layout stores: of `count` elements, the places or the values."""
+    dims = int(type.sparse)
+    if func in PLACES:
+        return TensorType((dims, count), (), torch.int64, type.device).contiguous()
+    return TensorType((count, *type.shape[dims:]), (), type.dtype, type.device).contiguous()
 
 
 def no_derivative(func: Any) -> Refusal:

@@ -42,7 +42,7 @@ def repeatable(op: Op, symbols: Symbols) -> bool:
         return False
     if not isinstance(op.target, torch_api.OpOverload) or op.target.namespace != "aten":
         return False
-    if schema_of(op.target).writes or schema_of(op.target).viewed is not None:
+    if schema_of(op.target).writes or schema_of(op.target).viewed:
         return False
     state = STATE_BYTES.get(_device(op) or "")
     if state is None or op.kwargs.get("generator") is not None:

@@ -175,7 +175,7 @@ class Sides:
                 "what it calls is not an operator of torch", view=False, cheap=False, reduces=False
             )
         schema = schema_of(target)
-        view = schema.viewed is not None
+        view = bool(schema.viewed)
         once = ""
         if target.namespace not in OWN:
             once = "what another library's operator does a second time is not known"

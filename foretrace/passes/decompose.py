@@ -238,7 +238,7 @@ class _Decomposition:
         """A result as a value of its own, where the decomposition handed on what there was."""
         if made not in taken:
             return made
-        views = schema_of(op.target).viewed is not None
+        views = schema_of(op.target).viewed
         with self.plain.inner_scope() as more:
             made = self.plain.call(
                 aten.alias.default if views else aten.clone.default, (made,)

@@ -44,7 +44,7 @@ class Raising:
 
         But `as_strided` may see more than there is.
         """
-        part = schema_of(op.target).viewed is not None and op.target is not AS_STRIDED
+        part = schema_of(op.target).viewed and op.target is not AS_STRIDED
         if not op.operands or part:
             return False
         args, kwargs = (map_values(tree, lambda v: v.type) for tree in (op.args, op.kwargs))

@@ -29,6 +29,8 @@ TENSOR: Any = torch.Tensor
 FLAG: Any = TENSOR.requires_grad.__get__
 OFFSET: Any = torch.Tensor.storage_offset
 """As torch has it, of an abstract tensor too: it is not the program that asks"""
+NNZ: Any = torch.Tensor._nnz
+NEW: Any = torch.Tensor.new
 STRIDE: Any = torch.Tensor.stride
 IS_CONTIGUOUS: Any = torch.Tensor.is_contiguous
 INDEXING = Indexing()
@@ -251,6 +253,19 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     def is_sparse_csr(self) -> bool:  # type: ignore[override]
         """As of what this stands for."""
         return self.layout is torch.sparse_csr
+
+    def new(self, *args: Any, **kwargs: Any) -> Any:
+        """As `Tensor.new`, of a sparse one."""
+        if not self.is_sparse:
+            return NEW(self, *args, **kwargs)
+        parts = args and isinstance(args[0], (torch.Tensor, torch.Size))
+        return torch.sparse_coo_tensor(
+            *(args if parts else [args or (0,)]), dtype=self.dtype, **kwargs
+        )
+
+    def _nnz(self) -> Any:
+        """As `Tensor._nnz`, in COO layout a size: C++ would ask for its number."""
+        return self._values().shape[0] if self.is_sparse else NNZ(self)
 
     def register_hook(self, hook: Any) -> Any:
         """As `Tensor.register_hook`: an op that notes it."""

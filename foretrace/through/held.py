@@ -185,4 +185,4 @@ def own(
 def _makes(ops: Sequence[Op], value: Value) -> bool:
     """Whether an op below makes the value, in memory of its own."""
     makers = [op for op in in_bodies(ops) if op.leaf and value in op.outs]
-    return any(schema_of(op.target).viewed is None for op in makers)
+    return any(not schema_of(op.target).viewed for op in makers)

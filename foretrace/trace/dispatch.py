@@ -255,7 +255,7 @@ def _of_wrapper(
     outcome = _definition_meaning(params, ops, result, stand_ins, places, DISPATCHED)
     if outcome is None or outcome.definition is None:
         raise unshared("uses a tensor from outside, or gives one tensor twice")
-    outs, views = outcome.definition.outs, schema_of(func).viewed is not None
+    outs, views = outcome.definition.outs, schema_of(func).viewed
     by_value = {leaf.ft_value: leaf for leaf in leaves(result) if isinstance(leaf, Abstract)}
     share = schema_of(func).share if views else Share.MEMORY
     outcome.views = tuple(
@@ -375,11 +375,10 @@ class Fold:
         )
 
     def _open(self, call: Call) -> bool:
-        dense = not any(isinstance(v.type.sparse, int) and v.type.sparse for v in call.values)
         floats = call.recorder.types.symbols.floats.among((call.args, call.kwargs))
         made = bool(floats) and not call.values  # `arange(v)`
-        sized = torch_api.sized_by_data(call.func) or call.schema.viewed is not None
-        return dense and (sized or made)
+        sized = torch_api.sized_by_data(call.func) or bool(call.schema.viewed)
+        return sized or made
 
     def _of_example(self, call: Call) -> Any:
         try:
@@ -464,9 +463,9 @@ def _definition_meaning(
     if len(set(outs)) < len(outs):
         return None
     views = tuple(
-        (outs.index(leaf.ft_value), places[i], alias.share)
-        for leaf in handed if leaf.ft_value in made and (alias := leaf.ft_alias) is not None
-        for i, stand_in in enumerate(stand_ins) if alias.root is stand_in.ft_alias
+        (outs.index(leaf.ft_value), places[i], leaf.ft_alias.share)
+        for leaf in handed if leaf.ft_value in made and leaf.ft_alias is not None
+        for i in _shared(leaf, stand_ins)
     )  # fmt: skip
 
     def describe(leaf: Any) -> Any:
@@ -481,3 +480,11 @@ def _definition_meaning(
     if not used <= made.union(params):  # a constant made inside is an input of this capture
         return None
     return Outcome(map_tree(result, describe), body, choice, views)
+
+
+def _shared(made: Abstract, stand_ins: list[Abstract]) -> list[int]:
+    """Whose memory it shares: the one in which it has its place, then what else it is stored in."""
+    owners = [(i, each.ft_alias) for i, each in enumerate(stand_ins) if each.ft_alias is not None]
+    own = [i for i, owner in owners if made.ft_alias.root is owner]
+    mixed = [(i, owner) for i, owner in owners if owner.mixed and i not in own]
+    return own + [i for i, owner in mixed if any(m.tensor() is made for m in owner.members())]

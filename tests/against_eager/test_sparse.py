@@ -90,17 +90,6 @@ def test_no_gradient_through_it_is_asked(fn: Callable[..., Tensor]) -> None:
     assert torch.equal(gradient["w"], torch.autograd.grad(program(w), w)[0])
 
 
-@pytest.mark.parametrize("read", ["_values", "_indices", "coalesce_values", "_nnz"])
-def test_how_much_is_stored_depends_on_data(read: str) -> None:
-    def program(x: Tensor) -> object:
-        sparse = x.to_sparse()
-        return sparse.coalesce().values() if read == "coalesce_values" else getattr(sparse, read)()
-
-    with pytest.raises(foretrace.Refusal) as refused:
-        foretrace.capture(program, (torch.eye(3),))
-    assert refused.value.kind == "data-dependent"
-
-
 def test_sparse_gradients_are_as_in_eager() -> None:
     w = operands(grad=True)[0]
     for fn in (

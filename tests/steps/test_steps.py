@@ -16,7 +16,10 @@ from tests.support.steps import Loop, same_cut, same_steps
 from tests.support.turns import one_in
 
 # foretrace warns so at the eighth; a step that may have as many says it
-pytestmark = pytest.mark.filterwarnings("ignore:.* was captured again 8 times")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* was captured again 8 times"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
+]
 
 WRONG = "differs from eager"
 NO_REFUSALS = (WRONG, "malformed")

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.optim import SGD, Adam, AdamW, SparseAdam
+from torch.optim import SGD, Adam, AdamW
 
-from tests.steps.registry import D, K, Loop, drawn, labelled, mlp, step, targets
+from tests.steps.registry import D, K, Loop, labelled, mlp, step, targets
 
 # ------------------------------------------------------------------------------------ flat buffers
 
@@ -468,27 +468,6 @@ def a_coin_of_pythons() -> Loop:
         return loss.detach()
 
     return Loop(train, labelled, model=model, optimizer=optimizer)
-
-
-@step(breaks=("data-dependent",))
-def sparse_gradients_of_an_embedding() -> Loop:
-    embed, out = nn.Embedding(12, 4, sparse=True), nn.Linear(4, K)
-    sparse, dense = SparseAdam(embed.parameters(), lr=0.01), SGD(out.parameters(), lr=0.1)
-
-    def train(rows: Tensor, y: Tensor) -> Tensor:
-        loss = F.cross_entropy(out(embed(rows)), y)
-        for optimizer in (sparse, dense):
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in (sparse, dense):
-            optimizer.step()
-        return loss.detach()
-
-    def batch(index: int) -> tuple[Tensor, Tensor]:
-        g = drawn(index)
-        return torch.randint(12, (6,), generator=g), torch.randint(K, (6,), generator=g)
-
-    return Loop(train, batch, embed=embed, out=out, sparse=sparse, dense=dense)
 
 
 @step(breaks=("side effect",))

@@ -64,6 +64,8 @@ def _describe(tensor: Tensor, *, strides: bool) -> dict[str, object]:
     }
     if strides and tensor.layout == torch.strided:
         facts["stride"] = tuple(tensor.stride())
+    if tensor.layout is torch.sparse_coo:
+        facts["coalesced"] = tensor.is_coalesced()
     return facts
 
 
@@ -79,7 +81,7 @@ def _value_difference(left: Tensor, right: Tensor) -> str:
 ROWS, COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
 STORED = {
     torch.sparse_csr: ROWS, torch.sparse_bsr: ROWS, torch.sparse_csc: COLUMNS,
-    torch.sparse_bsc: COLUMNS,
+    torch.sparse_bsc: COLUMNS, torch.sparse_coo: ("_indices", "_values"),
 }  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def _copy(item: Tensor) -> Tensor:
     """With its strides."""
     plain = item.detach()
     if plain.layout is not torch.strided:
-        return plain.to_dense()
+        return plain.clone()
     copied = torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype)
     return copied.copy_(plain)
 
