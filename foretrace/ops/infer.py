@@ -30,7 +30,7 @@ from foretrace.ops.meta import MetaKernels
 from foretrace.ops.probe import of_any_number, probe
 from foretrace.ops.quirks import SIZED_BY_NUMBERS
 from foretrace.ops.schemas import schema_of
-from foretrace.ops.sparse import STORED_IN_COO, compressed_in, reads_sparse, stored_in
+from foretrace.ops.sparse import STORED_IN_COO, compressed_in, reads_sparse, stored_type
 from foretrace.symbols.sizes import Symbols
 from foretrace.symbols.viewed import viewed
 from foretrace.tensors.abstract import Types
@@ -139,7 +139,7 @@ class Inference:
         if compressed_in((args, kwargs)):
             types = types_in(self._of_stored(func, args, kwargs, counts))
         elif func in STORED_IN_COO:
-            types = [stored_in(func, args[0], self._stored(counts[0]))]
+            types = [stored_type(func, args[0], self._stored(counts[0]))]
         elif torch_api.has_fake_rule(func) or schema_of(func).viewed:
             with suppress(*RAISED):  # of a call that eager takes: a mask of bytes
                 types = types_in(self._once(func, args, kwargs, counts=counts))

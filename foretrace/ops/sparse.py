@@ -26,7 +26,7 @@ def compressed_in(tree: Tree) -> bool:
     return any(isinstance(t, TensorType) and isinstance(t.sparse, str) for t in leaves)
 
 
-def stored_in(func: Any, type: TensorType, count: Size) -> TensorType:
+def stored_type(func: Any, type: TensorType, count: Size) -> TensorType:
     """The type of what one in COO layout stores: of `count` elements, the places or the values."""
     dims = int(type.sparse)
     if func in PLACES:

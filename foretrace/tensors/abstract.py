@@ -29,7 +29,6 @@ TENSOR: Any = torch.Tensor
 FLAG: Any = TENSOR.requires_grad.__get__
 OFFSET: Any = torch.Tensor.storage_offset
 """As torch has it, of an abstract tensor too: it is not the program that asks"""
-NNZ: Any = torch.Tensor._nnz
 NEW: Any = torch.Tensor.new
 STRIDE: Any = torch.Tensor.stride
 IS_CONTIGUOUS: Any = torch.Tensor.is_contiguous
@@ -265,7 +264,7 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
 
     def _nnz(self) -> Any:
         """As `Tensor._nnz`, in COO layout a size: C++ would ask for its number."""
-        return self._values().shape[0] if self.is_sparse else NNZ(self)
+        return self._values().shape[0] if self.is_sparse else torch_api.stored_count(self)
 
     def register_hook(self, hook: Any) -> Any:
         """As `Tensor.register_hook`: an op that notes it."""

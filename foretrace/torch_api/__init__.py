@@ -283,6 +283,7 @@ from foretrace.torch_api.tensors import (
     set_attribute as set_attribute,
     set_hooks as set_hooks,
     set_transient as set_transient,
+    stored_count as stored_count,
     stored_in as stored_in,
     submodule_table as submodule_table,
     suggested_strides as suggested_strides,

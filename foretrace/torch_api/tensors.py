@@ -30,6 +30,9 @@ contiguous_strides: Callable[..., tuple[Any, ...]] = make_contiguous_strides_for
 
 iterated_strides: Callable[..., tuple[Any, ...]] = compute_elementwise_output_strides
 
+# How many elements a tensor in a compressed layout stores; torch has no other name for it.
+stored_count: Callable[[torch.Tensor], int] = torch.Tensor._nnz
+
 # A tensor with sizes, dtype and a device label, and no memory.
 make_wrapper: Callable[..., torch.Tensor] = torch.Tensor._make_wrapper_subclass
 
