@@ -162,7 +162,7 @@ class Steps:
             return True
         base, power = args
         if type(base) in (int, float):
-            return base > 0
+            return base > 0 or (base == 0 and bool(power >= 0))
         if type(power) in (int, float) and float(power).is_integer():
             return True
         return bool(base >= 0)

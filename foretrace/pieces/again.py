@@ -19,6 +19,10 @@ UNUSED: Mapping[Of, int] = MappingProxyType({"held": 2, "value": 2, "answer": 4,
 """Captures that answered no call but their own, after which there is not one more, by what the
 guard is about that failed"""
 
+RESTS, LONGER = 64, 4
+"""Calls that run as Python before captures are tried again, and how many times as many each time:
+a program may change for a while alone (a warm-up, the first calls of an average)"""
+
 AGAIN = "captured again"
 """Of calls for which there is not one more"""
 Key = tuple[Any, ...]
@@ -30,7 +34,13 @@ class Again:
 
     def __init__(self) -> None:
         self.made_for: dict[Entry, Key] = {}
-        self._given_up = 0
+        self._given_up, self._rests = 0, RESTS
+
+    def rest(self) -> int:
+        """For how many calls there are no more captures, as those so far were for nothing."""
+        self._rests, rests = self._rests * LONGER, self._rests
+        self.made_for = {}
+        return rests
 
     def note(self, entry: Entry, key: Key, known: Collection[Entry]) -> None:
         """One more, for a call that is like `key`; `known` are those that are kept."""

@@ -130,6 +130,8 @@ class Partial(Compiled):
         self._looked, self._worth = False, Again()
         self._raised = self._waits = 0
         """how often it raised when it was captured, and for how many calls it is not, therefore"""
+        self._rests = 0
+        """for how many calls more it is not captured again; 0: it does not come back from Python"""
         self._put: tuple[int, Put] = (-1, [])
 
     @property
@@ -148,7 +150,7 @@ class Partial(Compiled):
         if refused:
             version, put = self._put
             known = version == self.pieces.version and self._looked
-            if known and (None in refused or self._key(args, kwargs) in refused):
+            if known and self._runs_as_python(args, kwargs):
                 return run(self, put, self.plain, args, kwargs)  # few frames: some are told of all
             return self.call(args, kwargs)
         result = self.first(args, kwargs)
@@ -156,7 +158,7 @@ class Partial(Compiled):
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same, with the arguments as they are kept."""
-        if self.refusals and (None in self.refusals or self._key(args, kwargs) in self.refusals):
+        if self._runs_as_python(args, kwargs):
             return self.as_python(args, kwargs)
         result = self.first(args, kwargs)
         return self._other(args, kwargs) if result is MISS else result
@@ -209,8 +211,7 @@ class Partial(Compiled):
         version, put = self._put
         if version != self.pieces.version or not self._looked:
             return MISS
-        refused = self.refusals
-        if None not in refused and self._key(args, kwargs) not in refused:
+        if not self._runs_as_python(args, kwargs):
             return MISS
         return run(self, put, self.plain, args, kwargs)
 
@@ -307,8 +308,28 @@ class Partial(Compiled):
         with self._lock:
             if refusal not in self.refusals.values():
                 self._tries += 1
+                if refusal.kind == AGAIN:
+                    self._rests = self._worth.rest()
                 self.refusals[key if self._tries < TRIES else None] = refusal
                 self.pieces.note(self, refusal)
+
+    def _runs_as_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether calls like this one do."""
+        refused = self.refusals
+        if not refused or not (None in refused or self._key(args, kwargs) in refused):
+            return False
+        if not self._rests:
+            return True
+        self._rests -= 1
+        return self._rests > 0 or not self._came_back()
+
+    def _came_back(self) -> bool:
+        """Try captures again where those before were for nothing; gives whether all are tried."""
+        with self._lock:
+            left = {key: each for key, each in self.refusals.items() if each.kind != AGAIN}
+            self._tries -= len(self.refusals) - len(left)
+            self.refusals = left
+        return not left
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
         """What a call is like: others are tried again."""

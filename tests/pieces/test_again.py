@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import foretrace
 from foretrace import torch_api
 from foretrace.guards.entry import MISS
-from foretrace.pieces.again import UNUSED
+from foretrace.pieces.again import LONGER, RESTS, UNUSED
 from foretrace.pieces.share import share
 from tests.pieces.programs import Body
 from tests.support.bits import differences
@@ -102,6 +102,34 @@ def test_captures_that_answer_nothing_else(case: str, tried: list[Any]) -> None:
     assert tried.count(ours) == most
     assert compiled.breaks[0].refusal.kind == "captured again"
     assert vars(ours).get("seen") == vars(eager).get("seen")
+
+
+class Settles(nn.Module):
+    """Is another program at each call, for some calls."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.body, self.calls, self.seen = Body().eval(), calls, list[Tensor]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(self.seen) < self.calls:
+            self.seen.append(x)
+        return self.body(x) + sum(self.seen)
+
+
+@pytest.mark.parametrize(("calls", "tries"), [(5, 1), (RESTS + 9, 2)])
+def test_it_comes_back_from_python(calls: int, tries: int) -> None:
+    """Each time it rests for longer; what it is from then on is captured once."""
+    ours, eager = Settles(calls), Settles(calls)
+    eager.load_state_dict(ours.state_dict())
+    compiled = foretrace.compile(ours)
+    rests = sum(RESTS * LONGER**n for n in range(tries))
+    for step in range(UNUSED["held"] * tries + rests + 9):
+        same(compiled(rows()), eager(rows()))
+        if step == UNUSED["held"] + 1:
+            assert compiled.breaks
+    assert not compiled.breaks
+    assert len(compiled.recaptures) == UNUSED["held"] * tries
 
 
 def test_captures_that_are_used_again(tried: list[Any]) -> None:

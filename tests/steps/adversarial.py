@@ -117,6 +117,29 @@ def wasserstein_with_a_gradient_penalty() -> Loop:
 
 
 @step()
+def a_hinge_of_bounded_layers_without_momentum() -> Loop:
+    """As SNGAN does it: `0.0 ** step` corrects the bias of Adam's first moment."""
+    makes, bounded = pair()[0], torch.nn.utils.parametrizations.spectral_norm
+    judges = nn.Sequential(bounded(nn.Linear(D, 8)), nn.LeakyReLU(0.2), bounded(nn.Linear(8, 1)))
+    of_makes = Adam(makes.parameters(), lr=0.01, betas=(0.0, 0.9))
+    of_judges = Adam(judges.parameters(), lr=0.01, betas=(0.0, 0.9))
+
+    def train(real: Tensor) -> tuple[float, float]:
+        fake = makes(torch.randn(len(real), 4)).detach()
+        hinge = F.relu(1 - judges(real)).mean() + F.relu(1 + judges(fake)).mean()
+        of_judges.zero_grad()
+        hinge.backward()
+        of_judges.step()
+        fooled = -judges(makes(torch.randn(len(real), 4))).mean()
+        of_makes.zero_grad()
+        fooled.backward()
+        of_makes.step()
+        return hinge.item(), fooled.item()
+
+    return Loop(train, features, makes=makes, judges=judges, of_makes=of_makes, of_judges=of_judges)
+
+
+@step()
 def the_penalty_of_real_examples() -> Loop:
     """R1: the slope at the data, squared."""
     _, judges = pair()
