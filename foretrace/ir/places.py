@@ -4,7 +4,8 @@ import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
@@ -111,14 +112,24 @@ class Contents(Place):
         (kind.extend if kind is deque else kind.update)(self.holder, item)
 
 
+WAYS: Final[Mapping[type, Mapping[str, Callable[[Any, Any], Any]]]] = MappingProxyType({
+    list: {"append": list.append, "extend": list.extend},
+    deque: {
+        "append": deque.append, "appendleft": deque.appendleft,
+        "extend": deque.extend, "extendleft": deque.extendleft,
+    },
+})  # fmt: skip
+"""Methods of Python's own containers that tell nothing of what there is, whatever that is"""
+
+
 class Filling(Place):
     """What a program puts into a container that it does not read; each call puts its own there.
 
-    `ways`: the methods of Python's own type by which it does, in order. What it is bound to are
-    the arguments of these, one for each.
+    `ways`: the names of the methods of Python's own type by which it does, in order. What it is
+    bound to are the arguments of these, one for each.
     """
 
-    def __init__(self, name: str, holder: Any, ways: Sequence[Callable[[Any, Any], Any]]) -> None:
+    def __init__(self, name: str, holder: Any, ways: Sequence[str]) -> None:
         super().__init__(name, holder, MISSING)
         self.key, self.ways = CONTENTS, ways
 
@@ -129,8 +140,9 @@ class Filling(Place):
 
     def bind(self, item: Any) -> None:
         """Put these items there, behind what there is."""
+        ways = WAYS[type(self.holder)]
         for way, each in zip(self.ways, item, strict=True):
-            way(self.holder, each)
+            ways[way](self.holder, each)
 
 
 CONTENTS = "its content"

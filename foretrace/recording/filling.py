@@ -5,18 +5,16 @@ other than it was, something else stands for it in one more run, which knows how
 notes whatever else is asked of it. If nothing is, what the container holds is no guard.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Final, NoReturn, Self
 from weakref import ref
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.members import own_kind
-from foretrace.ir.places import Change, Contents, Filling, Place, content_of
+from foretrace.ir.places import WAYS, Change, Contents, Filling, Place, content_of
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import Held
 from foretrace.ir.structure import apart_from, take_apart
@@ -27,15 +25,6 @@ from foretrace.python_state.leaks import collected
 from foretrace.python_state.outside import Outside
 from foretrace.python_state.states import all_given
 
-Way = Callable[[Any, Any], Any]
-WAYS: Final[Mapping[type, Mapping[str, Way]]] = MappingProxyType({
-    list: {"append": list.append, "extend": list.extend},
-    deque: {
-        "append": deque.append, "appendleft": deque.appendleft,
-        "extend": deque.extend, "extendleft": deque.extendleft,
-    },
-})  # fmt: skip
-"""Methods of Python's own containers that tell nothing of what there is, whatever that is"""
 MANY: Final = frozenset({"extend", "extendleft"})
 """Those that take the items of something"""
 OWN: Final = frozenset({
@@ -182,7 +171,7 @@ class Fills:
         others = {id(each.place.holder) for each in changed}
         for key, stand_in in self._lent.items():
             name, holder, _ = self._guessed[key]
-            ways = [WAYS[stand_in.kind][way] for way, _ in stand_in.puts]
+            ways = [way for way, _ in stand_in.puts]
             items = [item for _, item in stand_in.puts]
             change = Change(Filling(name, holder, ways), items, rebound=True)
             if stand_in.read or key in others or not _made_anew(change, known):

@@ -103,7 +103,7 @@ def counting(
         Refusal: as for a run.
     """
     done: Captured | None = None
-    attempt, together, known = Attempt(Refusal), False, _Known(counts)
+    attempt, together, known = Attempt(Refusal), False, _Known(counts, guesses)
     while True:
         run = make()
         run.together = together
@@ -121,7 +121,7 @@ def counting(
         if attempt.error is not None:  # with the numbers open it has no graph
             counts.close_all()
             return done
-        more = known.note(run, done.recorded, guesses=guesses)
+        more = known.note(run, done.recorded)
         if not (more or run.close_fixed()):
             return done
 
@@ -129,8 +129,8 @@ def counting(
 class _Known:
     """What the runs of a program have shown of its Python state, and what is guessed of it."""
 
-    def __init__(self, counts: Counts) -> None:
-        self.counts, self.fills = counts, Fills()
+    def __init__(self, counts: Counts, guesses: bool) -> None:
+        self.counts, self.fills, self.guesses = counts, Fills(), guesses
         self.bound = dict[Any, Change]()
         """places of tensors that the code may bind anew on another way"""
         self.binds = True
@@ -144,26 +144,28 @@ class _Known:
     def drop(self, run: Capture, *, failed: bool) -> bool:
         """Close what is guessed, if it may be what a run fails by; whether there was any."""
         if (failed or tells_apart(run)) and (read := self.fills.drop()):
-            # what a program fills and reads holds other numbers each time
-            self.counts.guess(numbers_in(read))
+            if self.guesses:  # what a program fills and reads holds other numbers each time
+                self.counts.guess(numbers_in(read))
             return True
         if failed and self.bound:
             self.bound, self.binds = {}, False
             return True
         return (failed or asks_types(run)) and self.counts.drop_guesses()
 
-    def note(self, run: Capture, recorded: Recorded, *, guesses: bool) -> bool:
+    def note(self, run: Capture, recorded: Recorded) -> bool:
         """Whether a run has shown more than was known, or there is more to guess."""
         requires, outside = recorded.requires, run.outside
         more = self.counts.note(requires.counted)
-        if not guesses or outside is None:
+        if outside is None or self.counts.never:
+            return more
+        if not tells_apart(run):
+            more |= self.fills.guess(recorded)
+        if not self.guesses:
             return more
         if not asks_types(run):
             more |= self.counts.guess(
                 may_be_counted(requires.held, outside.counts | outside.stores)
             )
-        if not tells_apart(run):
-            more |= self.fills.guess(recorded)
         found = may_be_bound(requires, outside.stores) if self.binds else ()
         new = {(id(c.place.holder), c.place.key): c for c in found}
         more |= not new.keys() <= self.bound.keys()

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from foretrace.ir.members import attributes_of
-from foretrace.ir.places import Contents, Place
+from foretrace.ir.places import Contents, Filling, Place
 from foretrace.ir.program import Recorded
 from foretrace.ir.requirements import Held, HeldLength, HeldNames
 from foretrace.resumed.objects import Named, class_of
@@ -99,7 +99,7 @@ class Holders:
     def spot(self, place: Place) -> Spot:
         """Where a place is in the file; of the content of a container, without a key."""
         holder = place.holder
-        if isinstance(place, Contents):
+        if isinstance(place, (Contents, Filling)):
             return self._container(holder, place.name), None
         named = type(place) is Place or isinstance(holder, Named) or self._is_object(holder)
         if named and id(holder) not in self._whole:

@@ -12,9 +12,11 @@ from foretrace.ir.members import MISSING
 from foretrace.ir.places import (
     CONTENTS,
     OPEN,
+    WAYS,
     Change,
     Contents,
     Entry,
+    Filling,
     Kept,
     OnArguments,
     Place,
@@ -27,7 +29,7 @@ from foretrace.ir.requirements import Held, HeldLength, HeldNames
 from foretrace.ir.structure import LEAF, Structure
 from foretrace.resumed.holders import KINDS
 from foretrace.resumed.objects import LoadedObject, LoadedOptimizer, Named, Places, Trained
-from foretrace.resumed.telling import BUILT, CONTENT, HOLDER, ITEM, ON_THE_CALL
+from foretrace.resumed.telling import BUILT, CONTENT, FILLING, HOLDER, ITEM, ON_THE_CALL
 
 OF_READ = frozenset({None, int, float})
 """Types of numbers that are read"""
@@ -188,6 +190,10 @@ class Restoring:
         if kind == CONTENT:
             self.places.open.add((id(holder), CONTENTS))
             return Contents(name, holder, content_of(holder))
+        if kind == FILLING:
+            self.places.open.add((id(holder), CONTENTS))
+            need(set(key) <= set(WAYS.get(type(holder), ())), "a way to fill")
+            return Filling(name, holder, key)
         need(isinstance(holder, dict), "a place of a dict")
         self.places.open.add((id(holder), key))
         return Entry(name, holder, key, holder.get(key, MISSING))

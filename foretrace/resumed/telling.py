@@ -17,6 +17,7 @@ from foretrace.ir.places import (
     OPEN,
     Change,
     Contents,
+    Filling,
     OnArguments,
     OnGradient,
     OnInput,
@@ -39,7 +40,7 @@ ON_THE_CALL: Mapping[type[Place], str] = MappingProxyType(
 )
 """Places that each call has of its own"""
 ITEM, BUILT, HOLDER = "item", "built", "holder"
-ENTRY, CONTENT = "entry", "content"
+ENTRY, CONTENT, FILLING = "entry", "content", "filling"
 
 
 class Told:
@@ -100,6 +101,8 @@ class Told:
         if kind is not None:
             return kind, str(place.name), getattr(place, "index", 0), None
         number, key = self.holders.spot(place)
+        if isinstance(place, Filling):
+            return FILLING, str(place.name), number, tuple(place.ways)
         return CONTENT if isinstance(place, Contents) else ENTRY, str(place.name), number, key
 
     def _reading(self, read: StateRead) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ import json
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import foretrace
-from tests.support.steps import BATCHES, Loop, same_steps
+from tests.support.step_files import Trained
+from tests.support.steps import BATCHES, Loop, same_cut, same_steps
+from tests.support.turns import one_in
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was captured again 8 times")
 
@@ -203,6 +206,20 @@ FILLED = [
 def test_what_is_only_filled_is_no_guard(row: Any, made: Any) -> None:
     ran = same_steps(built(row, made), fullgraph=True)
     assert ran.captures == 1, [each.reason for each in ran.compiled.recaptures]
+
+
+@pytest.mark.parametrize(("row", "made"), one_in(4, FILLED))
+def test_a_cut_answers_other_calls(row: Any, made: Any) -> None:
+    same_cut(built(row, made), batches=3)
+
+
+@pytest.mark.parametrize(("row", "made"), one_in(4, FILLED))
+def test_a_file_fills_its_own(row: Any, made: Any, tmp_path: Path) -> None:
+    if row is appends_with_a_history:
+        pytest.skip("no file holds a tensor with a history, which the list has before")
+    both = Trained(built(row, made), tmp_path / "step.ft")
+    for _ in range(3):
+        assert not both.batch()
 
 
 def emptied(kept: Kept, index: int) -> None:

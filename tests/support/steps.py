@@ -236,19 +236,22 @@ def _ran(compiled: Any) -> Ran:
     return Ran(compiled, len(compiled._entries), len(compiled._first_calls))
 
 
-def same_cut(build: Build, level: str = "aten", *, before: int = 2) -> None:
-    """One batch by a cut of `foretrace.capture`, beside eager; the capture changes nothing.
+def same_cut(
+    build: Build, level: str = "aten", *, before: int = 2, batches: int = 1
+) -> None:  # fmt: skip
+    """Batches by a cut of `foretrace.capture`, beside eager; the capture changes nothing.
 
     Args:
         build: makes the loop.
         level: which cut.
         before: batches that both sides run eagerly first, as optimizers make their state in them.
+        batches: how many are compared after these.
 
     Raises:
         AssertionError: something differs.
         foretrace.Refusal: the step is refused.
     """
-    expected = in_eager(build, before + 1)[before]
+    every = in_eager(build, before + batches)
     loop = built(build)
     for index in range(before):
         loop.step(*loop.batch(index))
@@ -258,5 +261,6 @@ def same_cut(build: Build, level: str = "aten", *, before: int = 2) -> None:
         warnings.simplefilter("error")
         cut = foretrace.capture(loop.step, given).cut(level)
     _fail_on("capturing", list(differences(was, _look(loop, None), "after it")))
-    found = _look(loop, cut(*given))
-    _fail_on(f"the {level} cut", list(differences(expected, found, "after it")))
+    for index, expected in enumerate(every[before : before + batches]):
+        found = _look(loop, cut(*loop.batch(before + index) if index else given))
+        _fail_on(f"the {level} cut", list(differences(expected, found, f"after batch {index}")))
