@@ -57,27 +57,30 @@ def with_opaque_steps(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def with_scaled_operands(module: fx.GraphModule) -> fx.GraphModule:
-    """The module, which multiplies by an open `alpha` before it subtracts.
+    """The module, which multiplies by `alpha` before it adds or subtracts.
 
-    Torch's own rule for the operator asks whether `alpha` is 1, and does the same (`sub` of
-    torch/_refs/__init__.py): in the type of the result.
+    Inductor makes `addmm` of a sum with a product of matrices, and leaves its `alpha` out (2.13.0,
+    `addmm` of torch/_inductor/fx_passes/post_grad.py). Torch's own rule for a difference asks
+    whether an open `alpha` is 1, and does the same as here (`sub` of torch/_refs/__init__.py).
     """
-    graph, aten = module.graph, torch.ops.aten
-    for node in graph.find_nodes(op="call_function", target=aten.sub.Tensor):
-        alpha = node.kwargs.get("alpha")
-        if not isinstance(alpha, fx.Node):
-            continue
-        one, other = node.args
-        if not isinstance(other, fx.Node):  # a number, which Inductor refuses with such an alpha
-            continue
-        kind = node.meta["val"].dtype
-        with graph.inserting_before(node):
-            if other.meta["val"].dtype != kind:
-                other = graph.call_function(CONVERT, (other, kind))
-            scaled = graph.call_function(aten.mul.Tensor, (other, alpha))
-        node.args, node.kwargs = (one, scaled), {}
+    aten = torch.ops.aten
+    for target in (aten.add.Tensor, aten.sub.Tensor):
+        for node in module.graph.find_nodes(op="call_function", target=target):
+            alpha, (one, other) = node.kwargs.get("alpha", 1), node.args
+            # a number, which Inductor refuses with an open alpha
+            if isinstance(other, fx.Node) and (isinstance(alpha, fx.Node) or alpha != 1):
+                with module.graph.inserting_before(node):
+                    node.args, node.kwargs = (one, _scaled(other, alpha, node.meta["val"])), {}
     module.recompile()
     return module
+
+
+def _scaled(other: fx.Node, alpha: Any, result: torch.Tensor) -> fx.Node:
+    """The operand times `alpha`, in the type of the result."""
+    graph = other.graph
+    if other.meta["val"].dtype != result.dtype:
+        other = graph.call_function(CONVERT, (other, result.dtype))
+    return graph.call_function(torch.ops.aten.mul.Tensor, (other, alpha))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ Inductor reorders sums, so numbers are held against eager's as torch does for wh
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -156,3 +157,19 @@ def test_a_small_tensor_from_outside_is_read_at_each_call() -> None:
     for value in (1.0, 5.0):
         table.fill_(value)
         assert torch.equal(compiled(torch.ones(3)), table)
+
+
+@pytest.mark.parametrize("of", [torch.add, torch.sub])
+@pytest.mark.parametrize("first", [True, False])
+def test_an_alpha_of_what_is_added_to_a_product(
+    of: Callable[..., torch.Tensor], first: bool
+) -> None:
+    """torch.compile leaves it out (2.13.0): a silent wrong result."""
+
+    def program(x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        both = (kept, x.t() @ x) if first else (x.t() @ x, kept)
+        return of(*both, alpha=0.1)
+
+    x, kept = torch.randn(8, 4), torch.randn(4, 4)
+    found = foretrace.compile(program, backend="inductor", fullgraph=True)(x, kept)
+    torch.testing.assert_close(found, program(x, kept))
