@@ -7,7 +7,6 @@ deep. Plain data is kept as a copy, all else as the object that it is.
 
 import functools
 import itertools
-import sys
 import types
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
+from foretrace.frames.whose import origin, origin_in, origin_of_class
 from foretrace.ir.members import (
     MISSING,
     OWN,
@@ -36,7 +36,7 @@ from foretrace.ir.requirements import (
     ModuleState,
     Requirements,
 )
-from foretrace.python_state.outside import Outside, origin, origin_of
+from foretrace.python_state.outside import Outside
 from foretrace.python_state.restoring import Called
 from foretrace.tensors.wrapped import flattened, wraps
 
@@ -300,14 +300,12 @@ def _parts(item: Any) -> tuple[str, ...]:
 
 def _users_function(item: Any) -> bool:
     """Whether it is a function that is none of a library's, which leaves its own as they are."""
-    return isinstance(item, types.FunctionType) and origin(item.__code__) == "user"
+    ours = isinstance(item, types.FunctionType)
+    return ours and origin(item.__code__, item.__globals__) == "user"
 
 
 def _of_a_library(item: Any) -> bool:
     """Whether it is a module or class of torch, Python or ours: its names stay as they are."""
     if isinstance(item, type):
-        item = sys.modules.get(item.__module__)
-    elif not isinstance(item, types.ModuleType):
-        return False
-    file = getattr(item, "__file__", None)
-    return item is not sys.modules["__main__"] if file is None else origin_of(file) != "user"
+        return origin_of_class(item) != "user"
+    return isinstance(item, types.ModuleType) and origin_in(vars(item)) != "user"

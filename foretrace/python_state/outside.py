@@ -8,17 +8,15 @@ the function first ran, so that what the run changed is known, and can be put ba
 import dis
 import gc
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.util import find_spec
 from typing import Any, Final, Protocol
 
 from foretrace import torch_api
-from foretrace.errors import PACKAGE_DIR
+from foretrace.frames.whose import NO_FILE, origin
 from foretrace.ir.members import MISSING, cell_content, cells_of
 from foretrace.ir.places import Change, Place
 from foretrace.mutation.builder import Unwatched, nobody_watches
@@ -35,14 +33,6 @@ COUNTING: Mapping[str, tuple[str, ...]] = types.MappingProxyType({
     "STORE_DEREF": ("LOAD_DEREF",),
 })  # fmt: skip
 """How code stores to a name, and how it reads the same"""
-LAYERS = tuple(torch_api.TORCH_DIR + room for room in ("nn/", "optim/", "amp/"))
-"""Where torch's own Python computes with what objects of the program's hold"""
-BELOW_TORCH = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions")
-"""What torch itself is built on"""
-TYPED = ("<stdin>", "<console>", "<python-input", "<ipython-input", "<string>", "<doctest ")
-"""Files of code that a user types in, or has in a text (`exec`, `python -c`)"""
-MADE = "<string>", "__"
-"""The file of what dataclasses make, too, and how the names of that begin"""
 MOST_FRAMES = 64
 """Frames that are kept before those that have ended are let go"""
 LONGEST = 60
@@ -208,10 +198,13 @@ class Outside(Unwatched):
             note(frame)
 
     def _meet(self, frame: types.FrameType, code: types.CodeType) -> Notes:
-        kind, space = origin(code), frame.f_globals
+        space = frame.f_globals
+        kind = origin(code, space)
         if self.holes is not None and self.holes.marks(code):
             return self._meet_as(code, (self.holes.entered,))
-        if kind == "library" or code.co_name == "<module>":  # an import runs once, not each call
+        # what is imported runs once, not at each call, unlike a text that the program runs
+        imported = code.co_name == "<module>" and not code.co_filename.startswith(NO_FILE)
+        if kind == "library" or imported:
             return self._meet_as(code, ())
         if kind == "layer":
             self.attributes |= reads_of(code).attributes
@@ -258,7 +251,7 @@ class Outside(Unwatched):
     def will_run(self, function: types.FunctionType) -> None:
         """Note what a function reads that runs in the backward, and those that it names."""
         code, space = function.__code__, function.__globals__
-        if id(code) in self.later.codes or origin(code) != "user":
+        if id(code) in self.later.codes or origin(code, space) != "user":
             return
         self.later.codes[id(code)] = code
         waiting = [code]
@@ -330,36 +323,6 @@ class Outside(Unwatched):
             if not found:
                 running.append((frame, before))
         self._frames = running
-
-
-def origin(code: types.CodeType) -> str:
-    """Whose code it is, as its file says; what a dataclass makes is nobody's."""
-    file, begins = MADE
-    made = code.co_filename == file and code.co_name.startswith(begins)
-    return "library" if made else origin_of(code.co_filename)
-
-
-@cache
-def origin_of(file: str) -> str:
-    """Whose code is in a file: "user", "layer" (torch.nn, optimizers) or "library"."""
-    if file.startswith(LAYERS) and not file.endswith("/modules/module.py"):
-        return "layer"
-    if file.startswith(TYPED):
-        return "user"
-    if file.startswith((PACKAGE_DIR, "<", torch_api.TORCH_DIR)):
-        return "library"
-    if file.startswith(_below_torch()):
-        return "library"
-    own, _, installed = file.partition(sysconfig.get_paths()["stdlib"] + "/")
-    python_own = not own and not installed.startswith(("site-packages/", "dist-packages/"))
-    return "library" if python_own and installed else "user"
-
-
-@cache
-def _below_torch() -> tuple[str, ...]:
-    """Where that is: an environment may have it from another one, apart from the program's own."""
-    files = [spec.origin for spec in map(find_spec, BELOW_TORCH) if spec and spec.origin]
-    return tuple(file.removesuffix("__init__.py") for file in files)
 
 
 @cache
