@@ -112,6 +112,10 @@ class Before:
         """The ids of what was looked at, which lives as long as this."""
         return set(self._seen)
 
+    def has_met(self, item: Any) -> bool:
+        """Whether something was looked at."""
+        return id(item) in self._seen
+
     def reaches(self, tensors: Iterable[torch.Tensor]) -> set[int]:
         """The ids of those of modules' tensors that the program may know by another way, too.
 

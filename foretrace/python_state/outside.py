@@ -5,6 +5,7 @@ each names the globals and closure cells that it may read or bind. They are kept
 the function first ran, so that what the run changed is known, and can be put back.
 """
 
+import builtins
 import dis
 import gc
 import sys
@@ -27,7 +28,9 @@ from foretrace.trace.recorder import Recorder
 GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
 ANNOTATED = "__annotations__"
 """Where the body of a module or a class, as it is imported, notes its annotations"""
-ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR"})
+ATTRIBUTES = frozenset({
+    "LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR", "IMPORT_FROM",
+})  # fmt: skip
 COUNTING: Mapping[str, tuple[str, ...]] = types.MappingProxyType({
     "STORE_ATTR": ("LOAD_ATTR", "LOAD_METHOD"), "STORE_GLOBAL": ("LOAD_GLOBAL", "LOAD_NAME"),
     "STORE_DEREF": ("LOAD_DEREF",),
@@ -53,6 +56,8 @@ class Reads:
     """attributes, globals, cells and keys that it reads and stores to"""
     stores: frozenset[str]
     """attributes, globals and cells that it stores to"""
+    imports: frozenset[str]
+    """modules"""
 
 
 TELLING: Final = frozenset({"id", "type"})
@@ -99,9 +104,9 @@ class Outside(Unwatched):
         """names that the program's own code stores to; what it does not read by name it may read by
         another way (`vars(self)`)"""
         self.asks_types = False
-        """whether the program's code names `type`, which is Python's own"""
+        """whether the program's code has Python's own `type` at hand, by whatever name"""
         self.tells_apart = False
-        """whether it names `type` or `id`, whatever these are"""
+        """whether it has `type` or `id`, or names either, whatever it is"""
         self._met: dict[int, Notes] = {}
         """what to do at each call of what ran; by id, as to hash code is to hash its constants"""
         self._codes: list[types.CodeType] = []
@@ -213,9 +218,9 @@ class Outside(Unwatched):
         self._read(code, space, self)
         self._note_counts(frame, code)
         self.stores |= reads_of(code).stores
-        named = "type" in reads_of(code).globals
-        self.tells_apart |= not TELLING.isdisjoint(reads_of(code).globals)
-        self.asks_types |= named and type(space.get("type")) is not Chosen
+        own = {*_python_own(frame, reads_of(code))}
+        self.tells_apart |= bool(own) or not TELLING.isdisjoint(reads_of(code).globals)
+        self.asks_types |= "type" in own
         free = set(code.co_freevars) - {"__class__"}
         return self._meet_as(code, (self._note_cells,) if free else ())
 
@@ -325,6 +330,21 @@ class Outside(Unwatched):
         self._frames = running
 
 
+def _python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
+    """Which of TELLING a function that begins has, Python's own: in a global, a cell, an argument.
+
+    What pytest puts into an `assert` is none of them.
+    """
+    space, local, names = frame.f_globals, frame.f_locals, vars(builtins)
+    items = [space.get(each, names.get(each)) for each in reads.globals if each[:1] != "@"]
+    items += local.values() if local is not space else ()
+    items += [builtins] if "builtins" in reads.imports else ()
+    for item in items:
+        if item is builtins or item is names:
+            yield from TELLING & reads.attributes
+        yield from (name for name in TELLING if item is names[name])
+
+
 @cache
 def reads_of(code: types.CodeType) -> Reads:
     """The names in its bytecode; a nested function is met when it runs."""
@@ -338,6 +358,7 @@ def reads_of(code: types.CodeType) -> Reads:
         tuple(_stored_through(found)),
         frozenset(_counted(found)),
         frozenset(i.argval for i in found if i.opname in COUNTING),
+        frozenset(i.argval for i in found if i.opname == "IMPORT_NAME"),
     )
 
 
