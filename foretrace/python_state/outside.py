@@ -56,6 +56,8 @@ class Reads:
     """attributes, globals, cells and keys that it reads and stores to"""
     stores: frozenset[str]
     """attributes, globals and cells that it stores to"""
+    names: frozenset[str]
+    """what it binds where no function is: globals, or the members of a class"""
     imports: frozenset[str]
     """modules"""
 
@@ -216,6 +218,9 @@ class Outside(Unwatched):
             self._note_counts(frame, code)
             return self._meet_as(code, ())
         self._read(code, space, self)
+        if frame.f_locals is space:  # a text that binds the names themselves
+            for name in reads_of(code).names:
+                self._note(name, space, self)
         self._note_counts(frame, code)
         self.stores |= reads_of(code).stores
         own = {*_python_own(frame, reads_of(code))}
@@ -358,6 +363,7 @@ def reads_of(code: types.CodeType) -> Reads:
         tuple(_stored_through(found)),
         frozenset(_counted(found)),
         frozenset(i.argval for i in found if i.opname in COUNTING),
+        frozenset(i.argval for i in found if i.opname in ("STORE_NAME", "DELETE_NAME")),
         frozenset(i.argval for i in found if i.opname == "IMPORT_NAME"),
     )
 

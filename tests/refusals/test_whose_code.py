@@ -155,11 +155,27 @@ def test_what_a_text_reads_that_a_program_runs(
         assert torch.equal(compiled(torch.ones(2)), torch.full((2,), number))
 
 
+def only_binds(x: Tensor) -> Any:
+    exec("left = 3", globals())  # noqa: S102
+    return x * scale
+
+
+left = 0
+
+
 def test_what_a_text_binds_that_a_program_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "scale", 2.0)
     compiled = foretrace.compile(binds, fullgraph=True)
     found = [compiled(torch.ones(1)).item() for _ in range(3)]
     assert (found, scale) == ([4.0, 8.0, 16.0], 16.0)
+
+
+def test_what_a_text_binds_and_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = foretrace.compile(only_binds, fullgraph=True)
+    for _ in range(3):
+        monkeypatch.setattr(sys.modules[__name__], "left", 0)
+        compiled(torch.ones(1))
+        assert left == 3
 
 
 @pytest.mark.parametrize("file", FILES)
