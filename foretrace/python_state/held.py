@@ -160,7 +160,7 @@ class Reading:
         kind = type(item)  # its class as it says itself is Python of the user's
         if id(item) in self._seen or issubclass(kind, NO_INSIDE) or id(item) in self._unread:
             return
-        if self._data(item) and not _users_function(item):
+        if self._data(item) and not _of_user(item):
             return
         self._seen[id(item)] = item
         if issubclass(kind, nn.Module):
@@ -180,7 +180,7 @@ class Reading:
         self.found.append(Held(name, how, holder, key, before, itself=itself))
         if issubclass(type(item), type):
             self._classes(item, 0)
-        elif depth and (not data or _users_function(item)):
+        elif depth and (not data or _of_user(item)):
             self.follow(name, item, depth - 1)
 
     def _data(self, item: Any) -> bool:
@@ -298,10 +298,11 @@ def _parts(item: Any) -> tuple[str, ...]:
     return PARTS[3:] if isinstance(item, types.MethodType) else ()
 
 
-def _users_function(item: Any) -> bool:
-    """Whether it is a function that is none of a library's, which leaves its own as they are."""
-    ours = isinstance(item, types.FunctionType)
-    return ours and origin(item.__code__, item.__globals__) == "user"
+def _of_user(item: Any) -> bool:
+    """Whether it is a function or module of no library, which leaves its own as they are."""
+    if isinstance(item, types.FunctionType):
+        return origin(item.__code__, item.__globals__) == "user"
+    return isinstance(item, types.ModuleType) and origin_in(vars(item)) == "user"
 
 
 def _of_a_library(item: Any) -> bool:

@@ -17,7 +17,7 @@ from functools import cache, partial
 from typing import Any, Final, Protocol
 
 from foretrace import torch_api
-from foretrace.frames.whose import NO_FILE, origin
+from foretrace.frames.whose import NO_FILE, origin, origin_in
 from foretrace.ir.members import MISSING, cell_content, cells_of
 from foretrace.ir.places import Change, Place
 from foretrace.mutation.builder import Unwatched, nobody_watches
@@ -245,6 +245,9 @@ class Outside(Unwatched):
         for name in reads.globals:
             if name in space or name in reads.binds:
                 self._note(name, space, notes)
+        for imported in reads.imports:
+            if origin_in({"__name__": imported}) == "user" and imported in sys.modules:
+                self._note(imported, sys.modules, notes)
         for first, *way, name in reads.of_modules:
             module = space.get(first)
             for each in way:  # without a lookup of a class's, which may run
