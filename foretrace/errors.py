@@ -207,10 +207,10 @@ def _aligned(label: str, lines: list[str]) -> list[str]:
 
 
 GENERATED: Final = (
-    "<frozen ", "<eval_with_key>", "<attrs generated ", "<__array_function__ ",
+    "<foretrace ", "<frozen ", "<eval_with_key>", "<attrs generated ", "<__array_function__ ",
     "<lambdifygenerated",
 )  # fmt: skip
-"""Files of what nobody has written, but importing, torch.fx, attrs, numpy and sympy make"""
+"""Files of what nobody has written: we, importing, torch.fx, attrs, numpy and sympy make it"""
 FROM_TEXT: Final = "<string>"
 """The file of what a user runs from a text, and of what dataclasses and named tuples have"""
 

@@ -205,6 +205,22 @@ class Made:
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 (what is tested)
 
 
+def test_a_refusal_has_no_line_of_what_we_make() -> None:
+    """A callable has a function of its own, with its guards."""
+    compiled = foretrace.compile(lambda x: x * 2, fullgraph=True)
+    compiled(torch.ones(2))
+
+    def program(x: Tensor) -> Any:
+        return compiled(x).resize_(3)  # here
+
+    with pytest.raises(foretrace.Refusal) as refusal:
+        foretrace.capture(program, (torch.ones(2),)).cut("aten")
+    assert refusal.value.at is not None
+    assert refusal.value.at.text.endswith("# here")
+    code = compile("x = 1", "<foretrace call 7f00>", "exec")
+    assert whose.origin(code, {}) == "library"
+
+
 def test_what_is_made_is_nobodys() -> None:
     attrs = compile("x = 1", "<attrs generated init models.Batch>", "exec")
     traced = type(fx.symbolic_trace(lambda x: x * 2)).forward.__code__
