@@ -156,3 +156,16 @@ def test_who_only_calls_it_keeps_numbers_open() -> None:
         given = names["Remade"](torch.ones(2))
         assert torch.equal(compiled(given).x, torch.full((2,), float(count)))
     assert not compiled.recaptures
+
+
+OF_A_SIZE = """
+def program(x):
+    return x * 2 if type(x.shape[0]) is int and type(x.shape[0])(3.7) == 3 else -x
+"""
+
+
+def test_the_type_of_an_open_size() -> None:
+    """It was refused, by a StopIteration of ours."""
+    exec(compile(OF_A_SIZE, "<cell 8>", "exec"), names := dict[str, Any]())  # noqa: S102
+    cut = foretrace.capture(names["program"], (torch.ones(2),), dynamic_shapes=True).cut("aten")
+    assert torch.equal(cut(torch.ones(3)), torch.full((3,), 2.0))
