@@ -206,10 +206,31 @@ def _aligned(label: str, lines: list[str]) -> list[str]:
     return [f"  {head:<5} {line}" for head, line in zip(heads, lines, strict=False)]
 
 
+GENERATED: Final = (
+    "<foretrace ", "<frozen ", "<eval_with_key>", "<attrs generated ", "<__array_function__ ",
+    "<lambdifygenerated",
+)  # fmt: skip
+"""Files of what nobody has written: we, importing, torch.fx, attrs, numpy and sympy make it"""
+FROM_TEXT: Final = "<string>"
+"""The file of what a user runs from a text, and of what dataclasses and named tuples have"""
+
+
+def is_generated(code: CodeType) -> bool:
+    """Whether nobody has written code. Other code in no file was typed in, or is from a text."""
+    if code.co_filename != FROM_TEXT:
+        return code.co_filename.startswith(GENERATED)
+    return code.co_qualname.startswith("__create_fn__") or code.co_names == ("_tuple_new",)
+
+
+def _is_evaluated(code: CodeType) -> bool:
+    """Whether it is a text as such, `eval("x * 2")`: its line is that of who evaluates it."""
+    return (code.co_filename, code.co_name) == (FROM_TEXT, "<module>")
+
+
 def is_library(code: CodeType, library_dirs: tuple[str, ...]) -> bool:
     """Whether code is foretrace's, Python's own or in one of the folders, so is not the user's."""
     file = code.co_filename
-    if file.startswith((PACKAGE_DIR, "<", *library_dirs)):
+    if file.startswith((PACKAGE_DIR, *library_dirs)) or is_generated(code) or _is_evaluated(code):
         return True
     return file.startswith(PYTHON_DIR) and "-packages/" not in file
 

@@ -236,9 +236,9 @@ class Steps:
 def _type_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`type`: of an open number, that of what it stands for."""
     kind = function(*args, **kwargs)
-    if len(args) != 1 or not issubclass(kind, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return kind
-    return next(each for each in (bool, int, float) if isinstance(args[0], each))
+    stands_for = ((torch.SymBool, bool), (torch.SymInt, int), (torch.SymFloat, float))
+    found = (own for symbolic, own in stands_for if issubclass(kind, symbolic))
+    return next(found, kind) if len(args) == 1 else kind
 
 
 def _whole(number: Any) -> bool:

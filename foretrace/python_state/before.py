@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
+from foretrace.frames.whose import origin
 from foretrace.ir.members import CONTENT, attributes_of, own_length, reached, slot_names
 from foretrace.ir.places import Change, Entry, Place
 from foretrace.python_state.kept import (
@@ -44,7 +45,6 @@ from foretrace.python_state.mentioned import (
     mentioned_by,
     spaces_of,
 )
-from foretrace.python_state.outside import origin
 from foretrace.python_state.restoring import Called, called, changes_in, put_all_back
 from foretrace.symbols.called import CASTS, places_of, uses_of
 from foretrace.tensors.abstract import Abstract
@@ -111,6 +111,10 @@ class Before:
     def met(self) -> set[int]:
         """The ids of what was looked at, which lives as long as this."""
         return set(self._seen)
+
+    def has_met(self, item: Any) -> bool:
+        """Whether something was looked at."""
+        return id(item) in self._seen
 
     def reaches(self, tensors: Iterable[torch.Tensor]) -> set[int]:
         """The ids of those of modules' tensors that the program may know by another way, too.
@@ -412,7 +416,7 @@ class Before:
 
     def _of_function(self, function: types.FunctionType) -> None:
         """The attributes of a function of the user's; torch keeps what it likes in its own."""
-        if origin(function.__code__) == "user":
+        if origin(function.__code__, function.__globals__) == "user":
             self._attributes(function.__dict__)
 
     def _class(self, kind: type) -> None:

@@ -189,11 +189,17 @@ class Counts:
             self.close((change.place, number))
         return bool(dropped)
 
-    def close_all(self) -> None:
-        """Leave all of them as they are: with one open the program has no graph."""
+    def close_all(self) -> bool:
+        """Leave all of them as they are: with one open the program has no graph, or another.
+
+        Whether there were any.
+        """
+        had = bool(self.names) or any(numbers for _, numbers in self._places.values())
         self.never = True
         self._places.clear()
         self.names.clear()
+        self._guessed.clear()
+        return had
 
     def close(self, each: tuple[Place, int] | str) -> None:
         """Leave one as the number that it is."""

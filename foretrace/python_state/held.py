@@ -7,7 +7,6 @@ deep. Plain data is kept as a copy, all else as the object that it is.
 
 import functools
 import itertools
-import sys
 import types
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from foretrace import torch_api
+from foretrace.frames.whose import origin, origin_in, origin_of_class
 from foretrace.ir.members import (
     MISSING,
     OWN,
@@ -36,7 +36,7 @@ from foretrace.ir.requirements import (
     ModuleState,
     Requirements,
 )
-from foretrace.python_state.outside import Outside, origin, origin_of
+from foretrace.python_state.outside import Outside
 from foretrace.python_state.restoring import Called
 from foretrace.tensors.wrapped import flattened, wraps
 
@@ -160,7 +160,7 @@ class Reading:
         kind = type(item)  # its class as it says itself is Python of the user's
         if id(item) in self._seen or issubclass(kind, NO_INSIDE) or id(item) in self._unread:
             return
-        if self._data(item) and not _users_function(item):
+        if self._data(item) and not _of_user(item):
             return
         self._seen[id(item)] = item
         if issubclass(kind, nn.Module):
@@ -180,7 +180,7 @@ class Reading:
         self.found.append(Held(name, how, holder, key, before, itself=itself))
         if issubclass(type(item), type):
             self._classes(item, 0)
-        elif depth and (not data or _users_function(item)):
+        elif depth and (not data or _of_user(item)):
             self.follow(name, item, depth - 1)
 
     def _data(self, item: Any) -> bool:
@@ -298,16 +298,15 @@ def _parts(item: Any) -> tuple[str, ...]:
     return PARTS[3:] if isinstance(item, types.MethodType) else ()
 
 
-def _users_function(item: Any) -> bool:
-    """Whether it is a function that is none of a library's, which leaves its own as they are."""
-    return isinstance(item, types.FunctionType) and origin(item.__code__) == "user"
+def _of_user(item: Any) -> bool:
+    """Whether it is a function or module of no library, which leaves its own as they are."""
+    if isinstance(item, types.FunctionType):
+        return origin(item.__code__, item.__globals__) == "user"
+    return isinstance(item, types.ModuleType) and origin_in(vars(item)) == "user"
 
 
 def _of_a_library(item: Any) -> bool:
     """Whether it is a module or class of torch, Python or ours: its names stay as they are."""
     if isinstance(item, type):
-        item = sys.modules.get(item.__module__)
-    elif not isinstance(item, types.ModuleType):
-        return False
-    file = getattr(item, "__file__", None)
-    return item is not sys.modules["__main__"] if file is None else origin_of(file) != "user"
+        return origin_of_class(item) != "user"
+    return isinstance(item, types.ModuleType) and origin_in(vars(item)) != "user"

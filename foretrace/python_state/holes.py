@@ -16,10 +16,11 @@ from typing import Any, Final
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR, PYTHON_DIR, Frame, Refusal
 from foretrace.frames.lines import Lines
+from foretrace.frames.whose import origin_of
 from foretrace.ir.members import CONTENT
 from foretrace.ir.requirements import FIRST_CALL
 from foretrace.python_state.before import Before
-from foretrace.python_state.outside import Outside, origin_of
+from foretrace.python_state.outside import Outside
 
 TOLD: Final = frozenset({"print", "input", "breakpoint", "open", "open_code"})
 """Functions of `builtins` and `io`"""
@@ -38,6 +39,8 @@ SHOWING: Final = tuple(
 """Files of Python's own that read and write so that errors and warnings can be shown"""
 LOGGED: Final = vars(logging.Logger)["_log"].__code__
 """All that is logged goes through it"""
+IMPORTING: Final = "<frozen "
+"""The files of what imports: it reads others'"""
 LAYER_CALL: Final = torch_api.TORCH_DIR + "nn/modules/module.py"
 MODULE_CALL = f"{PACKAGE_DIR}trace/modules.py"
 DO: Final = "do it outside of the captured program; else what is around it runs as Python"
@@ -169,7 +172,7 @@ def _user_frame(frame: types.FrameType | None) -> types.FrameType | None:
     """The user's, if Python's own library is all between; None where torch, or we, come first."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if origin_of(file) == "user" or file == LAYER_CALL:
+        if _in_users(file) or file == LAYER_CALL:
             return frame
         if file == MODULE_CALL:  # where a module is called, as torch's own frames say of others
             frame = frame.f_back
@@ -178,6 +181,11 @@ def _user_frame(frame: types.FrameType | None) -> types.FrameType | None:
             return None
         frame = frame.f_back
     return None
+
+
+def _in_users(file: str) -> bool:
+    """Whether code of the user's is in it, or what is made of it: a dataclass calls factories."""
+    return origin_of(file) == "user" and not file.startswith(IMPORTING)
 
 
 def _for_a_log(frame: types.FrameType | None) -> bool:

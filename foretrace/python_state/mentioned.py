@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from foretrace.frames.whose import module_of, origin, origin_in
 from foretrace.ir.members import attributes_of
 from foretrace.python_state.kept import ATOMS, STATES
-from foretrace.python_state.outside import origin, origin_of
 from foretrace.symbols.called import CASTS
 
 FOLLOWED = frozenset({"collections", "types", "weakref", "functools", "contextlib", "torch"})
@@ -119,8 +119,7 @@ class Mentioned:
             self.functions.append(owner)
         if isinstance(owner, types.ModuleType):
             space = vars(owner)
-            typed = owner is sys.modules["__main__"] and "__file__" not in space
-            if typed or origin_of(space.get("__file__") or "<") == "user":
+            if origin_in(space) == "user":
                 known = [name for name in names if name in space]
                 self.bound += [(space, name) for name in known if setting]
                 return [(space, name) for name in known]
@@ -184,7 +183,7 @@ def members_of(kind: type, names: set[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _of_user(function: types.FunctionType) -> bool:
-    return origin(function.__code__) == "user"
+    return origin(function.__code__, function.__globals__) == "user"
 
 
 @functools.cache
@@ -198,7 +197,7 @@ def spaces_of(kind: type) -> tuple[dict[str, Any], ...]:
 
 def home(kind: type) -> str:
     """Whose class it is: "user", "followed" (containers, torch's classes) or "library"."""
-    return _home_of(str(kind.__module__))
+    return _home_of(module_of(kind))
 
 
 @functools.cache

@@ -5,20 +5,19 @@ each names the globals and closure cells that it may read or bind. They are kept
 the function first ran, so that what the run changed is known, and can be put back.
 """
 
+import builtins
 import dis
 import gc
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.util import find_spec
 from typing import Any, Final, Protocol
 
 from foretrace import torch_api
-from foretrace.errors import PACKAGE_DIR
+from foretrace.frames.whose import NO_FILE, origin, origin_in
 from foretrace.ir.members import MISSING, cell_content, cells_of
 from foretrace.ir.places import Change, Place
 from foretrace.mutation.builder import Unwatched, nobody_watches
@@ -29,20 +28,14 @@ from foretrace.trace.recorder import Recorder
 GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
 ANNOTATED = "__annotations__"
 """Where the body of a module or a class, as it is imported, notes its annotations"""
-ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR"})
+ATTRIBUTES = frozenset({
+    "LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR", "IMPORT_FROM",
+})  # fmt: skip
 COUNTING: Mapping[str, tuple[str, ...]] = types.MappingProxyType({
     "STORE_ATTR": ("LOAD_ATTR", "LOAD_METHOD"), "STORE_GLOBAL": ("LOAD_GLOBAL", "LOAD_NAME"),
     "STORE_DEREF": ("LOAD_DEREF",),
 })  # fmt: skip
 """How code stores to a name, and how it reads the same"""
-LAYERS = tuple(torch_api.TORCH_DIR + room for room in ("nn/", "optim/", "amp/"))
-"""Where torch's own Python computes with what objects of the program's hold"""
-BELOW_TORCH = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions")
-"""What torch itself is built on"""
-TYPED = ("<stdin>", "<console>", "<python-input", "<ipython-input", "<string>", "<doctest ")
-"""Files of code that a user types in, or has in a text (`exec`, `python -c`)"""
-MADE = "<string>", "__"
-"""The file of what dataclasses make, too, and how the names of that begin"""
 MOST_FRAMES = 64
 """Frames that are kept before those that have ended are let go"""
 LONGEST = 60
@@ -63,6 +56,10 @@ class Reads:
     """attributes, globals, cells and keys that it reads and stores to"""
     stores: frozenset[str]
     """attributes, globals and cells that it stores to"""
+    names: frozenset[str]
+    """what it binds where no function is: globals, or the members of a class"""
+    imports: frozenset[str]
+    """modules"""
 
 
 TELLING: Final = frozenset({"id", "type"})
@@ -109,9 +106,9 @@ class Outside(Unwatched):
         """names that the program's own code stores to; what it does not read by name it may read by
         another way (`vars(self)`)"""
         self.asks_types = False
-        """whether the program's code names `type`, which is Python's own"""
+        """whether the program's code has Python's own `type` at hand, by whatever name"""
         self.tells_apart = False
-        """whether it names `type` or `id`, whatever these are"""
+        """whether it has `type` or `id`, or names either, whatever it is"""
         self._met: dict[int, Notes] = {}
         """what to do at each call of what ran; by id, as to hash code is to hash its constants"""
         self._codes: list[types.CodeType] = []
@@ -208,21 +205,27 @@ class Outside(Unwatched):
             note(frame)
 
     def _meet(self, frame: types.FrameType, code: types.CodeType) -> Notes:
-        kind, space = origin(code), frame.f_globals
+        space = frame.f_globals
+        kind = origin(code, space)
         if self.holes is not None and self.holes.marks(code):
             return self._meet_as(code, (self.holes.entered,))
-        if kind == "library" or code.co_name == "<module>":  # an import runs once, not each call
+        # what is imported runs once, not at each call, unlike a text that the program runs
+        imported = code.co_name == "<module>" and not code.co_filename.startswith(NO_FILE)
+        if kind == "library" or imported:
             return self._meet_as(code, ())
         if kind == "layer":
             self.attributes |= reads_of(code).attributes
             self._note_counts(frame, code)
             return self._meet_as(code, ())
         self._read(code, space, self)
+        if frame.f_locals is space:  # a text that binds the names themselves
+            for name in reads_of(code).names:
+                self._note(name, space, self)
         self._note_counts(frame, code)
         self.stores |= reads_of(code).stores
-        named = "type" in reads_of(code).globals
-        self.tells_apart |= not TELLING.isdisjoint(reads_of(code).globals)
-        self.asks_types |= named and type(space.get("type")) is not Chosen
+        own = {*_python_own(frame, reads_of(code))}
+        self.tells_apart |= bool(own) or not TELLING.isdisjoint(reads_of(code).globals)
+        self.asks_types |= "type" in own
         free = set(code.co_freevars) - {"__class__"}
         return self._meet_as(code, (self._note_cells,) if free else ())
 
@@ -242,6 +245,9 @@ class Outside(Unwatched):
         for name in reads.globals:
             if name in space or name in reads.binds:
                 self._note(name, space, notes)
+        for imported in reads.imports:
+            if origin_in({"__name__": imported}) == "user" and imported in sys.modules:
+                self._note(imported, sys.modules, notes)
         for first, *way, name in reads.of_modules:
             module = space.get(first)
             for each in way:  # without a lookup of a class's, which may run
@@ -258,7 +264,7 @@ class Outside(Unwatched):
     def will_run(self, function: types.FunctionType) -> None:
         """Note what a function reads that runs in the backward, and those that it names."""
         code, space = function.__code__, function.__globals__
-        if id(code) in self.later.codes or origin(code) != "user":
+        if id(code) in self.later.codes or origin(code, space) != "user":
             return
         self.later.codes[id(code)] = code
         waiting = [code]
@@ -332,34 +338,19 @@ class Outside(Unwatched):
         self._frames = running
 
 
-def origin(code: types.CodeType) -> str:
-    """Whose code it is, as its file says; what a dataclass makes is nobody's."""
-    file, begins = MADE
-    made = code.co_filename == file and code.co_name.startswith(begins)
-    return "library" if made else origin_of(code.co_filename)
+def _python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
+    """Which of TELLING a function that begins has, Python's own: in a global, a cell, an argument.
 
-
-@cache
-def origin_of(file: str) -> str:
-    """Whose code is in a file: "user", "layer" (torch.nn, optimizers) or "library"."""
-    if file.startswith(LAYERS) and not file.endswith("/modules/module.py"):
-        return "layer"
-    if file.startswith(TYPED):
-        return "user"
-    if file.startswith((PACKAGE_DIR, "<", torch_api.TORCH_DIR)):
-        return "library"
-    if file.startswith(_below_torch()):
-        return "library"
-    own, _, installed = file.partition(sysconfig.get_paths()["stdlib"] + "/")
-    python_own = not own and not installed.startswith(("site-packages/", "dist-packages/"))
-    return "library" if python_own and installed else "user"
-
-
-@cache
-def _below_torch() -> tuple[str, ...]:
-    """Where that is: an environment may have it from another one, apart from the program's own."""
-    files = [spec.origin for spec in map(find_spec, BELOW_TORCH) if spec and spec.origin]
-    return tuple(file.removesuffix("__init__.py") for file in files)
+    What pytest puts into an `assert` is none of them.
+    """
+    space, local, names = frame.f_globals, frame.f_locals, vars(builtins)
+    items = [space.get(each, names.get(each)) for each in reads.globals if each[:1] != "@"]
+    items += local.values() if local is not space else ()
+    items += [builtins] if "builtins" in reads.imports else ()
+    for item in items:
+        if item is builtins or item is names:
+            yield from TELLING & reads.attributes
+        yield from (name for name in TELLING if item is names[name])
 
 
 @cache
@@ -375,6 +366,8 @@ def reads_of(code: types.CodeType) -> Reads:
         tuple(_stored_through(found)),
         frozenset(_counted(found)),
         frozenset(i.argval for i in found if i.opname in COUNTING),
+        frozenset(i.argval for i in found if i.opname in ("STORE_NAME", "DELETE_NAME")),
+        frozenset(i.argval for i in found if i.opname == "IMPORT_NAME"),
     )
 
 

@@ -150,7 +150,9 @@ class _Known:
         if failed and self.bound:
             self.bound, self.binds = {}, False
             return True
-        return (failed or asks_types(run)) and self.counts.drop_guesses()
+        if asks_types(run):
+            return self.counts.close_all()
+        return failed and self.counts.drop_guesses()
 
     def note(self, run: Capture, recorded: Recorded) -> bool:
         """Whether a run has shown more than was known, or there is more to guess."""

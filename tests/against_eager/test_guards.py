@@ -274,3 +274,59 @@ def test_what_a_program_that_was_typed_in_reads(name: str, monkeypatch: pytest.M
     with pytest.raises(foretrace.Refusal) as caught:
         cut(x)
     assert caught.value.kind == "guard broken"
+
+
+class Holder(torch.nn.Module):
+    """A module that has a file of settings in an attribute."""
+
+    settings: types.ModuleType
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.settings.scale
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A module of the user's in a package."""
+    package, found = types.ModuleType("of_user"), types.ModuleType("of_user.settings")
+    vars(package)["settings"], vars(found)["scale"] = found, 2.0
+    monkeypatch.setitem(sys.modules, "of_user", package)
+    monkeypatch.setitem(sys.modules, "of_user.settings", found)
+    return found
+
+
+TEXT = """
+import of_user, of_user.settings as settings
+
+def by_name(x):
+    return x * settings.scale
+
+def by_package(x):
+    return x * of_user.settings.scale
+
+def imported(x):
+    import of_user.settings
+    return x * of_user.settings.scale
+
+def imported_name(x):
+    from of_user.settings import scale
+    return x * scale
+"""
+
+
+@pytest.mark.parametrize("name", ["by_name", "by_package", "imported", "imported_name", ""])
+def test_what_a_module_of_the_users_has(name: str, settings: types.ModuleType) -> None:
+    """As the attributes of an object."""
+    exec(compile(TEXT, "<cell 2>", "exec"), names := dict[str, object]())  # noqa: S102
+    fn: Callable[..., Tensor] = names[name] if name else Holder()  # type: ignore[assignment]
+    if isinstance(fn, Holder):
+        fn.settings = settings
+    compiled, x = foretrace.compile(fn, fullgraph=True), torch.ones(2)
+    for scale in (2.0, 5.0):
+        vars(settings)["scale"] = scale
+        assert torch.equal(compiled(x), x * scale)
+    cut = foretrace.capture(fn, (x,)).cut("aten")
+    vars(settings)["scale"] = 7.0
+    with pytest.raises(foretrace.Refusal) as caught:
+        cut(x)
+    assert caught.value.kind == "guard broken"

@@ -1,0 +1,71 @@
+"""Whose code it is that runs: the user's, a library's, or that of torch's layers."""
+
+import sys
+import sysconfig
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from types import CodeType
+from typing import Any, Final
+
+from foretrace import torch_api
+from foretrace.errors import PACKAGE_DIR, is_generated
+
+LAYERS: Final = tuple(torch_api.TORCH_DIR + room for room in ("nn/", "optim/", "amp/"))
+"""Where torch's own Python computes with what objects of the program's hold"""
+BELOW_TORCH: Final = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions")
+"""What torch itself is built on"""
+NO_FILE: Final = "<"
+"""How what code has in the place of a file's name begins, if it was typed in or is from a text"""
+
+
+def origin(code: CodeType, space: Mapping[str, Any]) -> str:
+    """Whose code it is, as its file says; of code in no file, the module that has its globals."""
+    if is_generated(code):
+        return "library"
+    file = code.co_filename
+    return origin_in(space) if file.startswith(NO_FILE) else origin_of(file)
+
+
+def origin_in(space: Mapping[str, Any]) -> str:
+    """Whose module these are the globals of: as its file says, or that of the package it is in.
+
+    Globals that are in no file's module are the user's: a notebook's, those of a text.
+    """
+    top = str(space.get("__name__", "")).partition(".")[0]
+    for file in (space.get("__file__"), getattr(sys.modules.get(top), "__file__", None)):
+        if isinstance(file, str) and not file.startswith(NO_FILE):
+            return origin_of(file)
+    return "library" if top in sys.stdlib_module_names and top != "__main__" else "user"
+
+
+def origin_of_class(kind: type) -> str:
+    """Whose class it is, as the module says that it is in."""
+    name = module_of(kind)
+    space = getattr(sys.modules.get(name), "__dict__", {"__name__": name})
+    return origin_in(space)
+
+
+def module_of(kind: type) -> str:
+    """The module that a class says it is in; none if it was made in globals without a name."""
+    name = str(kind.__module__)
+    return "" if name == "builtins" and "__module__" in vars(kind) else name
+
+
+@cache
+def origin_of(file: str) -> str:
+    """Whose code is in a file: "user", "layer" (torch.nn, optimizers) or "library"."""
+    if file.startswith(LAYERS) and not file.endswith("/modules/module.py"):
+        return "layer"
+    if file.startswith((PACKAGE_DIR, torch_api.TORCH_DIR, *_below_torch())):
+        return "library"
+    own, _, installed = file.partition(sysconfig.get_paths()["stdlib"] + "/")
+    python_own = not own and not installed.startswith(("site-packages/", "dist-packages/"))
+    return "library" if python_own and installed else "user"
+
+
+@cache
+def _below_torch() -> tuple[str, ...]:
+    """Where that is: an environment may have it from another one, apart from the program's own."""
+    files = [spec.origin for spec in map(find_spec, BELOW_TORCH) if spec and spec.origin]
+    return tuple(file.removesuffix("__init__.py") for file in files)
