@@ -11,7 +11,12 @@ from torch import fx
 from foretrace import torch_api
 from foretrace.backends.aot_convention import RESULTS
 from foretrace.backends.compilers import TorchCompilers
-from foretrace.backends.steps import numbers_refused, with_opaque_steps, with_scaled_operands
+from foretrace.backends.steps import (
+    numbers_refused,
+    with_opaque_steps,
+    with_scaled_operands,
+    with_tensors_before_softmax,
+)
 from foretrace.partition.policies import MIN_CUT, Policy
 
 
@@ -31,7 +36,7 @@ def inductor_compilers(
         results = module.meta[RESULTS]
         inputs, tensors = _constants_given(module, inputs)
         with numbers_refused():
-            plain = with_scaled_operands(with_opaque_steps(module))
+            plain = with_tensors_before_softmax(with_scaled_operands(with_opaque_steps(module)))
             run = inductor.forward(plain, inputs, results, inference=inference)
         return _given(run, tensors)
 

@@ -75,6 +75,29 @@ def with_scaled_operands(module: fx.GraphModule) -> fx.GraphModule:
     return module
 
 
+def with_tensors_before_softmax(module: fx.GraphModule) -> fx.GraphModule:
+    """The module, which scales by a tensor, not by an open number, where a largest element is next.
+
+    Inductor asks such a number for its sign (2.13.0, `mul_softmax_pattern` of
+    torch/_inductor/fx_passes/joint_graph.py); of a tensor it computes it.
+    """
+    graph, aten = module.graph, torch.ops.aten
+    for largest in graph.find_nodes(op="call_function", target=aten.amax.default):
+        scaled = largest.args[0]
+        if scaled.target is CONVERT:
+            scaled = scaled.args[0]
+        if scaled.target not in (aten.mul.Tensor, aten.div.Tensor):
+            continue
+        for place, number in enumerate(scaled.args):
+            if isinstance(number, fx.Node) and isinstance(number.meta.get("val"), torch.SymFloat):
+                kind = {"dtype": scaled.meta["val"].dtype, "device": scaled.meta["val"].device}
+                with graph.inserting_before(scaled):
+                    tensor = graph.call_function(aten.scalar_tensor.default, (number,), kind)
+                scaled.update_arg(place, tensor)
+    module.recompile()
+    return module
+
+
 def _scaled(other: fx.Node, alpha: Any, result: torch.Tensor) -> fx.Node:
     """The operand times `alpha`, in the type of the result."""
     graph = other.graph

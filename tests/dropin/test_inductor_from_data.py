@@ -173,3 +173,23 @@ def test_an_alpha_of_what_is_added_to_a_product(
     x, kept = torch.randn(8, 4), torch.randn(4, 4)
     found = foretrace.compile(program, backend="inductor", fullgraph=True)(x, kept)
     torch.testing.assert_close(found, program(x, kept))
+
+
+def test_a_temperature_that_falls() -> None:
+    """Inductor asks what a softmax is scaled by for its sign."""
+
+    def made() -> Callable[[torch.Tensor], torch.Tensor]:
+        state = {"temperature": 4.0}
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            drawn = (x / state["temperature"]).softmax(-1)
+            state["temperature"] = max(1.0, state["temperature"] * 0.8)
+            return drawn + torch.log_softmax(x * state["temperature"], 0)
+
+        return program
+
+    eager, compiled = made(), foretrace.compile(made(), backend="inductor", fullgraph=True)
+    for _ in range(4):
+        x = torch.randn(4, 5)
+        torch.testing.assert_close(compiled(x), eager(x))
+    assert not compiled.recaptures
