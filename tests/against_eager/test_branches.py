@@ -15,7 +15,7 @@ import foretrace
 from tests.programs.branching import BRANCHING, DOWN, UP, Inputs, W, follow
 from tests.support.bits import same_bits, tensors
 from tests.support.compare import same_as_eager
-from tests.support.turns import one_way_each, some
+from tests.support.turns import crossed, some
 
 both = partial(foretrace.capture, branches="both", verify=True)
 
@@ -84,17 +84,14 @@ def test_a_file_has_both_sides(name: str) -> None:
 BACKENDS: dict[str, Any] = {"eager": "eager", "halves": lambda module, _: module}
 
 
-CALLABLES = [
-    [
-        pytest.param(name, again, backend, id=f"{name}-{called}-{backend}")
-        for again, called in ((False, "one capture"), (True, "compile"))
-        for backend in BACKENDS
-    ]
-    for name in BRANCHING
+WAYS = [
+    pytest.param(again, backend, id=f"{called}-{backend}")
+    for again, called in ((False, "one capture"), (True, "compile"))
+    for backend in BACKENDS
 ]
 
 
-@pytest.mark.parametrize(("name", "again", "backend"), one_way_each(CALLABLES))
+@pytest.mark.parametrize(("name", "again", "backend"), crossed(BRANCHING, WAYS))
 def test_a_callable_has_both_sides(name: str, again: bool, backend: str) -> None:
     live, eager = built(name), built(name)
     if again:

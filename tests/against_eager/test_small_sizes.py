@@ -11,7 +11,7 @@ import foretrace
 from tests.programs import CASES, Case
 from tests.support.compare import same_as_eager
 from tests.support.pairs import PairCut
-from tests.support.turns import at_other_sizes
+from tests.support.turns import at_other_sizes, crossed
 
 AUTO = torch.export.Dim.AUTO
 UNINITIALISED = "margins_of_many_classes"
@@ -23,8 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 # ---- programs of the zoo ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 0])
-@pytest.mark.parametrize("case", at_other_sizes(2))
+@pytest.mark.parametrize(("case", "size"), crossed(at_other_sizes(2), [1, 0]))
 def test_zoo(case: Case, size: int) -> None:
     """Each cut gives what eager gives, to the last bit, or is refused by a guard."""
     if case is CASES[UNINITIALISED]:
@@ -100,9 +99,14 @@ def _called(form: str, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return made  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+BUILT = [
+    pytest.param(name, train, id=f"{name}-{train}")
+    for name in ARCHITECTURES
+    for train in (False, True)
+]
+
+
+@pytest.mark.parametrize(("name", "train", "form"), crossed(BUILT, FORMS))
 def test_batch_of_one(name: str, train: bool, form: str) -> None:
     """A graph captured with a batch of 4 takes one of 1, bitwise as eager."""
     make, rest = ARCHITECTURES[name]
