@@ -108,6 +108,7 @@ def in_terminal(words: list[str], typed: list[str], timeout: float = 240) -> tup
 NODE = ["explain", "examples/rms_norm.py:total", "mean"]
 
 
+@pytest.mark.slow
 def test_break_stops_at_the_users_line() -> None:
     code, said = in_terminal([*NODE, "--break"], ["p x.shape", "c"])
     assert code == 0, said
@@ -230,11 +231,13 @@ def module_of(links: list[Link]) -> int:
 def test_break_stops_at_the_very_node(tmp_path: Path) -> None:
     path = tmp_path / "deep.py"
     path.write_text(DEEP)
-    code, said = in_terminal(["explain", str(path), "mul_3", "--break"], ["p n", "q"])
+    code, said = in_terminal(["explain", str(path), "mul_3", "--break"], ["p n", "p x.shape", "q"])
     assert code == 0, said
     assert "stop 2 of 3 at" in said
     assert "that of mul_3" in said
     assert said.partition("(Pdb) p n")[2].split()[0] == "1"
+    assert "-> h = h * n" in said
+    assert "torch.Size([4, 8])" in said
 
 
 def test_a_step_that_is_not_there_or_is_cpp(capsys: pytest.CaptureFixture[str]) -> None:
