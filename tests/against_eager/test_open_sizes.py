@@ -63,10 +63,14 @@ def test_interpolation_by_a_factor(mode: str, again: bool | None, scale: float) 
     same_as_eager(program, (inputs(2, 3, 8, 8),), loss=None, dynamic_shapes=True, more_args=others)
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"bidirectional": True, "num_layers": 2}, {"batch_first": True, "bias": False},
-])  # fmt: skip
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+NETS = [
+    pytest.param({}, id="plain"),
+    pytest.param({"bidirectional": True, "num_layers": 2}, id="both ways"),
+    pytest.param({"batch_first": True, "bias": False}, id="batch first"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), crossed([nn.LSTM, nn.GRU, nn.RNN], NETS))
 def test_batch_of_a_recurrent_net(kind: type[nn.Module], options: dict[str, Any]) -> None:
     made: Any = kind
     net = made(4, 5, **options)

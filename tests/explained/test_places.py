@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import foretrace
+from foretrace.cli import main
 from foretrace.cli.debugging import Rehearsal
 from foretrace.cli.load import loaded
 from foretrace.compare.check import loss_of
@@ -242,10 +243,7 @@ def test_break_stops_at_the_very_node(tmp_path: Path) -> None:
 
 def test_a_step_that_is_not_there_or_is_cpp(capsys: pytest.CaptureFixture[str]) -> None:
     for step, told in (("mind", "there is no step mind"), ("body", "is C++")):
-        done = subprocess.run(
-            [sys.executable, "-m", "foretrace", *NODE, "--break", step], cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 2, done.stdout + done.stderr
-        assert told in done.stderr
-        assert "name one of: line" in done.stderr
+        assert main([*NODE, "--break", step]) == 2
+        said = capsys.readouterr().err
+        assert told in said
+        assert "name one of: line" in said

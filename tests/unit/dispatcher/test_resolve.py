@@ -12,6 +12,7 @@ from foretrace.dispatcher.registrations import Kernel, computed, fallbacks, regi
 from foretrace.dispatcher.rules import AMBIGUOUS, MISSING, TAGS, rule_at
 from foretrace.dispatcher.table import Table, built_with
 from foretrace.targets.cuda_build import cuda_kernels
+from tests.support.turns import crossed, some
 
 OPERATORS = sorted(torch_api.operator_names())
 ATEN = [name for name in OPERATORS if name.startswith("aten::")]
@@ -58,8 +59,7 @@ def test_a_table_that_is_wrong_is_seen() -> None:
     assert rule_at("XLA", {*has, "XLA"}, every) != rule_at("XLA", has, every)
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(("device", "requires_grad"), crossed(["cpu", "meta"], [False, True]))
 def test_a_call_of_every_operator(device: str, requires_grad: bool) -> None:
     """A call goes where the table says: rules and places along its way, and a kernel at its end."""
     for name in ATEN:
@@ -94,7 +94,7 @@ def test_the_python_resolver_is_torchs() -> None:
 
 
 @NO_CUDA
-@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("requires_grad", some(2, [False, True]))
 def test_the_profile_of_cuda(requires_grad: bool) -> None:
     """A CUDA build's own kernels come first; at every other key it has what this build has."""
     for name in ATEN:
