@@ -387,7 +387,7 @@ def test_the_module_runs() -> None:
     done = outside("show", ATTENTION, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["cut"] == "export"
-    assert main(["show", "nowhere.py"]) == 2
+    assert outside("show", "nowhere.py").returncode == 2
 
 
 def test_colour_is_for_terminals(
