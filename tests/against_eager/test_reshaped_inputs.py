@@ -89,8 +89,8 @@ def ran(fn: Callable[..., Any], x: Tensor, w: Tensor) -> list[Any]:
 
 OF_WHAT = [
     pytest.param(fn, of_more, id=f"{fn.__name__}-{of_more}")
-    for fn in PROGRAMS
     for of_more in (False, True)
+    for fn in PROGRAMS
 ]
 
 

@@ -114,8 +114,8 @@ def _called(form: str, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 BUILT = [
     pytest.param(name, train, id=f"{name}-{train}")
-    for name in ARCHITECTURES
     for train in (False, True)
+    for name in ARCHITECTURES
 ]
 
 
