@@ -61,7 +61,7 @@ def test_trains(kind: str, route: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the graph is for inputs that answer:UserWarning")
-@pytest.mark.parametrize("kind", some(2, KINDS))
+@pytest.mark.parametrize("kind", some(4, KINDS))
 def test_joint_and_file(kind: str) -> None:
     live = KINDS[kind]()
     eager, first = copy.deepcopy(live), inputs(LENGTHS[0])
@@ -72,7 +72,7 @@ def test_joint_and_file(kind: str) -> None:
         assert same([module(*other)], [eager(*other)])
 
 
-@pytest.mark.parametrize("kind", some(2, KINDS, 1))
+@pytest.mark.parametrize("kind", some(4, KINDS, 2))
 def test_other_lengths_are_captured_again(kind: str) -> None:
     live = KINDS[kind]()
     eager, compiled = copy.deepcopy(live), foretrace.compile(live, fullgraph=True)
