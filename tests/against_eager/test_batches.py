@@ -81,7 +81,7 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
 }
 EVERY = ("bert", "distilbert", "vit", "clip", "padded llama", "example routing", "example rms_norm")
 """With every size open, not the batch alone"""
-QUICK = ("bert", "llama", "vit", "padded mixtral", "example routing", "example attention")
+QUICK = ("bert", "llama", "padded mixtral", "example routing")
 
 
 def of_rows(call: Any, rows: int, batched: Batched) -> Any:

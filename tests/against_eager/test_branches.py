@@ -15,11 +15,12 @@ import foretrace
 from tests.programs.branching import BRANCHING, DOWN, UP, Inputs, W, follow
 from tests.support.bits import same_bits, tensors
 from tests.support.compare import same_as_eager
+from tests.support.turns import crossed, some
 
 both = partial(foretrace.capture, branches="both", verify=True)
 
 
-@pytest.mark.parametrize("name", BRANCHING)
+@pytest.mark.parametrize("name", some(3, BRANCHING))
 def test_each_way_is_as_eager(name: str) -> None:
     """Values, dtypes, strides, gradients, writes, aliasing and the random state, in every cut."""
     case = BRANCHING[name]
@@ -62,7 +63,7 @@ class OfFunction(nn.Module):
         return self.function(*args)
 
 
-@pytest.mark.parametrize("name", BRANCHING)
+@pytest.mark.parametrize("name", some(3, BRANCHING, 1))
 def test_a_file_has_both_sides(name: str) -> None:
     live = built(name)
     module = live if isinstance(live, nn.Module) else OfFunction(live)
@@ -83,9 +84,14 @@ def test_a_file_has_both_sides(name: str) -> None:
 BACKENDS: dict[str, Any] = {"eager": "eager", "halves": lambda module, _: module}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("again", [False, True], ids=["one capture", "compile"])
-@pytest.mark.parametrize("name", BRANCHING)
+WAYS = [
+    pytest.param(again, backend, id=f"{called}-{backend}")
+    for again, called in ((False, "one capture"), (True, "compile"))
+    for backend in BACKENDS
+]
+
+
+@pytest.mark.parametrize(("name", "again", "backend"), crossed(BRANCHING, WAYS))
 def test_a_callable_has_both_sides(name: str, again: bool, backend: str) -> None:
     live, eager = built(name), built(name)
     if again:

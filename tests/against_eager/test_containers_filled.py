@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import foretrace
 from tests.support.bits import differences
+from tests.support.turns import crossed
 
 
 class Filling(nn.Module):
@@ -190,8 +191,7 @@ def same(ours: Any, eager: Any, what: str) -> None:
     assert not [*differences(plain(eager), plain(ours), what)]
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "backend"), crossed(KINDS, ["eager", "aot_eager"]))
 def test_compiled(kind: type[Filling], backend: str) -> None:
     """Values, gradients, and the objects themselves."""
     eager = kind()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import foretrace
 from tests.support.bits import differences
+from tests.support.turns import crossed
 
 
 class Steps(nn.Module):
@@ -146,8 +147,7 @@ CAPTURES: dict[type[nn.Module], int] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("kind", CAPTURES)
+@pytest.mark.parametrize(("kind", "backend"), crossed(CAPTURES, ["eager", "aot_eager"]))
 @pytest.mark.filterwarnings("ignore:.*was captured again 8 times")
 def test_compiled(kind: type[nn.Module], backend: str) -> None:
     """Ten calls, each trained through; few captures."""

@@ -11,8 +11,10 @@ from torch import Tensor
 
 import foretrace
 from tests.support.bits import same_bits
+from tests.support.turns import crossed, some
 
 NAMES = ("routing", "graphs", "spline", "speech")
+ROUTES = ("compile", "Program.compile", "pair", "aten", "joint")
 
 
 def example(name: str) -> Any:
@@ -36,32 +38,33 @@ def agree(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(map(same_bits, one, other))
 
 
-@pytest.mark.parametrize("route", ["compile", "Program.compile", "pair", "aten", "joint"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "route"), crossed(NAMES, ROUTES))
 def test_runs_on_other_data(name: str, route: str) -> None:
     module, first, others = example(name)
     given = [first, *others]
     eager = copy.deepcopy(module)
     program = foretrace.capture(module, first, verify=True)
     compiled = foretrace.compile(module, fullgraph=True)
-    calls: dict[str, Any] = {
-        "compile": compiled,
-        "Program.compile": program.compile(),
-        "pair": program.compile(backend=lambda graph, _: graph),
-        "aten": program.cut("aten"),
+    made: dict[str, Any] = {
+        "compile": lambda: compiled,
+        "Program.compile": program.compile,
+        "pair": lambda: program.compile(backend=lambda graph, _: graph),
+        "aten": lambda: program.cut("aten"),
+        "joint": lambda: program.cut("joint", loss=0),
     }
+    call = made[route]()
     for inputs in given:
         expected = trained(eager, eager, inputs)
         if route == "joint":
-            (loss, out), gradients = program.cut("joint", loss=0)(*inputs)
+            (loss, out), gradients = call(*inputs)
             found = [loss, out, *gradients.values()]
         else:
-            found = trained(calls[route], module, inputs)
+            found = trained(call, module, inputs)
         assert agree(found, expected)
     assert not compiled.recaptures
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(2, NAMES))
 @pytest.mark.filterwarnings("ignore:the graph is for inputs that answer:UserWarning")
 def test_a_file_trains_on_other_data(name: str) -> None:
     module, first, others = example(name)

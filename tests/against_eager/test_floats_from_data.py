@@ -30,6 +30,7 @@ from tests.against_eager.test_from_data import (
     trained,
 )
 from tests.support.bits import differences, same_bits
+from tests.support.turns import crossed, some
 
 
 def scaled(x: Tensor) -> Tensor:
@@ -156,8 +157,7 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Tensor]], list[Inputs]]] = {
 NO_FILE = {"of_libm": "has no exp of a number"}
 
 
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "route"), crossed(CASES, ROUTES))
 def test_trains_on_other_data(name: str, route: str) -> None:
     make, calls = CASES[name]
     live: Any = make()
@@ -168,7 +168,7 @@ def test_trains_on_other_data(name: str, route: str) -> None:
     assert route != "compile" or not call.recaptures
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(2, CASES))
 def test_joint_runs_on_other_data(name: str) -> None:
     make, calls = CASES[name]
     live: Any = make()
@@ -178,7 +178,7 @@ def test_joint_runs_on_other_data(name: str) -> None:
         assert same(joint(live, cut, inputs), trained(eager, eager, inputs))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in NO_FILE])
+@pytest.mark.parametrize("name", some(2, [name for name in CASES if name not in NO_FILE], 1))
 @pytest.mark.filterwarnings("ignore:the graph is for inputs")
 def test_a_file_runs_on_other_data(name: str) -> None:
     make, calls = CASES[name]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import foretrace
 from tests.support.bits import same_bits
+from tests.support.turns import crossed, some
 
 Inputs = tuple[Any, ...]
 
@@ -315,8 +316,7 @@ ROUTES: dict[str, Callable[[Any, Any, Inputs], Any]] = {
 }
 
 
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "route"), crossed(CASES, ROUTES))
 def test_trains_on_other_data(name: str, route: str) -> None:
     make, calls = CASES[name]
     live: Any = make()
@@ -327,7 +327,7 @@ def test_trains_on_other_data(name: str, route: str) -> None:
     assert route != "compile" or not call.recaptures
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(3, CASES))
 def test_joint_runs_on_other_data(name: str) -> None:
     make, calls = CASES[name]
     live: Any = make()
@@ -337,7 +337,7 @@ def test_joint_runs_on_other_data(name: str) -> None:
         assert same(joint(live, cut, inputs), trained(eager, eager, inputs))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(3, CASES, 1))
 def test_a_file_runs_on_other_data(name: str) -> None:
     make, calls = CASES[name]
     live: Any = make()
@@ -347,7 +347,7 @@ def test_a_file_runs_on_other_data(name: str) -> None:
         assert same([module(*inputs)], [eager(*inputs)])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(3, CASES, 2))
 def test_a_graph_module_runs_on_other_data(name: str) -> None:
     make, calls = CASES[name]
     live: Any = make()

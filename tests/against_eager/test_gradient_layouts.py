@@ -15,6 +15,7 @@ from torch import Tensor
 
 import foretrace
 from tests.support.pairs import PairCut
+from tests.support.turns import crossed
 
 AUTO = torch.export.Dim.AUTO
 SHAPE = (7, 5, 6)
@@ -112,25 +113,21 @@ def differing(
     ]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_operands_and_tangents_in_any_layout(layout: str) -> None:
+@pytest.mark.parametrize(("number", "layout"), crossed(range(len(PROGRAMS)), LAYOUTS))
+def test_operands_and_tangents_in_any_layout(number: int, layout: str) -> None:
     torch.manual_seed(0)
-    for number, fn in enumerate(PROGRAMS):
-        x = in_layout(torch.randn(SHAPE), layout).detach().requires_grad_()
-        args = x, torch.randn(6, requires_grad=True)
-        wrong = differing(fn, args, tangents(fn(*args).detach()))
-        assert not wrong, (number, wrong)
+    fn, x = PROGRAMS[number], in_layout(torch.randn(SHAPE), layout).detach().requires_grad_()
+    args = x, torch.randn(6, requires_grad=True)
+    assert not differing(fn, args, tangents(fn(*args).detach()))
 
 
-@pytest.mark.parametrize("layout", ORDERED)
-def test_tangents_in_any_layout_with_open_sizes(layout: str) -> None:
+@pytest.mark.parametrize(("number", "layout"), crossed(range(3), ORDERED))
+def test_tangents_in_any_layout_with_open_sizes(number: int, layout: str) -> None:
     torch.manual_seed(0)
-    for number, fn in enumerate(PROGRAMS[:3]):
-        x = in_layout(torch.randn(SHAPE), layout).detach().requires_grad_()
-        args, out = (x, torch.randn(6, requires_grad=True)), fn(x, torch.ones(6)).detach()
-        without_gaps = [t for t in tangents(out) if t.stride()[-1] != 2]
-        wrong = differing(fn, args, without_gaps, {"x": {0: AUTO, 1: AUTO}, "w": None})
-        assert not wrong, (number, wrong)
+    fn, x = PROGRAMS[number], in_layout(torch.randn(SHAPE), layout).detach().requires_grad_()
+    args, out = (x, torch.randn(6, requires_grad=True)), fn(x, torch.ones(6)).detach()
+    without_gaps = [t for t in tangents(out) if t.stride()[-1] != 2]
+    assert not differing(fn, args, without_gaps, {"x": {0: AUTO, 1: AUTO}, "w": None})
 
 
 def spread(fn: Callable[[Tensor, Tensor], Tensor], x: Tensor, w: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import foretrace
 from foretrace.ops.kernel import CpuKernels
 from tests.support.pairs import PairCut
+from tests.support.turns import crossed
 
 LAYOUTS: dict[str, Callable[[int], Tensor]] = {
     "part of each row": lambda n: torch.randn(n, 2 * n + 3)[:, :n],
@@ -71,9 +72,16 @@ def call_of(entry: str, program: Callable[[Tensor], Tensor], x: Tensor) -> Calla
 ENTRIES = ["export", "aten", "joint", "pair", "compile", "compile with a backend"]
 
 
-@pytest.mark.parametrize("entry", [*ENTRIES, "foretrace.export"])
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-@pytest.mark.parametrize("layout", LAYOUTS)
+LYING = [
+    pytest.param(layout, program, id=f"{layout}-{program.__name__}")
+    for layout in LAYOUTS
+    for program in PROGRAMS
+]
+
+
+@pytest.mark.parametrize(
+    ("layout", "program", "entry"), crossed(LYING, [*ENTRIES, "foretrace.export"])
+)
 def test_as_eager(layout: str, program: Callable[[Tensor], Tensor], entry: str) -> None:
     """A second call of another size is answered as eager does it, or refused by a guard."""
     first, second = LAYOUTS[layout](4), LAYOUTS[layout](7)

@@ -15,6 +15,7 @@ import foretrace
 from tests.support import exporting
 from tests.support.bits import differences, same_bits
 from tests.support.refusing import check
+from tests.support.turns import crossed
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -69,8 +70,10 @@ def agree(run: Callable[..., Any], eager: Callable[..., Any], n: Any) -> bool:
     return found is not None
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("hint", [Dim.AUTO, Dim.DYNAMIC], ids=["auto", "dynamic"])
+HINTS = [pytest.param(Dim.AUTO, id="auto"), pytest.param(Dim.DYNAMIC, id="dynamic")]
+
+
+@pytest.mark.parametrize(("name", "hint"), crossed(PROGRAMS, HINTS))
 def test_beside_torch(name: str, hint: Any) -> None:
     """The same signature; whatever torch's program answers, ours answers, with eager's bits."""
     module = Scaled(PROGRAMS[name])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from foretrace import Refusal, capture
 from tests.support.compare import same_as_eager
+from tests.support.turns import crossed
 
 aten = torch.ops.aten
 Args = tuple[Any, ...]
@@ -47,19 +48,29 @@ def resized(mode: str, **options: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: F.interpolate(x, mode=mode, **options).sin()
 
 
-@pytest.mark.parametrize("scale", [2, 1.5])
-@pytest.mark.parametrize("again", [None, True])
-@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "area", "nearest-exact"])
+MODES = ["nearest", "bilinear", "bicubic", "area", "nearest-exact"]
+FACTORS = [
+    pytest.param(again, scale, id=f"{again}-{scale}")
+    for again in (None, True)
+    for scale in (2, 1.5)
+]
+
+
+@pytest.mark.parametrize(("mode", "again", "scale"), crossed(MODES, FACTORS))
 def test_interpolation_by_a_factor(mode: str, again: bool | None, scale: float) -> None:
     program = resized(mode, scale_factor=scale, recompute_scale_factor=again)
     others = [(inputs(5, 3, 12, 10),)]
     same_as_eager(program, (inputs(2, 3, 8, 8),), loss=None, dynamic_shapes=True, more_args=others)
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"bidirectional": True, "num_layers": 2}, {"batch_first": True, "bias": False},
-])  # fmt: skip
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+NETS = [
+    pytest.param({}, id="plain"),
+    pytest.param({"bidirectional": True, "num_layers": 2}, id="both ways"),
+    pytest.param({"batch_first": True, "bias": False}, id="batch first"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), crossed([nn.LSTM, nn.GRU, nn.RNN], NETS))
 def test_batch_of_a_recurrent_net(kind: type[nn.Module], options: dict[str, Any]) -> None:
     made: Any = kind
     net = made(4, 5, **options)

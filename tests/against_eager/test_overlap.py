@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import foretrace
+from tests.support.turns import crossed
 
 PARTS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "next to each other": lambda y: (y[1:], y[:-1]),
@@ -23,8 +24,15 @@ PARTS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("sizes", [range(2, 8), range(7, 1, -1), (4, 2, 7, 3)])
-@pytest.mark.parametrize("name", PARTS)
+SIZES = [
+    pytest.param(sizes, id=called)
+    for called, sizes in {
+        "growing": range(2, 8), "shrinking": range(7, 1, -1), "mixed": (4, 2, 7, 3),
+    }.items()
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "sizes"), crossed(PARTS, SIZES))
 def test_overlap_at_every_size(name: str, sizes: tuple[int, ...]) -> None:
     """Where eager raises, so do we; else the answer is eager's, or refused."""
 

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_s
 
 import foretrace
 from tests.against_eager.test_from_data import ROUTES, exported, given, joint, same, trained
+from tests.support.turns import crossed, some
 
 LENGTHS = [torch.tensor(n) for n in ([6, 2, 3, 1], [5, 6, 1, 1], [6, 6, 6, 6], [5, 3, 3, 1])]
 
@@ -50,8 +51,7 @@ def inputs(lengths: Tensor) -> tuple[Tensor, Tensor]:
     return torch.randn(4, 6, 3), lengths
 
 
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "route"), crossed(KINDS, ROUTES))
 def test_trains(kind: str, route: str) -> None:
     live = KINDS[kind]()
     eager, first = copy.deepcopy(live), inputs(LENGTHS[0])
@@ -61,7 +61,7 @@ def test_trains(kind: str, route: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the graph is for inputs that answer:UserWarning")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(4, KINDS))
 def test_joint_and_file(kind: str) -> None:
     live = KINDS[kind]()
     eager, first = copy.deepcopy(live), inputs(LENGTHS[0])
@@ -72,7 +72,7 @@ def test_joint_and_file(kind: str) -> None:
         assert same([module(*other)], [eager(*other)])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(4, KINDS, 2))
 def test_other_lengths_are_captured_again(kind: str) -> None:
     live = KINDS[kind]()
     eager, compiled = copy.deepcopy(live), foretrace.compile(live, fullgraph=True)

@@ -13,6 +13,7 @@ from tests.programs import CASES, Case
 from tests.programs.packing import changed
 from tests.support.bits import differences
 from tests.support.compare import same_as_eager
+from tests.support.turns import crossed
 
 BY_NAME = [pytest.param(case, id=name) for name, case in CASES.items() if case.section == "packing"]
 BACKENDS: dict[str, Any] = {"eager": "eager", "as it is": lambda module, inputs: module}
@@ -30,8 +31,7 @@ def test_joint_cuts_and_pairs(case: Case) -> None:
     same_as_eager(kept.fn, kept.args, loss=case.loss, cuts=("joint",), keep=[lambda _: True])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", BY_NAME)
+@pytest.mark.parametrize(("case", "backend"), crossed(BY_NAME, BACKENDS))
 def test_compiled(case: Case, backend: str) -> None:
     sides = [case.subject(), case.subject()]
     compiled = foretrace.compile(sides[1].fn, fullgraph=True, backend=BACKENDS[backend])

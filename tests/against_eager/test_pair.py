@@ -18,7 +18,7 @@ from foretrace.ir.op import Op
 from foretrace.program import Cut
 from tests.programs import CASES, Case
 from tests.support.compare import same_as_eager
-from tests.support.turns import at_other_sizes, one_in
+from tests.support.turns import at_other_sizes, crossed, one_in
 
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 
@@ -38,10 +38,13 @@ BY_NAME = [pytest.param(case, id=f"{case.section}.{name}") for name, case in TRA
 VARYING = [each for each in at_other_sizes(1) if "joint" in each.values[0].cuts]
 
 
-def compare(case: Case, size: int = 4, **options: Any) -> None:
-    """Pairs by every policy; a case that may be refused may be so here."""
+def every_policy() -> tuple[Any, ...]:
+    return (*NAMED, coin(1), coin(2))
+
+
+def compare(case: Case, policies: tuple[Any, ...], size: int = 4, **options: Any) -> None:
+    """Pairs by these policies; a case that may be refused may be so here."""
     subject = case.subject(size)
-    policies = (*NAMED, coin(1), coin(2))
     # a program's own generator goes on drawing from one cut of a capture to the next
     captures = [[each] for each in policies] if case.section == "randomness" else [policies]
     try:
@@ -55,16 +58,17 @@ def compare(case: Case, size: int = 4, **options: Any) -> None:
             raise
 
 
-@pytest.mark.parametrize("case", one_in(3, BY_NAME))
+@pytest.mark.parametrize("case", one_in(6, BY_NAME))
 def test_same_as_eager(case: Case) -> None:
     """Outputs, mutations, gradients and random state are those of eager, whatever is saved."""
-    compare(case)
+    compare(case, every_policy())
 
 
-@pytest.mark.parametrize("case", VARYING)
-def test_another_size(case: Case) -> None:
+@pytest.mark.parametrize(("case", "place"), crossed(VARYING, range(len(every_policy()))))
+def test_another_size(case: Case, place: int) -> None:
     """The same pair, captured with symbolic sizes, at another size."""
-    compare(case, CAPTURED, dynamic_shapes=True, more_args=[case.subject(OTHER).args])
+    others = {"dynamic_shapes": True, "more_args": [case.subject(OTHER).args]}
+    compare(case, every_policy()[place : place + 1], CAPTURED, **others)
 
 
 class Block(nn.Module):

@@ -25,9 +25,7 @@ def cuts_of(chosen: tuple[Step, ...], returned: int) -> tuple[str, ...]:
     return ("export", "aten", "joint") if differentiable else ("export", "aten")
 
 
-@settings(COMMON, max_examples=150)
-@given(steps(), RETURNED)
-def test_any_program_is_the_same_as_eager(drawn: list[Step], returned: int) -> None:
+def as_eager(drawn: list[Step], returned: int) -> None:
     chosen = accepted(drawn, returned)
     assume(chosen)
     note("\n".join(map(str, chosen)))
@@ -35,9 +33,20 @@ def test_any_program_is_the_same_as_eager(drawn: list[Step], returned: int) -> N
     same_as_eager(program_of(chosen, returned), inputs(), loss=None, cuts=cuts)
 
 
-@settings(COMMON, max_examples=50)
-@given(steps(), RETURNED, st.integers(2, 9))
-def test_any_program_at_another_size(drawn: list[Step], returned: int, rows: int) -> None:
+@settings(COMMON, max_examples=40)
+@given(steps(), RETURNED)
+def test_any_program_is_the_same_as_eager(drawn: list[Step], returned: int) -> None:
+    as_eager(drawn, returned)
+
+
+@pytest.mark.slow
+@settings(COMMON, max_examples=150)
+@given(steps(), RETURNED)
+def test_many_programs_are_the_same_as_eager(drawn: list[Step], returned: int) -> None:
+    as_eager(drawn, returned)
+
+
+def at_another_size(drawn: list[Step], returned: int, rows: int) -> None:
     """A size may be refused, by a guard; it is never answered wrongly."""
     chosen = accepted(drawn, returned)
     assume(chosen and runs(chosen, returned, rows))
@@ -51,3 +60,16 @@ def test_any_program_at_another_size(drawn: list[Step], returned: int, rows: int
             dynamic_shapes=True,
             more_args=[inputs(rows)],
         )
+
+
+@settings(COMMON, max_examples=15)
+@given(steps(), RETURNED, st.integers(2, 9))
+def test_any_program_at_another_size(drawn: list[Step], returned: int, rows: int) -> None:
+    at_another_size(drawn, returned, rows)
+
+
+@pytest.mark.slow
+@settings(COMMON, max_examples=50)
+@given(steps(), RETURNED, st.integers(2, 9))
+def test_many_programs_at_another_size(drawn: list[Step], returned: int, rows: int) -> None:
+    at_another_size(drawn, returned, rows)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import foretrace
 from tests.support.pairs import PairCut
+from tests.support.turns import crossed
 
 GAIN = 2.0
 FACTORS = [1.0, 2.0]
@@ -376,8 +377,10 @@ def call_of(entry: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> Callab
     return lambda: called(*args)
 
 
-@pytest.mark.parametrize("entry", ["export", "aten", "joint", "pair", "Program.compile", "compile"])
-@pytest.mark.parametrize("name", CASES)
+ENTRIES = ["export", "aten", "joint", "pair", "Program.compile", "compile"]
+
+
+@pytest.mark.parametrize(("name", "entry"), crossed(CASES, ENTRIES))
 def test_another_state(name: str, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call is answered for the state that there is, or refused."""
     fn, args, change = CASES[name](monkeypatch)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import foretrace
 from foretrace.runtime.calls import run_pair
 from tests.support.bits import differences
+from tests.support.turns import crossed
 
 
 def turned(x: Tensor, w: Tensor) -> Any:
@@ -86,9 +87,14 @@ def ran(fn: Callable[..., Any], x: Tensor, w: Tensor) -> list[Any]:
     return [*outputs, *gradients, x, memory, [each is x for each in outputs]]
 
 
-@pytest.mark.parametrize("of_more", [False, True])
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
+OF_WHAT = [
+    pytest.param(fn, of_more, id=f"{fn.__name__}-{of_more}")
+    for of_more in (False, True)
+    for fn in PROGRAMS
+]
+
+
+@pytest.mark.parametrize(("fn", "of_more", "route"), crossed(OF_WHAT, ROUTES))
 def test_as_eager(fn: Callable[..., Any], route: str, of_more: bool) -> None:
     run = ROUTES[route](fn, case(3, of_more=of_more))
     for rows in (3, 3) if route == "export" else (3, 4, 3, 1, 5):

@@ -11,7 +11,8 @@ import foretrace
 from tests.programs import CASES, Case
 from tests.support.compare import same_as_eager
 from tests.support.pairs import PairCut
-from tests.support.turns import at_other_sizes
+from tests.support.subject import Subject
+from tests.support.turns import at_other_sizes, crossed
 
 AUTO = torch.export.Dim.AUTO
 UNINITIALISED = "margins_of_many_classes"
@@ -23,8 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 # ---- programs of the zoo ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 0])
-@pytest.mark.parametrize("case", at_other_sizes(2))
+@pytest.mark.parametrize(("case", "size"), crossed(at_other_sizes(2), [1, 0]))
 def test_zoo(case: Case, size: int) -> None:
     """Each cut gives what eager gives, to the last bit, or is refused by a guard."""
     if case is CASES[UNINITIALISED]:
@@ -35,15 +35,27 @@ def test_zoo(case: Case, size: int) -> None:
         ran.fn(*ran.args, **ran.kwargs)
     except (RuntimeError, IndexError, ValueError) as error:
         pytest.skip(f"eager raises {error}")
-    for cut in case.cuts:
-        try:
-            same_as_eager(
-                subject.fn, subject.args, subject.kwargs, loss=case.loss, cuts=(cut,),
-                dynamic_shapes=True, more_args=[other.args],
-            )  # fmt: skip
-        except foretrace.Refusal as refusal:
-            if refusal.kind not in ("guard broken", "wrong tangents"):
-                raise
+    # a program's own generator goes on drawing from one cut of a capture to the next
+    apart = case.section == "randomness"
+    for cuts in [(cut,) for cut in case.cuts] if apart else [case.cuts]:
+        as_eager_or_guarded(subject, case.loss, cuts, other.args)
+
+
+def as_eager_or_guarded(
+    subject: Subject, loss: int | None, cuts: tuple[str, ...], other: tuple[object, ...]
+) -> None:
+    """Cuts of one capture; where one of them is refused, each is tried alone."""
+    try:
+        same_as_eager(
+            subject.fn, subject.args, subject.kwargs, loss=loss, cuts=cuts,
+            dynamic_shapes=True, more_args=[other],
+        )  # fmt: skip
+    except foretrace.Refusal as refusal:
+        if len(cuts) > 1:
+            for cut in cuts:
+                as_eager_or_guarded(subject, loss, (cut,), other)
+        elif refusal.kind not in ("guard broken", "wrong tangents"):
+            raise
 
 
 # ---- architectures, in every form ---------------------------------------------------------------
@@ -100,9 +112,14 @@ def _called(form: str, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return made  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+BUILT = [
+    pytest.param(name, train, id=f"{name}-{train}")
+    for train in (False, True)
+    for name in ARCHITECTURES
+]
+
+
+@pytest.mark.parametrize(("name", "train", "form"), crossed(BUILT, FORMS))
 def test_batch_of_one(name: str, train: bool, form: str) -> None:
     """A graph captured with a batch of 4 takes one of 1, bitwise as eager."""
     make, rest = ARCHITECTURES[name]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
+from tests.support.turns import crossed
 
 GAIN = 2.0
 
@@ -103,9 +104,11 @@ class World:
         return (result, *after)
 
 
+KINDS = ["export", "aten", "compile", "compile, open sizes"]
+
+
 @pytest.mark.filterwarnings("ignore:.*was captured again")
-@pytest.mark.parametrize("kind", ["export", "aten", "compile", "compile, open sizes"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("seed", "kind"), crossed(range(8), KINDS))
 def test_eager_beside(seed: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(seed, monkeypatch)
     compiled = foretrace.compile(

@@ -9,6 +9,7 @@ from torch import Tensor
 import foretrace
 from foretrace.runtime.calls import run_pair
 from tests.support.bits import same_bits
+from tests.support.turns import crossed
 
 ROWS = 6
 
@@ -50,8 +51,10 @@ def inputs(seed: int) -> list[Tensor]:
     return [torch.randn(ROWS, 6, generator=drawn).requires_grad_() for _ in range(2)]
 
 
-@pytest.mark.parametrize("halves", [False, True], ids=["joint", "pair"])
-@pytest.mark.parametrize("program", PROGRAMS)
+HALVES = [pytest.param(False, id="joint"), pytest.param(True, id="pair")]
+
+
+@pytest.mark.parametrize(("program", "halves"), crossed(PROGRAMS, HALVES))
 def test_gradients_are_eagers(program: Callable[..., Tensor], halves: bool) -> None:
     captured = foretrace.capture(program, tuple(inputs(0)))
     cut = captured.cut("joint")

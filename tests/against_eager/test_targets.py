@@ -10,15 +10,16 @@ import torch
 from torch import nn
 
 import foretrace
+from tests.support.turns import crossed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODELS = ("gpt2", "bert", "vit", "resnet", "lstm", "unet")
+TARGETS = ("cuda:sm80", "cuda:sm90", "meta")
 
 pytestmark = pytest.mark.filterwarnings("ignore:PyTorch was compiled without cuDNN")
 
 
-@pytest.mark.parametrize("target", ["cuda:sm80", "cuda:sm90", "meta"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "target"), crossed(MODELS, TARGETS))
 def test_models_are_captured_for_absent_devices(model, target, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     fn, args, *rest = importlib.import_module(model).program()

@@ -48,9 +48,13 @@ def llama(layers: int) -> tuple[nn.Module, list[dict[str, Tensor]]]:
 
 
 @pytest.mark.parametrize(
-    "make", [mlp, lambda: llama(2), pytest.param(lambda: llama(16), marks=pytest.mark.slow)],
-    ids=["mlp", "llama2", "llama16"],
-)  # fmt: skip
+    "make",
+    [
+        pytest.param(mlp, id="mlp"),
+        pytest.param(lambda: llama(2), id="llama2", marks=pytest.mark.slow),
+        pytest.param(lambda: llama(16), id="llama16", marks=pytest.mark.slow),
+    ],
+)
 def test_trains_alone(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # explanations tell files from there
     torch.manual_seed(0)

@@ -11,13 +11,14 @@ import foretrace
 from tests.programs import CASES, Case
 from tests.support.saved import Saved, same_again, same_explanations, saved
 from tests.support.subject import Subject
+from tests.support.turns import crossed, some
 
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 
 EVERY = ("export", "aten", "joint", "pair")
 NAMES = list(CASES)
 DRAWN = NAMES[:: len(NAMES) // 40]
-"""Programs, evenly drawn, that every run of the tests sees; the others are slow together"""
+"""Programs, evenly drawn, of which the quick tests see some; the others are slow together"""
 
 
 def holdable(case: Case, path: Path) -> Saved:
@@ -45,7 +46,7 @@ def check(case: Case, path: Path) -> None:
             assert same_explanations(one, other)
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", some(2, DRAWN))
 def test_same_bits(name: str, tmp_path: Path) -> None:
     check(CASES[name], tmp_path / "program.ft")
 
@@ -66,7 +67,7 @@ UNREAD = {"margins_of_many_classes"}
 VARYING = [name for name in NAMES if CASES[name].varies]
 
 
-@pytest.mark.parametrize("name", VARYING[:: len(VARYING) // 15])
+@pytest.mark.parametrize("name", some(2, VARYING[:: len(VARYING) // 15], 1))
 def test_other_sizes(name: str, tmp_path: Path) -> None:
     other_sizes(name, tmp_path / "program.ft")
 
@@ -95,8 +96,7 @@ class Rows(nn.Module):
         return torch.nn.functional.gelu(self.proj(rows)).sum() * x.shape[0]
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 9])
-@pytest.mark.parametrize("cut", ["export", "joint", "pair"])
+@pytest.mark.parametrize(("rows", "cut"), crossed([0, 1, 2, 3, 9], ["export", "joint", "pair"]))
 def test_open_sizes(cut: str, rows: int, tmp_path: Path) -> None:
     """A file has open sizes and what was assumed of them: 0 and 1 have graphs of their own."""
     torch.manual_seed(0)

@@ -80,11 +80,13 @@ def images() -> Step:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: llama(2), lambda: llama(1, foreach=True), lambda: llama(1, fused=True), images,
-        pytest.param(lambda: llama(16), marks=pytest.mark.slow),
+        pytest.param(lambda: llama(2), id="llama2"),
+        pytest.param(images, id="images"),
+        pytest.param(lambda: llama(1, foreach=True), id="foreach", marks=pytest.mark.slow),
+        pytest.param(lambda: llama(1, fused=True), id="fused", marks=pytest.mark.slow),
+        pytest.param(lambda: llama(16), id="llama16", marks=pytest.mark.slow),
     ],
-    ids=["llama2", "foreach", "fused", "images", "llama16"],
-)  # fmt: skip
+)
 def test_trains_alone(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # explanations tell files from there
     torch.manual_seed(0)

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
 
 import pytest
 
@@ -15,16 +14,17 @@ from tests.databases.databases import DATABASES, cases
 from tests.databases.routes import OURS
 from tests.databases.stated import facts, fault, group, samples_stated, stated
 from tests.databases.table import Line, lines_of
-from tests.support.turns import one_in
+from tests.support.turns import one_way_each
 
 # How many tests a database is cut into.
 SHARDS = {
     **{f"opinfo.{name}": 16 for name in ("float32", "float64", "bfloat16", "complex64")},
-    "opinfo.inplace": 4,
-    "opinfo.out": 8,
+    "opinfo.inplace": 8,
+    "opinfo.out": 16,
     "opinfo.dynamic": 16,
-    "module.train": 4,
-    "module.eval": 4,
+    "module.train": 8,
+    "module.eval": 8,
+    "export_db": 4,
 }
 # What the fast lane runs, and by which routes: the others are much the same work once more.
 FAST = {
@@ -133,13 +133,12 @@ def test_records_of_several_runs_make_one_page(tmp_path, monkeypatch):
     assert stated() == {("custom_op", "NumpyNMSCustomOp", "refused (data-dependent)", "export")}
 
 
-def now_and_then(database):
-    """One shard in four is quick: `make test` is to stay under a quarter of an hour."""
-    every = [pytest.param(name, i, id=f"{name}-{i}") for name, i in shards([database])]
-    return one_in(4, every)
+EACH = [
+    [pytest.param(name, i, id=f"{name}-{i}") for name, i in shards([database])] for database in FAST
+]
 
 
-@pytest.mark.parametrize(("database", "shard"), [*chain(*map(now_and_then, FAST))])
+@pytest.mark.parametrize(("database", "shard"), one_way_each(EACH))
 def test_one_sample(database, shard):
     hold(lines(database, shard, FAST[database], 1))
 

@@ -13,6 +13,7 @@ from torch._dynamo.backends.common import aot_autograd as torch_aot_autograd
 from torch.fx.graph_module import GraphModule
 
 import foretrace
+from tests.support.turns import crossed
 
 AOT = [foretrace.aot_autograd, torch_aot_autograd]
 
@@ -153,8 +154,7 @@ def parameters(fn: Any) -> list[Tensor]:
     return list(fn.parameters()) if isinstance(fn, nn.Module) else []
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("make", PROGRAMS)
+@pytest.mark.parametrize(("make", "dynamic"), crossed(PROGRAMS, [False, True]))
 def test_compilers_get_what_torch_gives_them(make, dynamic):
     ours, theirs = (trained_with(aot, make, dynamic) for aot in AOT)
     assert [name for name, *_ in ours.calls] == [name for name, *_ in theirs.calls] == ["fw", "bw"]

@@ -20,7 +20,8 @@ from tests.support.turns import one_way_each
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo reads it
 EXAMPLES = sorted(path.stem for path in Path("examples").glob("*.py") if path.stem != "demo")
-QUICK = {"llama", "bert", "t5", "attention", "rms_norm"}
+QUICK = {"llama", "bert", "t5"}
+QUICK_EXAMPLES = {"attention", "bert", "rms_norm"}
 OTHER_PATH = {"llama", "qwen3", "mixtral"}
 """transformers asks whether Dynamo runs, and then makes another mask."""
 
@@ -268,12 +269,12 @@ def as_leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def quick_first(names: Any) -> list[Any]:
-    return [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in names]
+def quick_first(names: Any, quick: set[str]) -> list[Any]:
+    return [pytest.param(n, marks=[] if n in quick else pytest.mark.slow) for n in names]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", quick_first(EXAMPLES))
+@pytest.mark.parametrize("name", quick_first(EXAMPLES, QUICK_EXAMPLES))
 def test_examples(name):
     with loaded(f"examples/{name}.py:program") as program:
         reference = "eager" if name in OTHER_PATH else None
@@ -282,7 +283,7 @@ def test_examples(name):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", quick_first(MODELS))
+@pytest.mark.parametrize("name", quick_first(MODELS, QUICK))
 def test_transformers(name):
     model, inputs = make(name)
     reference = "eager" if name in OTHER_PATH else None

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import foretrace
 from tests.support import exporting
 from tests.support.bits import aliasing, differences, tensors
+from tests.support.turns import crossed
 
 X = torch.arange(12.0).reshape(3, 4) / 7
 
@@ -189,8 +190,7 @@ def test_beside_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize(("name", "mode"), crossed(SOME, MODES))
 def test_mode_around(name: str, mode: str, *, strict: bool) -> None:
     """The grad mode around the export is no part of the program, nor does `strict` change it."""
     case = CASES[name]

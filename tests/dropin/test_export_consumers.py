@@ -17,6 +17,7 @@ import foretrace
 from tests.support import exporting
 from tests.support.bits import differences
 from tests.support.refusing import check
+from tests.support.turns import some
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of its consumers
 
@@ -215,7 +216,7 @@ def targets(program: ExportedProgram) -> set[str]:
     return {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", some(2, TABLES, 1))
 def test_decompositions(table: str) -> None:
     """A table opens ours as it opens torch's: the same operators, the same bits."""
     ours, torchs = (export(made(Stack), (X,)) for export in EXPORTS)

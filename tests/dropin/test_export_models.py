@@ -65,17 +65,6 @@ def test_signature_as_torch(name):
     exporting.same_interface(ours, torchs)
 
 
-@pytest.mark.parametrize("names", [QUICK, pytest.param(tuple(MODELS), marks=pytest.mark.slow)])
-def test_models_train_elsewhere(names, tmp_path):
-    """Written by foretrace, read and trained by torch alone."""
-    modules = {"transformers.modeling_outputs"}
-    for name in names:
-        model, inputs = make(name)
-        write(tmp_path, name, model, (), inputs)
-        modules.add(type(model).__module__)
-    elsewhere(tmp_path, *modules)
-
-
 @pytest.mark.parametrize("name", some(EXAMPLES, QUICK_EXAMPLES))
 def test_signature_of_examples_as_torch(name):
     """As for the models."""
@@ -85,16 +74,25 @@ def test_signature_of_examples_as_torch(name):
         exporting.same_interface(foretrace.export(module, args, kwargs), torchs)
 
 
-@pytest.mark.parametrize("names", [
-    QUICK_EXAMPLES, pytest.param(tuple(EXAMPLES), marks=pytest.mark.slow),
+@pytest.mark.parametrize(("models", "examples"), [
+    pytest.param(QUICK, QUICK_EXAMPLES, id="some"),
+    pytest.param(MODELS, EXAMPLES, id="all", marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_examples_train_elsewhere(names, tmp_path):
-    """As the models do; these are in training mode, and some draw random numbers."""
-    for name in names:
+def test_they_train_elsewhere(models, examples, tmp_path):
+    """Written by foretrace, read and trained by torch alone, all of them by one process.
+
+    The examples are in training mode, and some draw random numbers.
+    """
+    modules = {"transformers.modeling_outputs"}
+    for name in models:
+        model, inputs = make(name)
+        write(tmp_path, f"model {name}", model, (), inputs)
+        modules.add(type(model).__module__)
+    for name in examples:
         with loaded(f"examples/{name}.py") as program:
             args, kwargs = pytree.tree_map_only(torch.Tensor, leaf, (program.args, program.kwargs))
-            write(tmp_path, name, exporting.as_module(program.fn), args, kwargs)
-    elsewhere(tmp_path, "transformers.modeling_outputs")
+            write(tmp_path, f"example {name}", exporting.as_module(program.fn), args, kwargs)
+    elsewhere(tmp_path, *modules)
 
 
 def leaf(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Sizes 1 and 0 of a file: what plain torch loads gives eager's bits, or raises."""
 
+import copy
 import io
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 import foretrace
 from tests.dropin.test_export_shapes import module as as_module
 from tests.programs import CASES, Case
+from tests.support.subject import Subject
+from tests.support.turns import one_in
 
 AUTO, Dim = torch.export.Dim.AUTO, torch.export.Dim
 
@@ -137,16 +140,10 @@ VARYING = [
 ][::7]  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [1, 0])
-@pytest.mark.parametrize("case", VARYING)
-def test_zoo(case: Case, size: int) -> None:
+@pytest.mark.parametrize("case", one_in(2, VARYING))
+def test_zoo(case: Case) -> None:
     """A part of the zoo, every size open: what a file gives is what eager gives."""
-    subject, other = case.subject(11), case.subject(size)
-    try:
-        torch.manual_seed(0)
-        expected = other.fn(*other.fresh().args, **other.kwargs)
-    except (RuntimeError, IndexError, ValueError) as error:
-        pytest.skip(f"eager raises {error}")
+    subject = case.subject(11)
     try:
         run = loaded(foretrace.export(
             as_module(subject.fn), subject.args, subject.kwargs, dynamic_shapes=None
@@ -154,6 +151,17 @@ def test_zoo(case: Case, size: int) -> None:
         )).module()  # fmt: skip
     except (foretrace.Refusal, RuntimeError, ValueError, TypeError) as error:
         pytest.skip(f"no file: {error}")
+    for size in (1, 0):
+        gives_what_eager_gives(copy.deepcopy(run), case.subject(size))
+
+
+def gives_what_eager_gives(run: Any, other: Subject) -> None:
+    """Or raises, as eager may."""
+    try:
+        torch.manual_seed(0)
+        expected = other.fn(*other.fresh().args, **other.kwargs)
+    except (RuntimeError, IndexError, ValueError):
+        return
     try:
         torch.manual_seed(0)
         found = run(*other.fresh().args, **other.kwargs)

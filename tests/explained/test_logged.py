@@ -28,12 +28,28 @@ def show(*cuts: str, **env: str) -> str:
     return done.stderr
 
 
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of the structured log, and what was said, of one process that is asked for all."""
+    folder = tmp_path_factory.mktemp("trace")
+    asked = {"TORCH_LOGS": "aot_joint_graph,aot_graphs", "TORCH_TRACE": str(folder)}
+    return folder, show("joint", "backward", "export", **asked)
+
+
+def test_torch_logs(trace: tuple[Path, str]) -> None:
+    shown(trace[1], "joint", "backward", "export")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("artifact", "cuts"),
     [("aot_joint_graph", ("joint",)), ("aot_graphs", ("backward", "export"))],
 )
-def test_torch_logs(artifact: str, cuts: tuple[str, ...]) -> None:
-    said = show(*cuts, TORCH_LOGS=artifact)
+def test_torch_logs_of_one_kind(artifact: str, cuts: tuple[str, ...]) -> None:
+    shown(show(*cuts, TORCH_LOGS=artifact), *cuts)
+
+
+def shown(said: str, *cuts: str) -> None:
     for cut in cuts:
         _, found, graph = said.partition(f"foretrace, {cut} cut")
         assert found
@@ -51,10 +67,9 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if "str" not in row]
 
 
-def test_torch_trace(tmp_path: Path) -> None:
-    show("joint", TORCH_TRACE=str(tmp_path))
-    assert any("aot_joint_graph" in row for row in rows(tmp_path))
-    (log,) = tmp_path.iterdir()
+def test_torch_trace(trace: tuple[Path, str]) -> None:
+    assert any("aot_joint_graph" in row for row in rows(trace[0]))
+    (log,) = trace[0].iterdir()
     assert "torch.ops.aten.rsqrt" in log.read_text()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import foretrace
+from foretrace.cli import main
 from foretrace.cli.debugging import Rehearsal
 from foretrace.cli.load import loaded
 from foretrace.compare.check import loss_of
@@ -108,6 +109,7 @@ def in_terminal(words: list[str], typed: list[str], timeout: float = 240) -> tup
 NODE = ["explain", "examples/rms_norm.py:total", "mean"]
 
 
+@pytest.mark.slow
 def test_break_stops_at_the_users_line() -> None:
     code, said = in_terminal([*NODE, "--break"], ["p x.shape", "c"])
     assert code == 0, said
@@ -230,19 +232,18 @@ def module_of(links: list[Link]) -> int:
 def test_break_stops_at_the_very_node(tmp_path: Path) -> None:
     path = tmp_path / "deep.py"
     path.write_text(DEEP)
-    code, said = in_terminal(["explain", str(path), "mul_3", "--break"], ["p n", "q"])
+    code, said = in_terminal(["explain", str(path), "mul_3", "--break"], ["p n", "p x.shape", "q"])
     assert code == 0, said
     assert "stop 2 of 3 at" in said
     assert "that of mul_3" in said
     assert said.partition("(Pdb) p n")[2].split()[0] == "1"
+    assert "-> h = h * n" in said
+    assert "torch.Size([4, 8])" in said
 
 
 def test_a_step_that_is_not_there_or_is_cpp(capsys: pytest.CaptureFixture[str]) -> None:
     for step, told in (("mind", "there is no step mind"), ("body", "is C++")):
-        done = subprocess.run(
-            [sys.executable, "-m", "foretrace", *NODE, "--break", step], cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 2, done.stdout + done.stderr
-        assert told in done.stderr
-        assert "name one of: line" in done.stderr
+        assert main([*NODE, "--break", step]) == 2
+        said = capsys.readouterr().err
+        assert told in said
+        assert "name one of: line" in said

@@ -43,6 +43,7 @@ def test_a_small_slice_is_the_same_as_eager(tmp_path):
     assert {row["status"] for row in rows.values()} == {"same"}
 
 
+@pytest.mark.slow
 def test_what_is_planted_is_a_difference(tmp_path):
     """And the record has what is needed to mend it elsewhere: both lists, where they part, why."""
     code, rows = ran(tmp_path, *options("--part", PARTS), *options("--plant", PARTS))

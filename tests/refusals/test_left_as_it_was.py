@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any, NoReturn
 
 import numpy as np
@@ -32,7 +33,15 @@ import foretrace
 from tests.programs import CASES, Case
 from tests.refusals import gradients, test_refusals
 from tests.support.compare import same_as_eager
-from tests.support.whole import ENTRIES, Build, behind_dynamo, left_whole
+from tests.support.turns import crossed
+from tests.support.whole import (
+    ENTRIES,
+    ENTRIES_THAT_DIFFER,
+    INTERRUPTED_AT,
+    Build,
+    behind_dynamo,
+    left_whole,
+)
 
 X = torch.linspace(-1, 2, 12).view(3, 4)
 LOG: list[Any] = []
@@ -567,17 +576,28 @@ def anew(build: Build) -> Build:
     return lambda: (_as_imported(), build())[1]
 
 
-@pytest.mark.parametrize("act", ACTS)
-def test_modules(act: str) -> None:
+ATTEMPTS = [
+    pytest.param(entry, at, id=f"{entry} and {at}")
+    for entry, at in zip_longest(ENTRIES_THAT_DIFFER, INTERRUPTED_AT)
+]
+"""An entry point, and the op at which a capture is interrupted"""
+
+
+def left_whole_by(build: Build, entry: str, at: int | None) -> None:
+    left_whole(build, entries={entry: ENTRIES[entry]}, at=[] if at is None else [at])
+
+
+@pytest.mark.parametrize(("act", "entry", "at"), crossed(ACTS, ATTEMPTS))
+def test_modules(act: str, entry: str, at: int | None) -> None:
     """Whatever it does to what it holds."""
-    left_whole(anew(lambda: (Configured(ACTS[act]), (X.clone(),))))
+    left_whole_by(anew(lambda: (Configured(ACTS[act]), (X.clone(),))), entry, at)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions(name: str) -> None:
+@pytest.mark.parametrize(("name", "entry", "at"), crossed(FUNCTIONS, ATTEMPTS))
+def test_functions(name: str, entry: str, at: int | None) -> None:
     """Wherever they keep what they met."""
     try:
-        left_whole(anew(FUNCTIONS[name]))
+        left_whole_by(anew(FUNCTIONS[name]), entry, at)
     finally:
         _as_imported()
 

@@ -20,7 +20,8 @@ def sites() -> set[str]:
     """`file:function` of every refusal that is made in the package."""
     found = set()
     for path in PACKAGE.rglob("*.py"):
-        tree = ast.parse(path.read_text())
+        text = path.read_text()
+        tree = ast.parse(text if "Refusal" in text else "")
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Refusal":
@@ -58,6 +59,6 @@ def test_line_and_ways(case: Case) -> None:
 
 
 def test_every_place_has_a_program_or_a_reason() -> None:
-    known = {case.site for case in CASES.values()} | EXCUSED.keys()
-    assert sorted(sites() - known) == []
-    assert sorted(known - sites()) == [], "no place refuses there any more"
+    known, there = {case.site for case in CASES.values()} | EXCUSED.keys(), sites()
+    assert sorted(there - known) == []
+    assert sorted(known - there) == [], "no place refuses there any more"

@@ -13,7 +13,7 @@ from tests.steps import STEPS, Step
 from tests.steps.failing import FAILS, NOT_BY_THE_STEP_CUT, ONLY_AS_A_WHOLE, ONLY_BY_A_CUT
 from tests.steps.ways import WAYS, ways_of
 from tests.support.steps import Loop, same_cut, same_steps
-from tests.support.turns import one_in
+from tests.support.turns import crossed, one_in
 
 # foretrace warns so at the eighth; a step that may have as many says it
 pytestmark = [
@@ -85,8 +85,7 @@ def test_named_are_steps() -> None:
     assert not WAYS.keys() - {step.name for step in STEPS.values() if not step.breaks}
 
 
-@pytest.mark.parametrize("level", ["aten", "step"])
-@pytest.mark.parametrize("step", one_in(15, WHOLE, 4))
+@pytest.mark.parametrize(("step", "level"), crossed(one_in(10, WHOLE, 4), ["aten", "step"]))
 def test_one_cut(step: Step, level: str) -> None:
     """`foretrace.capture` after two batches; a cut of it does the third."""
     if level == "step" and step.name in NOT_BY_THE_STEP_CUT:

@@ -35,6 +35,34 @@ def one_way_each(rows: Iterable[Sequence[Any]]) -> list[Any]:
     return [each for place, ways in enumerate(rows) for each in one_in(len(ways), ways, turn=place)]
 
 
+def some(count: int, items: Iterable[Any], turn: int = 0) -> list[Any]:
+    """What is called by its name, of which one in so many is quick."""
+    return one_in(count, [_named(item) for item in items], turn)
+
+
+def crossed(rows: Iterable[Any], ways: Iterable[Any]) -> list[Any]:
+    """Each row by each way; of each row that is quick one way is, the ways in turn."""
+    given, by = [_named(row) for row in rows], [_named(way) for way in ways]
+    quick, made = 0, []
+    for row in given:
+        each = [
+            pytest.param(
+                *row.values, *way.values, id=f"{row.id}-{way.id}", marks=[*row.marks, *way.marks]
+            )
+            for way in by
+        ]
+        made += one_in(len(by), each, turn=quick)
+        quick += not row.marks
+    return made
+
+
+def _named(item: Any) -> Any:
+    """A parameter with the name that pytest would give it: of functions and classes their own."""
+    if isinstance(item, type(pytest.param())):
+        return item
+    return pytest.param(item, id=str(getattr(item, "__name__", item)))
+
+
 def at_other_sizes(turn: int) -> list[Any]:
     """The programs of the zoo whose sizes vary; those of the other suites' turns are slow here."""
     varying = [

@@ -312,7 +312,7 @@ def test_other_values_differ() -> None:
 # ------------------------------------------------------------------------------------ the zoo
 
 
-@pytest.mark.parametrize("case", one_in(6, ZOO, turn=0))
+@pytest.mark.parametrize("case", one_in(12, ZOO, turn=8))
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_the_zoo(case: Case) -> None:
     """A second judge of the zoo, with a comparison written apart from the tests' own."""

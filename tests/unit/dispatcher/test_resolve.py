@@ -12,6 +12,7 @@ from foretrace.dispatcher.registrations import Kernel, computed, fallbacks, regi
 from foretrace.dispatcher.rules import AMBIGUOUS, MISSING, TAGS, rule_at
 from foretrace.dispatcher.table import Table, built_with
 from foretrace.targets.cuda_build import cuda_kernels
+from tests.support.turns import crossed, some
 
 OPERATORS = sorted(torch_api.operator_names())
 ATEN = [name for name in OPERATORS if name.startswith("aten::")]
@@ -58,11 +59,16 @@ def test_a_table_that_is_wrong_is_seen() -> None:
     assert rule_at("XLA", {*has, "XLA"}, every) != rule_at("XLA", has, every)
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_call_of_every_operator(device: str, requires_grad: bool) -> None:
+DEVICES = crossed(["cpu", "meta"], [False, True])
+SHARES = [pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+"""Of so many operators one"""
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize(("device", "requires_grad"), DEVICES)
+def test_a_call_of_every_operator(device: str, requires_grad: bool, share: int) -> None:
     """A call goes where the table says: rules and places along its way, and a kernel at its end."""
-    for name in ATEN:
+    for name in ATEN[::share]:
         table = computed(name)
         told = foretrace.dispatch(name, device=device, requires_grad=requires_grad)
         assert told.path, name
@@ -94,10 +100,11 @@ def test_the_python_resolver_is_torchs() -> None:
 
 
 @NO_CUDA
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_the_profile_of_cuda(requires_grad: bool) -> None:
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("requires_grad", some(2, [False, True]))
+def test_the_profile_of_cuda(requires_grad: bool, share: int) -> None:
     """A CUDA build's own kernels come first; at every other key it has what this build has."""
-    for name in ATEN:
+    for name in ATEN[::share]:
         told = foretrace.dispatch(name, device="cuda", requires_grad=requires_grad)
         last = told.path[-1]
         if "CUDA" in cuda_kernels().get(name, ()) and last.key == "CUDA":

@@ -94,7 +94,7 @@ def of_torch(ops: list[Op]) -> bool:
     )
 
 
-@pytest.mark.parametrize("case", one_in(6, ZOO, turn=2))
+@pytest.mark.parametrize("case", one_in(12, ZOO, turn=5))
 def test_the_leaves_of_any_program(case: Case) -> None:
     given = case.subject()
     try:

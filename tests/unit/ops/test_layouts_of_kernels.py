@@ -10,6 +10,7 @@ from torch import Tensor
 
 import foretrace
 from foretrace.ops import quirks
+from tests.support.turns import one_in
 
 aten = torch.ops.aten
 PLACE = torch.tensor([0])
@@ -75,6 +76,13 @@ CALLS: dict[Any, tuple[int, Callable[..., Any]]] = {
 """How many operands, and a call; for other operators, two and no more arguments"""
 
 
+OF_ELEMENTS = [
+    pytest.param(func, id=str(func))
+    for func in sorted(IN_ORDER | LOSSES | ITERATED.keys(), key=str)
+]
+CAST = [pytest.param(func, id=str(func)) for func in ITERATED if "backward" not in str(func)]
+
+
 def alike(fn: Callable[..., Any], *tensors: Tensor) -> None:
     outputs = foretrace.capture(fn, tensors).recorded.outputs
     results: Any = fn(*tensors)
@@ -94,14 +102,14 @@ def operands(func: Any, count: int) -> Iterator[tuple[Tensor, ...]]:
             yield (lie(torch.rand(SHAPE)), *rest)
 
 
-@pytest.mark.parametrize("func", sorted(IN_ORDER | LOSSES | ITERATED.keys(), key=str), ids=str)
+@pytest.mark.parametrize("func", one_in(4, OF_ELEMENTS))
 def test_of_elements(func: Any) -> None:
     count, call = CALLS.get(func, (2, func))
     for tensors in operands(func, count):
         alike(call, *tensors)
 
 
-@pytest.mark.parametrize("func", [f for f in ITERATED if "backward" not in str(f)], ids=str)
+@pytest.mark.parametrize("func", one_in(4, CAST, 1))
 def test_of_elements_that_are_cast(func: Any) -> None:
     count, call = CALLS.get(func, (2, func))
     if func is aten.heaviside.default:

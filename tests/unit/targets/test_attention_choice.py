@@ -61,7 +61,10 @@ def our_kernel(call: Call, target: Target) -> str:
 # ------------------------------------------------------------------------------------------- cpu
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@settings(MANY, max_examples=300)
 @given(calls())
 @example(Call(dense(2, 4, 5, 8), dense(2, 4, 5, 8), dense(2, 4, 5, 8)))
 @example(Call(dense(2, 4, 5, 8), dense(2, 2, 5, 8), dense(2, 2, 5, 8), gqa=True))
@@ -69,6 +72,13 @@ def our_kernel(call: Call, target: Target) -> str:
 @example(Call(dense(4, 0), dense(4, 0), dense(4, 3)))
 @example(Call(dense(2, 4, 5, 0), dense(2, 4, 5, 0), dense(2, 4, 5, 8)))
 def test_cpu_agrees_with_the_installed_torch(call):
+    assert our_kernel(call, target_of("cpu", CPU)) == eagers_kernel(call, CPU)
+
+
+@pytest.mark.slow
+@MANY
+@given(calls())
+def test_cpu_agrees_in_many_calls(call):
     assert our_kernel(call, target_of("cpu", CPU)) == eagers_kernel(call, CPU)
 
 

@@ -146,7 +146,11 @@ def values(draw):
     return torch.ones(shape, dtype=dtype) * 7
 
 
-@settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(FEW, max_examples=3000)
+
+
+@FEW
 @given(subjects(), INDICES)
 @example(torch.zeros(()), 1)
 @example(torch.zeros(()), (0,))
@@ -157,13 +161,31 @@ def test_get_is_the_bindings(tensor, index):
     assert outcome(INDEXING.get, tensor, index) == outcome(own_get, tensor, index)
 
 
-@settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.slow
+@MANY
+@given(subjects(), INDICES)
+def test_many_are_the_bindings(tensor, index):
+    assert outcome(INDEXING.get, tensor, index) == outcome(own_get, tensor, index)
+
+
+@FEW
 @given(subjects(), INDICES, values())
 @example(torch.zeros(3, 2), True, 1)
 @example(torch.zeros(()), (), 1)
 @example(torch.zeros(()), slice(None), 1)
 @example(torch.zeros(3, 2), False, 1)
 def test_set_is_the_bindings(tensor, index, new):
+    set_is_the_bindings(tensor, index, new)
+
+
+@pytest.mark.slow
+@MANY
+@given(subjects(), INDICES, values())
+def test_many_that_are_set_are_the_bindings(tensor, index, new):
+    set_is_the_bindings(tensor, index, new)
+
+
+def set_is_the_bindings(tensor, index, new):
     mine, theirs = tensor.clone(), tensor.clone()
     assert outcome(INDEXING.set, mine, index, new) == outcome(own_set, theirs, index, new)
     assert told(mine) == told(theirs)
