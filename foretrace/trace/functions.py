@@ -24,6 +24,7 @@ from foretrace.holding.wrapped import as_program_has, known_as
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.mutation.alias import Alias, alias_of
 from foretrace.mutation.made_leaves import value_of
+from foretrace.symbols.integers import NUMBERS
 from foretrace.tensors.abstract import Abstract, follow
 from foretrace.tensors.wrapped import wraps
 from foretrace.trace.inference import check_mode
@@ -278,13 +279,15 @@ class _Call:
         return returned
 
     def _values(self, item: Any) -> Any:
-        """An argument, or what forward returned, with values for tensors."""
+        """An argument, or what forward returned: tensors are values, open numbers expressions."""
         if isinstance(item, torch.Tensor):
             return self._value(item)
         if type(item) in (tuple, list):
             return type(item)([self._values(each) for each in item])
         if type(item) is dict:
             return {name: self._values(each) for name, each in item.items()}
+        if isinstance(item, NUMBERS):  # an open number: another one at each call
+            return self.recorder.types.symbols.scalar(item)
         return item
 
     def _value(self, tensor: torch.Tensor) -> Value:
