@@ -29,7 +29,9 @@ from foretrace.trace.recorder import Recorder
 GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
 ANNOTATED = "__annotations__"
 """Where the body of a module or a class, as it is imported, notes its annotations"""
-ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR"})
+ATTRIBUTES = frozenset({
+    "LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR", "IMPORT_FROM",
+})  # fmt: skip
 COUNTING: Mapping[str, tuple[str, ...]] = types.MappingProxyType({
     "STORE_ATTR": ("LOAD_ATTR", "LOAD_METHOD"), "STORE_GLOBAL": ("LOAD_GLOBAL", "LOAD_NAME"),
     "STORE_DEREF": ("LOAD_DEREF",),
@@ -63,6 +65,8 @@ class Reads:
     """attributes, globals, cells and keys that it reads and stores to"""
     stores: frozenset[str]
     """attributes, globals and cells that it stores to"""
+    imports: tuple[str, ...]
+    """the files that it imports where it runs, as it names them"""
 
 
 TELLING: Final = frozenset({"id", "type"})
@@ -248,6 +252,8 @@ class Outside(Unwatched):
                 module = vars(module).get(each) if isinstance(module, types.ModuleType) else None
             if isinstance(module, types.ModuleType):
                 self._note(name, vars(module), notes)
+        for name in imported(code, space):
+            self._note(name, sys.modules, notes)
 
     def _note(self, name: str, space: dict[str, Any], notes: "Later | Outside") -> None:
         known = name == ANNOTATED or (id(space), name) in notes.places
@@ -375,7 +381,17 @@ def reads_of(code: types.CodeType) -> Reads:
         tuple(_stored_through(found)),
         frozenset(_counted(found)),
         frozenset(i.argval for i in found if i.opname in COUNTING),
+        tuple(dict.fromkeys(i.argval for i in found if i.opname == "IMPORT_NAME")),
     )
+
+
+def imported(code: types.CodeType, space: dict[str, Any]) -> Iterator[str]:
+    """The files that code imports where it runs; for a relative name all that it may stand for."""
+    for name in reads_of(code).imports:
+        package = str(space.get("__package__") or "").split(".")
+        above = (".".join(package[:end]) for end in range(len(package), 0, -1))
+        known = (name, *(f"{each}.{name}".strip(".") for each in above))
+        yield from (each for each in known if each in sys.modules)
 
 
 def _counted(code: list[dis.Instruction]) -> Iterator[str]:
