@@ -6,12 +6,15 @@ result lies in the argument's memory, which a graph of values cannot tell from a
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Value, Write, values_in
+from foretrace.ir.program import Output
 from foretrace.ir.walk import every_op
 from foretrace.ops.schemas import schema_of
 from foretrace.python_state.leaks import held_before
+from foretrace.symbols.questions import free_symbols
 from foretrace.trace.functions import FunctionCall
 
 
@@ -25,18 +28,43 @@ def called(op: Op, touches: bool) -> bool:
     if target.copied:
         return True
     touches |= bool(target.context.dirty_tensors and not target.followed)
-    held = held_before(target.function, op.args) or target.context.written_since()
+    held = target.reads_made or held_before(target.function, op.args)
+    held = held or target.context.written_since()
     if not held and touches and _by_copies(op):
         return True
     if (held or touches) and target.followed:
         raise Refusal(
-            f"{target} writes to a tensor from outside, holds one that the program has made, or"
-            " keeps one in ctx that is written to later, so it cannot be called by a graph",
+            f"{target} writes to a tensor from outside, holds one or a number that the program has"
+            " made, or keeps one in ctx that is written to later, so it cannot be called by a graph",
             kind="autograd.Function", at=op.origin.frame,
-            do=('use cut("joint"), which has its backward',
-                "give tensors to it as arguments, return new content, and write to a clone"),
+            do=('use cut("joint"), which has its backward', "give tensors and numbers to it as"
+                " arguments, return new content, and write to a clone"),
         )  # fmt: skip
     return not (held or touches)
+
+
+def check_numbers(ops: Iterable[Op], outputs: Iterable[Output]) -> None:
+    """That the graph needs no number that a Function makes which it calls itself.
+
+    Raises:
+        Refusal: it does, as where the forward puts `x.sum().item()` into a list.
+    """
+    made, ops = dict[Any, Op](), [*ops]
+    for op in ops:
+        if isinstance(op.target, FunctionCall):
+            results = [inner.result for inner in every_op(op.region or ())]
+            made |= dict.fromkeys(free_symbols(results) - free_symbols(op.args), op)
+    if not made:
+        return
+    used = free_symbols([each.value for each in outputs])
+    used |= free_symbols([(op.args, op.kwargs) for op in ops])
+    for number in used.intersection(made):
+        raise Refusal(
+            f"{made[number].target} makes a number of its tensors that is used outside of it, so it"
+            " cannot be called by a graph",
+            kind="autograd.Function", at=made[number].origin.frame,
+            do=('use cut("joint"), which has its backward', "make the number outside of it"),
+        )  # fmt: skip
 
 
 def apart(op: Op, body: Callable[[Op], Iterable[Op]]) -> tuple[Op, list[Op]]:

@@ -154,14 +154,19 @@ def carried_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Any]:
 
 
 def held_before(function: type[Function], args: Any) -> bool:
-    """Whether a Function is given or holds a tensor of the run that its forward does not bind."""
+    """Whether a Function is given or holds a tensor or number of the run that it does not bind."""
     forward, anew = function_of(function.forward), set[int]()
     if forward is not None:
         stores = dis.get_instructions(forward)
         bound = {each.argval for each in stores if each.opname == "STORE_DEREF"}
         cells = cells_of(forward).items()
-        anew = set(map(id, abstract_in(cell_content(c) for name, c in cells if name in bound)))
-    return any(id(tensor) not in anew for tensor in abstract_in((function, args)))
+        anew = set(map(id, _of_the_run(cell_content(c) for name, c in cells if name in bound)))
+    return any(id(each) not in anew for each in _of_the_run((function, args)))
+
+
+def _of_the_run(roots: Iterable[Any]) -> Iterator[Any]:
+    every = carried_in(roots)
+    return (each for each in every if isinstance(each, Abstract) or is_open(each))
 
 
 def _inside(item: Any) -> Iterable[Any]:
