@@ -10,7 +10,7 @@ from torch import Tensor
 
 import foretrace
 
-state = SimpleNamespace(calls=0, kept=torch.ones(3))
+state = SimpleNamespace(calls=0, kept=torch.ones(3), way="one")
 log: list[float] = []
 
 
@@ -42,6 +42,32 @@ class Reading(torch.autograd.Function):
         return g * ctx.calls * ctx.kept
 
 
+class Filling(torch.autograd.Function):
+    """Puts something into a list."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        log.append(1.0)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * 2
+
+
+class Chosen(torch.autograd.Function):
+    """By a name that the program has bound before."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.by = 3 if state.way == "other" else 2
+        return x * ctx.by
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * ctx.by
+
+
 class Logged(torch.autograd.Function):
     """Keeps a number of its tensors."""
 
@@ -65,6 +91,24 @@ def kept(x: Tensor) -> Tensor:
     return x
 
 
+def closed(x: Tensor) -> Tensor:
+    by = calls()
+    return Scaled.apply(x, lambda: by)  # type: ignore[no-any-return]
+
+
+def left(x: Tensor) -> Tensor:
+    state.way = "other"
+    y: Tensor = Chosen.apply(x)
+    return y
+
+
+def filled(x: Tensor) -> Tensor:
+    log.append(2.0)
+    y: Tensor = Filling.apply(x)
+    log.append(3.0)
+    return y
+
+
 GIVEN: dict[str, Callable[[Tensor], Tensor]] = {
     "a count": lambda x: Scaled.apply(x, calls()),
     "what follows from it": lambda x: Scaled.apply(x, calls() * 2 + 0.5),
@@ -74,16 +118,18 @@ GIVEN: dict[str, Callable[[Tensor], Tensor]] = {
     "in a dict": lambda x: Scaled.apply(x, {"by": calls()}),
 }
 HELD: dict[str, Callable[[Tensor], Tensor]] = {
-    "in a closure": lambda x: (lambda by: Scaled.apply(x, lambda: by))(calls()),
+    "in a closure": closed,
     "set before": lambda x: x * calls() + Reading.apply(x),
     "a tensor set before": lambda x: Reading.apply(kept(x)),
-    "made inside": lambda x: Logged.apply(x),
+    "filled": filled,
+    "left": left,
+    "made inside": Logged.apply,
 }
 
 
 def trained(program: Callable[[Tensor], Tensor]) -> list[Any]:
     """What three calls give and leave."""
-    state.calls, state.kept, found = 0, torch.ones(3), list[Any]()
+    state.calls, state.kept, state.way, found = 0, torch.ones(3), "one", list[Any]()
     log.clear()
     for number in range(3):
         x = torch.full((2, 3), number + 1.0, requires_grad=True)
@@ -120,7 +166,7 @@ def test_a_function_is_given_an_open_size() -> None:
 @pytest.mark.parametrize("name", HELD)
 def test_a_function_that_no_graph_can_call_is_refused(name: str) -> None:
     """By its line; without `fullgraph` it runs as Python, and a joint cut has its backward."""
-    state.calls, before = 0, state.kept
+    state.calls, state.way, before = 0, "one", state.kept
     example = (torch.ones(2, 3, requires_grad=True),)
     program = foretrace.capture(HELD[name], example)
     with pytest.raises(foretrace.Refusal) as caught:
@@ -133,7 +179,9 @@ def test_a_function_that_no_graph_can_call_is_refused(name: str) -> None:
     state.calls, log[:] = 0, []
     expected = HELD[name](*example)
     assert torch.equal(outputs, expected)
-    assert torch.equal(gradients["x"], torch.autograd.grad(expected.sum(), example[0])[0])
+    assert torch.equal(
+        next(iter(gradients.values())), torch.autograd.grad(expected.sum(), example[0])[0]
+    )
 
 
 @pytest.mark.parametrize("name", HELD)
