@@ -16,7 +16,6 @@ from weakref import getweakrefcount
 
 import torch
 from torch import nn
-from torch.autograd.function import Function
 
 from foretrace import torch_api
 from foretrace.ir.members import CONTENT, attributes_of, own_length, reached, slot_names
@@ -281,7 +280,7 @@ class Before:
     def _way(self, kind: type) -> Callable[[Any], None]:
         """How objects of a type are looked at."""
         for known, way in (
-            (nn.Module, self._module), (torch.Tensor, self._tensor), (type, self._type),
+            (nn.Module, self._module), (torch.Tensor, self._tensor), (type, self._class),
             ((dict, list, set, deque), self._container), ((tuple, frozenset), self._inside),
             (types.FunctionType, self._function), (types.CellType, self._cell),
             (types.ModuleType, self._file), (MEMO, self._memo), (tuple(STATES), self._state),
@@ -421,12 +420,6 @@ class Before:
         """The attributes of a function of the user's; torch keeps what it likes in its own."""
         if origin(function.__code__) == "user":
             self._attributes(function.__dict__)
-
-    def _type(self, kind: type) -> None:
-        """A class that something holds; of a Function, as `apply` is one's, what may run."""
-        self._class(kind)
-        if issubclass(kind, Function):
-            self._of_class(kind)
 
     def _class(self, kind: type) -> None:
         """The attributes of a class and of those that it is made from."""
