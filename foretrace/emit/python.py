@@ -143,6 +143,9 @@ class Straight:
             inside = ", ".join(self.tree(item) for item in tree)
             is_tuple = isinstance(tree, tuple)
             return f"({inside}{',' * (len(tree) == 1)})" if is_tuple else f"[{inside}]"
+        if type(tree) is dict:  # among the arguments of a Function
+            pairs = (f"{self.source.literal(key)}: {self.tree(tree[key])}" for key in tree)
+            return f"{{{', '.join(pairs)}}}"
         if isinstance(tree, sympy.Basic):
             condition = isinstance(tree, Boolean) and not isinstance(tree, sympy.Symbol)
             return size_text(tree if condition else self.symbols.simplify(tree))

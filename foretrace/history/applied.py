@@ -6,13 +6,19 @@ result lies in the argument's memory, which a graph of values cannot tell from a
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
 
 from foretrace.errors import Refusal
 from foretrace.ir.op import Op, Value, Write, values_in
+from foretrace.ir.program import Output
+from foretrace.ir.requirements import Requirements
 from foretrace.ir.walk import every_op
 from foretrace.ops.schemas import schema_of
-from foretrace.python_state.leaks import held_before
+from foretrace.python_state.leaks import comes_to, held_before
+from foretrace.symbols.questions import free_symbols
 from foretrace.trace.functions import FunctionCall
+
+JOINT = 'use cut("joint"), which has its backward'
 
 
 def called(op: Op, touches: bool) -> bool:
@@ -25,18 +31,49 @@ def called(op: Op, touches: bool) -> bool:
     if target.copied:
         return True
     touches |= bool(target.context.dirty_tensors and not target.followed)
-    held = held_before(target.function, op.args) or target.context.written_since()
+    held = target.reads_made or held_before(target.function, op.args)
+    held = held or target.context.written_since()
     if not held and touches and _by_copies(op):
         return True
     if (held or touches) and target.followed:
         raise Refusal(
-            f"{target} writes to a tensor from outside, holds one that the program has made, or"
-            " keeps one in ctx that is written to later, so it cannot be called by a graph",
+            f"{target} writes to a tensor from outside, holds one or a number that the program has"
+            " made, or keeps one in ctx that is written to later: no graph can call it",
             kind="autograd.Function", at=op.origin.frame,
-            do=('use cut("joint"), which has its backward',
-                "give tensors to it as arguments, return new content, and write to a clone"),
+            do=(JOINT, "give what it needs as arguments, return new content, write to a clone"),
         )  # fmt: skip
     return not (held or touches)
+
+
+def check_calls(ops: Iterable[Op], outputs: Iterable[Output], requires: Requirements) -> None:
+    """That the graph can do without what a Function makes, reads and leaves besides its results.
+
+    Raises:
+        Refusal: a number that it makes (`x.sum().item()`) is used outside of it, or its forward
+            comes to state of Python's that the program changes: its call would find what the
+            program found when it began, and change it a second time.
+    """
+    ops, made = [*ops], dict[Any, Op]()
+    for op in ops:
+        if isinstance(op.target, FunctionCall):
+            results = [inner.result for inner in every_op(op.region or ())]
+            made |= dict.fromkeys(free_symbols(results) - free_symbols(op.args), op)
+            if op.target.followed and comes_to(op.target.function.forward, requires):
+                _refuse(op, "comes to what the program changes of Python's", "give it as argument")
+    if not made:
+        return
+    used = free_symbols([each.value for each in outputs])
+    used |= free_symbols([(op.args, op.kwargs) for op in ops])
+    for number in used.intersection(made):
+        what = "makes a number of its tensors that is used outside of it"
+        _refuse(made[number], what, "make the number outside of it")
+
+
+def _refuse(op: Op, what: str, do: str) -> NoReturn:
+    raise Refusal(
+        f"{op.target} {what}: no graph can call it", kind="autograd.Function",
+        at=op.origin.frame, do=(JOINT, do),
+    )  # fmt: skip
 
 
 def apart(op: Op, body: Callable[[Op], Iterable[Op]]) -> tuple[Op, list[Op]]:

@@ -11,7 +11,7 @@ from foretrace.backward.differentiate import Differentiation
 from foretrace.backward.hooks import Hooks, hooked, standing, state_kept, with_hooks
 from foretrace.backward.unpacking import read_by_hooks, saving_calls
 from foretrace.errors import Refusal
-from foretrace.history.applied import apart, called, overwritten
+from foretrace.history.applied import apart, called, check_calls, overwritten
 from foretrace.history.history import History, with_history
 from foretrace.history.history_ops import left_in_memory, unmark
 from foretrace.history.placed import placed
@@ -166,6 +166,7 @@ def forward_graph(
     ops = cut_inside(live(flat, [*results, *also], semantics), level, semantics, history)
     ops = with_assertions(with_saved(ops, results), recorded)
     ops = with_hooks(ops, recorded) if trains and recorded.hooks else ops
+    check_calls(ops, outputs, recorded.requires)
     return Graph(list(recorded.inputs), ops, outputs, kind)
 
 

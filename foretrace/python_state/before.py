@@ -41,6 +41,7 @@ from foretrace.python_state.mentioned import (
     UNNAMED,
     functions_in,
     home,
+    is_users,
     members_of,
     mentioned_by,
     spaces_of,
@@ -89,7 +90,7 @@ class Before:
         self._bare: list[dict[str, Any]] = []
         """of functions and objects without attributes: the dicts for them"""
         self._foreign: list[dict[str, Any]] = []
-        """the attributes of objects of a library's classes (argparse.Namespace)"""
+        """the attributes of objects of a library's classes (argparse.Namespace), and of files"""
         self.mentioned: set[str] = set(UNNAMED)
         self._casting: dict[int, dict[str, Any]] = {}
         """the globals of functions that call `int` or `float`"""
@@ -286,9 +287,9 @@ class Before:
             (nn.Module, self._module), (torch.Tensor, self._tensor), (type, self._class),
             ((dict, list, set, deque), self._container), ((tuple, frozenset), self._inside),
             (types.FunctionType, self._function), (types.CellType, self._cell),
-            (types.ModuleType, _nothing), (MEMO, self._memo), (tuple(STATES), self._state),
-            ((types.MethodType, staticmethod, classmethod, property, functools.partial,
-              functools.cached_property), self._callable),
+            (types.ModuleType, self._file), (MEMO, self._memo), (tuple(STATES), self._state),
+            ((types.MethodType, types.BuiltinMethodType, staticmethod, classmethod, property,
+              functools.partial, functools.cached_property), self._callable),
         ):  # fmt: skip
             if issubclass(kind, known):
                 return way
@@ -366,6 +367,11 @@ class Before:
             self._foreign.append(space)
         if isinstance(item, Iterator) or (space is None and gc.is_tracked(item)):
             self.opaque.append(item)
+
+    def _file(self, item: types.ModuleType) -> None:
+        """A file that something holds: of what it has, what code mentions is kept."""
+        if is_users(item):
+            self._foreign.append(vars(item))
 
     def _state(self, item: Any) -> None:
         self._kept += [
@@ -448,10 +454,6 @@ class Before:
 def _content(kept: Kept) -> Any:
     """What is kept of an object."""
     return getattr(kept, "before", None)
-
-
-def _nothing(item: Any) -> None:
-    """Of what has no state."""
 
 
 def _forget(memo: Any) -> None:

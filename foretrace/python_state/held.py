@@ -160,7 +160,7 @@ class Reading:
         kind = type(item)  # its class as it says itself is Python of the user's
         if id(item) in self._seen or issubclass(kind, NO_INSIDE) or id(item) in self._unread:
             return
-        if self._data(item) and not _of_user(item):
+        if self._data(item) and not _leads_on(item):
             return
         self._seen[id(item)] = item
         if issubclass(kind, nn.Module):
@@ -180,7 +180,7 @@ class Reading:
         self.found.append(Held(name, how, holder, key, before, itself=itself))
         if issubclass(type(item), type):
             self._classes(item, 0)
-        elif depth and (not data or _of_user(item)):
+        elif depth and (not data or _leads_on(item)):
             self.follow(name, item, depth - 1)
 
     def _data(self, item: Any) -> bool:
@@ -196,7 +196,8 @@ class Reading:
         space = attributes_of(item)
         if space is not None:
             names, keys = self._asked_of(item, space)
-            self.found.append(HeldNames(name, space, type(item), names))
+            if not isinstance(item, types.ModuleType):  # an import adds names to a package
+                self.found.append(HeldNames(name, space, type(item), names))
             for key in keys:
                 self._take(f"{name}.{key}", "item", space, key, space[key], depth)
         for key in (*_parts(item), *self._classes(type(item), depth)):
@@ -298,11 +299,19 @@ def _parts(item: Any) -> tuple[str, ...]:
     return PARTS[3:] if isinstance(item, types.MethodType) else ()
 
 
-def _of_user(item: Any) -> bool:
-    """Whether it is a function or module of no library, which leaves its own as they are."""
-    if isinstance(item, types.FunctionType):
-        return origin(item.__code__, item.__globals__) == "user"
-    return isinstance(item, types.ModuleType) and origin_in(vars(item)) == "user"
+def _leads_on(item: Any) -> bool:
+    """Whether it is a function or a file, and none of a library's, which leaves its own as is.
+
+    Or a container with a file in it.
+    """
+    if isinstance(item, types.ModuleType):
+        return origin_in(vars(item)) == "user"
+    if type(item) in (dict, list, tuple):
+        items = itertools.islice(_items(item), LARGEST)
+        return any(isinstance(each, types.ModuleType) and _leads_on(each) for each in items)
+    return isinstance(item, types.FunctionType) and (
+        origin(item.__code__, item.__globals__) == "user"
+    )
 
 
 def _of_a_library(item: Any) -> bool:

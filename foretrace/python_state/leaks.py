@@ -21,11 +21,14 @@ from foretrace.errors import FirstCall, Refusal
 from foretrace.frames.lines import Lines, attribute
 from foretrace.frames.sources import function_of
 from foretrace.ir.members import attributes_of, cell_content, cells_of, members, own_kind, reached
+from foretrace.ir.places import Change, Contents, Entry, Filling, State, StateRead
+from foretrace.ir.plain_data import plain
 from foretrace.ir.program import Recorded
-from foretrace.ir.requirements import FIRST_CALL
+from foretrace.ir.requirements import FIRST_CALL, Requirements
 from foretrace.ir.walk import every_op
 from foretrace.mutation.alias import Stranded
 from foretrace.python_state.counts import is_open
+from foretrace.python_state.mentioned import mentioned_by
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.tensors.wrapped import wraps
 from foretrace.trace.functions import Context, FunctionCall
@@ -154,14 +157,50 @@ def carried_in(roots: Iterable[Any], depth: int = 7) -> Iterator[Any]:
 
 
 def held_before(function: type[Function], args: Any) -> bool:
-    """Whether a Function is given or holds a tensor of the run that its forward does not bind."""
+    """Whether a Function is given or holds a tensor or number of the run that it does not bind."""
     forward, anew = function_of(function.forward), set[int]()
     if forward is not None:
         stores = dis.get_instructions(forward)
         bound = {each.argval for each in stores if each.opname == "STORE_DEREF"}
         cells = cells_of(forward).items()
-        anew = set(map(id, abstract_in(cell_content(c) for name, c in cells if name in bound)))
-    return any(id(tensor) not in anew for tensor in abstract_in((function, args)))
+        anew = set(map(id, _of_the_run(cell_content(c) for name, c in cells if name in bound)))
+    return any(id(each) not in anew for each in _of_the_run((function, args)))
+
+
+def comes_to(forward: Any, requires: Requirements) -> bool:
+    """Whether code names a container that the run has filled, or plain data that it has bound.
+
+    A tensor and a number of the run are seen where it reads them.
+    """
+    changes = [each for each in requires.changed if each.itself or plain(each.after)]
+    filled: list[Change | State | StateRead] = [*changes, *requires.states, *requires.forms]
+    held = {*map(id, requires.filled), *(id(e.place.holder) for e in filled if _content(e))}
+    bound = [each.place for each in changes if not (_content(each) or is_open(each.after))]
+    function = function_of(forward) if held or bound else None
+    if function is None:
+        return False
+    found = [mentioned_by(function)]
+    found += map(mentioned_by, found[0].called)
+    names = set[str]().union(*(each.names for each in found), function.__code__.co_freevars)
+    roots = [table.get(name) for each in found for table, name in each.values]
+    roots += [function.__globals__, *map(cell_content, function.__closure__ or ())]
+
+    def named(item: Any) -> Iterable[Any]:
+        space = attributes_of(item) if item is not function.__globals__ else {}
+        return (space, *(space[n] for n in names & space.keys())) if space else _inside(item)
+
+    there = {id(each) for each in reached(roots, named, 4)}
+    met = (id(e.holder) in there and (isinstance(e, Entry) or e.key in names) for e in bound)
+    return not held.isdisjoint(there) or any(met)
+
+
+def _content(left: Change | State | StateRead) -> bool:
+    return isinstance(left.place, (Contents, Filling))
+
+
+def _of_the_run(roots: Iterable[Any]) -> Iterator[Any]:
+    every = carried_in(roots)
+    return (each for each in every if isinstance(each, Abstract) or is_open(each))
 
 
 def _inside(item: Any) -> Iterable[Any]:

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from foretrace.frames.whose import module_of, origin, origin_in
 from foretrace.ir.members import attributes_of
 from foretrace.python_state.kept import ATOMS, STATES
+from foretrace.python_state.outside import imported
 from foretrace.symbols.called import CASTS
 
 FOLLOWED = frozenset({"collections", "types", "weakref", "functools", "contextlib", "torch"})
@@ -39,6 +40,8 @@ FOLLOWS = frozenset({"user", "followed"})
 """Homes of classes whose objects may hold state of the program"""
 BINDING = frozenset({dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]})
 SETTING = frozenset({dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]})
+OWNERS = (type, types.ModuleType, types.FunctionType)
+"""Whose members code may ask for by name"""
 MAKING = frozenset({"__init__", "__new__", "__post_init__"})
 """Run when code calls the class"""
 UNNAMED = frozenset({
@@ -97,8 +100,12 @@ class Mentioned:
         if told & BINDING:
             self.bound += [(space, name) for name in names if name in space or name not in CASTS]
         here: list[tuple[Mapping[str, Any], str]] = [(space, n) for n in names if n in space]
-        for owner in [table[name] for table, name in here]:
-            here += self._members(owner, names, setting=bool(told & SETTING))
+        here += ((sys.modules, name) for name in imported(code, space))
+        met, setting = set[int](), bool(told & SETTING)
+        for table, name in here:  # and of what it finds: `package.file.Class.method`
+            if isinstance(owner := table[name], OWNERS) and id(owner) not in met:
+                met.add(id(owner))
+                here += self._members(owner, names, setting=setting)
         items = [self._value(table, name) for table, name in here]
         for inner in code.co_consts:
             if type(inner) is types.CodeType:
@@ -119,7 +126,7 @@ class Mentioned:
             self.functions.append(owner)
         if isinstance(owner, types.ModuleType):
             space = vars(owner)
-            if origin_in(space) == "user":
+            if is_users(owner):
                 known = [name for name in names if name in space]
                 self.bound += [(space, name) for name in known if setting]
                 return [(space, name) for name in known]
@@ -130,11 +137,18 @@ class Mentioned:
         item = table[name]
         if isinstance(item, (*CODE, type, types.ModuleType)):
             self.followed.append((table, name, item))
+        if isinstance(item, types.ModuleType) and is_users(item):
+            self.values.append((table, name))
         if isinstance(item, NO_VALUES) or type(item) in ATOMS - {type(None)}:
             return item
         if isinstance(item, HOLDING) or attributes_of(item) or home(type(item)) in FOLLOWS:
             self.values.append((table, name))
         return item
+
+
+def is_users(file: types.ModuleType) -> bool:
+    """Whether a file, or what is typed into a session, may hold state of the program."""
+    return origin_in(vars(file)) == "user"
 
 
 def functions_in(item: Any) -> list[types.FunctionType]:

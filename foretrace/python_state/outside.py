@@ -58,8 +58,8 @@ class Reads:
     """attributes, globals and cells that it stores to"""
     names: frozenset[str]
     """what it binds where no function is: globals, or the members of a class"""
-    imports: frozenset[str]
-    """modules"""
+    imports: tuple[str, ...]
+    """the files that it imports where it runs, as it names them"""
 
 
 TELLING: Final = frozenset({"id", "type"})
@@ -245,15 +245,14 @@ class Outside(Unwatched):
         for name in reads.globals:
             if name in space or name in reads.binds:
                 self._note(name, space, notes)
-        for imported in reads.imports:
-            if origin_in({"__name__": imported}) == "user" and imported in sys.modules:
-                self._note(imported, sys.modules, notes)
         for first, *way, name in reads.of_modules:
             module = space.get(first)
             for each in way:  # without a lookup of a class's, which may run
                 module = vars(module).get(each) if isinstance(module, types.ModuleType) else None
             if isinstance(module, types.ModuleType):
                 self._note(name, vars(module), notes)
+        for name in imported(code, space):
+            self._note(name, sys.modules, notes)
 
     def _note(self, name: str, space: dict[str, Any], notes: "Later | Outside") -> None:
         known = name == ANNOTATED or (id(space), name) in notes.places
@@ -367,8 +366,20 @@ def reads_of(code: types.CodeType) -> Reads:
         frozenset(_counted(found)),
         frozenset(i.argval for i in found if i.opname in COUNTING),
         frozenset(i.argval for i in found if i.opname in ("STORE_NAME", "DELETE_NAME")),
-        frozenset(i.argval for i in found if i.opname == "IMPORT_NAME"),
+        tuple(dict.fromkeys(i.argval for i in found if i.opname == "IMPORT_NAME")),
     )
+
+
+def imported(code: types.CodeType, space: dict[str, Any]) -> Iterator[str]:
+    """The user's files that code imports where it runs; of a relative name all that it may be."""
+    for name in reads_of(code).imports:
+        package = str(space.get("__package__") or "").split(".")
+        above = (".".join(package[:end]) for end in range(len(package), 0, -1))
+        known = (name, *(f"{each}.{name}".strip(".") for each in above))
+        for each in known:
+            file = sys.modules.get(each)
+            if isinstance(file, types.ModuleType) and origin_in(vars(file)) == "user":
+                yield each
 
 
 def _counted(code: list[dis.Instruction]) -> Iterator[str]:

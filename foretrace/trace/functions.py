@@ -22,8 +22,11 @@ from foretrace.duals.numbers import JVP, tangent_of
 from foretrace.errors import Refusal
 from foretrace.holding.wrapped import as_program_has, known_as
 from foretrace.ir.op import Op, Value, values_in
+from foretrace.ir.walk import every_op
 from foretrace.mutation.alias import Alias, alias_of
 from foretrace.mutation.made_leaves import value_of
+from foretrace.symbols.integers import NUMBERS
+from foretrace.symbols.questions import free_symbols
 from foretrace.tensors.abstract import Abstract, follow
 from foretrace.tensors.wrapped import wraps
 from foretrace.trace.inference import check_mode
@@ -141,6 +144,8 @@ class FunctionCall:
         """where its forward writes to arguments, if copies of them would do"""
         self.copied = copied
         """which arguments it gets copies of"""
+        self.reads_made = False
+        """whether its forward reads what the program has made and does not give it"""
         self.__name__ = function.__name__
 
     def __str__(self) -> str:
@@ -233,6 +238,7 @@ class _Call:
         )
         many = isinstance(returned, tuple)
         outs = tuple(dict.fromkeys(v for v in values_in(result) if v in made))
+        call.reads_made = self._reads_made(operands, body)
         tree = tuple(result) if many else result[0]
         op = Op(call, operands, {}, tree, outs, origin=self.origin, below=body)
         recorder.append(op)
@@ -240,6 +246,24 @@ class _Call:
             recorder.histories.functions.update((v, call) for v in outs if v.type.requires_grad)
             self.context.pack(op)
         return tuple(given) if many else given[0]
+
+    def _reads_made(self, operands: tuple[Any, ...], body: list[Op]) -> bool:
+        """Whether forward has a value of the program, or an open number, that it is not given.
+
+        As of an attribute that the program has set before: a call sets it when the graph has run.
+        """
+        inside = [*every_op(body)]
+        made = {out for op in inside for out in op.outs}
+        read = {value for op in inside for value in op.operands} - made - {*values_in(operands)}
+        if read and not read.isdisjoint(out for op in self.recorder.log for out in op.outs):
+            return True
+        own = {name: item for name, item in vars(self.context).items() if name not in OWN}
+        numbers = free_symbols([(op.args, op.kwargs) for op in inside])
+        numbers |= free_symbols(self._values([*torch_api.tree_leaves(own)]))
+        if not numbers:
+            return False
+        numbers -= free_symbols([op.result for op in inside]) | free_symbols(operands)
+        return bool(numbers.difference(*(v.type.symbols for v in {*values_in(operands), *read})))
 
     def _memory(self) -> Iterator[tuple[Alias, frozenset[Value]]]:
         """What owns the memory of each tensor among the arguments, and what is in it."""
@@ -278,13 +302,15 @@ class _Call:
         return returned
 
     def _values(self, item: Any) -> Any:
-        """An argument, or what forward returned, with values for tensors."""
+        """An argument, or what forward returned: tensors are values, open numbers expressions."""
         if isinstance(item, torch.Tensor):
             return self._value(item)
         if type(item) in (tuple, list):
             return type(item)([self._values(each) for each in item])
         if type(item) is dict:
             return {name: self._values(each) for name, each in item.items()}
+        if isinstance(item, NUMBERS):  # an open number: another one at each call
+            return self.recorder.types.symbols.scalar(item)
         return item
 
     def _value(self, tensor: torch.Tensor) -> Value:
