@@ -126,7 +126,7 @@ def _keeping(run: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 def _check_sizes(graph: Graph, *, retypes: bool) -> None:
     """FakeTensor takes such an operator's sizes for data's, also where numbers decide them."""
     for op in leaves_that_run(graph.ops):
-        sized = torch.Tag.dynamic_output_shape in getattr(op.target, "tags", ())
+        sized = hasattr(op.target, "tags") and torch_api.sized_by_data(op.target)
         asked = sized and (retypes or (op.outs and binds(op)))
         if asked and not torch_api.has_fake_rule(op.target):
             raise Refusal(

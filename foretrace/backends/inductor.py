@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from foretrace.backends.steps import (
     with_scaled_operands,
     with_tensors_before_softmax,
 )
+from foretrace.errors import Refusal, Refusing
+from foretrace.frames.sources import asking_line
 from foretrace.partition.policies import MIN_CUT, Policy
 
 
@@ -35,19 +38,30 @@ def inductor_compilers(
     def forward(module: fx.GraphModule, inputs: list[Any], *, inference: bool = False) -> Any:
         results = module.meta[RESULTS]
         inputs, tensors = _constants_given(module, inputs)
-        with numbers_refused():
+        with Refusing(_error), numbers_refused():
             plain = with_tensors_before_softmax(with_scaled_operands(with_opaque_steps(module)))
             run = inductor.forward(plain, inputs, results, inference=inference)
         return _given(run, tensors)
 
     def backward(module: fx.GraphModule, inputs: list[Any]) -> Any:
         inputs, tensors = _constants_given(module, inputs)
-        with numbers_refused():
+        with Refusing(_error), numbers_refused():
             run = inductor.backward(with_scaled_operands(module), inputs)
         return _given(run, tensors)
 
     whole = partial(forward, inference=True)
     return TorchCompilers(forward, backward, whole, table, policy, writes=True, retypes=True)
+
+
+def _error(error: BaseException, trace: TracebackType | None) -> Refusal:
+    """The refusal of what Inductor raises: the program has a graph, and an answer without it."""
+    if isinstance(error, Refusal):
+        return error
+    first = str(error).strip().partition("\n")[0]
+    return Refusal(
+        f"Inductor raised {type(error).__name__}: {first:.200}", kind="compiler",
+        at=asking_line(), do='use backend="eager"',
+    )  # fmt: skip
 
 
 def _constants_given(

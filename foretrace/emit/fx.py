@@ -159,8 +159,10 @@ class Emitter:
         meta = self.describe(node, op)
         if self.unbound and (symbols := self.unbound & shows(op)):  # what it takes is bound by now
             self.unbound -= symbols
-            if not inspect.isroutine(op.target):  # of numbers Python's steps make an expression
-                found = sorted(symbols, key=attrgetter("name"))
+            open_ones = [s for s in symbols if not self.symbols.simplify(s).is_number]
+            # of numbers Python's steps make an expression
+            if open_ones and not inspect.isroutine(op.target):
+                found = sorted(open_ones, key=attrgetter("name"))
                 meta["unbacked_bindings"] = {s: _path(result, s) for s in found}
         if isinstance(result, Value):
             if result in op.outs:

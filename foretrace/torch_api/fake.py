@@ -143,14 +143,20 @@ def put_counts(fake: Any, counts: Mapping[str, Any]) -> None:
         setattr(fake, name, count)
 
 
+PACKS = torch.ops.aten._pack_padded_sequence.default
+
+
 def sized_by_data(op: Any) -> bool:
     """Whether data decides sizes of what an operator returns."""
-    return torch.Tag.dynamic_output_shape in op.tags or has_fake_rule(op)
+    return torch.Tag.dynamic_output_shape in op.tags or op is PACKS or has_fake_rule(op)
 
 
 def has_fake_rule(op: Any) -> bool:
-    """Whether FakeTensor has a function of its own for an operator, and no kernel is run."""
-    return op in op_implementations_dict and not op.is_view
+    """Whether FakeTensor has a function of its own for an operator, and no kernel is run.
+
+    That of `_pack_padded_sequence` gives the sizes of what is padded (fake_impls.py, 2.13 to 2.15).
+    """
+    return op in op_implementations_dict and not op.is_view and op is not PACKS
 
 
 def plain_meta_kernel(op: Any) -> bool:

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 import foretrace
 from tests.support.bits import differences
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
-
 PLACES = torch.tensor([[0, 2], [1, 1]])
 
 

@@ -12,6 +12,7 @@ import torch
 from torch._dynamo.utils import same
 
 import foretrace
+from foretrace import torch_api
 from tests.against_eager.test_floats_from_data import CASES as FLOATS
 from tests.against_eager.test_from_data import CASES, trained
 
@@ -193,3 +194,39 @@ def test_a_temperature_that_falls() -> None:
         x = torch.randn(4, 5)
         torch.testing.assert_close(compiled(x), eager(x))
     assert not compiled.recaptures
+
+
+@pytest.mark.filterwarnings("ignore:.* is not captured whole")
+def test_packed_sequences_run_as_python() -> None:
+    """Torch's own rule for their sizes is wrong, and broke a guard where the graph was compiled."""
+    layer = torch.nn.GRU(6, 5, batch_first=True)
+
+    def program(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return layer(packed)[1]
+
+    compiled = foretrace.compile(program, backend="inductor")
+    x, lengths = torch.randn(4, 7, 6), torch.tensor([7, 5, 3, 2])
+    found = []
+    for run in (compiled, program):
+        result = run(x, lengths)
+        found.append([result, *torch.autograd.grad(result.sum(), layer.parameters())])
+    torch.testing.assert_close(*found)
+    assert [each.refusal.kind for each in compiled.breaks] == ["data-dependent"]
+
+
+@pytest.mark.filterwarnings("ignore:.* is not captured whole")
+def test_a_compiler_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program runs as Python, or is refused where the whole graph is asked for."""
+
+    def raises(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("no such kernel\nand more")
+
+    monkeypatch.setattr(torch_api.Inductor, "forward", raises)
+    compiled = foretrace.compile(torch.sin, backend="inductor")
+    assert torch.equal(compiled(torch.ones(2)), torch.ones(2).sin())
+    (found,) = compiled.breaks
+    assert found.refusal.kind == "compiler"
+    whole = foretrace.compile(torch.sin, backend="inductor", fullgraph=True)
+    with pytest.raises(foretrace.Refusal, match="raised ZeroDivisionError: no such kernel"):
+        whole(torch.ones(2))

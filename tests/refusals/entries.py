@@ -449,6 +449,32 @@ refuses("autograd.Function", "history/applied.py:called",
         captured(gives_the_tensor, W))  # fmt: skip
 
 
+FILLED: list[float] = []
+
+
+class Fills(Plain):
+    """Puts something where the program has it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        FILLED.append(1.0)
+        return x * 2
+
+
+def fills_inside(w: Tensor) -> Any:
+    return Fills.apply(w).sum()  # here
+
+
+def fills_outside(w: Tensor) -> Any:
+    FILLED.append(1.0)
+    return Plain.apply(w).sum()
+
+
+refuses("autograd.Function", "history/applied.py:_refuse",
+        cuts(fills_inside, W, cut="export"), fills_inside, trained(fills_inside, W),
+        captured(fills_outside, W))  # fmt: skip
+
+
 def multiplies_sparse(w: Tensor) -> Tensor:
     return torch.sparse.mm(w.to_sparse(), w.T).sum()  # here
 

@@ -137,7 +137,7 @@ class Logs:
 
     def __call__(self, x: Tensor) -> Tensor:
         self.log.append(x.sum())  # here
-        return x + 1
+        return x + len(self.log)
 
 
 refuses("not saved", ONE_CALL, saves(Logs(), X), Logs.__call__, kept(Returns(), X),

@@ -13,7 +13,6 @@ from tests.support.refusing import check
 
 PACKAGE = Path(foretrace.__file__).parent
 # torch 2.15 warns of it once, in a kernel without numbers, too
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 
 
 def sites() -> set[str]:

@@ -9,7 +9,6 @@ from tests.refusals import CASES, Case
 from tests.support.turns import one_way_each
 
 # torch 2.15 warns of it once, in a kernel without numbers, too
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 
 FOLLOWED = [
     [

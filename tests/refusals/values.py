@@ -2,6 +2,7 @@
 
 import math
 import random
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -181,6 +182,30 @@ refuses(
     "data-dependent", "backends/steps.py:numbers_refused",
     compiles(adds_by_a_number, SQUARE, backend="inductor"), None,
     compiled(adds_by_a_number, SQUARE), captured(adds_by_a_tensor, SQUARE),
+)  # fmt: skip
+
+
+@torch.library.custom_op("foretrace_tests::of_eager_alone", mutates_args=())
+def of_eager_alone(x: Tensor) -> Tensor:
+    """Has a rule that a compiler cannot use."""
+    return x.sin()
+
+
+@of_eager_alone.register_fake
+def _(x: Tensor) -> Tensor:
+    if any("_inductor" in frame.filename for frame in traceback.extract_stack()):
+        raise ArithmeticError("no rule here")
+    return torch.empty_like(x)
+
+
+def calls_of_eager_alone(x: Tensor) -> Tensor:
+    return of_eager_alone(x) + 1  # here
+
+
+refuses(
+    "compiler", "backends/inductor.py:_error",
+    compiles(calls_of_eager_alone, X, backend="inductor"), None,
+    compiled(calls_of_eager_alone, X),
 )  # fmt: skip
 
 

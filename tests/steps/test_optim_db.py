@@ -22,10 +22,7 @@ BATCHES = 5
 FEW = 3
 """Evaluations of a closure in a step: each is unrolled, and its lists grow from call to call"""
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.* was captured again 8 times"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.* was captured again 8 times")
 
 
 def sparse_loop(kind: Any, options: dict[str, Any], *, closure: bool) -> Loop:

@@ -16,10 +16,7 @@ from tests.support.steps import Loop, same_cut, same_steps
 from tests.support.turns import crossed, one_in
 
 # foretrace warns so at the eighth; a step that may have as many says it
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.* was captured again 8 times"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.* was captured again 8 times")
 
 WRONG = "differs from eager"
 NO_REFUSALS = (WRONG, "malformed")
