@@ -16,6 +16,7 @@ from foretrace.ir.op import Op
 from foretrace.ir.program import Recorded
 from foretrace.ir.structure import take_apart
 from foretrace.ir.walk import every_op
+from foretrace.python_state.before import Before
 from foretrace.python_state.module_state import Borrowed, borrowed, owners_of
 from foretrace.runtime.calls import Called, run_pair
 from foretrace.tensors.wrapped import held_by, plain_parts, wraps
@@ -60,6 +61,7 @@ class Stage:
         recorded: Recorded, loss: int | None, seed: int,
     ) -> None:  # fmt: skip
         self.fn, self.recorded, self.loss, self.seed = fn, recorded, loss, seed
+        self.args, self.kwargs = args, kwargs
         self.guards, self.owners = CallGuards(recorded), owners_of(fn)
         self.leaves, self.structure = take_apart((tuple(args), kwargs))
         self.live = [item.tensor for item in recorded.inputs if item.tensor is not None]
@@ -108,11 +110,13 @@ class Stage:
     def _run(self) -> Iterator["Run"]:
         saved = [(t, t.requires_grad, contents_of(t)) for t in dict.fromkeys(self.live)]
         drawn = [(generator, generator.get_state()) for generator in self.generators]
+        python = Before((self.fn, self.args, self.kwargs), [*self.owners.values()])
         try:
             with torch.random.fork_rng(self.devices), borrowed(self.owners) as loan:
                 torch.manual_seed(self.seed)
                 yield Run(self, loan)
         finally:
+            python.put_back()
             for tensor, followed, contents in saved:
                 if tensor.requires_grad and not followed:
                     tensor.detach_()

@@ -121,11 +121,8 @@ def test_what_has_modes() -> None:
 
 
 def test_eager_that_fails_is_refused_with_the_users_line() -> None:
-    calls = []
-
     def program(x: Tensor) -> Tensor:
-        calls.append(1)
-        if len(calls) > 1:
+        if torch.utils._python_dispatch._get_current_dispatch_mode() is None:
             raise ValueError("only once")
         return x.sum()
 
@@ -364,6 +361,32 @@ def test_tensors_that_wrap_others_and_inputs_that_are_reshaped() -> None:
         report = check(foretrace.capture, module, args, {})
         assert report.equal, report.differences
     assert module.table.shape == (3, 4)
+
+
+class Counting(nn.Module):
+    """Has state of Python's, by which the next call is another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls, self.log = nn.Linear(3, 3), 0, list[float]()
+        self.memo, self.mean = dict[str, torch.Tensor](), torch.zeros(3)
+
+    def forward(self, x):
+        self.calls += 1
+        self.mean = self.mean * 0.9 + x.mean(0)
+        self.log.append(x.sum().item())
+        self.memo["last"] = x * 2
+        return (self.linear(x) * self.calls + self.mean).sum()
+
+
+def test_what_python_holds_is_put_back() -> None:
+    module, x = Counting(), torch.randn(4, 3)
+    module(x)
+    log, memo, mean = module.log, dict(module.memo), module.mean
+    assert check(foretrace.capture, module, (x,), {}).equal
+    assert (module.calls, module.log, module.log is log) == (1, [x.sum().item()], True)
+    assert module.mean is mean
+    assert module.memo["last"] is memo["last"]
 
 
 class Quantized(nn.Module):
