@@ -7,7 +7,7 @@ What a forward returns is made a result as torch does it. Source: `_process_back
 torch/csrc/autograd/custom_function.cpp.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from foretrace import torch_api
 from foretrace.duals.numbers import JVP, tangent_of
 from foretrace.errors import Refusal
-from foretrace.holding.wrapped import as_program_has, known_as
+from foretrace.holding.wrapped import as_program_has, known_as, memories
 from foretrace.ir.op import Op, Value, values_in
 from foretrace.ir.walk import every_op
 from foretrace.mutation.alias import Alias, alias_of
@@ -222,7 +222,7 @@ class _Call:
         """Run the forward, and add the op; what the caller gets."""
         recorder = self.recorder
         operands = tuple(map(self._values, self.args))
-        before = [*self._memory()] if self.followed else []
+        before, there = [*self._memory()] if self.followed else [], self._there()
         with recorder.inner_scope(self.origin.frame) as body, torch.no_grad():
             returned = self._forward()
             raw = returned if isinstance(returned, tuple) else (returned,)
@@ -238,7 +238,7 @@ class _Call:
         )
         many = isinstance(returned, tuple)
         outs = tuple(dict.fromkeys(v for v in values_in(result) if v in made))
-        call.reads_made = self._reads_made(operands, body)
+        call.reads_made = self._reads_made(operands, body, there)
         tree = tuple(result) if many else result[0]
         op = Op(call, operands, {}, tree, outs, origin=self.origin, below=body)
         recorder.append(op)
@@ -247,15 +247,29 @@ class _Call:
             self.context.pack(op)
         return tuple(given) if many else given[0]
 
-    def _reads_made(self, operands: tuple[Any, ...], body: list[Op]) -> bool:
+    def _there(self) -> set[Value]:
+        """What lies in the memory of the arguments, and of what they hold."""
+        tensors = (
+            leaf for leaf in torch_api.tree_leaves(self.args) if isinstance(leaf, torch.Tensor)
+        )
+        known = (known_as(each, self.recorder) for each in tensors)
+        owners = [owner for each in known for owner in memories(each)]
+        members = [member for owner in owners for member in owner.members()]
+        return {value for each in members for value in (each.initial, each.last)}
+
+    def _reads_made(
+        self, operands: tuple[Any, ...], body: list[Op], there: AbstractSet[Value]
+    ) -> bool:  # fmt: skip
         """Whether forward has a value of the program, or an open number, that it is not given.
 
         As of an attribute that the program has set before: a call sets it when the graph has run.
+        `there`: what it finds where its arguments lie.
         """
         inside = [*every_op(body)]
         made = {out for op in inside for out in op.outs}
         read = {value for op in inside for value in op.operands} - made - {*values_in(operands)}
-        if read and not read.isdisjoint(out for op in self.recorder.log for out in op.outs):
+        unknown = read - there
+        if unknown and not unknown.isdisjoint(out for op in self.recorder.log for out in op.outs):
             return True
         own = {name: item for name, item in vars(self.context).items() if name not in OWN}
         numbers = free_symbols([(op.args, op.kwargs) for op in inside])
