@@ -20,7 +20,7 @@ from tests.support.turns import crossed, some
 both = partial(foretrace.capture, branches="both", verify=True)
 
 
-@pytest.mark.parametrize("name", some(3, BRANCHING))
+@pytest.mark.parametrize("name", some(6, BRANCHING))
 def test_each_way_is_as_eager(name: str) -> None:
     """Values, dtypes, strides, gradients, writes, aliasing and the random state, in every cut."""
     case = BRANCHING[name]

@@ -13,13 +13,13 @@ from tests.programs import CASES, Case
 from tests.programs.packing import changed
 from tests.support.bits import differences
 from tests.support.compare import same_as_eager
-from tests.support.turns import crossed
+from tests.support.turns import crossed, one_in
 
 BY_NAME = [pytest.param(case, id=name) for name, case in CASES.items() if case.section == "packing"]
 BACKENDS: dict[str, Any] = {"eager": "eager", "as it is": lambda module, inputs: module}
 
 
-@pytest.mark.parametrize("case", BY_NAME)
+@pytest.mark.parametrize("case", one_in(2, BY_NAME))
 def test_joint_cuts_and_pairs(case: Case) -> None:
     """None is refused; composites that are kept whole have what hooks are given of them."""
     subject = case.subject()

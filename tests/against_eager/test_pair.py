@@ -58,7 +58,7 @@ def compare(case: Case, policies: tuple[Any, ...], size: int = 4, **options: Any
             raise
 
 
-@pytest.mark.parametrize("case", one_in(6, BY_NAME))
+@pytest.mark.parametrize("case", one_in(10, BY_NAME))
 def test_same_as_eager(case: Case) -> None:
     """Outputs, mutations, gradients and random state are those of eager, whatever is saved."""
     compare(case, every_policy())

@@ -81,7 +81,7 @@ def images() -> Step:
     "make",
     [
         pytest.param(lambda: llama(2), id="llama2"),
-        pytest.param(images, id="images"),
+        pytest.param(images, id="images", marks=pytest.mark.slow),
         pytest.param(lambda: llama(1, foreach=True), id="foreach", marks=pytest.mark.slow),
         pytest.param(lambda: llama(1, fused=True), id="fused", marks=pytest.mark.slow),
         pytest.param(lambda: llama(16), id="llama16", marks=pytest.mark.slow),

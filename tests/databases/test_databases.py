@@ -18,13 +18,18 @@ from tests.support.turns import one_way_each
 
 # How many tests a database is cut into.
 SHARDS = {
-    **{f"opinfo.{name}": 16 for name in ("float32", "float64", "bfloat16", "complex64")},
-    "opinfo.inplace": 8,
-    "opinfo.out": 16,
-    "opinfo.dynamic": 16,
-    "module.train": 8,
-    "module.eval": 8,
-    "export_db": 4,
+    **{f"opinfo.{name}": 32 for name in ("float32", "float64", "bfloat16", "complex64")},
+    "opinfo.inplace": 16,
+    "opinfo.out": 32,
+    "opinfo.dynamic": 32,
+    "module.train": 16,
+    "module.eval": 16,
+    "export_db": 8,
+    "autograd_function": 2,
+    "custom_op": 2,
+    "hop": 4,
+    "optim.inside": 2,
+    "optim.outside": 4,
 }
 # What the fast lane runs, and by which routes: the others are much the same work once more.
 FAST = {

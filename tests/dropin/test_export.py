@@ -68,7 +68,7 @@ def apart(param: Any) -> bool:
 
 ZOO = [
     *filter(apart, BY_NAME),
-    *one_in(6, [each for each in BY_NAME if not apart(each)], turn=1),
+    *one_in(12, [each for each in BY_NAME if not apart(each)], turn=1),
 ]
 
 

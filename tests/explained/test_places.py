@@ -22,7 +22,7 @@ from foretrace.explain.rehearsal import Own, own_stop
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.stem != "demo"]
-LARGE = {"llama", "gpt2", "bert", "resnet", "vit", "unet"}
+LARGE = {"llama", "gpt2", "bert", "resnet", "vit", "unet", "speech"}
 """Thousands of nodes, more than ten seconds"""
 CUTS = ("export", "aten", "joint", "forward", "backward")
 
@@ -229,6 +229,7 @@ def module_of(links: list[Link]) -> int:
     return int(next(path for path in paths if path.startswith("layers.")).split(".")[1])
 
 
+@pytest.mark.slow
 def test_break_stops_at_the_very_node(tmp_path: Path) -> None:
     path = tmp_path / "deep.py"
     path.write_text(DEEP)

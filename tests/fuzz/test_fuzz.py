@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from foretrace.program import Cut
 from tests.fuzz import campaign, server
 from tests.fuzz.verdict import judged
-from tests.support.turns import some
+from tests.support.turns import one_in, some
 
 FOUND = sorted((Path(__file__).parent / "found").glob("[!_]*.py"))
 
@@ -121,7 +121,7 @@ def test_a_child_that_dies_costs_one_seed() -> None:
     assert found[2] == (None, "timeout", "at work")
 
 
-@pytest.mark.parametrize("file", FOUND, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", one_in(3, [pytest.param(file, id=file.stem) for file in FOUND]))
 def test_what_was_once_wrong(file: Path, request: pytest.FixtureRequest) -> None:
     text = file.read_text()
     known = re.search(r"^XFAIL = \"(.*)\"", text, re.MULTILINE)

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 RECORDS = [pytest.param(path, id=path.name.partition(".json")[0]) for path in files()]
 SHARDS = 12
-EVERY = 40
+EVERY = 120
 """Of so many operators, the fast lane looks at one."""
 
 

@@ -101,7 +101,7 @@ def told(caught: list[warnings.WarningMessage]) -> list[str]:
     return [str(each.message) for each in caught if "captured" in str(each.message)]
 
 
-@pytest.mark.parametrize("hole", one_in(2, BY_NAME))
+@pytest.mark.parametrize("hole", one_in(4, BY_NAME))
 def test_trained(hole: Hole, request: pytest.FixtureRequest, capsys: Any) -> None:
     eager, ours = both(hole, request)
     expected = by_model(eager, eager)
@@ -122,7 +122,7 @@ def test_trained(hole: Hole, request: pytest.FixtureRequest, capsys: Any) -> Non
     assert captured / total >= hole.share, (captured, total, *map(str, compiled.breaks))
 
 
-@pytest.mark.parametrize("hole", one_in(2, BY_NAME, 1))
+@pytest.mark.parametrize("hole", one_in(4, BY_NAME, 1))
 def test_whole_steps(
     hole: Hole, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from tests.programs import CASES
 
-SUITES = 3
-"""test_zoo, test_pair and test_small_sizes"""
+SUITES = 6
+"""Twice as many as there are: test_zoo, test_pair and test_small_sizes"""
 
 
 ZOO = [pytest.param(case, id=name) for name, case in CASES.items()]

@@ -60,7 +60,7 @@ def test_a_table_that_is_wrong_is_seen() -> None:
 
 
 DEVICES = crossed(["cpu", "meta"], [False, True])
-SHARES = [pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+SHARES = [pytest.param(8, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 """Of so many operators one"""
 
 
