@@ -47,7 +47,7 @@ FULL = {"the_last_three_losses": 4, "negatives_from_a_deque_of_batches": 5}
 """Steps that a file holds once their lists are full, and after how many batches that is"""
 
 
-@pytest.mark.parametrize("step", one_in(10, WHOLE, 2))
+@pytest.mark.parametrize("step", one_in(16, WHOLE, 2))
 def test_same_from_a_file(step: Step, tmp_path: Path) -> None:
     failing = FAILS.get(step.name) if step.name not in ONLY_AS_A_WHOLE else None
     words = NOT_SAVED.get(step.name) or failing

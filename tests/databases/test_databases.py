@@ -102,6 +102,7 @@ def test_no_fault_is_stated():
     assert not [fact for fact in stated() if fault(fact)]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
     out = tmp_path / "records.jsonl"
     chosen = ["--database", "custom_op", "--only", "^Numpy(Cube|Mul|Sort)", "--route", "export"]
@@ -118,6 +119,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.slow
 def test_records_of_several_runs_make_one_page(tmp_path, monkeypatch):
     """Which says of how many samples each of them is, as the file does that tests hold against."""
     files = [tmp_path / f"{name}.jsonl" for name in ("first", "second")]

@@ -56,6 +56,7 @@ def shown(said: str, *cuts: str) -> None:
         assert "torch.ops.aten" in graph
 
 
+@pytest.mark.slow
 def test_no_logs_where_none_are_asked_for() -> None:
     assert "foretrace, " not in show("joint", "backward", "export")
 

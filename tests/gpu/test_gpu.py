@@ -35,6 +35,7 @@ def ran(folder: Path, *given: str) -> tuple[int, dict[tuple[str, str], dict]]:
 PARTS = ("named", "cuts", "kernels")
 
 
+@pytest.mark.slow
 def test_a_small_slice_is_the_same_as_eager(tmp_path):
     code, rows = ran(tmp_path, *options("--part", PARTS))
     assert code == 0

@@ -407,6 +407,7 @@ def test_colour_is_for_terminals(
     assert "\x1b[36m" not in said(FORCE_COLOR="1", NO_COLOR="1")
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away() -> None:
     command = f"{sys.executable} -m foretrace show {ATTENTION} | head -1"
     done = subprocess.run(

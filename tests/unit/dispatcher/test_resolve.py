@@ -26,6 +26,7 @@ def overload(name: str):
     return getattr(getattr(getattr(torch.ops, space), packet), which or "default")
 
 
+@pytest.mark.slow
 def test_every_row_of_every_table() -> None:
     """The rule, the kernel and its place are the dispatcher's at each of the 137 keys."""
     every, wrong = fallbacks(), []
@@ -99,6 +100,7 @@ def test_the_python_resolver_is_torchs() -> None:
                 assert answer.rule == AMBIGUOUS, (name, key)
 
 
+@pytest.mark.slow
 @NO_CUDA
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("requires_grad", some(2, [False, True]))

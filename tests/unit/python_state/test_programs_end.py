@@ -94,6 +94,7 @@ assert not [each for each in functions if made in each.__qualname__]
 """
 
 
+@pytest.mark.slow
 def test_what_the_first_capture_lets_torch_import_keeps_nothing_of_it() -> None:
     """FakeTensorMode imports Dynamo, whose tables hold the attributes that Tensor has then."""
     subprocess.run([sys.executable, "-W", "ignore", "-c", FIRST], check=True)
