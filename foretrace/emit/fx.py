@@ -159,11 +159,13 @@ class Emitter:
         meta = self.describe(node, op)
         if self.unbound and (symbols := self.unbound & shows(op)):  # what it takes is bound by now
             self.unbound -= symbols
-            open_ones = [s for s in symbols if not self.symbols.simplify(s).is_number]
-            # of numbers Python's steps make an expression
-            if open_ones and not inspect.isroutine(op.target):
+            if not inspect.isroutine(op.target):  # of numbers Python's steps make an expression
+                simplify = self.symbols.simplify  # a size that is known by now has no path
+                open_ones = (s for s in symbols if s.is_integer is not True
+                             or not simplify(s).is_number)  # fmt: skip
                 found = sorted(open_ones, key=attrgetter("name"))
-                meta["unbacked_bindings"] = {s: _path(result, s) for s in found}
+                if found:
+                    meta["unbacked_bindings"] = {s: _path(result, s) for s in found}
         if isinstance(result, Value):
             if result in op.outs:
                 self.nodes[result], meta["val"] = node, result
