@@ -8,7 +8,7 @@ from foretrace.errors import Refusal
 from foretrace.records.malformed import PROGRAM, damaged
 
 FORMAT: Final = "foretrace artifact"
-VERSION: Final = (1, 1)
+VERSION: Final = (1, 2)
 """Major: what an older reader would misread. Minor: what it may leave unread."""
 MANIFEST: Final = "manifest.json"
 TENSORS: Final = "tensors.safetensors"

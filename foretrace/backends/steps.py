@@ -21,7 +21,6 @@ from foretrace.errors import Refusal
 from foretrace.frames.sources import asking_line
 
 READ: Final = torch.ops.aten._local_scalar_dense.default
-CONVERT: Final = torch.ops.prims.convert_element_type.default
 HOMES: Final = {module.__name__: module for module in (operator, math, builtins, torch)}
 """Where functions are looked up by name"""
 
@@ -54,56 +53,6 @@ def with_opaque_steps(module: fx.GraphModule) -> fx.GraphModule:
     if steps:
         module.recompile()
     return module
-
-
-def with_scaled_operands(module: fx.GraphModule) -> fx.GraphModule:
-    """The module, which multiplies by `alpha` before it adds or subtracts.
-
-    Inductor makes `addmm` of a sum with a product of matrices, and leaves its `alpha` out (2.13.0,
-    `addmm` of torch/_inductor/fx_passes/post_grad.py). Torch's own rule for a difference asks
-    whether an open `alpha` is 1, and does the same as here (`sub` of torch/_refs/__init__.py).
-    """
-    aten = torch.ops.aten
-    for target in (aten.add.Tensor, aten.sub.Tensor):
-        for node in module.graph.find_nodes(op="call_function", target=target):
-            alpha, (one, other) = node.kwargs.get("alpha", 1), node.args
-            # a number, which Inductor refuses with an open alpha
-            if isinstance(other, fx.Node) and (isinstance(alpha, fx.Node) or alpha != 1):
-                with module.graph.inserting_before(node):
-                    node.args, node.kwargs = (one, _scaled(other, alpha, node.meta["val"])), {}
-    module.recompile()
-    return module
-
-
-def with_tensors_before_softmax(module: fx.GraphModule) -> fx.GraphModule:
-    """The module, which scales by a tensor, not by an open number, where a largest element is next.
-
-    Inductor asks such a number for its sign (2.13.0, `mul_softmax_pattern` of
-    torch/_inductor/fx_passes/joint_graph.py); of a tensor it computes it.
-    """
-    graph, aten = module.graph, torch.ops.aten
-    for largest in graph.find_nodes(op="call_function", target=aten.amax.default):
-        scaled = largest.args[0]
-        if scaled.target is CONVERT:
-            scaled = scaled.args[0]
-        if scaled.target not in (aten.mul.Tensor, aten.div.Tensor):
-            continue
-        for place, number in enumerate(scaled.args):
-            if isinstance(number, fx.Node) and isinstance(number.meta.get("val"), torch.SymFloat):
-                kind = {"dtype": scaled.meta["val"].dtype, "device": scaled.meta["val"].device}
-                with graph.inserting_before(scaled):
-                    tensor = graph.call_function(aten.scalar_tensor.default, (number,), kind)
-                scaled.update_arg(place, tensor)
-    module.recompile()
-    return module
-
-
-def _scaled(other: fx.Node, alpha: Any, result: torch.Tensor) -> fx.Node:
-    """The operand times `alpha`, in the type of the result."""
-    graph = other.graph
-    if other.meta["val"].dtype != result.dtype:
-        other = graph.call_function(CONVERT, (other, result.dtype))
-    return graph.call_function(torch.ops.aten.mul.Tensor, (other, alpha))
 
 
 @contextmanager

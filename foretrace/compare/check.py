@@ -93,7 +93,8 @@ def check(
 ) -> Report:
     """Capture a program; run it, its cuts, pair and compiled callable from one state; compare.
 
-    The program's modules, inputs and the random state are afterwards as they were.
+    The program's modules, inputs, what Python holds for it, and the random state are afterwards as
+    they were; what of that could not be put back is among the notes.
 
     Args:
         capture: what makes a program of the next three.
@@ -119,14 +120,18 @@ def check(
         items = list(_compared(program, stage, compare))
         if not all(item.equal for item in items):
             items = _judged(items, compare("eager", stage.eager()))
-    joint = followed(program.recorded)
-    notes = () if joint else ("no output requires grad, so there is no joint cut and no pair",)
-    return Report(mode or "as is", loss, tuple(items), notes)
+    return Report(mode or "as is", loss, tuple(items), tuple(_notes(program.recorded, stage)))
 
 
 def has_modes(fn: Callable[..., Any]) -> bool:
     """Whether train() and eval() can make a difference."""
     return any(isinstance(owner, nn.Module) for owner in owners_of(fn).values())
+
+
+def _notes(recorded: Recorded, stage: Stage) -> Iterator[str]:
+    if not followed(recorded):
+        yield "no output requires grad, so there is no joint cut and no pair"
+    yield from (f"not put back: {each}" for each in stage.left)
 
 
 def loss_of(recorded: Recorded) -> int | None:

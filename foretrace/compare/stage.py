@@ -52,7 +52,8 @@ class Followed(torch.autograd.Function):
 class Stage:
     """One program with its inputs; runs it, or one of its cuts, any number of times.
 
-    Parameters and buffers are the live ones, and are put back after each run. Inputs are copied
+    Parameters and buffers are the live ones, and are put back after each run, as is what Python
+    holds. Inputs are copied
     for each run: what shares memory, or is one tensor, does so in the copies.
     """
 
@@ -62,6 +63,8 @@ class Stage:
     ) -> None:  # fmt: skip
         self.fn, self.recorded, self.loss, self.seed = fn, recorded, loss, seed
         self.args, self.kwargs = args, kwargs
+        self.left: dict[str, None] = {}
+        """what of Python's state could not be put back, in words"""
         self.guards, self.owners = CallGuards(recorded), owners_of(fn)
         self.leaves, self.structure = take_apart((tuple(args), kwargs))
         self.live = [item.tensor for item in recorded.inputs if item.tensor is not None]
@@ -116,7 +119,7 @@ class Stage:
                 torch.manual_seed(self.seed)
                 yield Run(self, loan)
         finally:
-            python.put_back()
+            self.left |= dict.fromkeys(python.put_back())
             for tensor, followed, contents in saved:
                 if tensor.requires_grad and not followed:
                     tensor.detach_()

@@ -160,10 +160,7 @@ class Emitter:
         if self.unbound and (symbols := self.unbound & shows(op)):  # what it takes is bound by now
             self.unbound -= symbols
             if not inspect.isroutine(op.target):  # of numbers Python's steps make an expression
-                simplify = self.symbols.simplify  # a size that is known by now has no path
-                open_ones = (s for s in symbols if s.is_integer is not True
-                             or not simplify(s).is_number)  # fmt: skip
-                found = sorted(open_ones, key=attrgetter("name"))
+                found = sorted(filter(self._is_open, symbols), key=attrgetter("name"))
                 if found:
                     meta["unbacked_bindings"] = {s: _path(result, s) for s in found}
         if isinstance(result, Value):
@@ -175,6 +172,10 @@ class Emitter:
             return
         meta["val"] = self.vals.tree(result)
         self._items(op, node, result)
+
+    def _is_open(self, symbol: sympy.Symbol) -> bool:
+        """Whether it is no size that is known by now; of a float no more is ever known."""
+        return symbol.is_integer is not True or not self.symbols.simplify(symbol).is_number
 
     def _items(self, op: Op, node: fx.Node, result: Tree) -> None:
         for index, item in enumerate(result if isinstance(result, (tuple, list)) else ()):

@@ -150,7 +150,7 @@ class Partial(Compiled):
         if refused:
             version, put = self._put
             known = version == self.pieces.version and self._looked
-            if known and self._runs_as_python(args, kwargs):
+            if known and self._stays_python(args, kwargs):
                 return run(self, put, self.plain, args, kwargs)  # few frames: some are told of all
             return self.call(args, kwargs)
         result = self.first(args, kwargs)
@@ -158,7 +158,7 @@ class Partial(Compiled):
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same, with the arguments as they are kept."""
-        if self._runs_as_python(args, kwargs):
+        if self._stays_python(args, kwargs):
             return self.as_python(args, kwargs)
         result = self.first(args, kwargs)
         return self._other(args, kwargs) if result is MISS else result
@@ -211,7 +211,7 @@ class Partial(Compiled):
         version, put = self._put
         if version != self.pieces.version or not self._looked:
             return MISS
-        if not self._runs_as_python(args, kwargs):
+        if not self._stays_python(args, kwargs):
             return MISS
         return run(self, put, self.plain, args, kwargs)
 
@@ -313,8 +313,8 @@ class Partial(Compiled):
                 self.refusals[key if self._tries < TRIES else None] = refusal
                 self.pieces.note(self, refusal)
 
-    def _runs_as_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether calls like this one do."""
+    def _stays_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this call runs as Python; one that does is counted: captures are tried again."""
         refused = self.refusals
         if not refused or not (None in refused or self._key(args, kwargs) in refused):
             return False
