@@ -192,7 +192,8 @@ class Restoring:
             return Contents(name, holder, content_of(holder))
         if kind == FILLING:
             self.places.open.add((id(holder), CONTENTS))
-            need(set(key) <= set(WAYS.get(type(holder), ())), "a way to fill")
+            ways = WAYS.get(type(holder), {})
+            need(type(key) is tuple and all(type(w) is str and w in ways for w in key), "a filling")
             return Filling(name, holder, key)
         need(isinstance(holder, dict), "a place of a dict")
         self.places.open.add((id(holder), key))
@@ -213,7 +214,10 @@ class Restoring:
         need(at is None or isinstance(at, Frame), "the line of a state")
         items = {index: Kept(*path) for index, path in kept}
         need(all(type(index) is int for index in items), "a state")
-        made = State(self._place(place), form, first, count, at, items, like)
+        where = self._place(place)
+        if isinstance(where, Filling):
+            need(form.spec.num_children == len(where.ways), "a filling")
+        made = State(where, form, first, count, at, items, like)
         if items:  # they are looked up when all of a call is done
             now = made.place.now
             for each in items.values():

@@ -154,7 +154,7 @@ def sized_by_data(op: Any) -> bool:
 def has_fake_rule(op: Any) -> bool:
     """Whether FakeTensor has a function of its own for an operator, and no kernel is run.
 
-    That of `_pack_padded_sequence` gives the sizes of what is padded (fake_impls.py, 2.13 to 2.15).
+    That of `_pack_padded_sequence` gives the sizes of what is padded (fake_impls.py, 2.13.0).
     """
     return op in op_implementations_dict and not op.is_view and op is not PACKS
 

@@ -358,12 +358,13 @@ def test_a_malformed_op_is_refused_where_the_file_is_read(
 
 
 class Trainer:
-    """A step that leaves what a file can hold: a counter, an average, the last losses."""
+    """A step that leaves what a file can hold: a counter, an average, the last losses, a log."""
 
     def __init__(self) -> None:
         self.model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 9)
+        self.log = list[float]()
         self.calls, self.mean, self.recent = 0, torch.zeros(3), [torch.zeros(()), torch.zeros(())]
 
     def step(self, x: torch.Tensor) -> torch.Tensor:
@@ -376,6 +377,7 @@ class Trainer:
         self.mean = self.mean * 0.5 + self.model[1].running_mean
         self.recent.append(loss.detach())
         self.recent.pop(0)
+        self.log.append(loss.item())
         return loss.detach() * self.calls
 
 
@@ -405,6 +407,24 @@ def no_such_output(program: Any) -> None:
 
 def no_such_input(program: Any) -> None:
     of_python(program)["reads"][0]["tuple"][0] = 99
+
+
+def filling(program: Any) -> list[Any]:
+    """The state that is a list which calls fill: its place, its structure, and so on."""
+    told = [each["tuple"] for each in of_python(program)["states"]]
+    return next(each for each in told if each[0]["tuple"][0] == "filling")
+
+
+def another_way_to_fill(program: Any) -> None:
+    filling(program)[0]["tuple"][3] = {"tuple": ["clear"]}
+
+
+def no_ways_to_fill(program: Any) -> None:
+    filling(program)[0]["tuple"][3] = 1
+
+
+def more_ways_than_items(program: Any) -> None:
+    filling(program)[0]["tuple"][3] = {"tuple": ["append", "append"]}
 
 
 def another_container(program: Any) -> None:
@@ -437,6 +457,7 @@ def no_python_state(program: Any) -> None:
 
 
 STATE = (
+    another_way_to_fill, no_ways_to_fill, more_ways_than_items,
     no_such_holder, no_such_output, no_such_input, another_container, a_name_that_is_code,
     an_owner_that_is_none, a_group_without_parameters, a_number_of_another_kind,
     a_guard_on_nothing, no_python_state,
