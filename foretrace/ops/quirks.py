@@ -75,9 +75,16 @@ HIDDEN_VIEWS = Quirk(
     "gives a result in the memory of these operands; neither schema nor autograd says so",
     _each(
         ("self",), "_unsafe_view", "unsafe_split.Tensor", "unsafe_split_with_sizes", "lift",
-    ) | _each(("values", "indices"), "_sparse_coo_tensor_with_dims_and_tensors"),
-    NATIVE + "TensorShape.cpp, sparse/SparseTensor.cpp", SEEN, "ops/schemas.py",
+    ),
+    NATIVE + "TensorShape.cpp", SEEN, "ops/schemas.py",
 )  # fmt: skip
+KEPT_OPERANDS = Quirk(
+    "gives a sparse tensor that keeps these operands as what it stores; its schema does not say so",
+    _each(("values", "indices"), "_sparse_coo_tensor_with_dims_and_tensors"),
+    NATIVE + "sparse/SparseTensor.cpp",
+    "2.13",
+    "ops/schemas.py",
+)
 NO_VIEWS = Quirk(
     "a view to the schema and none to autograd: it shares the version counter, and no history",
     _none("detach", "view.dtype"),
@@ -271,7 +278,8 @@ SCATTERED = Quirk(
 
 QUIRKS: tuple[tuple[str, tuple[Quirk, ...]], ...] = (
     ("What schemas leave out",
-     (HIDDEN_WRITES, HIDDEN_VIEWS, NO_VIEWS, FUNCTIONAL_NAMES, FUNCTIONAL_ORDER, SHAPELESS)),
+     (HIDDEN_WRITES, HIDDEN_VIEWS, KEPT_OPERANDS, NO_VIEWS, FUNCTIONAL_NAMES, FUNCTIONAL_ORDER,
+      SHAPELESS)),
     ("What meta kernels say of layouts and dtypes",
      (MIXED, IN_ORDER, LOSSES, SUGGESTED, ITERATED, INDEXING, ONE_EXAMPLE, COMPLEX_IN_ORDER)),
     ("What a call does not show", (CASTS_BELOW, UNTRACED, READS_NUMBERS, SIZED_BY_NUMBERS)),

@@ -13,6 +13,7 @@ from foretrace.ops.quirks import (
     FUNCTIONAL_ORDER,
     HIDDEN_VIEWS,
     HIDDEN_WRITES,
+    KEPT_OPERANDS,
     NO_VIEWS,
     SHAPELESS,
 )
@@ -44,7 +45,7 @@ def schema_of(func: Any) -> Schema:
     written = (*outs, *(a.name for a in said if not a.is_out), *hidden)
     returned = [r.alias_info for r in schema.returns]
     random = torch.Tag.nondeterministic_seeded in func.tags
-    shared = HIDDEN_VIEWS.get(func)
+    shared = HIDDEN_VIEWS.get(func) or KEPT_OPERANDS.get(func)
     returns_written = bool(returned) and all(r and r.is_write for r in returned)
     return Schema(
         arguments=tuple(a.name for a in schema.arguments),
