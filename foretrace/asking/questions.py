@@ -215,8 +215,7 @@ class Questions:
     def _holds(self, now: Constants, answered: Answered) -> bool:
         if isinstance(answered, AskedOfNumbers):
             return now.holds(answered.of)
-        answer, then = now.run(*self._calls[answered]), answered.answer
-        return torch.equal(answer, then) if isinstance(then, torch.Tensor) else bool(answer == then)
+        return _same_answer(now.run(*self._calls[answered]), answered.answer)
 
     def _assert(self, recorder: Recorder, call: Call, answered: Answered) -> None:
         """An op that raises where the answer is another."""
@@ -227,6 +226,13 @@ class Questions:
             condition = recorder.made(aten.logical_not.default, condition)
         check = (condition, answered.text)
         recorder.append(Op(ASSERT, check, {}, None, (), origin=recorder.origin()))
+
+
+def _same_answer(now: Any, then: Any) -> bool:
+    """Whether an operator gave the same: a number, a tensor, or several of them."""
+    if isinstance(then, (tuple, list)):
+        return len(now) == len(then) and all(map(_same_answer, now, then))
+    return torch.equal(now, then) if isinstance(then, torch.Tensor) else bool(now == then)
 
 
 def _of_other_sizes(recorder: Recorder, func: Any, args: Tree) -> bool:

@@ -12,6 +12,7 @@ from foretrace.history.call_facts import locate
 from foretrace.history.stale import view_positions_of
 from foretrace.ir.op import Op, RuleName, Value
 from foretrace.ir.program import Input, Recorded
+from foretrace.ir.requirements import check_repeatable
 from foretrace.ir.walk import every_op, made_in
 from foretrace.python_state.before import Before
 from foretrace.python_state.leaks import LEFT_BEHIND, abstract_in, collected
@@ -65,6 +66,8 @@ def state_kept(recorded: Recorded, running: "Hooks") -> Iterator[None]:
             " which may read it", kind="hook", at=frame,
             do=("let the hook read a name of the function", "or train by foretrace.compile"),
         )  # fmt: skip
+    for change in requires.changed:
+        check_repeatable(change)
     for change in requires.changed:
         change.redo()
     called = [op.target.hook for op in hooks]

@@ -17,7 +17,14 @@ from foretrace.emit.python_source import Source
 from foretrace.guards.guard import Checks, telling
 from foretrace.ir.members import attributes_of
 from foretrace.ir.program import Recorded
-from foretrace.ir.structure import Structure, hand_back, plain_object, rebuild, take_apart
+from foretrace.ir.structure import (
+    Structure,
+    hand_back,
+    plain_object,
+    rebuild,
+    same_keys,
+    take_apart,
+)
 
 
 class Arguments(Checks):
@@ -95,7 +102,11 @@ class Arguments(Checks):
         told = telling(
             f"{words}: keys {{}}, the capture saw {{}}", f"list({place})", f"list({keys})"
         )
-        self.add(f"tuple({place}) == {keys}", told)
+        if all(type(key) is str for key in items):
+            self.add(f"tuple({place}) == {keys}", told)
+        else:  # it may be a tensor, or one may come in its place
+            same = self.source.bind(same_keys, "same_keys")
+            self.add(f"{same}(tuple({place}), {keys})", told)
         for key, item in items.items():
             local = self.source.names.new(str(key))
             self.line(f"{local} = {place}[{self.source.literal(key, 'key')}]")

@@ -13,10 +13,9 @@ from foretrace.guards.conditions import Broken, Conditions, tell_lines
 from foretrace.guards.guard import shown, telling
 from foretrace.guards.tensors import TensorFacts, one_tensor
 from foretrace.ir.op import Op
-from foretrace.ir.places import Change, Contents, Entry
 from foretrace.ir.plain_data import same
 from foretrace.ir.program import Recorded
-from foretrace.ir.requirements import FIRST_CALL
+from foretrace.ir.requirements import check_repeatable
 from foretrace.ir.structure import COPY_ONE, SHARED, shared_in, take_apart
 from foretrace.ir.walk import called_in
 from foretrace.recording.shared_inputs import apart, check_shared_memory
@@ -187,22 +186,6 @@ class CutConditions(Conditions):
             all, names = ", ".join(owned), [*owned.values()]
             tell = self.source.bind(partial(one_tensor, names), "one_tensor")
             self.add(f"len({{*map(id, ({all}))}}) == {len(owned)}", f"{tell}({all})")
-
-
-def check_repeatable(change: Change) -> None:
-    """Refuse a change of Python state that no call can repeat.
-
-    Raises:
-        Refusal: with the line that made it.
-    """
-    if not change.repeatable:
-        bound = change.rebound and not isinstance(change.place, (Entry, Contents))
-        what = "binds" if bound else "changes the content of"
-        raise Refusal(
-            f"the program {what} {change.place.name}, which lives on after the call",
-            kind="side effect", at=change.at,
-            do=("return the value instead, or change it outside of the program", FIRST_CALL),
-        )  # fmt: skip
 
 
 def refusal_of(found: Broken) -> Refusal:

@@ -8,9 +8,9 @@ from weakref import ref
 import sympy
 import torch
 
-from foretrace.errors import FirstCall, Frame, Late
+from foretrace.errors import FirstCall, Frame, Late, Refusal
 from foretrace.ir.members import MISSING
-from foretrace.ir.places import Change, OnArguments, State, StateRead
+from foretrace.ir.places import Change, Contents, Entry, OnArguments, State, StateRead
 from foretrace.ir.structure import Handed, Structure
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Numbers, Size
@@ -277,3 +277,19 @@ class Requirements:
     def fills_arguments(self) -> bool:
         """Whether a call leaves tensors in containers or objects among its arguments."""
         return any(isinstance(state.place, OnArguments) for state in self.states)
+
+
+def check_repeatable(change: Change) -> None:
+    """Refuse a change of Python state that no call can repeat.
+
+    Raises:
+        Refusal: with the line that made it.
+    """
+    if not change.repeatable:
+        bound = change.rebound and not isinstance(change.place, (Entry, Contents))
+        what = "binds" if bound else "changes the content of"
+        raise Refusal(
+            f"the program {what} {change.place.name}, which lives on after the call",
+            kind="side effect", at=change.at,
+            do=("return the value instead, or change it outside of the program", FIRST_CALL),
+        )  # fmt: skip

@@ -42,6 +42,14 @@ class Structure:
     objects: tuple[tuple[int, type, "Structure"], ...] = ()
     """(position among the spec's leaves, class, structure of its attributes)"""
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Structure):
+            return NotImplemented
+        return self.objects == other.objects and _same_spec(self.spec, other.spec)
+
+    def __hash__(self) -> int:
+        return hash((self.spec.type, self.spec.num_leaves, len(self.objects)))
+
     def build(self, leaves: Iterator[Any]) -> Any:
         """The object with these leaves."""
         if not self.objects:
@@ -109,12 +117,32 @@ def _walk(tree: Any, spec: torch_api.TreeSpec, found: list[Any]) -> bool:
     if kind is not spec.type or kind not in (dict, list, tuple):
         return False
     if kind is dict:
-        if list(tree) != spec.context:
+        if not same_keys([*tree], spec.context):
             return False
         tree = tree.values()
     elif len(tree) != spec.num_children:
         return False
     return all(_walk(item, each, found) for item, each in zip(tree, spec.children(), strict=True))
+
+
+def _same_spec(one: torch_api.TreeSpec, other: torch_api.TreeSpec) -> bool:
+    if one.type is not other.type or one.num_children != other.num_children:
+        return False
+    below = zip(one.children(), other.children(), strict=True)
+    return same_keys(one.context, other.context) and all(_same_spec(*pair) for pair in below)
+
+
+def same_keys(one: Any, other: Any) -> bool:
+    """Whether keys of dicts are equal, where `==` of tensors in them gives neither yes nor no.
+
+    A tensor, also one in a tuple, equals itself alone, as it does where a dict looks it up.
+    """
+    if one is other:
+        return True
+    if isinstance(one, (list, tuple)) and type(one) is type(other):
+        return len(one) == len(other) and all(map(same_keys, one, other))
+    tensors = isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor)
+    return not tensors and bool(one == other)
 
 
 def _take_apart(tree: Any, name: str) -> tuple[list[tuple[str, Any]], Structure]:

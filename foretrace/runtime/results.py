@@ -12,10 +12,10 @@ from foretrace.emit.python import Straight
 from foretrace.emit.python_sizes import size_text
 from foretrace.emit.python_source import Source
 from foretrace.errors import Refusal
-from foretrace.guards.calls import check_repeatable
 from foretrace.ir.op import Tree, Value
 from foretrace.ir.places import put_all
 from foretrace.ir.program import Mutation, Output, Recorded, Role
+from foretrace.ir.requirements import check_repeatable
 from foretrace.runtime.calls import count_write, in_memory, lie_as, loose, write_back
 from foretrace.runtime.untrained import after_backward
 from foretrace.symbols.questions import free_symbols
