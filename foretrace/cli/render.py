@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 from rich import box
 from rich.console import Console
@@ -25,22 +25,25 @@ FOLD = 8
 class Paper(Console):
     """A console on which nothing has a meaning but what is meant: no markup, no guessed colours."""
 
-    def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+    def __init__(self, file: TextIO) -> None:
+        super().__init__(file=file, highlight=False, markup=False, emoji=False)
 
     def on_broken_pipe(self) -> None:
         """The reader has gone; be silent, as other tools are."""
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
         raise SystemExit(CLOSED_PIPE)
 
 
 class Screen:
-    """Where a command writes: answers to stdout, all else to stderr."""
+    """Where a command writes: answers to stdout, all else to stderr, as they are when it begins.
+
+    While the user's program runs, what it prints to stdout goes elsewhere.
+    """
 
     def __init__(self, *, json: bool) -> None:
         self.json = json
-        self.out, self.err = Paper(), Paper(stderr=True)
+        self.out, self.err = Paper(sys.stdout), Paper(sys.stderr)
 
     @property
     def terminal(self) -> bool:
