@@ -13,6 +13,7 @@ from foretrace.artifact.parts import Loadable
 from foretrace.artifact.stored import PAIR, Stored, unlike
 from foretrace.artifact.trained import tells_all, trained_by
 from foretrace.errors import Refusal
+from foretrace.frames.hiding import Hiding
 from foretrace.partition.policies import Policy
 from foretrace.passes.select import Selector
 from foretrace.passes.table_recorder import Table
@@ -84,6 +85,7 @@ class Loaded(Loadable):
         """The names of the cuts that the file has."""
         return tuple(self._cuts)
 
+    @Hiding()
     def cut(
         self,
         name: str,
@@ -132,6 +134,7 @@ class Loaded(Loadable):
                 f"or store it: program.save(path, program.{call})"),
         )  # fmt: skip
 
+    @Hiding()
     def pair(
         self,
         *,
@@ -167,6 +170,7 @@ class Loaded(Loadable):
             return self.program.cut("export")
         return trained_by(forward, backward, stored.pair, stored.graph, self.program.semantics)
 
+    @Hiding()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the program returns.
 
@@ -182,6 +186,7 @@ class Loaded(Loadable):
     def _others_calls(self) -> list[Cut]:
         return [each.cut(each.own_cut) for each in self.others]
 
+    @Hiding()
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
@@ -228,6 +233,7 @@ def _told(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
+@Hiding()
 def load(path: str | Path, *, classes: Iterable[type] = ()) -> Loaded:
     """A program that `Program.save` has written, on any machine that has torch and foretrace.
 
