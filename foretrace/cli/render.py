@@ -22,11 +22,29 @@ CLOSED_PIPE = 141
 FOLD = 8
 
 
+class Escaping:
+    """A stream that writes what its encoding lacks as Python spells it, in hexadecimal."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """As of the stream."""
+        encoding = self._file.encoding
+        if encoding:  # a stream in memory takes everything
+            text = text.encode(encoding, "backslashreplace").decode(encoding)
+        return self._file.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 class Paper(Console):
     """A console on which nothing has a meaning but what is meant: no markup, no guessed colours."""
 
     def __init__(self, file: TextIO) -> None:
-        super().__init__(file=file, highlight=False, markup=False, emoji=False)
+        escaping: Any = Escaping(file)
+        super().__init__(file=escaping, highlight=False, markup=False, emoji=False)
 
     def on_broken_pipe(self) -> None:
         """The reader has gone; be silent, as other tools are."""
