@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from traceback import walk_tb
 from types import CodeType, TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 PACKAGE_DIR = __file__.rpartition("/")[0] + "/"
 PYTHON_DIR = sysconfig.get_paths()["stdlib"] + "/"
@@ -60,6 +60,24 @@ def line_of(at: Frame | Late | None) -> Frame | None:
     return at.frame if isinstance(at, Late) else at
 
 
+class Printed:
+    """A result that a REPL, a notebook and a debugger show as `print` does: by its text."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's way, which it asks for before its own ways with dataclasses and exceptions."""
+        printer.text(str(self))
+
+
+def counted(count: int, word: str) -> str:
+    """`1 node`, `2,317 nodes`."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """A way out that only those have who came by certain entry points."""
@@ -69,8 +87,14 @@ class Way:
     """"capture", "compile", "export", "aot_export_module", "dynamo" """
 
 
-class Refusal(RuntimeError):
+NOT_SHORTENED: Final = ((), None)
+
+
+class Refusal(Printed, RuntimeError):
     """A program, or a request about one, that foretrace does not answer, and why.
+
+    The traceback with which it leaves foretrace has the user's lines alone;
+    `raise refusal.with_full_traceback()` shows foretrace's and torch's own, too.
 
     Args:
         what: what happened, one line.
@@ -80,6 +104,8 @@ class Refusal(RuntimeError):
         do: ways out, one a line; a `Way` is told to those alone who have it.
         kind: a short stable name, for programs ("no derivative", "data-dependent", ...).
     """
+
+    __slots__ = ("_hidden",)  # no part of its state: a traceback is neither copied nor pickled
 
     def __init__(
         self,
@@ -96,6 +122,9 @@ class Refusal(RuntimeError):
         self.ways = (do,) if isinstance(do, str) else tuple(do)
         self.entry = "capture"
         """by which entry point the user came"""
+        self._hidden: dict[int, tuple[Sequence[TracebackType], TracebackType | None]] = {}
+        """by the id of this and of each exception that it was raised from: the frames of its
+        traceback, those that are hidden too, and the first that is shown"""
         super().__init__(what)
 
     def __str__(self) -> str:
@@ -137,8 +166,54 @@ class Refusal(RuntimeError):
         self.near = self.near or near
         return self
 
+    def with_full_traceback(self) -> Self:
+        """The refusal, with every frame in its traceback and those of what it was raised from."""
+        for error in _printed_with(self):
+            frames, first = self._hidden.pop(id(error), NOT_SHORTENED)
+            above, _ = _as_far_as(error.__traceback__, first)
+            error.__traceback__ = _chained([*above, *frames], None)
+        return self
+
+    def shorten(self, shown: Callable[[CodeType], bool]) -> None:
+        """Leave in these tracebacks the frames alone whose code is to be shown."""
+        for error in _printed_with(self):
+            frames, first = self._hidden.get(id(error), NOT_SHORTENED)
+            above, rest = _as_far_as(error.__traceback__, first)
+            kept = [each for each in above if shown(each.tb_frame.f_code)]
+            error.__traceback__ = _chained(kept, rest)
+            self._hidden[id(error)] = (*above, *frames), error.__traceback__
+
     def _module_path(self) -> list[str]:
         return [" / ".join(self.module)] if self.module else []
+
+
+def _printed_with(error: BaseException) -> list[BaseException]:
+    """An exception, and those that Python prints with it."""
+    found: list[BaseException] = [error]
+    while True:
+        last = found[-1]
+        before = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if before is None or any(before is each for each in found):
+            return found
+        found.append(before)
+
+
+def _as_far_as(
+    trace: TracebackType | None, end: TracebackType | None
+) -> tuple[list[TracebackType], TracebackType | None]:
+    """The entries of a traceback down to one of them, and that one if it comes so far."""
+    found = []
+    while trace is not None and trace is not end:
+        found.append(trace)
+        trace = trace.tb_next
+    return found, trace
+
+
+def _chained(entries: Sequence[TracebackType], rest: TracebackType | None) -> TracebackType | None:
+    """A traceback of these entries, and then the rest."""
+    for each in reversed(entries):
+        rest = TracebackType(rest, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return rest
 
 
 def near_it(names: Sequence[str], others: Sequence[str] = ()) -> tuple[str, ...]:

@@ -3,15 +3,20 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import torch
 
 from foretrace.artifact.loading import load as load_file, tensors_outside
 from foretrace.artifact.parts import Loadable
-from foretrace.artifact.stored import PAIR, Stored
+from foretrace.artifact.stored import PAIR, Stored, unlike
 from foretrace.artifact.trained import tells_all, trained_by
 from foretrace.errors import Refusal
+from foretrace.frames.hiding import Hiding
+from foretrace.partition.policies import Policy
+from foretrace.passes.select import Selector
+from foretrace.passes.table_recorder import Table
 from foretrace.program import HALVES, Cut, Form, Program, cut_at, halves_of
 from foretrace.records.told import GONE
 from foretrace.resumed.by_role import ByRole
@@ -80,26 +85,76 @@ class Loaded(Loadable):
         """The names of the cuts that the file has."""
         return tuple(self._cuts)
 
-    def cut(self, name: str) -> Cut:
+    @Hiding()
+    def cut(
+        self,
+        name: str,
+        *,
+        loss: int | EllipsisType | None = ...,
+        keep: Iterable[Selector] | None = None,
+        open: Iterable[Selector] | None = None,
+        policy: Policy | None = None,
+        decompositions: Table | None = None,
+    ) -> Cut:
         """A cut of the file; `.program.cut(...)` makes others of its tree.
 
-        Raises:
-            Refusal: the file has none of that name.
-        """
-        if name not in self._cuts:
-            raise Refusal(
-                f"the artifact has no cut {name!r:.60}", kind="unknown cut",
-                do=(f"it has {', '.join(self.cuts)}", "or cut its tree: loaded.program.cut(...)"),
-            )  # fmt: skip
-        return self._cuts[name]
-
-    def pair(self) -> tuple[Cut, Cut]:
-        """The halves of the file.
+        Args:
+            name: which; "export", "joint", ...
+            loss: as `Program.cut` takes it, and so the others. What is left out is as it was
+                stored; what is given is what the cut was made with, or the call is refused.
+            keep: likewise.
+            open: likewise.
+            policy: likewise.
+            decompositions: a file does not tell them.
 
         Raises:
-            Refusal: it has none.
+            Refusal: the file has none of that name, or it was made with other arguments.
         """
-        first, second = map(self.cut, HALVES)
+        there = self._cuts.get(name)
+        given = {"keep": keep, "open": open, "policy": policy, "decompositions": decompositions}
+        asked: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
+        asked |= {} if loss is ... else {"loss": loss}
+        other = () if there is None else unlike(there.stored, asked)
+        if there is None or other:
+            raise self._not_stored(name, asked, other)
+        return there
+
+    def _not_stored(self, name: str, asked: Mapping[str, Any], made: Sequence[str]) -> Refusal:
+        told = {each: value if each == "loss" else "..." for each, value in asked.items()}
+        words = [f"{each}={value}" for each, value in told.items()]
+        first = [] if name in HALVES else [f'"{name:.60}"']
+        call = f"{PAIR if name in HALVES else 'cut'}({', '.join([*first, *words])})"
+        what, take = f"the artifact has no cut {name!r:.60}", f"it has {', '.join(self.cuts)}"
+        if made:
+            what = f"the artifact's cut {name!r} was made with {', '.join(made)}"
+            take = f'take it as it is: loaded.cut("{name}")'
+        return Refusal(
+            what, kind="unknown cut",
+            do=(take, f"or cut its tree: loaded.program.{call}",
+                f"or store it: program.save(path, program.{call})"),
+        )  # fmt: skip
+
+    @Hiding()
+    def pair(
+        self,
+        *,
+        loss: int | EllipsisType | None = ...,
+        keep: Iterable[Selector] | None = None,
+        open: Iterable[Selector] | None = None,
+        policy: Policy | None = None,
+        decompositions: Table | None = None,
+    ) -> tuple[Cut, Cut]:
+        """The halves of the file; the arguments are those of `cut`.
+
+        Raises:
+            Refusal: it has none, or they were made with other arguments.
+        """
+        first, second = (
+            self.cut(
+                half, loss=loss, keep=keep, open=open, policy=policy,
+                decompositions=decompositions,
+            ) for half in HALVES
+        )  # fmt: skip
         return first, second
 
     @cached_property
@@ -115,6 +170,7 @@ class Loaded(Loadable):
             return self.program.cut("export")
         return trained_by(forward, backward, stored.pair, stored.graph, self.program.semantics)
 
+    @Hiding()
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the program returns.
 
@@ -130,6 +186,7 @@ class Loaded(Loadable):
     def _others_calls(self) -> list[Cut]:
         return [each.cut(each.own_cut) for each in self.others]
 
+    @Hiding()
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
@@ -176,6 +233,7 @@ def _told(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
+@Hiding()
 def load(path: str | Path, *, classes: Iterable[type] = ()) -> Loaded:
     """A program that `Program.save` has written, on any machine that has torch and foretrace.
 

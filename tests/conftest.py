@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from foretrace.errors import Refusal
 from tests.support import verified
 
 verified.everywhere()
@@ -19,6 +20,16 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Who works on foretrace wants the frames of foretrace's that a user is not shown."""
+    try:
+        return (yield)
+    except Refusal as refusal:
+        refusal.with_full_traceback()
+        raise
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -11,16 +11,17 @@ from foretrace.alignment.difference import Difference, Fold, Group, Reason
 from foretrace.alignment.ends import end_differences, input_differences
 from foretrace.alignment.given import CutLike, Side
 from foretrace.alignment.measured import Given, Measured, measure
-from foretrace.alignment.printed import FOLDS, Row, group_rows, many
-from foretrace.errors import Refusal, near_it
+from foretrace.alignment.printed import FOLDS, Row, group_rows
+from foretrace.errors import Printed, Refusal, counted, near_it
+from foretrace.frames.hiding import Hiding
 
 NEAR = 5
 COMMON = 20
 """Two programs have something in common where one node in so many of the smaller cut is in both."""
 
 
-@dataclass(frozen=True)
-class Diff:
+@dataclass(frozen=True, repr=False)
+class Diff(Printed):
     """What two cuts have in common, and where they differ; true where they do.
 
     Args:
@@ -98,13 +99,13 @@ class Diff:
     def summary(self) -> str:
         """`joint@cpu (25 ops) and joint@cuda:sm90 (5 ops): 2 differences, for 1 reason; ...`."""
         found = len(self.differences)
-        same = f"{many(self.same, 'op')} {'is' if self.same == 1 else 'are'} the same"
+        same = f"{counted(self.same, 'op')} {'is' if self.same == 1 else 'are'} the same"
         both = zip((self.left, self.right), self.nodes, strict=True)
-        ends = " and ".join(f"{name} ({many(count, 'op')})" for name, count in both)
+        ends = " and ".join(f"{name} ({counted(count, 'op')})" for name, count in both)
         if not found:
             return f"{ends}: no difference; {same}"
-        why = f", for {many(len(self.reasons), 'reason')}"
-        return f"{ends}: {many(found, 'difference')}{why}; {same}"
+        why = f", for {counted(len(self.reasons), 'reason')}"
+        return f"{ends}: {counted(found, 'difference')}{why}; {same}"
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.rows()))
@@ -129,6 +130,7 @@ class Diff:
         }
 
 
+@Hiding()
 def diff(a: CutLike, b: CutLike, *, run: Given | None = None) -> Diff:
     """What two cuts have in common, and where they differ, each difference with its reason.
 

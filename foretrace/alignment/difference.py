@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from foretrace.errors import PACKAGE_DIR, Frame
+from foretrace.errors import PACKAGE_DIR, Frame, Printed
 from foretrace.ir.op import ModuleCall, Op, target_name
 
 Kind: TypeAlias = Literal[
@@ -85,8 +85,8 @@ class Seen:
         return {"name": self.name, "target": self.target, "types": list(self.types)}
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+@dataclass(frozen=True, slots=True, repr=False)
+class Difference(Printed):
     """One place at which two cuts differ.
 
     Args:
@@ -125,6 +125,15 @@ class Difference:
         if self.at_once:
             return (self.reason, self.kind, self.part, self.notes)
         return (self.reason, self.kind, self.part, self.what, ends, self.notes)
+
+    def __str__(self) -> str:
+        sides = {"left": self.left, "right": self.right}
+        rows = [f"{self.kind}: {self.what}, {self.part}", f"  reason  {self.reason.text}"]
+        for side, nodes in sides.items():
+            rows.append(f"  {side:<6}  {', '.join(node.name for node in nodes) or 'nothing'}")
+        if self.frame is not None:
+            rows.append(f"  at      {line_of(self.frame)}")
+        return "\n".join([*rows, *(f"  note    {note}" for note in self.notes)])
 
     def to_dict(self) -> dict[str, Any]:
         """The same, for programs."""

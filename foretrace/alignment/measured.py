@@ -11,10 +11,10 @@ from torch import Tensor, fx
 from foretrace import torch_api
 from foretrace.alignment.compared import Comparison
 from foretrace.alignment.given import Side
-from foretrace.alignment.printed import Row, many
+from foretrace.alignment.printed import Row
 from foretrace.compare.amount import Step, amount
 from foretrace.emit.fx import to_fx
-from foretrace.errors import Refusal
+from foretrace.errors import Refusal, counted
 from foretrace.guards.calls import CallGuards, number
 from foretrace.ir.names import calls_target
 from foretrace.ir.op import Op, Tree, Value
@@ -52,7 +52,7 @@ class Measured:
     def rows(self) -> Iterator[Row]:
         """The lines to print."""
         equal = sum(step.equal for step in self.steps)
-        total = f"{equal:,} of {many(len(self.steps), 'value')} that both compute are equal"
+        total = f"{equal:,} of {counted(len(self.steps), 'value')} that both compute are equal"
         yield Row("reason", text=f"run on the same input: {total}")
         first = self.first
         if first is None:

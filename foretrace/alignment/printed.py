@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from foretrace.alignment.difference import Difference, Fold, Group, Reason, Seen, line_of
 from foretrace.alignment.given import listed
+from foretrace.errors import counted
 
 TIMES = " \N{MULTIPLICATION SIGN} "
 LABEL, NODES, NOTES, FOLDS = 12, 8, 6, 8
@@ -43,7 +44,9 @@ def group_rows(group: Group, most: int) -> Iterator[Row]:
     rest = group.folds[most:]
     if rest:
         count = sum(len(fold.differences) for fold in rest)
-        yield Row("note", "", f"... and {many(count, 'difference')} of {len(rest)} more forms", 1)
+        yield Row(
+            "note", "", f"... and {counted(count, 'difference')} of {len(rest)} more forms", 1
+        )
 
 
 def _whose(reason: Reason) -> str:
@@ -77,7 +80,7 @@ def _at_once(fold: Fold) -> str:
     if first.part in ("input", "output"):
         kind = "" if first.what == "input" else f"{first.what} "
         return f"{first.part} {kind}{listed(named, 4)}{_types(fold)}{notes}"
-    return f"{many(len(named), f'{first.part} op')}{notes}: {listed(named, 4)}"
+    return f"{counted(len(named), f'{first.part} op')}{notes}: {listed(named, 4)}"
 
 
 def _types(fold: Fold) -> str:
@@ -105,13 +108,8 @@ def _where(differences: Sequence[Difference]) -> Iterator[Row]:
         dict.fromkeys(line_of(each.frame) for each in differences if each.frame is not None)
     )
     if lines:
-        more = f", and {many(len(lines) - 1, 'line')} more" if len(lines) > 1 else ""
+        more = f", and {counted(len(lines) - 1, 'line')} more" if len(lines) > 1 else ""
         yield Row("note", "at", f"{lines[0]}{more}", 2)
     modules = list(dict.fromkeys(each.module[-1] for each in differences if len(each.module) > 1))
     if modules:
         yield Row("note", "in", listed(modules), 2)
-
-
-def many(count: int, word: str) -> str:
-    """`1 node`, `2,317 nodes`."""
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

@@ -21,7 +21,7 @@ from foretrace.artifact.schema import (
     Member,
     manifest_of,
 )
-from foretrace.errors import Refusal
+from foretrace.errors import Attempt, Refusal
 from foretrace.records.malformed import PROGRAM, damaged
 
 SUFFIX: Final = ".safetensors"
@@ -39,7 +39,8 @@ def write(
     Raises:
         Refusal: it cannot be written, or the file beside would be the same.
     """
-    text = json.dumps(program, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    told = json.dumps(program, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = told.encode(errors="backslashreplace")  # what UTF-8 has not, JSON spells like Python
     other = path.with_suffix(SUFFIX)
     if beside and other == path:
         raise _not_written(path, f"the tensors beside have this name, {other.name}")
@@ -64,7 +65,8 @@ def _put(path: Path, data: bytes | memoryview) -> None:
         part.write_bytes(data)
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with Attempt(OSError):  # the folder cannot be written to, or is none
+            part.unlink(missing_ok=True)
         raise _not_written(path, f"{error}") from error
 
 

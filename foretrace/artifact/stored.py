@@ -15,6 +15,8 @@ from foretrace.records.malformed import PROGRAM, damaged
 from foretrace.records.told import GONE
 
 CALLED, PAIR = "name", "pair"
+FORWARD_ALONE = frozenset({"export", "aten"})
+"""Cuts that no loss changes"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,39 @@ def _named(selectors: tuple[Any, ...]) -> tuple[Any, ...]:
     known = [part for parts in named for part in parts]
     return tuple([each if type(each) is str or hasattr(each, "overloadpacket") else None
                   for each in known])  # fmt: skip
+
+
+def unlike(stored: Stored, asked: Mapping[str, Any]) -> tuple[str, ...]:
+    """The arguments of `Program.cut` that are asked for and that the cut was not made with.
+
+    Each with what it was made with: "loss=0". A function, as a selector, a policy or a table, is
+    like no other, as a file has none.
+    """
+    level = stored.level
+    given: dict[str, tuple[Any, ...]] = {
+        "loss": (stored.loss,), "keep": _named(level.keep), "open": _named(level.open),
+        "policy": _named((stored.policy,)), "decompositions": (None,) * stored.opened,
+    }  # fmt: skip
+    if stored.name in FORWARD_ALONE:
+        del given["loss"]
+    return tuple([
+        f"{name}={_shown(name, own)}" for name, own in given.items()
+        if name in asked and not _alike(name, own, asked[name])
+    ])  # fmt: skip
+
+
+def _alike(name: str, own: tuple[Any, ...], asked: Any) -> bool:
+    if name == "loss":
+        return own == (asked,)
+    wanted = _named((asked,) if name == "policy" else tuple(asked))
+    return name != "decompositions" and None not in own and set(own) == set(wanted)
+
+
+def _shown(name: str, own: tuple[Any, ...]) -> str:
+    if name == "loss":
+        return f"{own[0]}"
+    told = ["a function" if each is None else f"{each}" for each in own]
+    return ", ".join(told) or "nothing"
 
 
 def stored_of(found: Any, decoder: Decoder) -> Stored:

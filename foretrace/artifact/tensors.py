@@ -4,6 +4,9 @@ What shares memory shares it again, with the same strides and offsets. A memory 
 fills in order has the tensor's name, shape and dtype; any other is a row of bytes.
 """
 
+import ctypes
+import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
@@ -21,11 +24,16 @@ from foretrace.records.malformed import PROGRAM, damaged
 KINDS: Mapping[str, type[torch.Tensor]] = MappingProxyType({
     "tensor": torch.Tensor, "parameter": torch.nn.Parameter,
 })  # fmt: skip
-NAMED: Final = frozenset({
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-    torch.int16, torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
+NAMED: Mapping[torch.dtype, str] = MappingProxyType({
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 })  # fmt: skip
-"""Dtypes that every reader of safetensors knows; another is a row of bytes"""
+"""Dtypes that every reader of safetensors knows, as it calls them; another is a row of bytes"""
+RESERVED: Final = "__metadata__"
+"""What no entry of safetensors may be called"""
+ALIGNMENT: Final = 8
 LAZY: Final = ("", "conj", "neg", "conjneg")
 
 
@@ -61,12 +69,11 @@ class Tensors:
             key = memory.data_ptr() or id(tensor)
             if key not in storages:
                 storages[key] = len(places)
-                entry = name if name not in entries else f"{name}.{len(places)}"
+                entry = name if name not in {RESERVED, *entries} else f"{name}.{len(places)}"
                 entries[entry] = _entry(tensor)
                 places.append(Storage(entry, str(tensor.device)))
             rows.append(_row(tensor, storages[key]))
-        data = safetensors.torch.save(entries)
-        return list(map(asdict, rows)), list(map(asdict, places)), data
+        return list(map(asdict, rows)), list(map(asdict, places)), _safetensors(entries)
 
 
 def _check(tensor: torch.Tensor, name: str) -> None:
@@ -96,6 +103,31 @@ def _entry(tensor: torch.Tensor) -> torch.Tensor:
         if fills and tensor.is_contiguous() and tensor.dtype in NAMED and not lazy:
             return plain.cpu()
         return torch.tensor([], dtype=torch.uint8, device=tensor.device).set_(memory).cpu()
+
+
+def _safetensors(entries: Mapping[str, torch.Tensor]) -> bytes:
+    """The tensors as safetensors; the package's own writer needs numpy.
+
+    The form: the length of the header in eight bytes, the header in JSON, and the bytes, of which
+    those of the widest dtypes come first, so that each entry is aligned.
+    """
+    header, parts, end = dict[str, Any](), list[Any](), 0
+    for name, tensor in sorted(entries.items(), key=lambda each: (-each[1].itemsize, each[0])):
+        begin, end = end, end + tensor.nbytes
+        told = {"dtype": NAMED[tensor.dtype], "shape": list(tensor.shape)}
+        header[name] = {**told, "data_offsets": [begin, end]}
+        parts.append(_bytes_of(tensor))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    """The memory of a contiguous tensor on the CPU, in the order of bytes that files have."""
+    if sys.byteorder == "big":
+        wide = tensor.reshape(-1, 1).view(torch.uint8)
+        return bytearray(wide.flip(1).flatten().tolist())
+    return (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
 
 
 def _row(tensor: torch.Tensor, storage: int) -> Tensor:

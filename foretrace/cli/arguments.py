@@ -2,10 +2,13 @@
 
 import argparse
 import difflib
+import platform
+import sys
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import Any, NoReturn, TypeAlias
 
-from foretrace.errors import Refusal
+from foretrace.errors import Attempt, Refusal
 
 Options: TypeAlias = argparse.Namespace
 CUTS = ("export", "aten", "step", "joint", "forward", "backward")
@@ -68,9 +71,30 @@ class Parser(argparse.ArgumentParser):
         raise Refusal(message, kind="wrong use", do=(f"use  {usage}", f"see  {self.prog} --help"))
 
 
+class Version(argparse.Action):
+    """`--version`: prints the versions that a question of "which" is about, and exits with 0."""
+
+    def __call__(
+        self, whole: argparse.ArgumentParser, options: Options, values: Any, flag: str | None = None
+    ) -> NoReturn:
+        """Say it; torch is not imported for it."""
+        packages = [f"{name} {version_of(name)}" for name in ("foretrace", "torch")]
+        sys.stdout.write(f"{', '.join(packages)}, Python {platform.python_version()}\n")
+        whole.exit()
+
+
+def version_of(package: str) -> str:
+    """The version of a package as it is installed; "not installed" where it is not."""
+    with Attempt(metadata.PackageNotFoundError) as attempt:
+        found = metadata.version(package)
+    return "not installed" if attempt.error is not None else found
+
+
 def parser() -> Parser:
     """The commands and their options."""
     whole = Parser(prog="foretrace", description="Graphs of a PyTorch program, and why.")
+    told = "print the versions of foretrace, torch and Python"
+    whole.add_argument("--version", action=Version, nargs=0, help=told)
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _show(commands)
     _explain(commands)

@@ -10,9 +10,8 @@ from foretrace.cli import pieces
 from foretrace.cli.arguments import Options
 from foretrace.cli.load import loaded
 from foretrace.cli.render import Screen
-from foretrace.cli.show import counted
 from foretrace.compare.check import Item, Report, check, has_modes
-from foretrace.errors import Refusal
+from foretrace.errors import Refusal, counted
 from foretrace.program import capture
 
 SHOWN = 12

@@ -3,16 +3,14 @@
 import os
 import platform
 from collections.abc import Iterator
-from importlib import metadata
 from typing import Any, Final
 
 import torch
 from rich.text import Text
 
-from foretrace.cli.arguments import Options
+from foretrace.cli.arguments import Options, version_of
 from foretrace.cli.render import Screen
 from foretrace.dispatcher.table import built_with
-from foretrace.errors import Attempt
 from foretrace.program import capture
 from foretrace.targets.cuda_build import read_from
 
@@ -49,9 +47,7 @@ def run(options: Options, screen: Screen) -> int:
 def _versions() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     for name in PACKAGES:
-        with Attempt(metadata.PackageNotFoundError) as attempt:
-            version = metadata.version(name)
-        yield name, "not installed" if attempt.error is not None else version
+        yield name, version_of(name)
 
 
 def _build() -> Iterator[tuple[str, Any]]:

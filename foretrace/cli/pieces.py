@@ -6,10 +6,10 @@ from typing import Any
 from foretrace.cli.arguments import Options
 from foretrace.cli.load import loaded
 from foretrace.cli.render import Screen
-from foretrace.cli.show import counted
 from foretrace.compare.check import has_modes
 from foretrace.compare.pieces import PiecesReport, check_pieces
 from foretrace.compat.compile import compile as compiled_form
+from foretrace.errors import counted
 
 
 def run(options: Options, screen: Screen) -> int:

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 from rich import box
 from rich.console import Console
@@ -22,25 +22,46 @@ CLOSED_PIPE = 141
 FOLD = 8
 
 
+class Escaping:
+    """A stream that writes what its encoding lacks as Python spells it, in hexadecimal."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """As of the stream."""
+        encoding = self._file.encoding
+        if encoding:  # a stream in memory takes everything
+            text = text.encode(encoding, "backslashreplace").decode(encoding)
+        return self._file.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 class Paper(Console):
     """A console on which nothing has a meaning but what is meant: no markup, no guessed colours."""
 
-    def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+    def __init__(self, file: TextIO) -> None:
+        escaping: Any = Escaping(file)
+        super().__init__(file=escaping, highlight=False, markup=False, emoji=False)
 
     def on_broken_pipe(self) -> None:
         """The reader has gone; be silent, as other tools are."""
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
         raise SystemExit(CLOSED_PIPE)
 
 
 class Screen:
-    """Where a command writes: answers to stdout, all else to stderr."""
+    """Where a command writes: answers to stdout, all else to stderr, as they are when it begins.
+
+    While the user's program runs, what it prints to stdout goes elsewhere.
+    """
 
     def __init__(self, *, json: bool) -> None:
         self.json = json
-        self.out, self.err = Paper(), Paper(stderr=True)
+        self.out, self.err = Paper(sys.stdout), Paper(sys.stderr)
 
     @property
     def terminal(self) -> bool:

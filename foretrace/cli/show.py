@@ -7,6 +7,7 @@ from torch import fx
 from foretrace.cli.arguments import Options
 from foretrace.cli.cuts import Made, made
 from foretrace.cli.render import Screen
+from foretrace.errors import counted
 from foretrace.explain.nodes import call_text, type_text
 from foretrace.ir.op import Op
 from foretrace.partition.split import Saved
@@ -70,11 +71,6 @@ def _saved(found: Made) -> list[dict[str, Any]]:
 def _place(item: Saved) -> str | None:
     frame = item.op.origin.frame if item.op is not None else None
     return f"{frame.file}:{frame.line}" if frame is not None else None
-
-
-def counted(count: int, word: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def _data(found: Made) -> dict[str, Any]:

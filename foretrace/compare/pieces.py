@@ -1,15 +1,15 @@
 """A program in pieces beside eager: what is equal, what runs as Python, how much is captured."""
 
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from foretrace.arrays import numpy
 from foretrace.compare.bits import Sight, difference
 from foretrace.compare.check import Item
 from foretrace.compare.raised import raised
@@ -55,6 +55,21 @@ Seen = dict[tuple[str, str], Any]
 """What is seen after a run, by what it is and its name"""
 
 
+class _Generator(NamedTuple):
+    """A random number generator that the whole process shares, beside torch's."""
+
+    get: Callable[[], Any]
+    put: Callable[[Any], object]
+    seed: Callable[[int], object]
+
+
+def _generators() -> Iterator[_Generator]:
+    yield _Generator(random.getstate, random.setstate, random.seed)
+    loaded = numpy()
+    if loaded is not None:
+        yield _Generator(loaded.random.get_state, loaded.random.set_state, loaded.random.seed)
+
+
 class _Runs:
     """A program, run any number of times from one state."""
 
@@ -78,19 +93,18 @@ class _Runs:
     def from_start(self) -> Iterator[None]:
         """Modules and random numbers begin inside as they are, and are put back."""
         saved = [(tensor, contents_of(tensor)) for tensor in self.named.values()]
-        numpy: Any = sys.modules["numpy.random"]
-        drawn = random.getstate(), numpy.get_state()
+        drawn = [(generator, generator.get()) for generator in _generators()]
         try:
             with torch.random.fork_rng(), borrowed(self.owners):
                 torch.manual_seed(self.seed)
-                random.seed(self.seed)
-                numpy.seed(self.seed)
+                for generator, _ in drawn:
+                    generator.seed(self.seed)
                 yield
         finally:
             for tensor, contents in saved:
                 put_back(tensor, contents)
-            random.setstate(drawn[0])
-            numpy.set_state(drawn[1])
+            for generator, state in drawn:
+                generator.put(state)
 
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any], dict[tuple[str, str], Tensor]]:
         """Fresh arguments, and the tensors among them by name."""

@@ -10,6 +10,7 @@ from foretrace.backends.for_dynamo import flat_compiled
 from foretrace.compat.front_end import capture_graph
 from foretrace.compat.partitioner import WithPartitioner
 from foretrace.errors import Refusal
+from foretrace.frames.hiding import Hiding
 from foretrace.frames.sources import Asked
 from foretrace.trace.replay import first_line
 
@@ -17,6 +18,7 @@ Backend = Callable[..., Callable[..., Any]]
 """What torch.compile takes as `backend=`"""
 
 
+@Hiding()
 def aot_autograd(
     *,
     fw_compiler: Compiler,

@@ -10,6 +10,7 @@ from foretrace.asking.path import Path
 from foretrace.backends.by_name import Backend, building
 from foretrace.branches.explore import explored
 from foretrace.errors import Refusal
+from foretrace.frames.hiding import Hiding
 from foretrace.frames.sources import Asked
 from foretrace.partition.policies import Policy
 from foretrace.pieces.partial import in_pieces
@@ -28,6 +29,7 @@ UNUSED = frozenset({"mode", "options"})
 """Arguments of torch.compile that configure Inductor; None says nothing"""
 
 
+@Hiding()
 def compile(
     fn: Callable[..., Any] | None = None,
     *,

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from foretrace.dispatcher.table import Served
-from foretrace.errors import Frame, Refusal
+from foretrace.errors import Frame, Printed, Refusal
 
 NEAR: Final = 6
 UNSEEN: Final = "   (not asked)"
 """BackendSelect names the backend itself"""
 
 
-@dataclass(slots=True, eq=False)
-class Ran:
+@dataclass(slots=True, eq=False, repr=False)
+class Ran(Printed):
     """One kernel that ran: a call of an operator, or a key to which a kernel handed it on."""
 
     op: str
@@ -62,8 +62,8 @@ class Ran:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchTrace:
+@dataclass(frozen=True, slots=True, repr=False)
+class DispatchTrace(Printed):
     """The calls of a program in the order in which they began, nested as they ran.
 
     `result` is what the program returned; `str()` is torch's debug trace, with the user's line

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from foretrace.dispatcher.calls import Key
 from foretrace.dispatcher.table import Answer, Served
+from foretrace.errors import Printed
 
 LABEL: Final = 9
 
@@ -61,8 +62,8 @@ class Step:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+@dataclass(frozen=True, slots=True, repr=False)
+class Dispatch(Printed):
     """One call of an operator, as the dispatcher answers it.
 
     `keys`: the set, and where each key comes from. `steps`: the keys that are asked, in order, with

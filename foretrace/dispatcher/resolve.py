@@ -22,6 +22,7 @@ from foretrace.dispatcher.rules import (
 )
 from foretrace.dispatcher.table import Served, Table
 from foretrace.errors import Attempt
+from foretrace.frames.hiding import Hiding
 from foretrace.ir.program import Target
 from foretrace.targets.cuda_build import read_from
 from foretrace.targets.profile import target_of
@@ -59,6 +60,7 @@ BATCHES: dict[str, str] = {
 """What a kernel does at the key of torch.vmap"""
 
 
+@Hiding()
 def dispatch(
     op: Any,
     *,

@@ -18,6 +18,7 @@ from foretrace.dispatcher.registrations import fallbacks
 from foretrace.dispatcher.resolve import SELECT, hands_on
 from foretrace.dispatcher.table import Served, Table
 from foretrace.errors import Refusal, Refusing, user_frame_of
+from foretrace.frames.hiding import Hiding
 from foretrace.frames.sources import LIBRARY_DIRS, Sources
 
 LAYOUTS: dict[torch.layout, str] = {
@@ -29,6 +30,7 @@ CALL: Final = "call"
 REDISPATCH: Final = "redispatch"
 
 
+@Hiding()
 def dispatch_trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> DispatchTrace:
     """Run a program once, and tell every kernel that the dispatcher ran for it, nested, with keys.
 

@@ -61,6 +61,8 @@ def compiled(
     space.update(SPACE)
     lines = [f"def {name}({parameters}):", *(INDENT + line for line in body)]
     text = "\n".join(lines) + "\n"
+    # A path may have what UTF-8 has not: where a name is in bytes of another encoding.
+    text = text.encode(errors="backslashreplace").decode()
     file = f"<foretrace {name} {id(space):x}>"
     # Straight-line code is what the callable is asked to be: pdb steps through it.
     exec(compile(text, file, "exec"), space)  # noqa: S102

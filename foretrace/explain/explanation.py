@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from foretrace.errors import Printed
 from foretrace.ir.op import Op
 
 INDENT, LABEL = 2, 9
@@ -99,8 +100,8 @@ class Row(NamedTuple):
         return INDENT * (self.depth + 1) + LABEL + INDENT * self.note
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation(Printed):
     """A node's path in the tree: why it is there, from the user's line down to the op itself.
 
     `links` are the steps in order. A backward op begins with itself and its rule; the path of the

@@ -15,6 +15,7 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR, Frame, Refusal, is_library
+from foretrace.frames.hiding import Hiding
 
 NAMED = (ModuleType, FunctionType, BuiltinFunctionType)
 """What a closure cell may be kept for: it holds no tensor"""
@@ -94,8 +95,8 @@ class Sources:
             at = at.f_back
 
 
-class Asked:
-    """While inside, a refusal gets what only the entry point knows.
+class Asked(Hiding):
+    """While inside, a refusal gets what only the entry point knows, and a short traceback.
 
     Args:
         entry: how the user came: one of those of a `Way`.
@@ -114,6 +115,7 @@ class Asked:
             error.entry = self.entry
             known = self.program is None or isinstance(self.program, Frame)
             error.located(self.program if known else place_of(self.program), (), ())
+        super().__exit__(kind, error, trace)
 
 
 def place_of(program: Any) -> Frame | None:

@@ -5,9 +5,9 @@ import types
 from collections import defaultdict
 from typing import Any
 
-import numpy as np
 import torch
 
+from foretrace.arrays import is_array
 from foretrace.ir.members import own_items, own_length
 
 SINGLE: tuple[type, ...] = (
@@ -96,7 +96,7 @@ def same_state(now: Any, before: Any) -> bool:
     """Whether the state of a generator, or the content of an array, is as it was."""
     if isinstance(now, torch.Tensor):
         return torch.equal(now, before)
-    if isinstance(now, np.ndarray):
+    if is_array(now):
         return now.dtype == before.dtype and now.tobytes() == before.tobytes()
     if isinstance(now, dict):
         return all(same_state(now[key], before[key]) for key in before)

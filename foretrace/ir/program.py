@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from foretrace.errors import Frame
+from foretrace.errors import Frame, Printed
 from foretrace.ir.op import Checkpoint, GradientCall, ModuleCall, Op, Tree, Value, ViewStep
 from foretrace.ir.places import StateRead, tensor_of
 from foretrace.ir.requirements import Again, Answered, AskedOfNumbers, Requirements, memory_of
@@ -26,8 +26,8 @@ NUMBER = TensorType((), (), torch.int64, torch.device("cpu"))
 """The type of the value of an input that is a size."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+@dataclass(frozen=True, slots=True, repr=False)
+class Target(Printed):
     """A device that a program is captured for; it need not be there.
 
     `own_kernels` names the operators ("aten::_fused_rms_norm") that have a composite kernel and
@@ -58,7 +58,7 @@ class Role:
 
     def __str__(self) -> str:
         links = {"gradient": "gradient of", "mutation": "new value of", "tangent": "tangent of"}
-        return f"{links.get(self.kind, self.kind)} {self.name}"
+        return f"{links.get(self.kind, self.kind)} {self.name}".rstrip()
 
 
 @dataclass(slots=True, eq=False)  # not frozen: a capture makes hundreds
@@ -135,8 +135,8 @@ class Output:
     """the call that autograd has it by; None for one that is seen by its strides, or is apart"""
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
+@dataclass(frozen=True, slots=True, repr=False)
+class Signature(Printed):
     """Roles of every input and output, in the order of the graph's."""
 
     inputs: tuple[Role, ...]

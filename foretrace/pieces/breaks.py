@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from foretrace.errors import Refusal
+from foretrace.errors import Printed, Refusal, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class Part:
     recaptures: int
 
 
-@dataclass(frozen=True, slots=True)
-class Break:
+@dataclass(frozen=True, slots=True, repr=False)
+class Break(Printed):
     """One reason why a program is not captured whole."""
 
     refusal: Refusal
@@ -34,7 +34,7 @@ class Break:
 
     def __str__(self) -> str:
         around = f", and so do {', '.join(self.around)} around it" if self.around else ""
-        told = [f"{part.path} ({part.ops} ops)" for part in self.parts]
+        told = [f"{part.path} ({counted(part.ops, 'op')})" for part in self.parts]
         lines = [f"{self.module} runs as Python{around}", *str(self.refusal).splitlines()]
         lines.append(f"  captured  {', '.join(told) or 'nothing'}")
         return "\n".join(lines)

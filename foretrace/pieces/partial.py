@@ -13,6 +13,7 @@ from torch import Tensor, is_grad_enabled as grad_enabled, nn
 
 from foretrace import torch_api
 from foretrace.errors import Frame, Refusal
+from foretrace.frames.hiding import hide
 from foretrace.guards.conditions import Broken
 from foretrace.guards.entry import MISS, Entry
 from foretrace.ir.walk import leaf_ops
@@ -147,14 +148,18 @@ class Partial(Compiled):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the program."""
         refused = self.refusals
-        if refused:
-            version, put = self._put
-            known = version == self.pieces.version and self._looked
-            if known and self._stays_python(args, kwargs):
-                return run(self, put, self.plain, args, kwargs)  # few frames: some are told of all
-            return self.call(args, kwargs)
-        result = self.first(args, kwargs)
-        return self._other(args, kwargs) if result is MISS else result
+        try:
+            if refused:
+                version, put = self._put
+                known = version == self.pieces.version and self._looked
+                if known and self._stays_python(args, kwargs):  # few frames: some are told of all
+                    return run(self, put, self.plain, args, kwargs)
+                return self.call(args, kwargs)
+            result = self.first(args, kwargs)
+            return self._other(args, kwargs) if result is MISS else result
+        except Refusal as refusal:
+            hide(refusal)
+            raise
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same, with the arguments as they are kept."""

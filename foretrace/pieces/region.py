@@ -6,11 +6,13 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from foretrace.errors import Refusal
+from foretrace.frames.hiding import Hiding
 from foretrace.pieces.here import hole_here
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@Hiding()
 def region(fn: F) -> F:
     """Mark a function or method as a piece of programs.
 

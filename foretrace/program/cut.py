@@ -9,7 +9,7 @@ from torch import fx
 
 from foretrace.artifact.stored import Stored
 from foretrace.emit.fx import to_fx
-from foretrace.errors import Refusing
+from foretrace.errors import Refusing, counted
 from foretrace.explain.explanation import Explanation
 from foretrace.explain.why import explain
 from foretrace.frames.sources import Asked
@@ -63,7 +63,8 @@ class Cut:
     def __repr__(self) -> str:
         graph = self.graph
         ends = f"{len(graph.inputs)} in, {len(graph.outputs)} out"
-        return shown(f"{graph.kind} cut", self.program, f"{len(graph.ops)} ops, {ends}")
+        inside = f"{counted(len(graph.ops), 'op')}, {ends}"
+        return shown(f"{graph.kind} cut", self.program, inside)
 
     def __reduce__(self) -> Any:
         """Refuse a copy or pickle."""

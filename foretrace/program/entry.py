@@ -7,6 +7,7 @@ from typing import Any, ParamSpec
 
 from foretrace.asking.path import Path
 from foretrace.branches.explore import explored
+from foretrace.frames.hiding import Hiding
 from foretrace.frames.sources import Asked
 from foretrace.ir.program import Target
 from foretrace.program.program import Program
@@ -31,6 +32,7 @@ def _with_old_name(capture: Callable[P, Program]) -> Callable[P, Program]:
     """Takes `guard_values=`, which is what `values=` was before, with a warning."""
 
     @wraps(capture)
+    @Hiding()
     def both(*args: P.args, **kwargs: P.kwargs) -> Program:
         if "guard_values" in kwargs:
             kwargs["values"] = "guard" if kwargs.pop("guard_values") else "refuse"
@@ -97,6 +99,7 @@ def _once(
     return counting(counts, make, given[0], tuple(given[1]), given[2])
 
 
+@Hiding()
 def rule(op: Any, *, backward: Callable[[BackwardCall], Any]) -> None:
     """Let foretrace use `backward` for an operator instead of torch's own derivative.
 

@@ -9,6 +9,7 @@ from foretrace.artifact.saving import check_saved, save
 from foretrace.artifact.stored import PAIR, Stored
 from foretrace.backends.by_name import Backend, building
 from foretrace.errors import Refusal
+from foretrace.frames.hiding import Hiding
 from foretrace.guards.small import SmallSizes
 from foretrace.partition.parts import parts_of
 from foretrace.partition.policies import MIN_CUT, SAVE_ALL, Policy
@@ -31,6 +32,7 @@ class Program(Tree):
         """Refuse a copy or pickle."""
         raise not_copied("a program", "capture again, or program.save(path)")
 
+    @Hiding()
     def cut(
         self,
         kind: str,
@@ -101,6 +103,7 @@ class Program(Tree):
         there = small.there(sizes, anyhow=anyhow)
         return there or Captured(self.recorded, self.semantics)
 
+    @Hiding()
     def pair(
         self,
         *,
@@ -129,6 +132,7 @@ class Program(Tree):
 
         return halves_of(cut, policy)
 
+    @Hiding()
     def parts(
         self, *, policy: Policy | None = None, decompositions: Table | None = None
     ) -> tuple[Cut, Cut, Cut]:
@@ -151,6 +155,7 @@ class Program(Tree):
         one, two, three = (Cut(self, graph, None) for graph in graphs)
         return one, two, three
 
+    @Hiding()
     def save(
         self, path: str | pathlib.Path, *cuts: "str | Cut | tuple[Cut, Cut]",
         loss: int | None = None, parameters: Literal["inside", "beside"] = "inside",

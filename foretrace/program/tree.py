@@ -1,10 +1,12 @@
 """The tree of a program: what all cuts of it share."""
 
+from foretrace.errors import counted
 from foretrace.frames.sources import Asked
 from foretrace.guards.calls import CallGuards
 from foretrace.ir.program import Graph, Recorded, Target
 from foretrace.ir.requirements import Answered
 from foretrace.ir.verify import verify_graph, verify_record
+from foretrace.ir.walk import called_in
 from foretrace.symbols.sizes import Guard
 from foretrace.targets.semantics import Captured, TargetSemantics
 
@@ -31,7 +33,8 @@ class Tree:
         return self.recorded.guards
 
     def __repr__(self) -> str:
-        return shown("program", self, f"{len(self.recorded.ops)} ops")
+        written = sum(1 for _ in called_in(self.recorded.ops))
+        return shown("program", self, f"{counted(written, 'op')} as written")
 
     def at(self, there: Captured) -> "Tree":
         """The same at sizes that are 0 or 1."""

@@ -23,7 +23,6 @@ from foretrace.ir.members import CONTENT, attributes_of, own_length, reached, sl
 from foretrace.ir.places import Change, Entry, Place
 from foretrace.python_state.kept import (
     ATOMS,
-    STATES,
     Kept,
     KeptAttributes,
     KeptClass,
@@ -34,6 +33,7 @@ from foretrace.python_state.kept import (
     KeptState,
     KeptTensor,
     kept_container,
+    states,
 )
 from foretrace.python_state.mentioned import (
     FOLLOWS,
@@ -287,7 +287,7 @@ class Before:
             (nn.Module, self._module), (torch.Tensor, self._tensor), (type, self._class),
             ((dict, list, set, deque), self._container), ((tuple, frozenset), self._inside),
             (types.FunctionType, self._function), (types.CellType, self._cell),
-            (types.ModuleType, self._file), (MEMO, self._memo), (tuple(STATES), self._state),
+            (types.ModuleType, self._file), (MEMO, self._memo), (tuple(states()), self._state),
             ((types.MethodType, types.BuiltinMethodType, staticmethod, classmethod, property,
               functools.partial, functools.cached_property), self._callable),
         ):  # fmt: skip
@@ -375,7 +375,7 @@ class Before:
 
     def _state(self, item: Any) -> None:
         self._kept += [
-            KeptState(item, way) for kind, way in STATES.items() if isinstance(item, kind)
+            KeptState(item, way) for kind, way in states().items() if isinstance(item, kind)
         ]
 
     # ---- code -------------------------------------------------------------------------------

@@ -8,15 +8,15 @@ import random
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from operator import is_
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 
 from foretrace import torch_api
+from foretrace.arrays import numpy
 from foretrace.ir.members import MISSING, held_by
 from foretrace.ir.places import Place
 from foretrace.ir.plain_data import same_state
@@ -299,13 +299,27 @@ KINDS: dict[type, Callable[[Any], Kept]] = {
 STATES: dict[type, Way] = {
     torch.Generator: Way(torch.Generator.get_state, torch.Generator.set_state),
     random.Random: Way(random.Random.getstate, random.Random.setstate),
-    np.random.RandomState: Way(np.random.RandomState.get_state, np.random.RandomState.set_state),
-    np.random.Generator: Way(
-        lambda each: each.bit_generator.state,
-        lambda each, state: setattr(each.bit_generator, "state", state),
-    ),
-    np.ndarray: Way(np.ndarray.copy, lambda each, held: np.ndarray.__setitem__(each, ..., held)),
 }
+
+
+def states() -> Mapping[type, Way]:
+    """How the state of generators and the content of arrays is kept, by type; numpy's if loaded."""
+    return _with_numpy(numpy())
+
+
+@cache
+def _with_numpy(np: Any) -> Mapping[type, Way]:
+    if np is None:
+        return STATES
+    drawing, array = np.random.RandomState, np.ndarray
+    return STATES | {
+        drawing: Way(drawing.get_state, drawing.set_state),
+        np.random.Generator: Way(
+            lambda each: each.bit_generator.state,
+            lambda each, state: setattr(each.bit_generator, "state", state),
+        ),
+        array: Way(array.copy, lambda each, held: array.__setitem__(each, ..., held)),
+    }
 
 
 def kept_container(item: Any) -> Any:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from foretrace.frames.whose import module_of, origin, origin_in
 from foretrace.ir.members import attributes_of
-from foretrace.python_state.kept import ATOMS, STATES
+from foretrace.python_state.kept import ATOMS, states
 from foretrace.python_state.outside import imported
 from foretrace.symbols.called import CASTS
 
@@ -33,9 +33,9 @@ NO_VALUES = (
 CODE = (*NO_VALUES[:-2], types.MethodType, functools.partial)
 HOLDING = (
     dict, list, set, tuple, frozenset, types.MethodType, functools.partial, type(None), Iterator,
-    *STATES,
 )  # fmt: skip
-"""Of types that are no user's, what may hold state; None: it may be something else next time"""
+"""Of types that are no user's, what may hold state, beside what `states` names; None: it may be
+something else next time"""
 FOLLOWS = frozenset({"user", "followed"})
 """Homes of classes whose objects may hold state of the program"""
 BINDING = frozenset({dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]})
@@ -141,7 +141,8 @@ class Mentioned:
             self.values.append((table, name))
         if isinstance(item, NO_VALUES) or type(item) in ATOMS - {type(None)}:
             return item
-        if isinstance(item, HOLDING) or attributes_of(item) or home(type(item)) in FOLLOWS:
+        holding = isinstance(item, (HOLDING, tuple(states())))
+        if holding or attributes_of(item) or home(type(item)) in FOLLOWS:
             self.values.append((table, name))
         return item
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretrace import torch_api
-from foretrace.errors import Frame, Refusal, line_of
+from foretrace.errors import Frame, Printed, Refusal, line_of
+from foretrace.frames.hiding import hide
 from foretrace.frames.sources import Asked
 from foretrace.guards.calls import refusal_of
 from foretrace.guards.conditions import Broken
@@ -25,8 +26,8 @@ MOST = 64
 """Captures that are kept; the one that was used longest ago goes. So many for answers alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recapture:
+@dataclass(frozen=True, slots=True, repr=False)
+class Recapture(Printed):
     """One more capture of a program, and why the ones before it did not do."""
 
     reason: str
@@ -90,8 +91,12 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the program; the captures are tried from the last used on."""
-        result = self.first(args, kwargs)
-        return self._other(args, kwargs) if result is MISS else result
+        try:
+            result = self.first(args, kwargs)
+            return self._other(args, kwargs) if result is MISS else result
+        except Refusal as refusal:
+            hide(refusal)
+            raise
 
     def __repr__(self) -> str:
         program = self._asked.program

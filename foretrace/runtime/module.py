@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from foretrace.errors import Refusal
+from foretrace.frames.hiding import hide
 from foretrace.runtime.compiled import Compiled, Recapture
 
 
@@ -38,7 +40,11 @@ class CompiledModule(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the module."""
-        return self.compiled(*args, **kwargs)
+        try:
+            return self.compiled(*args, **kwargs)
+        except Refusal as refusal:
+            hide(refusal)
+            raise
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A compiled copy of the module."""

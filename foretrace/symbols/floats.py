@@ -9,11 +9,11 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NoReturn, Protocol
 
-import numpy as np
 import sympy
 import torch
 
 from foretrace import torch_api
+from foretrace.arrays import numpy
 from foretrace.errors import Frame, Refusal
 
 EXACT: Final = frozenset({int, float, bool})
@@ -89,7 +89,7 @@ class Float(torch.SymFloat):
         return format(float(self), spec)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return np.asarray(float(self), dtype)
+        return numpy().asarray(float(self), dtype)  # numpy alone calls it
 
     def __divmod__(self, other: Any) -> Any:
         return (self // other, self % other) if _takes(other) else NotImplemented

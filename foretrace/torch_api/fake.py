@@ -2,6 +2,8 @@
 
 import inspect
 import logging
+import os
+import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +33,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
+from foretrace.errors import Refusal
 from foretrace.torch_api.dispatch import kernel_for, no_dispatch, no_dispatch_modes
 from foretrace.torch_api.patches import switched
 from foretrace.torch_api.tensors import make_wrapper
@@ -122,6 +125,8 @@ def asking(mode: FakeTensorMode) -> Iterator[None]:
             env.pending_fresh_unbacked_symbols = pending
 
 
+CACHE_DIR = "TORCHINDUCTOR_CACHE_DIR"
+"""Names the folder of what Inductor compiles; torch asks for none then"""
 ITEM = "item_memo"
 COUNTS = (ITEM, "nonzero_memo", "unique_memo", "unique_consecutive_memo")
 """What FakeTensor remembers of a tensor: its number, how many elements are nonzero or distinct."""
@@ -219,7 +224,21 @@ def _checked_view(func: Any, args: Any, result: Any) -> Any:
 
 @cache
 def load_dynamo() -> None:
-    """Let torch import Dynamo, which keeps what `Tensor` has by then; the first mode does."""
+    """Let torch import Dynamo, which keeps what `Tensor` has by then; the first mode does.
+
+    Raises:
+        Refusal: there is no folder for temporary files. Dynamo asks for one when it is imported,
+            whether it is to compile or not, and cannot be imported again after it has failed.
+    """
+    if CACHE_DIR not in os.environ:
+        try:
+            tempfile.gettempdir()
+        except FileNotFoundError as error:
+            raise Refusal(
+                f"torch needs a folder for temporary files: {error.strerror}",
+                kind="no temporary folder",
+                do=f"let TMPDIR name one that can be written to, or {CACHE_DIR} any folder",
+            ) from error
     fake_mode(None)
 
 

@@ -3,7 +3,29 @@
 Seen on 2.11.0, 2.13.0, 2.14.0 and 2.15.0; 2.12 is taken for 2.13.
 """
 
+import warnings
+
 import torch
+
+TESTED = ((2, 13), (2, 15))
+"""The first and the last version on which the tests pass"""
+
+
+def tell_untested(version: str) -> None:
+    """Warn of a torch that no test has run on; it is not refused, as most of it works."""
+    major, minor, *_ = version.split(".")  # a build of a version to come counts as that version
+    first, last = TESTED
+    here = (int(major), int(minor))
+    if not first <= here <= last:
+        span = " to ".join(".".join(map(str, each)) for each in TESTED)
+        warnings.warn(
+            f"torch {version} is {'older' if here < first else 'newer'} than what foretrace is"
+            f" tested with, {span}: a graph may differ from eager; `foretrace check` tells",
+            stacklevel=2,
+        )
+
+
+tell_untested(torch.__version__)  # once: where this file is imported
 
 # `validate_sdpa_input`: a mask beside is_causal raises whichever kernel would be taken. Before, the
 # math kernel alone raises. (A call would tell, but also what the user has switched off.)

@@ -1,7 +1,6 @@
 """Random numbers and generators that no op of the program draws or makes: seen and refused."""
 
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any, Final, NoReturn
 
 import torch
 
+from foretrace.arrays import numpy
 from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines, attribute
 from foretrace.ir.plain_data import same_state
@@ -171,9 +171,9 @@ def _drawn(before: list[tuple[Source, Any]], lines: Callable[[], Lines]) -> Refu
 def _sources() -> Iterator[Source]:
     yield Source("torch", torch.get_rng_state, torch.set_rng_state, lambda item: item is DEFAULT)
     yield Source("Python", random.getstate, random.setstate, _of_python)
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None:
-        yield Source("numpy", numpy.get_state, numpy.set_state, _of_numpy)
+    loaded = numpy()
+    if loaded is not None:
+        yield Source("numpy", loaded.random.get_state, loaded.random.set_state, _of_numpy)
 
 
 def _of_python(item: Any) -> bool:

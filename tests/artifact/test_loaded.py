@@ -354,6 +354,40 @@ def test_wrong_calls(tmp_path: Path) -> None:
     assert "it has joint" in refusal(lambda: found.cut("export")).do[0]
 
 
+def test_a_stored_cut_is_asked_for_as_the_program_s(tmp_path: Path) -> None:
+    x = torch.randn(2, 4)
+    program = foretrace.capture(nn.Sequential(nn.RMSNorm(4), Sum()), (x,))
+    joint = program.cut("joint", loss=0, keep=["rms_norm", torch.ops.aten.sum])
+    program.save(tmp_path / "a.ft", "export", joint, program.pair(loss=0, policy="save_all"))
+    found = foretrace.load(tmp_path / "a.ft")
+    stored = found.cut("joint")
+    kept = [torch.ops.aten.sum, "rms_norm"]
+    for asked in ({"loss": 0}, {"keep": kept}, {"open": ()}, {"loss": 0, "open": []}):
+        assert found.cut("joint", **asked) is stored
+    assert found.cut("export", loss=1) is found.cut("export")
+    assert found.pair(loss=0, policy="save_all") == found.pair()
+    for name, asked, made in (
+        ("joint", {"loss": None}, "loss=0"),
+        ("joint", {"loss": 1, "keep": ()}, "loss=0, keep=rms_norm, aten::sum"),
+        ("joint", {"keep": [lambda op: True]}, "keep=rms_norm"),
+        ("joint", {"decompositions": {}}, "decompositions=nothing"),
+        ("forward", {"policy": "min_cut"}, "policy=save_all"),
+    ):
+        caught = refusal(lambda name=name, asked=asked: found.cut(name, **asked))
+        assert caught.kind == "unknown cut"
+        assert made in caught.what
+    assert (
+        'loaded.program.cut("joint", loss=None)'
+        in refusal(lambda: found.cut("joint", loss=None)).do[1]
+    )
+    assert "program.pair(loss=1)" in refusal(lambda: found.pair(loss=1)).do[2]
+
+
+class Sum(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum()
+
+
 def test_a_cut_made_with_a_function_is_made_anew_by_nobody(tmp_path: Path) -> None:
     x = torch.randn(2, 4)
     program = foretrace.capture(nn.Linear(4, 3), (x,))

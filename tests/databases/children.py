@@ -1,5 +1,6 @@
 """Jobs in forked children: an abort or an endless loop costs one job, and not the run."""
 
+import faulthandler
 import gc
 import json
 import os
@@ -103,6 +104,7 @@ def _child(job: Job, write: int, said: int) -> None:
     try:
         os.dup2(said, 1)
         os.dup2(said, 2)
+        faulthandler.disable()  # pytest's writes to the terminal; the signal is told as the end
         warnings.simplefilter("ignore")  # what torch warns of is not what is asked here
         with os.fdopen(write, "w") as pipe:
             for record in job():

@@ -1,5 +1,6 @@
 """The databases as tests: what is not bitwise is what is stated, and no fault is."""
 
+import faulthandler
 import json
 import os
 from collections.abc import Iterator
@@ -82,9 +83,11 @@ def hold(found: list[Line]) -> None:
     assert not new, f"`make reliability` states what is to be so: {wrong}"
 
 
-def test_a_job_that_aborts_costs_itself_alone():
+def test_a_job_that_aborts_costs_itself_alone() -> None:
+    """And writes no stack to the terminal, past all that pytest captures."""
+
     def job(status: str) -> Iterator[Record]:
-        yield {"route": "export", "status": status}
+        yield {"route": "export", "status": status, "loud": faulthandler.is_enabled()}
         if status == "last":
             os.abort()
 
@@ -94,8 +97,9 @@ def test_a_job_that_aborts_costs_itself_alone():
         ("first", "ok"), ("last", "abort"), ("after", "ok")
     ]  # fmt: skip
     assert [each.records for each in ended] == [
-        [{"route": "export", "status": name}] for name in names
+        [{"route": "export", "status": name, "loud": False}] for name in names
     ]
+    assert "SIGABRT" in ended[1].said
 
 
 def test_no_fault_is_stated():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
+from foretrace.errors import Printed
 
 
 def doubled(x: Tensor) -> Tensor:
@@ -96,3 +97,71 @@ def test_the_version() -> None:
         foretrace.__version__
         == tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     )
+
+
+# ------------------------------------------------------------- what a REPL and a notebook show
+
+
+def results() -> dict[str, Any]:
+    net = nn.Sequential(nn.RMSNorm(8), nn.Linear(8, 8), nn.ReLU())
+    program = foretrace.capture(lambda x: net(x).mean(), (torch.randn(4, 8),))
+    joint = program.cut("joint", loss=0)
+    found = foretrace.diff(program.cut("export"), joint)
+    fast = foretrace.compile(lambda x: print(end="") or net(x))  # noqa: T201 - a break
+    with pytest.warns(UserWarning, match="not captured whole"):
+        fast(torch.randn(4, 8))
+    again = foretrace.compile(lambda x: net(x).sum(), dynamic=False)
+    for rows in (3, 4):
+        again(torch.randn(rows, 8))
+    trace = foretrace.dispatch_trace(net, torch.randn(4, 8))
+    with pytest.raises(foretrace.Refusal) as caught:
+        program.cut("none")
+    return {
+        "explanation": joint.explain("rsqrt"),
+        "diff": found,
+        "difference": found.differences[0],
+        "dispatch": foretrace.dispatch("aten::mul.Tensor", requires_grad=True),
+        "trace": trace,
+        "row": trace.calls[0],
+        "break": fast.breaks[0],
+        "recapture": again.recaptures[0],
+        "signature": joint.signature,
+        "target": program.target,
+        "refusal": caught.value,
+    }
+
+
+class Printer:
+    """The part of IPython's that such a method may use."""
+
+    said = ""
+
+    def text(self, text: str) -> None:
+        self.said += text
+
+
+def test_a_result_is_shown_as_it_prints() -> None:
+    for name, result in results().items():
+        assert repr(result) == str(result), name
+        assert not repr(result).startswith(type(result).__qualname__), name
+        printer = Printer()
+        result._repr_pretty_(printer, False)
+        assert printer.said == str(result), name
+
+
+def test_each_class_of_a_result_is() -> None:
+    """One that a dataclass gives a `__repr__` of its own would not be."""
+    results()
+    kinds = {kind for kind in Printed.__subclasses__() if kind.__module__.startswith("foretrace")}
+    assert len(kinds) >= 11
+    assert {kind.__repr__ for kind in kinds} == {Printed.__repr__}
+
+
+def test_a_program_says_how_many_ops_it_has() -> None:
+    one = foretrace.capture(doubled, (X,))
+    assert "2 ops as written" in repr(one)
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    assert "2 ops as written" in repr(foretrace.capture(net, (X,)))
+    alone = foretrace.capture(torch.sin, (X,))
+    assert "1 op as written" in repr(alone)
+    assert "1 op, 1 in, 1 out" in repr(alone.cut("aten"))

@@ -29,7 +29,9 @@ def test_the_import_waits_for_a_name():
     assert not brought("import foretrace; dir(foretrace); foretrace.Refusal") & HEAVY
 
 
-@pytest.mark.parametrize("words", [["--help"], ["check", "--help"], ["show", "a.py", "--wrong"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["check", "--help"], ["show", "a.py", "--wrong"]]
+)
 def test_help_and_complaints_need_no_torch(words):
     assert not brought(f"from foretrace.cli import main; main({words})") & HEAVY
 

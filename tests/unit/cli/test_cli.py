@@ -2,13 +2,16 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import foretrace
 from foretrace.cli import main
 
 ROOT = Path(__file__).parents[3]
@@ -378,6 +381,21 @@ def test_help_lists_the_commands_that_there_are(capsys: pytest.CaptureFixture[st
     assert all(command in said for command in COMMANDS)
     assert main(["show", "--help"]) == 0
     assert "export,aten,step,joint" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    said = capsys.readouterr().out
+    ours, python = foretrace.__version__, platform.python_version()
+    assert said == f"foretrace {ours}, torch {torch.__version__}, Python {python}\n"
+
+
+def test_a_check_in_pieces_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """On stdout, although what the program itself prints goes elsewhere."""
+    assert main(["check", "--partial", ATTENTION]) == 0
+    said = capsys.readouterr()
+    assert "bitwise equal" in said.out
+    assert not said.err
 
 
 # --------------------------------------------------------------------- in a process of its own
