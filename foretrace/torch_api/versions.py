@@ -5,6 +5,8 @@ Seen on 2.11.0, 2.13.0, 2.14.0 and 2.15.0; 2.12 is taken for 2.13.
 
 import torch
 
+from foretrace.torch_api.dispatch import plain_torch
+
 # `validate_sdpa_input`: a mask beside is_causal raises whichever kernel would be taken. Before, the
 # math kernel alone raises. (A call would tell, but also what the user has switched off.)
 MASK_EXCLUDES_CAUSAL = torch.__version__ >= "2.14"
@@ -31,3 +33,24 @@ CUDNN_GRADIENT_MAY_OVERFLOW = torch.__version__ >= "2.15"
 # What the CUDA build pins: nvidia-cudnn-cu13 9.19.0.56 (2.11), 9.20.0.48, 9.24.0.43, 9.26.0.51.
 _PINS = (("2.15", (9, 26, 0)), ("2.14", (9, 24, 0)), ("2.12", (9, 20, 0)), ("0", (9, 19, 0)))
 PINNED_CUDNN = next(pin for since, pin in _PINS if torch.__version__ >= since)
+
+
+def _hooks_go_to_new_views() -> bool:
+    """Whether `register_hook` of a view whose memory was written gives the hook to its new node.
+
+    Until 2.14 it goes to the table of the old node, where no gradient comes; 2.15 looks at the view
+    first (`Tensor.register_hook` in torch/_tensor.py). It is tried: on plain tensors, with
+    operators that save nothing, so that no mode or hook of the program's caller sees it.
+    """
+    # No public name takes every function mode away.
+    with plain_torch(), torch.enable_grad(), torch._C.DisableTorchFunction():
+        leaf = torch.ones(1, device="cpu", requires_grad=True)
+        written = leaf.neg()
+        view = written[:]
+        before = view.register_hook(torch.neg)
+        written.neg_()
+        return view.register_hook(torch.neg).hooks_dict_ref() is not before.hooks_dict_ref()
+
+
+# The answer, asked once.
+HOOKS_GO_TO_NEW_VIEWS = _hooks_go_to_new_views()

@@ -57,7 +57,7 @@ def test_a_step_with_an_open_float() -> None:
         model(x).square().mean().backward()
         with torch.no_grad():
             for each in model.parameters():
-                each -= rate * each.grad
+                each.sub_(rate * each.grad)
                 each.grad = None
 
     run = compiled(lambda x: step(model, x, float(x.mean())))
