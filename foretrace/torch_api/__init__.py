@@ -303,4 +303,9 @@ from foretrace.torch_api.versions import (
     ONE_HEAD_IS_SHARED as ONE_HEAD_IS_SHARED,
     PINNED_CUDNN as PINNED_CUDNN,
     UNBATCHED_IS_BATCH_OF_ONE as UNBATCHED_IS_BATCH_OF_ONE,
+    Spec as Spec,
+    is_sequence_spec as is_sequence_spec,
+    spec_of as spec_of,
+    spec_of_function as spec_of_function,
+    spec_parts as spec_parts,
 )
