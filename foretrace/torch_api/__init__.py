@@ -304,6 +304,7 @@ from foretrace.torch_api.versions import (
     PINNED_CUDNN as PINNED_CUDNN,
     UNBATCHED_IS_BATCH_OF_ONE as UNBATCHED_IS_BATCH_OF_ONE,
     Spec as Spec,
+    for_all_ranks as for_all_ranks,
     is_sequence_spec as is_sequence_spec,
     spec_of as spec_of,
     spec_of_function as spec_of_function,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch.compiler import config
 
 from foretrace.torch_api.dispatch import plain_torch
 
@@ -59,6 +60,11 @@ def _hooks_go_to_new_views() -> bool:
 
 # The answer, asked once.
 HOOKS_GO_TO_NEW_VIEWS = _hooks_go_to_new_views()
+
+
+def for_all_ranks() -> bool:
+    """Whether graphs are to be of no rank's own device (`compile_on_one_rank`, torch 2.14 on)."""
+    return bool(getattr(config, "compile_on_one_rank", False))
 
 
 # `dynamic_shapes=` by classes, which torch.export takes from 2.14 on: whoever has an object of one
