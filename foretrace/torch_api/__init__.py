@@ -110,6 +110,7 @@ from foretrace.torch_api.fake import (
     enable_python_dispatcher as enable_python_dispatcher,
     fake_mode as fake_mode,
     has_fake_rule as has_fake_rule,
+    is_fake as is_fake,
     load_dynamo as load_dynamo,
     plain_meta_kernel as plain_meta_kernel,
     put_counts as put_counts,
