@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch.compiler import config
 
-from foretrace.torch_api.dispatch import plain_torch
+from foretrace.torch_api.dispatch import no_torch_function, plain_torch
 
 # `validate_sdpa_input`: a mask beside is_causal raises whichever kernel would be taken. Before, the
 # math kernel alone raises. (A call would tell, but also what the user has switched off.)
@@ -48,8 +48,7 @@ def _hooks_go_to_new_views() -> bool:
     first (`Tensor.register_hook` in torch/_tensor.py). It is tried: on plain tensors, with
     operators that save nothing, so that no mode or hook of the program's caller sees it.
     """
-    # No public name takes every function mode away.
-    with plain_torch(), torch.enable_grad(), torch._C.DisableTorchFunction():
+    with no_torch_function(), plain_torch(), torch.enable_grad():
         leaf = torch.ones(1, device="cpu", requires_grad=True)
         written = leaf.neg()
         view = written[:]
