@@ -19,6 +19,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import RuleName, Tree, Value
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
+from foretrace.ir.walk import in_bodies
 from foretrace.ops.cache import Cache, frozen
 from foretrace.ops.infer import Inference
 from foretrace.ops.kernel import NOT_SYMBOLIC, types_in
@@ -33,6 +34,8 @@ from foretrace.rules.tape import RULE, FormulaSemantics, Tape, current_value, op
 from foretrace.symbols.floats import ASKED_NUMBER, asked_number
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.tensors.wrapped import Unwrap, Wrap
+
+SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default
 
 
 @dataclass(slots=True)
@@ -184,11 +187,15 @@ class Derivatives:
     def _of_floats(self, ask: Ask, call: Tree, floats: list[sympy.Symbol]) -> Rule:
         """The rule of a call that takes floats which data decides.
 
-        A formula may ask what a float is: is it 1? Then the rule is asked with numbers.
+        A formula may ask what a float is: is it 1? Then the rule is asked with numbers. So it is
+        where the formula makes a tensor of a float: of numbers it may be another (that of `pow`,
+        torch 2.14 on), and eager has numbers.
         """
         symbols = self.types.symbols
         try:
-            return ask(*call)
+            rule = ask(*call)
+            if not _makes_tensors(rule, floats):
+                return rule
         except Refusal as refusal:
             if refusal.kind != ASKED_NUMBER:
                 raise
@@ -371,6 +378,12 @@ class Derivatives:
             if isinstance(error, Refusal) or NOT_SYMBOLIC in str(error):
                 raise
             raise _underivable(func) from error
+
+
+def _makes_tensors(rule: Rule, floats: Iterable[sympy.Symbol]) -> bool:
+    """Whether a formula makes a tensor of one of the floats."""
+    makers = [op for op in in_bodies(rule.ops) if op.target is SCALAR_TENSOR]
+    return any(op.args[0] in floats for op in makers)
 
 
 def _of_rows(

@@ -219,13 +219,10 @@ def raises_to_a_tensor(x: Tensor) -> Tensor:
 
 
 FOLLOWED = torch.ones(3, requires_grad=True)
-if torch.__version__ < "2.14":  # from then on the formula makes a tensor of it
-    refuses(
-        "data-dependent", "symbols/floats.py:asked_number",
-        cuts(raises_to_nothing, FOLLOWED, loss=0), None, trained(raises_to_a_tensor, FOLLOWED),
-    )  # fmt: skip
-else:
-    EXCUSED["symbols/floats.py:asked_number"] = "no derivative of torch 2.14 is known to ask"
+refuses(
+    "data-dependent", "symbols/floats.py:asked_number",
+    cuts(raises_to_nothing, FOLLOWED, loss=0), None, trained(raises_to_a_tensor, FOLLOWED),
+)  # fmt: skip
 
 
 def scales_one_side(x: Tensor) -> Tensor:
