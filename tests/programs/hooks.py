@@ -115,7 +115,6 @@ def hooks_on_a_view_written_again_and_again(x: Tensor) -> Tensor:
     row.register_hook(lambda grad: grad * 7)
     y.mul_(2)
     row.register_hook(lambda grad: grad * 5)
-    row.unsqueeze_(0)
     y.mul_(3)
     row.register_hook(lambda grad: grad + 1)
     return (y * y).sum() + row.sum()
