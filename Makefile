@@ -10,7 +10,8 @@
 #
 # Of use now and then: PYTHON=python3.12, JOBS=8 (workers), SAMPLES=4 (of each operator, for
 # reliability), TORCH=2.15.0 (another torch, in an environment of its own; types are checked with
-# the torch of requirements.txt alone), TORCH_INDEX= (only pip's own indexes)
+# the torch of requirements.txt alone), TORCH_INDEX= (only pip's own indexes). A Python that this
+# machine does not have: python -m tools.environment --python 3.14 --torch 2.15.0 --quick
 
 SHELL       := /bin/bash
 TORCH       ?=

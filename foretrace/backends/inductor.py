@@ -1,9 +1,10 @@
 """The backend "inductor": torch's own compiler on our graphs."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from torch import fx
 
@@ -15,6 +16,9 @@ from foretrace.backends.steps import numbers_refused
 from foretrace.errors import Refusal, Refusing
 from foretrace.frames.sources import asking_line
 from foretrace.partition.policies import MIN_CUT, Policy
+
+COMPILERS: Final = re.compile(r"^.*\b(?:fatal )?error: .*$", re.MULTILINE)
+"""The line by which a compiler of C++ says what is wrong"""
 
 
 def inductor_compilers(
@@ -50,9 +54,12 @@ def _error(error: BaseException, trace: TracebackType | None) -> Refusal:
     """The refusal of what Inductor raises: the program has a graph, and an answer without it."""
     if isinstance(error, Refusal):
         return error
-    first = str(error).strip().partition("\n")[0]
+    text = str(error).strip()
+    first = text.partition("\n")[0]
+    reason = COMPILERS.search(text)
+    because = f" ({reason[0].strip():.200})" if reason else ""
     return Refusal(
-        f"Inductor raised {type(error).__name__}: {first:.200}", kind="compiler",
+        f"Inductor raised {type(error).__name__}: {first:.200}{because}", kind="compiler",
         at=asking_line(), do='use backend="eager"',
     )  # fmt: skip
 

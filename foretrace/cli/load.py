@@ -15,6 +15,7 @@ from typing import Any
 
 from foretrace.compare.raised import raised
 from foretrace.errors import Refusal, near_it
+from foretrace.frames.signatures import signature_of
 
 DEFAULT = "program"
 FORM = (
@@ -131,13 +132,13 @@ def available(module: ModuleType) -> list[str]:
         if not name.startswith("_")
         and inspect.isfunction(item)
         and item.__module__ == module.__name__
-        and not inspect.signature(item).parameters
+        and not signature_of(item).parameters
     ]
 
 
 def _required(fn: Callable[..., Any]) -> list[str]:
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(fn).parameters.values()
+    parameters = signature_of(fn).parameters.values()
     return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
 
 

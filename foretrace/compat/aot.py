@@ -110,7 +110,7 @@ def _captured(
 
 def _run(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | None) -> Program:
     leaves = [*torch_api.tree_leaves((args, kwargs)), *mod.parameters(), *mod.buffers()]
-    if any(isinstance(leaf, torch_api.FakeTensor) for leaf in leaves):
+    if any(torch_api.is_fake(leaf) for leaf in leaves):
         return capture_described(mod, args, kwargs, leaves)
     run = prepare(mod, args, kwargs, None, dynamic or None, values="guard", watch=True)
     return Program(record(mod, args, kwargs, run), run.semantics)

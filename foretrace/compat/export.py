@@ -41,6 +41,7 @@ from foretrace.recording.setup import (
     prepare,
 )
 from foretrace.symbols.shapes import by_name, shapes_tree
+from foretrace.symbols.specs import of_function
 from foretrace.targets.semantics import Captured, TargetSemantics
 from foretrace.tensors.wrapped import Unwrap, Wrap
 from foretrace.trace.calls import CallSite, submodule_calls
@@ -81,6 +82,7 @@ def export(  # noqa: PLR0913 - torch's own signature, and what values do
     with Asked("export", mod), torch.inference_mode(mode=False), torch.set_grad_enabled(around):
         _check_call(mod, args, kwargs, values, branches)
         args, named = _called(mod, args, kwargs, warm=warm)
+        dynamic_shapes = of_function(dynamic_shapes, mod)
         shapes = shapes_tree(dynamic_shapes, mod, args, named)
         run = partial(_run, branches, mod, *separated(mod, args, named), shapes)
         program, sites = _captured(partial(run, preserve_module_call_signature), values)

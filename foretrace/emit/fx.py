@@ -196,6 +196,8 @@ class Emitter:
         meta["foretrace"] = op
         if origin.module is not None:
             meta["nn_module_stack"] = self.stacks.of(origin.module)
+        if op.because is not None:
+            meta["autograd_backward"] = True  # as torch has it, and its tools read
         torch_api.set_meta(node, meta)
         return meta
 

@@ -18,14 +18,27 @@ def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
+def _gemm(gemm: Any, body: Callable[..., Any], args: Any, *_: Any) -> Any:
+    """As eager runs `flex_gemm`: the body calls the operator that a compiler would fuse it with."""
+    return body(*args)
+
+
 TRANSPARENT: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
+        "flex_gemm": _gemm,
         "foreach_map": _called,
         "local_map_hop": _called,
         "out_dtype": torch_api.with_out_dtype,
     }
 )
 """What eager does for operators that a graph has no use for: it is recorded as it runs"""
+UNTRAINED: Mapping[str, str] = MappingProxyType(
+    {
+        "flex_gemm": "call what it computes by itself: the GEMM, and the function on its result",
+        "out_dtype": "cast what the operator gives: to(dtype)",
+    }
+)
+"""Those of them that have no derivative, with what to write in their place"""
 OF_A_COMPILER = "call the function itself: its ops are recorded as they run"
 REGISTERED = "register what it calls with torch.library.custom_op"
 INSTEAD: Mapping[str, str] = MappingProxyType(
@@ -69,10 +82,10 @@ def _inline(call: Call, does: Callable[..., Any]) -> Any:
     """Record what the operator does, op by op."""
     recorder, name = call.recorder, call.func.__name__
     followed = any(value.type.requires_grad for value in call.values) and recorder.grad_mode()
-    if name == "out_dtype" and followed:
+    if name in UNTRAINED and followed:
         raise Refusal(
             f"{name} has no derivative, in eager neither", kind=KIND,
-            do=("call it under torch.no_grad()", "or cast what the operator gives: to(dtype)"),
+            do=("call it under torch.no_grad()", f"or {UNTRAINED[name]}"),
         )  # fmt: skip
     args, kwargs = recorder.concrete((call.args, call.kwargs), call.by_value)
     with recorder.listening(), recorder.user_code():

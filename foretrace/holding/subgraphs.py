@@ -74,8 +74,9 @@ class Grouped(Holding):
 
     def recorded(self) -> Any:
         """Run the programs, and add the op; what the caller gets."""
-        programs = zip(self.holder.programs(self.call.args), self.holder.subgraphs, strict=True)
-        runs = [self.run(program, name, self.tensors) for program, (_, name) in programs]
+        programs, names = self.holder.programs(self.call.args), self.holder.names(self.call.args)
+        pairs = zip(programs, names, strict=True)
+        runs = [self.run(program, name, self.tensors) for program, name in pairs]
         for run in runs:
             self.check_own(run)
         self._check_alike(runs)
@@ -83,9 +84,9 @@ class Grouped(Holding):
         outside = self.outside(runs, {param for group in self.params for param in group})
         *fixed, lifted = self.groups
         *before, among = self.params
-        pairs = zip(among, lifted, strict=True)
         used = {v for run in runs for v in (*read_outside(run.ops), *values_in(run.result))}
-        kept = {param: value for param, value in pairs if param in used or not self.holder.drops}
+        operands = zip(among, lifted, strict=True)
+        kept = {param: value for param, value in operands if param in used or not self.holder.drops}
         kept |= {value: value for value in outside}
         sizes = self.sizes(runs, [*(param for group in before for param in group), *kept])
         params = [*(param for group in before for param in group), *kept, *sizes]
@@ -164,12 +165,11 @@ class Grouped(Holding):
     def _check_alike(self, runs: Sequence[Run]) -> None:
         """Refuse programs that give other types than the operator has one for."""
         last = runs[-1]
-        if self.name == "cond":
-            first = runs[0]
+        for first in runs[:-1] if self.holder.chooses else ():
             if first.spec != last.spec or not _alike(first.types, last.types):
                 self.refuse(
                     f"{first.name} of {self.name} gives {_told(first)}, {last.name} {_told(last)}",
-                    "let both return tensors of equal dtypes, sizes and strides",
+                    "let all return tensors of equal dtypes, sizes and strides",
                     first.frame,
                 )
         if self.holder.carried is not None:

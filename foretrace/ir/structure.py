@@ -20,6 +20,7 @@ from torch import nn
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.frames.lines import attribute
+from foretrace.frames.signatures import signature_of
 from foretrace.ir.members import (
     cell_content,
     members,
@@ -434,9 +435,8 @@ def named_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[st
 
 def positional_names(fn: Callable[..., Any], count: int) -> list[str]:
     """Names of the first `count` positional arguments."""
-    call = fn.forward if isinstance(fn, torch.nn.Module) else fn
     try:
-        parameters = list(inspect.signature(call).parameters.values())
+        parameters = list(signature_of(fn).parameters.values())
     except (TypeError, ValueError):
         return [f"arg{i}" for i in range(count)]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

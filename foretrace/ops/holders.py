@@ -1,6 +1,7 @@
 """Operators that hold programs, such as `torch.cond`: how each calls what it holds.
 
-Source: the implementations of CompositeExplicitAutograd in torch/_higher_order_ops, torch 2.13.
+Source: the implementations of CompositeExplicitAutograd in torch/_higher_order_ops, torch 2.13, and
+2.15 of `switch`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,10 @@ class Holder:
     """the programs among its arguments, by position, with torch's name for each"""
     groups: tuple[int, ...]
     """positions of the arguments that are groups of operands"""
+    branches: int | None = None
+    """the argument that is a tuple of any number of programs, besides `subgraphs`"""
+    chooses: bool = False
+    """one of the programs runs, and data decides which: all give results of one kind"""
     rest: int | None = None
     """from here on each argument is an operand by itself: one more group"""
     rows: int | None = None
@@ -60,7 +65,9 @@ class Holder:
     def join(self, args: Sequence[Any], programs: Sequence[Any], groups: Groups) -> tuple[Any, ...]:
         """The arguments of a call with other programs and operands."""
         made = list(args if self.rest is None else args[: self.rest])
-        for (place, _), program in zip(self.subgraphs, programs, strict=True):
+        if self.branches is not None:
+            made[self.branches] = tuple(programs)
+        for (place, _), program in zip(self.subgraphs, programs, strict=False):
             made[place] = program
         for place, group in zip(self.groups, groups, strict=False):
             made[place] = type(args[place])(group)
@@ -68,11 +75,20 @@ class Holder:
 
     def programs(self, args: Sequence[Any]) -> list[Any]:
         """The programs of a call."""
+        if self.branches is not None:
+            return list(args[self.branches])
         return [args[place] for place, _ in self.subgraphs]
+
+    def names(self, args: Sequence[Any]) -> list[str]:
+        """The name of each by torch."""
+        if self.branches is not None:
+            return [f"branch{place}_graph" for place in range(len(args[self.branches]))]
+        return [name for _, name in self.subgraphs]
 
 
 HOLDERS: Mapping[str, Holder] = MappingProxyType({
-    "cond": Holder(((1, "true_graph"), (2, "false_graph")), (3,)),
+    "cond": Holder(((1, "true_graph"), (2, "false_graph")), (3,), chooses=True),
+    "switch": Holder((), (2,), branches=1, chooses=True),
     "while_loop": Holder(
         ((0, "while_loop_cond_graph"), (1, "while_loop_body_graph")), (2, 3), carried=0,
         condition=0, loops=True,

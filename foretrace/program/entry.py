@@ -23,6 +23,7 @@ from foretrace.recording.setup import (
     warmed,
 )
 from foretrace.rules.table import BackwardCall, Registered, rule_name
+from foretrace.symbols.specs import of_function
 from foretrace.targets.semantics import Captured
 
 P = ParamSpec("P")
@@ -76,11 +77,11 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
     Raises:
         Refusal: the program has no exact graph; the message has the user's line and a way out.
     """
-    given = (fn, args, kwargs or {}, target, dynamic_shapes)
     counts = Counts(opens=values == branches == "guard")  # two sides leave no state
 
     with Asked("capture", fn):
         check_branches(branches)
+        given = (fn, args, kwargs or {}, target, of_function(dynamic_shapes, fn))
         once = partial(_once, given, values, counts)
         ran = warmed(partial(explored, once, branches), fn, args, kwargs, warm=warm)
     return Program(ran.recorded, ran.semantics, verify=verify)

@@ -155,7 +155,7 @@ def _set_on(run: Run, met: AbstractSet[int]) -> Iterator[Change]:
     for index, (tensor, placeholder) in enumerate(zip(run.real, run.placeholders, strict=True)):
         if index in own:
             continue
-        if isinstance(placeholder, Abstract) and not isinstance(tensor, torch_api.FakeTensor):
+        if isinstance(placeholder, Abstract) and not torch_api.is_fake(tensor):
             before, now = vars(tensor), vars(placeholder)
             for name in [name for name in now if now[name] is not before.get(name, MISSING)]:
                 place = OnInput(name, now, before.get(name, MISSING), index)

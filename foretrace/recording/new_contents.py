@@ -229,7 +229,7 @@ def _maker(recorder: Recorder, value: Value) -> Op | None:
 
 def lend_attributes(placeholder: Abstract, tensor: torch.Tensor) -> None:
     """Let what stands for a tensor have the Python attributes that were set on it."""
-    if not isinstance(tensor, torch_api.FakeTensor):
+    if not torch_api.is_fake(tensor):
         vars(placeholder).update(vars(tensor))
 
 
@@ -244,7 +244,7 @@ def check_attributes_kept(
     stands = {id(tensor): stands for tensor, stands in pairs}
     loan.check_attributes(stands, lines)
     for index, (tensor, placeholder) in enumerate(pairs):
-        fake = not isinstance(placeholder, Abstract) or isinstance(tensor, torch_api.FakeTensor)
+        fake = not isinstance(placeholder, Abstract) or torch_api.is_fake(tensor)
         if fake or index in themselves:
             continue
         if wraps(type(tensor)):

@@ -56,7 +56,11 @@ def set_up(
         label: the device that all tensors say they are on; None: each its own.
         values: whether a question about values is answered, and guarded, or refused.
         watch: whether the Python state that the program reads is noted, to be guarded.
+
+    Raises:
+        Refusal: torch is set to what no graph for the device can be.
     """
+    _check_ranks(target)
     sources = sources or Sources()
     symbols = Symbols(sources.here, mode.shape_env if mode is not None else None)
     types = Types(symbols)
@@ -64,6 +68,21 @@ def set_up(
     return Capture(
         types, semantics, sources, sizes(symbols), label, guarded=values == "guard", watch=watch
     )
+
+
+def _check_ranks(target: Target) -> None:
+    """Refuse to name a device in a graph that is to be of no rank's own.
+
+    On the CPU no graph has an index of a device.
+    """
+    if target.device.type not in ("cpu", "meta") and torch_api.for_all_ranks():
+        raise Refusal(
+            "torch.compiler.config.compile_on_one_rank asks for a graph that names no device by its"
+            f" index, and one that is captured for {target.device.type} does",
+            kind="unsupported",
+            do=("switch it off, and capture on each rank",
+                "or capture for the CPU, where no graph has an index"),
+        )  # fmt: skip
 
 
 T = TypeVar("T")

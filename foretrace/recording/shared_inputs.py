@@ -175,6 +175,6 @@ def _with_memory(real: list[Any]) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def _has_memory(given: Any) -> bool:
-    fake = isinstance(given, torch_api.FakeTensor)
+    fake = torch_api.is_fake(given)
     known = isinstance(given, torch.Tensor) and not fake and given.device.type != "meta"
     return known and given.layout is torch.strided and not wraps(type(given))

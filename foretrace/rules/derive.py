@@ -8,6 +8,7 @@ rule. It is torch's own formula, so gradients equal eager's bit for bit.
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import sympy
@@ -19,6 +20,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.op import RuleName, Tree, Value
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
+from foretrace.ir.walk import in_bodies
 from foretrace.ops.cache import Cache, frozen
 from foretrace.ops.infer import Inference
 from foretrace.ops.kernel import NOT_SYMBOLIC, types_in
@@ -31,8 +33,11 @@ from foretrace.rules.rule import Rule
 from foretrace.rules.table import BackwardCall, Registered, RuleTable, fit
 from foretrace.rules.tape import RULE, FormulaSemantics, Tape, current_value, ops_for, tensors_in
 from foretrace.symbols.floats import ASKED_NUMBER, asked_number
+from foretrace.symbols.questions import free_symbols
 from foretrace.tensors.abstract import Abstract, Types
 from foretrace.tensors.wrapped import Unwrap, Wrap
+
+SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default
 
 
 @dataclass(slots=True)
@@ -175,20 +180,43 @@ class Derivatives:
                     func, args, kwargs, tangents, written, known, again=again, rows=rows
                 )
 
-        def of_call() -> Rule:
-            call, floats = (args, kwargs), self.types.symbols.floats.among((args, kwargs))
-            return self._of_floats(ask, call, floats) if floats else ask(*call)
-
+        of_call = partial(self._of_numbers, ask, (args, kwargs))
         return self._rules.learn(key, of_call, lambda _: self.table.lasting(func))
+
+    def _of_numbers(self, ask: Ask, call: Tree) -> Rule:
+        """The rule of a call: as eager has it, which has a number for each symbol."""
+        floats = self.types.symbols.floats.among(call)
+        found = self._of_floats(ask, call, floats) if floats else ask(*call)
+        if _makes_tensors(found, self._sizes_in(call)):
+            return ask(*map_tree(call, self._number_fixed))
+        return found
+
+    def _sizes_in(self, call: Tree) -> set[sympy.Symbol]:
+        """The symbols of sizes that a call takes as numbers, and not as those of a tensor."""
+        numbers = map_tree(call, lambda leaf: None if isinstance(leaf, TensorType) else leaf)
+        return free_symbols(numbers) - self.types.symbols.floats.known.keys()
+
+    def _number_fixed(self, leaf: Any) -> Any:
+        """A number of sizes as it was; that they are the same is a guard."""
+        symbols = self.types.symbols
+        if not isinstance(leaf, sympy.Basic) or leaf in symbols.floats.known:
+            return leaf
+        for symbol in leaf.free_symbols - symbols.floats.known.keys():
+            symbols.fixed(symbol)
+        return symbols.concrete(leaf)
 
     def _of_floats(self, ask: Ask, call: Tree, floats: list[sympy.Symbol]) -> Rule:
         """The rule of a call that takes floats which data decides.
 
-        A formula may ask what a float is: is it 1? Then the rule is asked with numbers.
+        A formula may ask what a float is: is it 1? Then the rule is asked with numbers. So it is
+        where the formula makes a tensor of a float: of numbers it may be another (that of `pow`,
+        torch 2.14 on), and eager has numbers. Of sizes such a formula is asked with these fixed.
         """
         symbols = self.types.symbols
         try:
-            return ask(*call)
+            rule = ask(*call)
+            if not _makes_tensors(rule, floats):
+                return rule
         except Refusal as refusal:
             if refusal.kind != ASKED_NUMBER:
                 raise
@@ -371,6 +399,12 @@ class Derivatives:
             if isinstance(error, Refusal) or NOT_SYMBOLIC in str(error):
                 raise
             raise _underivable(func) from error
+
+
+def _makes_tensors(rule: Rule, symbols: Iterable[sympy.Symbol]) -> bool:
+    """Whether a formula makes a tensor of a number that follows from one of the symbols."""
+    makers = [op for op in in_bodies(rule.ops) if op.target is SCALAR_TENSOR]
+    return any(free_symbols(op.args[0]) & set(symbols) for op in makers)
 
 
 def _of_rows(

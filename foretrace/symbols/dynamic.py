@@ -13,6 +13,7 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.symbols.shapes import FREE, Asked, Want, read_shapes, shapes_tree, wrong_shapes
 from foretrace.symbols.sizes import Size, Symbols
+from foretrace.symbols.specs import Stated
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,10 @@ LAID_OUT = (torch.strided, torch.sparse_coo)
 class Dynamic:
     """Gives the inputs symbolic sizes where the user asked for them."""
 
-    def __init__(self, asked: dict[str, Asked], symbols: Symbols, *, every: bool = False) -> None:
+    def __init__(
+        self, asked: dict[str, Asked], symbols: Symbols, *, every: bool = False,
+        assumptions: tuple[sympy.Basic, ...] = (),
+    ) -> None:  # fmt: skip
         self.asked, self.symbols, self.every = asked, symbols, every
         self.named: dict[str, sympy.Symbol] = {}
         self.later: dict[str, list[tuple[sympy.Symbol, Dim]]] = {}
@@ -40,6 +44,8 @@ class Dynamic:
         self.direct = {w.dim.__name__ for w in wants if w.dim is not None and not w.derived}
         self.open: list[tuple[str, sympy.Expr]] = []
         """(name, size) of those that the program must not fix"""
+        self.assumptions = list(assumptions)
+        """conditions on sizes, by the names of their Dims, that are not decided yet"""
 
     @property
     def opens(self) -> bool:
@@ -69,6 +75,7 @@ class Dynamic:
         for size, want in zip(shape, wants, strict=True):
             if want is not None:
                 self.symbols.declare(size, want.bounds)
+        self._assume()
         return Geometry(shape, stride, _put(self.symbols.size(fresh[2]), same))
 
     def number(self, value: int, name: str) -> torch.SymInt | None:
@@ -86,6 +93,10 @@ class Dynamic:
         self.symbols.declare(symbol, None)
         if want.must:
             self.open.append((name, symbol))
+        meaning = self._meaning(symbol, want, value)
+        if meaning != symbol:
+            self.symbols.decide(sympy.Eq(symbol, meaning))
+        self._assume()
         made: Any = self.symbols.number(symbol)
         return made
 
@@ -113,6 +124,9 @@ class Dynamic:
         if want.derived:
             return self._derived(symbol, dim, example)
         first = self.named.setdefault(dim.__name__, symbol)
+        number = self.symbols.hint(first)
+        if number != example:
+            raise wrong_shapes(f"{dim.__name__} is {number} and {example} in the example")
         for size, later in self.later.pop(dim.__name__, ()):
             self._relate(size, later)
         return first
@@ -138,12 +152,28 @@ class Dynamic:
         if not self.symbols.decide(sympy.Eq(symbol, dim.fn(self.named[dim.root.__name__]))):
             raise _not_derived(dim)
 
+    def _assume(self) -> None:
+        """Decide the conditions of which all sizes are known: each is a guard.
+
+        Raises:
+            Refusal: it does not hold in the example.
+        """
+        for condition in list(self.assumptions):
+            names = {symbol.name for symbol in condition.free_symbols}
+            if names <= self.named.keys():
+                self.assumptions.remove(condition)
+                there = {symbol: self.named[symbol.name] for symbol in condition.free_symbols}
+                if not self.symbols.decide(condition.xreplace(there)):
+                    raise wrong_shapes(f"{condition} does not hold for the example")
+
     def check(self) -> None:
         """Refuse if the program fixed a size that was to be dynamic.
 
         Raises:
             Refusal: with the user's line that fixed it.
         """
+        if self.assumptions:
+            raise wrong_shapes(f"{self.assumptions[0]} speaks of what is the size of no argument")
         names = {symbol: name for name, symbol in self.named.items()}
         for name, size in self.open:
             now = self.symbols.simplify(size)
@@ -174,7 +204,9 @@ def dynamic_of(
     """
     every = dynamic_shapes is True
     spec = None if every else shapes_tree(dynamic_shapes, fn, args, kwargs)
-    return Dynamic(read_shapes(spec, fn, args, kwargs), symbols, every=every)
+    assumptions = spec.assumptions if isinstance(spec, Stated) else ()
+    asked = read_shapes(spec, fn, args, kwargs)
+    return Dynamic(asked, symbols, every=every, assumptions=assumptions)
 
 
 def _put(size: Size, same: dict[sympy.Symbol, sympy.Expr]) -> Size:

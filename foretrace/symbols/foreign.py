@@ -43,7 +43,9 @@ class Foreign(Dynamic):
         unknown = self.symbols.unknown((geometry.shape, geometry.stride, geometry.offset))
         if unknown:
             raise Refusal(
-                f"{name} has the size {unknown[0]}, which depends on data",
+                f"{name} has the size {unknown[0]}, of which torch.compile is to know no number"
+                " (dynamic_shapes=, mark_unbacked): a capture answers by numbers, and guards them",
                 kind="data-dependent",
-                do="leave what makes it outside of the compiled function",
-            )
+                do=("let the size be dynamic: dynamic=True, or torch._dynamo.mark_dynamic",
+                    "or let foretrace.compile capture the function"),
+            )  # fmt: skip

@@ -11,6 +11,8 @@ from torch.export import AdditionalInputs, Dim, ShapesCollection
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.frames.signatures import signature_of
+from foretrace.symbols.specs import Number, Stated, stated
 
 Path = tuple[Any, ...]
 """Keys that lead from the arguments to a leaf, as torch's pytree has them"""
@@ -51,9 +53,14 @@ class Asked:
 def shapes_tree(spec: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The specification as nested dicts and lists, where torch has a class that makes them.
 
+    `Stated`, where it says more than these can.
+
     Raises:
         Refusal: it speaks of tensors that are no arguments, or of examples that do not fit.
     """
+    by_class = torch_api.spec_of(spec)
+    if by_class is not None:
+        return stated(by_class, fn, by_name(fn, args, kwargs))
     if not isinstance(spec, (ShapesCollection, AdditionalInputs)):
         return spec
     maker: Any = spec
@@ -79,7 +86,7 @@ def read_shapes(
     """
     given = by_name(fn, args, kwargs)
     reader = _Reader()
-    parts = _top(spec, given)
+    parts = _top(spec.tree if isinstance(spec, Stated) else spec, given)
     for name, value in given.items():
         reader.read(value, parts.get(name), (torch_api.MappingKey(name),))
     return reader.found
@@ -108,7 +115,7 @@ def by_name(
     torch's guards name an argument so.
     """
     try:
-        signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
+        signature = signature_of(fn)
         bound = signature.bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
         return {**{f"arg{i}": arg for i, arg in enumerate(args)}, **kwargs}
@@ -168,7 +175,7 @@ class _Reader:
         known = self.dims.setdefault(dim.__name__, dim)
         if (known.min, known.max) != (dim.min, dim.max):
             raise wrong_shapes(f"{dim!r} and {known!r} are one Dim with two ranges")
-        return Want((dim.min, dim.max), must=True, dim=dim)
+        return Want((max(dim.min, 0), dim.max), must=True, dim=dim)
 
 
 def _hinted(hint: Any) -> Want | None:
@@ -184,7 +191,7 @@ def _hinted(hint: Any) -> Want | None:
 def _number(value: Any, spec: Any, path: Path) -> Want | None:
     """What is wanted of a leaf that is no tensor: an int may be open, by a hint, not by a Dim."""
     hint = type(spec) is type(Dim.AUTO)
-    want = _hinted(spec) if hint else None
+    want = _hinted(spec) if hint else _of_dim(spec, value)
     if want is None and (hint or spec is None or spec == value):
         return None
     if want is None or type(value) is not int:
@@ -192,6 +199,13 @@ def _number(value: Any, spec: Any, path: Path) -> Want | None:
     if want.bounds is not None and not want.bounds[0] <= value <= want.bounds[1]:
         raise wrong_shapes(f"for {_dotted(path)} it has {spec!r}, the example has {value}")
     return want
+
+
+def _of_dim(spec: Any, value: Any) -> Want | None:
+    """Of an `IntVar` of torch's specs."""
+    if not isinstance(spec, Number):
+        return None
+    return Want((spec.dim.min, spec.dim.max), must=True, dim=spec.dim)
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:
@@ -230,5 +244,8 @@ def wrong_shapes(what: str) -> Refusal:
     return Refusal(
         f"dynamic_shapes does not fit the arguments: {what}",
         kind="wrong dynamic_shapes",
-        do="use torch.export's form, {argument: {dim: Dim}}, or True for every size",
+        do=(
+            "change what it says of that argument: {dim: Dim} of a tensor, or None",
+            "or give True: every size is open",
+        ),
     )

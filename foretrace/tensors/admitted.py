@@ -55,7 +55,7 @@ def _unlike(tensor: torch.Tensor, *, fake: bool) -> Found | None:
     plain = plain_class(kind)
     if not plain and is_lazy(tensor):
         return "not initialized yet", FirstCall("call the module once before the capture")
-    if not plain and isinstance(tensor, torch_api.FakeTensor):
+    if torch_api.is_fake(tensor):
         return None if fake else ("a FakeTensor, without data", "pass a tensor with data")
     followed = tensor.layout is torch.sparse_coo or is_compressed(tensor)
     if followed and not tensor.requires_grad and plain_class(kind):

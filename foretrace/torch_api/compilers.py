@@ -28,8 +28,10 @@ from torch._functorch._aot_autograd.schemas import (
 # TracingContext holds what Dynamo knows of the graph that it hands to a backend.
 from torch._guards import TracingContext, detect_fake_mode, tracing
 
-# FakeTensor and its mode are torch's own type inference: meta kernels, devices, layouts.
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+# The mode of torch's own type inference: meta kernels, devices, layouts.
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from foretrace.torch_api.fake import is_fake
 
 
 def front_end(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]] | None:
@@ -56,7 +58,7 @@ def front_end(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]] | None:
 
 
 def _is_real(given: Any) -> bool:
-    return isinstance(given, torch.Tensor) and not isinstance(given, FakeTensor)
+    return isinstance(given, torch.Tensor) and not is_fake(given)
 
 
 @contextmanager

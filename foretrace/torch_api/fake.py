@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -18,6 +18,9 @@ from torch._decomp import decomposition_table, meta_table
 
 # Lets the dispatcher ask Python for kernels, as FakeTensor needs under symbolic sizes.
 from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
+
+# Has the question whether a tensor is such a one, from 2.15 on.
+from torch._subclasses import fake_tensor
 
 # Operators for which FakeTensor has functions of its own, or whose strides it corrects.
 from torch._subclasses.fake_impls import op_implementations_dict, stride_incorrect_op
@@ -37,6 +40,17 @@ from foretrace.errors import Refusal
 from foretrace.torch_api.dispatch import kernel_for, no_dispatch, no_dispatch_modes
 from foretrace.torch_api.patches import switched
 from foretrace.torch_api.tensors import make_wrapper
+
+# The question whether a tensor is such a one; before 2.15 it is one of its class.
+ASKED: Final = getattr(fake_tensor, "is_fake_tensor", FakeTensor.__instancecheck__)
+
+
+def is_fake(given: object) -> bool:
+    """Whether it is a tensor without data that says what it would be.
+
+    From 2.15 on not each such is an instance of FakeTensor: C++ makes some, and torch is asked.
+    """
+    return bool(ASKED(given))
 
 
 def symbolic_meta(
@@ -198,7 +212,7 @@ def checked_call(func: Any, args: Any, kwargs: Any) -> Any:
     """
     alias = func._schema.arguments[0].alias_info if args else None
     over = alias and alias.is_write and torch.Tag.inplace_view not in func.tags
-    if not over or not isinstance(args[0], FakeTensor):
+    if not over or not is_fake(args[0]):
         return _checked_view(func, args, func(*args, **kwargs))
     shape = args[0].shape
     with warnings.catch_warnings(action="ignore"):  # of resizing

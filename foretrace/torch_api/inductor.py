@@ -21,15 +21,8 @@ SIZE_UNKNOWN = torch.ops.aten.mkldnn_rnn_layer.default
 
 COMPILING: Final = threading.RLock()
 """Held while Inductor's classes have methods of ours"""
-DOUBLE: Final = """
-template <> inline double parse_arg<double>(PyObject* args, size_t n) {{
-    auto result = PyFloat_AsDouble(PyTuple_GET_ITEM(args, n));
-    if(result == -1.0 && PyErr_Occurred()) [[unlikely]]
-        throw std::runtime_error("expected float arg");
-    return result;
-}}
-"""
-"""How a kernel in C++ gets a double of Python's; Inductor formats it"""
+FLOAT: Final = re.compile(r"template <> inline float parse_arg<float>.*?\n *\}\}\n", re.DOTALL)
+"""In Inductor's C++ template (it formats it): how a kernel gets a float of Python's"""
 
 
 @contextmanager
@@ -38,7 +31,8 @@ def doubles_in_cpp() -> Iterator[None]:
 
     `KernelArgs.cpp_argdefs` says `const float` of each, whatever it computes with; Triton's get
     doubles (`_use_fp64_for_unbacked_floats`). Source: torch/_inductor/codegen/common.py and
-    `CppPythonBindingsCodeCache` of torch/_inductor/codecache.py, 2.13.0.
+    `CppPythonBindingsCodeCache` of torch/_inductor/codecache.py, 2.13.0 to 2.15.0. What reads a
+    double is what the installed template has for a float, as arguments come otherwise from 2.15 on.
     """
     common = import_module("torch._inductor.codegen.common")
     binding = import_module("torch._inductor.codecache").CppPythonBindingsCodeCache
@@ -51,9 +45,11 @@ def doubles_in_cpp() -> Iterator[None]:
         definitions = [_double(each) if "*" not in each else each for each in definitions]
         return definitions, calls, list(map(_double, kinds))
 
+    read = FLOAT.search(binding.suffix_template)
+    reads = re.sub(r"\bfloat\b", "double", read[0]) if read else ""
     with COMPILING:
         told, parsed = kernel.cpp_argdefs, binding.extra_parse_arg
-        kernel.cpp_argdefs, binding.extra_parse_arg = argdefs, parsed + DOUBLE
+        kernel.cpp_argdefs, binding.extra_parse_arg = argdefs, parsed + reads
         try:
             yield
         finally:

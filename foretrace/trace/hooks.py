@@ -255,14 +255,15 @@ class Hooking:
     def _place(self, tensor: Abstract) -> Value:
         """The value whose gradient the hook is to see, as torch's tables of hooks have it.
 
-        A tensor has one table, which a new history takes from it: of a view that was not looked at
-        since its memory was written, and of a tensor that got another shape in place, it is the
-        old one.
+        A tensor has one table, which a new history takes from it: of a tensor that got another
+        shape in place it is the old one, and so it is, until torch 2.14, of a view that was not
+        looked at since its memory was written.
         """
         recorder, before = self._recorder, getattr(tensor, "ft_hooked", None)
         if recorder.rebased:
             recorder.view_rebased()
-        if before is not None and tensor.ft_value is None:
+        stale = tensor.ft_value is None and not torch_api.HOOKS_GO_TO_NEW_VIEWS
+        if before is not None and stale:
             return before
         now = value_of(tensor, recorder)
         tensor.ft_told.requires_grad.append(now.type.requires_grad)

@@ -242,3 +242,24 @@ def test_a_size_is_a_number_of_what_is_written(backend: Any) -> None:
         gradients = (torch.autograd.grad(each.exp().sum(), x)[0] for each in (out, expected))
         assert same_bits(*gradients)
     assert len(compiled.recaptures) == 0
+
+
+@pytest.mark.parametrize("half", [1, 2], ids=["whole", "half"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_size_as_an_exponent(half: int) -> None:
+    """For a symbol torch's formula is another than for a number, from torch 2.14 on."""
+
+    def program(x: Tensor) -> Tensor:
+        return (x ** (x.shape[0] / half if half > 1 else x.shape[0])).sum()
+
+    first = torch.rand(7, 300, requires_grad=True)
+    try:
+        cut = foretrace.capture(program, (first,), dynamic_shapes=True).cut("joint", loss=0)
+    except foretrace.Refusal as refusal:
+        assert refusal.kind == "no derivative"  # noqa: PT017  (torch 2.13 knows numbers only)
+        return
+    (expected,) = torch.autograd.grad(program(first), first)
+    assert torch.equal(cut(first)[1]["x"], expected)
+    for size in (3, 6):
+        with pytest.raises(foretrace.Refusal, match="guard broken"):
+            cut(torch.rand(size, 300, requires_grad=True))

@@ -86,6 +86,26 @@ def test_an_op_comes_from_the_users_line_and_module():
     assert "proj: torch.nn.modules.linear.Linear" in told
 
 
+def test_a_size_without_a_number_is_refused_with_ways_out():
+    def scaled(x):
+        return x.relu() * x.shape[0]
+
+    x = torch.randn(4, 3)
+    torch._dynamo.decorators.mark_unbacked(x, 0)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="no number") as caught:
+        torch.compile(scaled, backend="foretrace")(x)
+    refusal = caught.value.inner_exception
+    assert isinstance(refusal, foretrace.Refusal)
+    assert refusal.at.text == "return x.relu() * x.shape[0]"
+    torch._dynamo.reset()
+    for compiled in (
+        torch.compile(scaled, backend="foretrace", dynamic=True),
+        foretrace.compile(scaled, fullgraph=True),
+    ):
+        for x in (torch.randn(4, 3), torch.randn(5, 3)):
+            assert torch.equal(compiled(x), scaled(x))
+
+
 def test_what_depends_on_data_is_refused_with_the_users_line():
     def picking(x):
         return x[x > 0]

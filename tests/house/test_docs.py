@@ -17,12 +17,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from foretrace.cli import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+REQUIRED = (ROOT / "requirements.txt").read_text()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+THEIR_LINE = re.compile(r"(\b(?:aten|build|torch)/[\w/]+?)(?:_[\d*]+)?\.(?:cpp|h|py)(?::\d+)?")
+OF_NO_DEVICE = re.compile(r"note +kernels of the CUDA build of torch ")
 OUR_LINE = re.compile(r"(\bforetrace/[\w/]+\.py):\d+")
 COMMAND = re.compile(r"^\$ ((?:foretrace|python) .*?)(?:\s+# exit (\d+))?$", re.MULTILINE)
 
@@ -50,8 +54,15 @@ def commands(page: Path) -> list[tuple[str, int, list[str]]]:
 
 
 def printed(lines: list[str]) -> list[str]:
-    """Lines to compare: without those left out, and without the numbers of our own lines."""
+    """Lines to compare: without those left out, and without the numbers of our own lines.
+
+    The pages show torch's CPU build of requirements.txt. Any other has other files and lines, and
+    a CUDA build answers of its own kernels.
+    """
     shown = [OUR_LINE.sub(r"\1", line.rstrip()) for line in lines]
+    if f"torch=={torch.__version__.removesuffix('+cpu')}\n" not in REQUIRED:
+        shown = [THEIR_LINE.sub(r"\1", line) for line in shown]
+        shown = [line for line in shown if not OF_NO_DEVICE.search(line)]
     return [line for line in shown if line.strip() not in ("", "...")]
 
 

@@ -1,5 +1,8 @@
 """Programs that an operator holds (`torch.cond` and its like); others' operators that write."""
 
+from importlib import import_module
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor, _higher_order_ops as higher_order_ops, nn
 from torch._higher_order_ops.foreach_map import foreach_map
@@ -89,6 +92,32 @@ def branches_of_modules() -> nn.Module:
             return torch.cond(x.sum() > 0, self.wide, self.norm, (x,))
 
     return Gated()
+
+
+if find_spec("torch._higher_order_ops.switch"):  # from torch 2.14 on
+    switch = import_module("torch._higher_order_ops.switch").switch
+    flex_gemm = import_module("torch._higher_order_ops.flex_gemm").flex_gemm
+
+    @program(t(N, 3), t(3))
+    def one_of_several_on_data(x: Tensor, y: Tensor) -> Tensor:
+        which = (x.sum() * 3).long()
+        several = (lambda a: a * y, lambda a: (a - y).sin(), lambda a: (a * 2) @ y.diag())
+        return switch(which, several, (x,)) * 2
+
+    @program(t(2, 3), t(3))
+    def one_of_several_with_nested_operands(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        def first(a: dict[str, Tensor], b: Tensor) -> tuple[Tensor, Tensor]:
+            pair = [lambda: (a["x"] - b, b.mean()), lambda: (a["x"].cos(), b.max())]
+            return switch(b.sum() > 0, pair)
+
+        def other(a: dict[str, Tensor], b: Tensor) -> tuple[Tensor, Tensor]:
+            return (a["x"] * b).add_(1), b.sum()
+
+        return switch(x.long().sum(), (first, other, first), ({"x": x}, y))
+
+    @program(c(2, 3), c(3, 4), train=False)
+    def a_matmul_with_its_epilogue(x: Tensor, y: Tensor) -> Tensor:
+        return flex_gemm(torch.mm, (x, y), lambda found: (found + 1).relu())
 
 
 @program(t(4, 2, 2), t(2, 2))

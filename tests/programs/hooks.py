@@ -102,10 +102,22 @@ def hook_on_a_view_of_what_is_written(x: Tensor) -> Tensor:
     row = y[0]
     row.register_hook(lambda grad: grad * 7)
     y.mul_(2)
-    row.register_hook(lambda grad: grad * 5)  # torch adds it to the table of the old view
+    row.register_hook(lambda grad: grad * 5)  # until torch 2.14, to the old view's table
     later = row * 2
     row.register_hook(lambda grad: grad + 1)
     return (y * y).sum() + later.sum()
+
+
+@program(t(3, 4), loss=0)
+def hooks_on_a_view_written_again_and_again(x: Tensor) -> Tensor:
+    y = x * 2
+    row = y[0]
+    row.register_hook(lambda grad: grad * 7)
+    y.mul_(2)
+    row.register_hook(lambda grad: grad * 5)
+    y.mul_(3)
+    row.register_hook(lambda grad: grad + 1)
+    return (y * y).sum() + row.sum()
 
 
 @program(t(3, 4), loss=0)

@@ -221,7 +221,7 @@ def writes_to_parts_of_complex(x: Tensor, row: Tensor) -> tuple[Tensor, ...]:
     z[0] = row * 2
     z.diagonal().copy_(row[:4])
     z.t()[2].add_(row[0])
-    last.as_strided((4,), (2,)).mul_(row[1:])
+    last.as_strided((4,), (2,)).add_(row[1:])  # a product would round by where operands lie
     return y, z, last
 
 

@@ -74,6 +74,8 @@ EXCUSED: dict[str, str] = {
     "runtime/calls.py:run_half": "a wrong call",
     "runtime/tangents.py:_number": "strides of what no size of a tangent tells; `agree` follows",
     "symbols/shapes.py:wrong_shapes": "a wrong call",
+    "symbols/specs.py:of_function": "a wrong call",
+    "recording/setup.py:_check_ranks": "a switch of torch's: tests/unit/recording/test_ranks.py",
     "targets/profile.py:_unknown": "a wrong call",
     "mutation/functionalize.py:functionalize": "what writes has a form, if need be torch's",
     "trace/calls.py:submodule_calls": "a wrong call",

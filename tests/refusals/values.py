@@ -1,5 +1,6 @@
 """Values that do not exist yet, random numbers, and operators without an answer."""
 
+import importlib
 import math
 import random
 import traceback
@@ -575,6 +576,21 @@ def cast_by_a_method(x: Tensor) -> Tensor:
     return (x * x).to(torch.float64).sum()
 
 
+def fuses_what_follows(x: Tensor) -> Tensor:
+    flex_gemm = importlib.import_module("torch._higher_order_ops.flex_gemm").flex_gemm
+    return flex_gemm(torch.mm, (x[:, None], x[None]), torch.relu).sum()  # here
+
+
+def fused_unfollowed(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        given = fuses_what_follows(x)
+    return x.sum() * given
+
+
+def followed_apart(x: Tensor) -> Tensor:
+    return torch.relu(x[:, None] @ x[None]).sum()
+
+
 def calls_strictly(x: Tensor) -> Tensor:
     made: Any = strict_mode(lambda y: (y.sin(),), (x,))  # here
     return made[0].sum()  # type: ignore[no-any-return]
@@ -633,6 +649,11 @@ refuses(
     "higher-order operator", "holding/hold.py:_inline", captures(casts_what_it_gives, WANTED),
     casts_what_it_gives, trained(cast_unfollowed, WANTED), trained(cast_by_a_method, WANTED),
 )  # fmt: skip
+if hasattr(torch.ops.higher_order, "flex_gemm"):
+    refuses(
+        "higher-order operator", "holding/hold.py:_inline", captures(fuses_what_follows, WANTED),
+        fuses_what_follows, trained(fused_unfollowed, WANTED), trained(followed_apart, WANTED),
+    )  # fmt: skip
 refuses(
     "no derivative", "through/scanned.py:differentiate", cuts(calls_strictly, WANTED),
     calls_strictly, trained(calls, WANTED), trained(calls_strictly_unfollowed, WANTED),

@@ -41,16 +41,27 @@ def test_a_name_brings_its_module():
 
 
 def test_no_mode_sees_the_first_name():
-    """It may be asked for anywhere: no module computes with tensors when it is imported."""
+    """It may be asked for anywhere: what a module computes when it is imported nobody sees."""
     brought("""
+import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 import foretrace
+
+def never(*_):
+    raise AssertionError
+
+class Listens(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        assert "grad" not in func.__name__ and "hook" not in func.__name__, func
+        return func(*args, **(kwargs or {}))
 
 class Never(TorchDispatchMode):
     def __torch_dispatch__(self, func, *_):
         raise AssertionError(func)
 
-with Never():
+saving = torch.autograd.graph.saved_tensors_hooks(never, never)
+with torch.inference_mode(), saving, Listens(), Never():
     [getattr(foretrace, name) for name in foretrace.__all__]
 """)
 
