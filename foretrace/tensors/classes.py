@@ -1,7 +1,5 @@
 """Classes that go for those of torch where a program asks for the class of a tensor."""
 
-from functools import partial
-
 import torch
 
 
@@ -11,7 +9,8 @@ class AsTensor(type(torch.Tensor)):  # type: ignore[misc]
     def __eq__(cls, other: object) -> bool:
         return other is cls or other is torch.Tensor
 
-    __hash__ = partial(hash, torch.Tensor)
+    def __hash__(cls) -> int:
+        return hash(torch.Tensor)
 
 
 class AsParameter(AsTensor):
@@ -20,7 +19,8 @@ class AsParameter(AsTensor):
     def __eq__(cls, other: object) -> bool:
         return other is cls or other is torch.nn.Parameter
 
-    __hash__ = partial(hash, torch.nn.Parameter)
+    def __hash__(cls) -> int:
+        return hash(torch.nn.Parameter)
 
 
 def go_by_name(kind: type, like: type) -> None:

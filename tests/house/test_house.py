@@ -187,6 +187,15 @@ def modules_hold_no_state(source: Source) -> Complaints:
             yield node.lineno, f"module-level state: {name}"
 
 
+def classes_hold_no_partials(source: Source) -> Complaints:
+    """From Python 3.14 on one in a class body is a method: it is given the instance, too."""
+    for node in source.nodes:
+        for each in node.body if isinstance(node, ast.ClassDef) else ():
+            value = getattr(each, "value", None)
+            if isinstance(value, ast.Call) and dotted(value.func, {}).split(".")[-1] == "partial":
+                yield each.lineno, "partial in a class body"
+
+
 CHECKS = (
     imports_go_left,
     imports_hide_nowhere,
@@ -196,6 +205,7 @@ CHECKS = (
     private_torch_names_have_reasons,
     exceptions_are_named,
     modules_hold_no_state,
+    classes_hold_no_partials,
 )
 
 
@@ -288,8 +298,13 @@ BAD = {
         (IR, "TABLE = collections.defaultdict(list)"),
         (IR, "def f():\n    global x"),
     ],
+    classes_hold_no_partials: [
+        (IR, "class A:\n    __hash__ = partial(hash, int)"),
+        (IR, "class A:\n    f: Any = functools.partial(print)"),
+    ],
 }
 GOOD = [
+    (IR, "class A:\n    def f(self):\n        return partial(hash, self)"),
     (IR, "import torch\nfrom foretrace.errors import Frame\nfrom foretrace.ir.value import Value"),
     ("foretrace/__init__.py", "from foretrace.cli import main\n__all__ = ['main']"),
     (IR, "import torch\naten = torch.ops.aten\nX = aten._softmax.default\ntorch.__version__"),
