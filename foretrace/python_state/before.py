@@ -47,7 +47,7 @@ from foretrace.python_state.mentioned import (
     spaces_of,
 )
 from foretrace.python_state.restoring import Called, called, changes_in, put_all_back
-from foretrace.symbols.called import CASTS, places_of, uses_of
+from foretrace.symbols.called import CASTS, NameOfModule, places_of, uses_of
 from foretrace.tensors.abstract import Abstract
 
 MOST: Final = 20_000
@@ -133,7 +133,7 @@ class Before:
         self._walk()
         return found
 
-    def casts(self) -> list[tuple[dict[str, Any], str]]:
+    def casts(self) -> list[NameOfModule]:
         """The globals in which `int` and `float` may stand for others while the program runs."""
         return places_of(self._casting.values(), functions_in)
 

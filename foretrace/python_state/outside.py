@@ -6,7 +6,6 @@ the function first ran, so that what the run changed is known, and can be put ba
 """
 
 import builtins
-import dis
 import gc
 import sys
 import types
@@ -17,6 +16,19 @@ from functools import cache, partial
 from typing import Any, Final, Protocol
 
 from foretrace import torch_api
+from foretrace.frames.instructions import (
+    ATTRIBUTE,
+    CELL,
+    CONSTANT,
+    DELETE,
+    GLOBAL,
+    ITEM,
+    LOAD,
+    NAME,
+    STORE,
+    Instruction,
+    instructions,
+)  # fmt: skip
 from foretrace.frames.whose import NO_FILE, origin, origin_in
 from foretrace.ir.members import MISSING, cell_content, cells_of
 from foretrace.ir.places import Change, Place
@@ -25,17 +37,15 @@ from foretrace.python_state.restoring import changes_of
 from foretrace.symbols.casts import Chosen, Like
 from foretrace.trace.recorder import Recorder
 
-GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
+GLOBALS = frozenset({(LOAD, GLOBAL), (LOAD, NAME), (STORE, GLOBAL), (DELETE, GLOBAL)})
 ANNOTATED = "__annotations__"
 """Where the body of a module or a class, as it is imported, notes its annotations"""
-ATTRIBUTES = frozenset({
-    "LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR", "IMPORT_FROM",
-})  # fmt: skip
+ATTRIBUTES = frozenset({(LOAD, ATTRIBUTE), (STORE, ATTRIBUTE), ("import from", "")})
 COUNTING: Mapping[str, tuple[str, ...]] = types.MappingProxyType({
-    "STORE_ATTR": ("LOAD_ATTR", "LOAD_METHOD"), "STORE_GLOBAL": ("LOAD_GLOBAL", "LOAD_NAME"),
-    "STORE_DEREF": ("LOAD_DEREF",),
+    ATTRIBUTE: (ATTRIBUTE,), GLOBAL: (GLOBAL, NAME), CELL: (CELL,),
 })  # fmt: skip
-"""How code stores to a name, and how it reads the same"""
+"""Where code stores to a name, and where it reads the same from"""
+STORES = frozenset((STORE, place) for place in COUNTING)
 MOST_FRAMES = 64
 """Frames that are kept before those that have ended are let go"""
 LONGEST = 60
@@ -355,18 +365,18 @@ def _python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
 @cache
 def reads_of(code: types.CodeType) -> Reads:
     """The names in its bytecode; a nested function is met when it runs."""
-    found = list(dis.get_instructions(code))
+    found = instructions(code)
     texts = {c for c in code.co_consts if isinstance(c, str) and len(c) <= LONGEST}
     return Reads(
-        tuple(dict.fromkeys(i.argval for i in found if i.opname in GLOBALS)),
-        frozenset(i.argval for i in found if i.opname in ATTRIBUTES)
+        tuple(dict.fromkeys(i.arg for i in found if i.kind in GLOBALS)),
+        frozenset(i.arg for i in found if i.kind in ATTRIBUTES)
         | {text for text in texts if text.isidentifier() and not text.startswith("__")},
-        frozenset(i.argval for i in found if i.opname == "STORE_GLOBAL"),
+        frozenset(i.arg for i in found if i.kind == (STORE, GLOBAL)),
         tuple(_stored_through(found)),
         frozenset(_counted(found)),
-        frozenset(i.argval for i in found if i.opname in COUNTING),
-        frozenset(i.argval for i in found if i.opname in ("STORE_NAME", "DELETE_NAME")),
-        tuple(dict.fromkeys(i.argval for i in found if i.opname == "IMPORT_NAME")),
+        frozenset(i.arg for i in found if i.kind in STORES),
+        frozenset(i.arg for i in found if i.of == NAME and i.does != LOAD),
+        tuple(dict.fromkeys(i.arg for i in found if i.does == "import")),
     )
 
 
@@ -382,27 +392,26 @@ def imported(code: types.CodeType, space: dict[str, Any]) -> Iterator[str]:
                 yield each
 
 
-def _counted(code: list[dis.Instruction]) -> Iterator[str]:
+def _counted(code: list[Instruction]) -> Iterator[str]:
     """What it both reads and stores to, by name, or under a key that is text."""
-    read = {(each.opname, each.argval) for each in code}
-    for stored, kinds in COUNTING.items():
-        names = {argval for opname, argval in read if opname == stored}
-        yield from (name for name in names if any((kind, name) in read for kind in kinds))
-    names = {each.argval for each in code if type(each.argval) is str}
+    read = {(each.of, each.arg) for each in code if each.does == LOAD and type(each.arg) is str}
+    for each in code:
+        if each.kind in STORES and any((of, each.arg) in read for of in COUNTING[each.of]):
+            yield each.arg
     for one, other, third in zip(code, code[1:], code[2:], strict=False):
-        kept = other.opname == "STORE_SUBSCR" or other.opname == third.opname == "COPY"
-        if kept and one.opname == "LOAD_CONST" and one.argval in names:
-            yield one.argval
+        kept = other.kind == (STORE, ITEM) or other.does == third.does == "copy"
+        if kept and one.kind == (LOAD, CONSTANT) and type(one.arg) is str:
+            yield one.arg
 
 
-def _stored_through(code: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
+def _stored_through(code: list[Instruction]) -> Iterator[tuple[str, ...]]:
     """The names in what it stores at attributes of globals: `package.module.name = 1`."""
     for place, each in enumerate(code):
-        if each.opname != "STORE_ATTR":
+        if each.kind != (STORE, ATTRIBUTE):
             continue
-        names, before = [each.argval], place - 1
-        while before > 0 and code[before].opname == "LOAD_ATTR":
-            names.append(code[before].argval)
+        names, before = [each.arg], place - 1
+        while before > 0 and code[before].kind == (LOAD, ATTRIBUTE):
+            names.append(code[before].arg)
             before -= 1
-        if code[before].opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield code[before].argval, *reversed(names)
+        if code[before].does == LOAD and code[before].of in (GLOBAL, NAME):
+            yield code[before].arg, *reversed(names)
