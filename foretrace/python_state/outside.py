@@ -63,9 +63,9 @@ class Reads:
     of_modules: tuple[tuple[str, ...], ...]
     """what it may bind in modules: a global, the names from there to a module, and one in that"""
     counts: frozenset[str]
-    """attributes, globals, cells and keys that it reads and stores to"""
+    """attributes, globals, cells of others and keys that it reads and stores to"""
     stores: frozenset[str]
-    """attributes, globals and cells that it stores to"""
+    """attributes, globals and cells of others that it stores to"""
     names: frozenset[str]
     """what it binds where no function is: globals, or the members of a class"""
     imports: tuple[str, ...]
@@ -366,6 +366,9 @@ def _python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
 def reads_of(code: types.CodeType) -> Reads:
     """The names in its bytecode; a nested function is met when it runs."""
     found = instructions(code)
+    # a cell of its own is a local, where a comprehension or a function inside reads it
+    own = frozenset(code.co_cellvars)
+    stored = [i for i in found if i.kind in STORES and not (i.of == CELL and i.arg in own)]
     texts = {c for c in code.co_consts if isinstance(c, str) and len(c) <= LONGEST}
     return Reads(
         tuple(dict.fromkeys(i.arg for i in found if i.kind in GLOBALS)),
@@ -373,8 +376,8 @@ def reads_of(code: types.CodeType) -> Reads:
         | {text for text in texts if text.isidentifier() and not text.startswith("__")},
         frozenset(i.arg for i in found if i.kind == (STORE, GLOBAL)),
         tuple(_stored_through(found)),
-        frozenset(_counted(found)),
-        frozenset(i.arg for i in found if i.kind in STORES),
+        frozenset(_counted(found, stored)),
+        frozenset(i.arg for i in stored),
         frozenset(i.arg for i in found if i.of == NAME and i.does != LOAD),
         tuple(dict.fromkeys(i.arg for i in found if i.does == "import")),
     )
@@ -392,11 +395,11 @@ def imported(code: types.CodeType, space: dict[str, Any]) -> Iterator[str]:
                 yield each
 
 
-def _counted(code: list[Instruction]) -> Iterator[str]:
+def _counted(code: list[Instruction], stored: list[Instruction]) -> Iterator[str]:
     """What it both reads and stores to, by name, or under a key that is text."""
     read = {(each.of, each.arg) for each in code if each.does == LOAD and type(each.arg) is str}
-    for each in code:
-        if each.kind in STORES and any((of, each.arg) in read for of in COUNTING[each.of]):
+    for each in stored:
+        if any((of, each.arg) in read for of in COUNTING[each.of]):
             yield each.arg
     for one, other, third in zip(code, code[1:], code[2:], strict=False):
         kept = other.kind == (STORE, ITEM) or other.does == third.does == "copy"
