@@ -17,15 +17,17 @@ LOCAL, CELL, GLOBAL, NAME, ATTRIBUTE, ITEM, CONSTANT = (
 )  # fmt: skip
 """Where a value is loaded from or stored to; a name is looked up in a class or module first"""
 LOAD, STORE, DELETE = "load", "store", "delete"
+Kind = tuple[str, str]
+"""What an instruction does, and of what"""
+Word = tuple[Kind, Any]
+"""That, and the name, the constant ... : see `Instruction.arg`"""
 
 
 class Instruction(NamedTuple):
     """One instruction. One of CPython's that loads or stores two locals is two of these."""
 
-    does: str
-    """LOAD, STORE or DELETE; "call", "import", "contains", "operate" ...; else CPython's name"""
-    of: str
-    """where it loads from, stores to or deletes; else "" """
+    kind: Kind
+    """what it does, and of what: see `does` and `of`"""
     arg: Any
     """the name, the constant, the file; of "operate" the operator's text; of "call" a number"""
     offset: int
@@ -39,9 +41,14 @@ class Instruction(NamedTuple):
     """the offset to which it may go on"""
 
     @property
-    def kind(self) -> tuple[str, str]:
-        """What it does, and of what."""
-        return self[:2]
+    def does(self) -> str:
+        """LOAD, STORE or DELETE; "call", "import", "contains", "operate"; else CPython's name."""
+        return self.kind[0]
+
+    @property
+    def of(self) -> str:
+        """Where it loads from, stores to or deletes; else nothing."""
+        return self.kind[1]
 
 
 SAME: Final = MappingProxyType({
@@ -72,52 +79,67 @@ SUBSCRIPT: Final = "[]"
 
 def instructions(code: CodeType) -> list[Instruction]:
     """The instructions of code, as written: not as the interpreter has specialised them."""
-    return list(_read(code))
-
-
-def _read(code: CodeType) -> Iterator[Instruction]:
-    start: int | None = None
+    found, start = list[Instruction](), -1
     for each in dis.get_instructions(code):
-        start = each.offset if start is None else start
-        opname, opcode, arg = each.opname, each.opcode, each.argval
-        if opname in PARTS:
-            continue
+        start = each.offset if start < 0 else start
         line = each.positions.lineno if each.positions else None
-        jumps = arg if opcode in JUMPS else None
-        does, of = KINDS.get(opcode, (opname, ""))
-        rest = (each.offset, start, line, opcode, each.arg, jumps)
-        start = None
-        if of == LOCAL and type(arg) is tuple:
-            verbs = BOTH.findall(opname)
-            for verb, name in zip(verbs, arg, strict=True):
-                yield Instruction(verb.lower(), LOCAL, name, *rest)
-            continue
-        if opname == "RETURN_CONST":
-            yield Instruction(LOAD, CONSTANT, arg, *rest)
-            arg = None
-        elif does == "operate":
-            arg = each.argrepr
-            does, of = (LOAD, ITEM) if arg == SUBSCRIPT else (does, of)
-        elif opname == "LOAD_COMMON_CONSTANT":
-            arg = each.argrepr
-        yield Instruction(does, of, arg, *rest)
+        jumps = each.argval if each.opcode in JUMPS else None
+        for kind, arg in _words(each):
+            place = each.offset, start, line
+            found.append(Instruction(kind, arg, *place, each.opcode, each.arg, jumps))
+        start = start if each.opname in PARTS else -1
+    return found
 
 
-def _kind(opname: str) -> tuple[str, str]:
+def words(code: CodeType) -> list[Word]:
+    """What the instructions of code do, and by which names, without their places."""
+    found = list[Word]()
+    for each in dis.get_instructions(code):
+        opcode = each.opcode
+        if opcode in UNEVEN:
+            found += _words(each)
+        else:
+            found.append((KINDS[opcode], each.argval))
+    return found
+
+
+def _words(each: dis.Instruction) -> tuple[Word, ...]:
+    """What one of CPython's instructions is: none where it is part of the next."""
+    kind, arg = KINDS[each.opcode], each.argval
+    if each.opcode not in UNEVEN:
+        return ((kind, arg),)
+    if each.opname in PARTS:
+        return ()
+    if each.opname == "RETURN_CONST":
+        return ((LOAD, CONSTANT), arg), (kind, None)
+    if kind[1] == LOCAL:
+        pairs = zip(BOTH.findall(each.opname), arg, strict=True)
+        return tuple(((verb.lower(), LOCAL), name) for verb, name in pairs)
+    return (((LOAD, ITEM) if each.argrepr == SUBSCRIPT else kind, each.argrepr),)
+
+
+def _kind(opname: str) -> Kind:
     """What an instruction does, and of what: by the words of its name, where they tell."""
-    verb, *words = opname.split("_")
-    place = next((WORDS[word] for word in words if word in WORDS), None)
+    verb, *rest = opname.split("_")
+    place = next((WORDS[word] for word in rest if word in WORDS), None)
     told = verb.lower() in (LOAD, STORE, DELETE) and place is not None
     return SAME.get(opname) or ((verb.lower(), place or "") if told else (opname, ""))
 
 
-KINDS: Final = MappingProxyType({opcode: _kind(opname) for opname, opcode in dis.opmap.items()})
+KINDS: Final = tuple(map(_kind, dis.opname[:256]))
+UNEVEN: Final = frozenset(
+    opcode for opcode, name in enumerate(dis.opname[:256])
+    if name in PARTS | {"RETURN_CONST", "BINARY_OP", "LOAD_COMMON_CONSTANT"}
+    or len(BOTH.findall(name)) > 1
+)  # fmt: skip
+"""Opcodes of what is not one instruction, or is told by more than its kind and CPython's value"""
 
 
 # ---- asked of the bytes alone, as it is asked of hundreds of functions in each capture
 
 CONTAINS: Final = dis.opmap["CONTAINS_OP"]
 LOADS_GLOBAL: Final = dis.opmap["LOAD_GLOBAL"]
+COPY, CACHE = dis.opmap["COPY"], bytes([dis.opmap["CACHE"]])
 LOADS_NAME: Final = frozenset(
     dis.opmap[name] for name in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in dis.opmap
 )
@@ -137,16 +159,25 @@ def contains_at(code: CodeType, offset: int) -> bool:
     return code.co_code[offset] == CONTAINS
 
 
-def looks_up(code: CodeType, names: frozenset[str]) -> bool:
-    """Whether code may look a name up in a module; an attribute of that name alone is none."""
-    places = {n for n, name in enumerate(code.co_names) if name in names}
+def looked_up(code: CodeType, names: frozenset[str]) -> tuple[frozenset[str], bool]:
+    """Which names code may look up in a module, and whether it is known that it only calls them.
+
+    What is pushed with a NULL beside it is called, and that alone if it is not copied first. An
+    attribute of that name is no lookup.
+    """
+    places = {n: name for n, name in enumerate(code.co_names) if name in names}
     if not places or max(places) >= WIDE:
-        return bool(places)
-    steps = zip(code.co_code[::2], code.co_code[1::2], strict=True)
-    return any(
-        (op == LOADS_GLOBAL and arg >> 1 in places) or (op in LOADS_NAME and arg in places)
-        for op, arg in steps
-    )
+        return frozenset(places.values()), not places
+    ops, args = code.co_code[::2], code.co_code[1::2]
+    found, only_called = set[str](), True
+    for n, (op, arg) in enumerate(zip(ops, args, strict=True)):
+        if op == LOADS_GLOBAL and arg >> 1 in places:
+            found.add(places[arg >> 1])
+            only_called &= arg & 1 == 1 and ops[n + 1 :].lstrip(CACHE)[0] != COPY
+        elif op in LOADS_NAME and arg in places:
+            found.add(places[arg])
+            only_called = False
+    return frozenset(found), only_called
 
 
 def nested(code: CodeType) -> Iterator[CodeType]:

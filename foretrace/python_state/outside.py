@@ -26,8 +26,8 @@ from foretrace.frames.instructions import (
     LOAD,
     NAME,
     STORE,
-    Instruction,
-    instructions,
+    Word,
+    words,
 )  # fmt: skip
 from foretrace.frames.whose import NO_FILE, origin, origin_in
 from foretrace.ir.members import MISSING, cell_content, cells_of
@@ -46,6 +46,9 @@ COUNTING: Mapping[str, tuple[str, ...]] = types.MappingProxyType({
 })  # fmt: skip
 """Where code stores to a name, and where it reads the same from"""
 STORES = frozenset((STORE, place) for place in COUNTING)
+READS = frozenset((LOAD, place) for places in COUNTING.values() for place in places)
+CONSTANTS, IMPORTED = (LOAD, CONSTANT), ("import", "")
+NAMED = GLOBALS | ATTRIBUTES | STORES | {(STORE, NAME), (DELETE, NAME), IMPORTED}
 MOST_FRAMES = 64
 """Frames that are kept before those that have ended are let go"""
 LONGEST = 60
@@ -365,21 +368,23 @@ def _python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
 @cache
 def reads_of(code: types.CodeType) -> Reads:
     """The names in its bytecode; a nested function is met when it runs."""
-    found = instructions(code)
+    found = words(code)
+    texts = {c for c in code.co_consts if isinstance(c, str) and len(c) <= LONGEST}
     # a cell of its own is a local, where a comprehension or a function inside reads it
     own = frozenset(code.co_cellvars)
-    stored = [i for i in found if i.kind in STORES and not (i.of == CELL and i.arg in own)]
-    texts = {c for c in code.co_consts if isinstance(c, str) and len(c) <= LONGEST}
+    named = [(kind, arg) for kind, arg in found if kind in NAMED]
+    stored = [word for word in named if word[0] in STORES]
+    stored = [(kind, arg) for kind, arg in stored if kind[1] != CELL or arg not in own]
     return Reads(
-        tuple(dict.fromkeys(i.arg for i in found if i.kind in GLOBALS)),
-        frozenset(i.arg for i in found if i.kind in ATTRIBUTES)
+        tuple(dict.fromkeys(arg for kind, arg in named if kind in GLOBALS)),
+        frozenset(arg for kind, arg in named if kind in ATTRIBUTES)
         | {text for text in texts if text.isidentifier() and not text.startswith("__")},
-        frozenset(i.arg for i in found if i.kind == (STORE, GLOBAL)),
+        frozenset(arg for kind, arg in named if kind == (STORE, GLOBAL)),
         tuple(_stored_through(found)),
         frozenset(_counted(found, stored)),
-        frozenset(i.arg for i in stored),
-        frozenset(i.arg for i in found if i.of == NAME and i.does != LOAD),
-        tuple(dict.fromkeys(i.arg for i in found if i.does == "import")),
+        frozenset(arg for _, arg in stored),
+        frozenset(arg for kind, arg in named if kind in ((STORE, NAME), (DELETE, NAME))),
+        tuple(dict.fromkeys(arg for kind, arg in named if kind == IMPORTED)),
     )
 
 
@@ -395,26 +400,27 @@ def imported(code: types.CodeType, space: dict[str, Any]) -> Iterator[str]:
                 yield each
 
 
-def _counted(code: list[Instruction], stored: list[Instruction]) -> Iterator[str]:
+def _counted(code: list[Word], stored: list[Word]) -> Iterator[str]:
     """What it both reads and stores to, by name, or under a key that is text."""
-    read = {(each.of, each.arg) for each in code if each.does == LOAD and type(each.arg) is str}
-    for each in stored:
-        if any((of, each.arg) in read for of in COUNTING[each.of]):
-            yield each.arg
-    for one, other, third in zip(code, code[1:], code[2:], strict=False):
-        kept = other.kind == (STORE, ITEM) or other.does == third.does == "copy"
-        if kept and one.kind == (LOAD, CONSTANT) and type(one.arg) is str:
-            yield one.arg
+    read = {(kind[1], arg) for kind, arg in code if kind in READS} if stored else set()
+    for (_, place), arg in stored:
+        if any((of, arg) in read for of in COUNTING[place]):
+            yield arg
+    for at, (kind, arg) in enumerate(code):
+        if kind == CONSTANTS and type(arg) is str:
+            after = [word[0] for word in code[at + 1 : at + 3]]
+            if after[:1] == [(STORE, ITEM)] or after == [("copy", "")] * 2:
+                yield arg
 
 
-def _stored_through(code: list[Instruction]) -> Iterator[tuple[str, ...]]:
+def _stored_through(code: list[Word]) -> Iterator[tuple[str, ...]]:
     """The names in what it stores at attributes of globals: `package.module.name = 1`."""
-    for place, each in enumerate(code):
-        if each.kind != (STORE, ATTRIBUTE):
+    for place, (kind, arg) in enumerate(code):
+        if kind != (STORE, ATTRIBUTE):
             continue
-        names, before = [each.arg], place - 1
-        while before > 0 and code[before].kind == (LOAD, ATTRIBUTE):
-            names.append(code[before].arg)
+        names, before = [arg], place - 1
+        while before > 0 and code[before][0] == (LOAD, ATTRIBUTE):
+            names.append(code[before][1])
             before -= 1
-        if code[before].does == LOAD and code[before].of in (GLOBAL, NAME):
-            yield code[before].arg, *reversed(names)
+        if code[before][0] in ((LOAD, GLOBAL), (LOAD, NAME)):
+            yield code[before][1], *reversed(names)

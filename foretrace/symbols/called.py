@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from foretrace.errors import Frame
-from foretrace.frames.instructions import GLOBAL, ITEM, LOAD, NAME, looks_up, nested
+from foretrace.frames.instructions import GLOBAL, ITEM, LOAD, NAME, looked_up, nested
 from foretrace.frames.stack import Flow, Item, Taken
 
 CASTS: Final = frozenset({"int", "float", "min", "max", "type"})
@@ -46,7 +46,10 @@ def uses_of(function: types.FunctionType) -> Uses:
     if known is None:
         called, otherwise = set[str](), dict[str, str]()
         for code in nested(function.__code__):
-            if looks_up(code, CASTS):
+            names, only_called = looked_up(code, CASTS)
+            if only_called:
+                called |= names
+            else:
                 for name, use, at in _read(code):
                     if use == CALLED:
                         called.add(name)
@@ -116,7 +119,8 @@ def places_of(
             for each in vars(item).values() if own else (item,):
                 for function in functions_in(each):
                     if function.__globals__ is space:
-                        otherwise = {**uses_of(function)[1], **otherwise}
+                        for name, why in uses_of(function)[1].items():
+                            otherwise.setdefault(name, why)
         free = (name for name in sorted(CASTS) if name not in space)
         found += [NameOfModule(space, name, otherwise.get(name)) for name in free]
     return found

@@ -16,12 +16,14 @@ from foretrace.frames.instructions import (
     SETS_ATTRIBUTE,
     contains_at,
     instructions,
-    looks_up,
+    looked_up,
     nested,
     opcodes,
+    words,
 )
 from foretrace.frames.stack import Flow, called_at
 
+CALLED = frozenset({"isinstance", "len", "getattr", "type", "int", "str", "super"})
 LIBRARY = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 OF_NUMBERS = [*LIBRARY[::9], *(file for file in LIBRARY if file.stem in ("typing", "contextlib"))]
 
@@ -105,7 +107,7 @@ def test_imports_and_cells() -> None:
     assert ("import from", "", "sep") in found
     assert ("store", "cell", "p") in found
     inner = next(e for e in nested(function("def g(): return a\nreturn g")) if e.co_name == "g")
-    assert ("load", "cell", "a") in [tuple(each[:3]) for each in instructions(inner)]
+    assert ("load", "cell", "a") in [(*each.kind, each.arg) for each in instructions(inner)]
 
 
 def test_lines_and_names_beyond_a_byte() -> None:
@@ -125,9 +127,11 @@ def test_where_it_asks_whether_one_holds_another() -> None:
 
 
 def test_what_the_bytes_tell() -> None:
-    assert looks_up(function("return float(a)"), frozenset({"float"}))
-    assert not looks_up(function("return a.float()"), frozenset({"float"}))
-    assert not looks_up(function("return a"), frozenset({"float"}))
+    names = frozenset({"float"})
+    assert looked_up(function("return float(a)"), names) == (names, True)
+    assert looked_up(function("return float(a), [float]"), names) == (names, False)
+    assert looked_up(function("return a.float()"), names) == (frozenset(), True)
+    assert looked_up(function("return a"), names) == (frozenset(), True)
     assert opcodes(function("global g\ng = a")) & BINDS_GLOBAL
     assert not opcodes(function("return g")) & BINDS_GLOBAL
     assert opcodes(function("a.g = b")) & SETS_ATTRIBUTE
@@ -164,7 +168,7 @@ def codes() -> Iterator[CodeType]:
 
 
 def test_the_standard_library_is_followed_to_its_end() -> None:
-    count = 0
+    count = calls = 0
     for code in codes():
         flow = Flow(code)
         assert flow.understood, code
@@ -173,7 +177,15 @@ def test_the_standard_library_is_followed_to_its_end() -> None:
         returned = any(stack.dis.opname[op] == "RETURN_CONST" for op in opcodes(code))
         assert code.co_stacksize - 1 <= flow.deepest <= code.co_stacksize + returned, code
         count += 1
+        assert words(code) == [(each.kind, each.arg) for each in flow.instructions]
+        names, only_called = looked_up(code, CALLED)
+        if only_called and names:  # that the bytes alone tell
+            for n in (n for n, e in enumerate(flow.instructions) if e.of == "global"):
+                if flow.instructions[n].arg in CALLED:
+                    assert all(t.place == flow.called(t.by).place for t in flow.takers(n))
+                    calls += 1
     assert count > 500
+    assert calls > 500
 
 
 CALLS = {
