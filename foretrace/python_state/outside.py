@@ -9,7 +9,7 @@ import builtins
 import gc
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -369,7 +369,7 @@ def _python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
 def reads_of(code: types.CodeType) -> Reads:
     """The names in its bytecode; a nested function is met when it runs."""
     found = words(code)
-    texts = {c for c in code.co_consts if isinstance(c, str) and len(c) <= LONGEST}
+    texts = {text for text in _texts(code.co_consts) if len(text) <= LONGEST}
     # a cell of its own is a local, where a comprehension or a function inside reads it
     own = frozenset(code.co_cellvars)
     named = [(kind, arg) for kind, arg in found if kind in NAMED]
@@ -386,6 +386,15 @@ def reads_of(code: types.CodeType) -> Reads:
         frozenset(arg for kind, arg in named if kind in ((STORE, NAME), (DELETE, NAME))),
         tuple(dict.fromkeys(arg for kind, arg in named if kind == IMPORTED)),
     )
+
+
+def _texts(constants: Iterable[Any]) -> Iterator[str]:
+    """The texts among constants, those in tuples too: `for name in ("scale", "bias")`."""
+    for each in constants:
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, (tuple, frozenset)):
+            yield from _texts(each)
 
 
 def imported(code: types.CodeType, space: dict[str, Any]) -> Iterator[str]:

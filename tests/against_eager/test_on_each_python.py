@@ -305,3 +305,29 @@ def test_a_reason_names_the_line(tmp_path: Path) -> None:
     said = f"Python's own float ({file}:4 in f uses it otherwise than to call it) == "
     assert said in first.reason
     assert f"{file}:5 in f" in str(first)
+
+
+BY_NAME = {
+    "a text": 'x * getattr(HELD, "scale")',
+    "a tuple": 'x * sum([getattr(HELD, name) for name in ("scale", "bias")])',
+    "a set": 'x * sum([getattr(HELD, name) for name in sorted({"scale"} | {"bias"})])',
+    "keywords": "x * getattr(HELD, names(scale=1)[0])",
+}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_attributes_by_names_in_constants_are_guarded(name: str, tmp_path: Path) -> None:
+    source = f"""
+class Held: pass
+HELD = Held()
+HELD.scale, HELD.bias = 2.0, 1.0
+def names(**named): return [*named]
+def f(x):
+    return {BY_NAME[name]}
+"""
+    fn = program(source, tmp_path)
+    compiled = foretrace.compile(fn, fullgraph=True)
+    assert same_bits(compiled(DATA[0]), fn(DATA[0]))
+    fn.__globals__["HELD"].scale = 5.0
+    assert same_bits(compiled(DATA[0]), fn(DATA[0]))
+    assert ["scale is 5.0" in each.reason for each in compiled.recaptures] == [True]
