@@ -17,7 +17,10 @@ import torch
 
 from foretrace import torch_api
 from foretrace.asking.questions import Questions
+from foretrace.frames.sources import users_frame
+from foretrace.frames.stack import called_at
 from foretrace.ir.op import Choice, Op, Value
+from foretrace.symbols.called import NameOfModule
 from foretrace.symbols.casts import bound
 from foretrace.symbols.floats import EXACT, Float
 from foretrace.symbols.integers import as_int
@@ -53,8 +56,10 @@ class Steps:
         self.symbols = recorder.types.symbols
         self.fixed = set[Any]()
         """numbers that the program needs as they are"""
-        self.casts: Callable[[], list[tuple[dict[str, Any], str]]] = list
-        """the globals in which `int` and `float` may be ours while the program runs"""
+        self.casts: Callable[[], list[NameOfModule]] = list
+        """the globals in which `int` and `float` may be ours while the program runs, or may not"""
+        self._not_ours: dict[tuple[int, str], str] = {}
+        """why, by the id of such globals and the name"""
         self._open: ExitStack | None = None
         self._followed: torch_api.FollowedFloats | None = None
 
@@ -65,8 +70,11 @@ class Steps:
         if self.questions.constants.guarded:  # `math.exp(x.item())` looks `exp` up before
             self._followed = torch_api.FollowedFloats(self.step, self._follows, self._called)
             self._open.enter_context(self._followed)
+            names = self.casts()
+            self._not_ours = {(id(e.space), e.name): e.otherwise for e in names if e.otherwise}
+            ours = [(each.space, each.name) for each in names if not each.otherwise]
             self._open.enter_context(bound(
-                self.casts(), int=self._int, float=self._float,
+                ours, int=self._int, float=self._float,
                 min=self._least, max=self._least, type=_type_of,
             ))  # fmt: skip
 
@@ -75,6 +83,7 @@ class Steps:
         if self._open is not None:
             self._open.close()
         self._open = None
+        self._not_ours = {}
 
     def begin(self) -> None:
         """From the first number of data on, Python's functions of numbers are followed."""
@@ -181,10 +190,11 @@ class Steps:
 
     def number(self, symbol: Any) -> float:
         """The number itself; that it is the same is a guard."""
+        by = "" if symbol in self.fixed else self._asked_by()
         self.fixed.add(symbol)
         with self.recorder.unwatched:
             found, made = self.symbols.floats.known[symbol], self.recorder.made
-            tensor, said = self._tensor(symbol), f"== {found!r}"
+            tensor, said = self._tensor(symbol), f"{by}== {found!r}"
             if math.isnan(found):
                 self._answer(made(aten.isnan.default, tensor), "isnan", sides=False)
             else:
@@ -192,6 +202,13 @@ class Steps:
             if found == 0:
                 self._answer(made(aten.signbit.default, tensor), "signbit", sides=False)
         return found
+
+    def _asked_by(self) -> str:
+        """What asks for a number as it has to be Python's own, and why; "" if nothing such."""
+        at = users_frame() if self._not_ours else None
+        name = "" if at is None else called_at(at.f_code, at.f_lasti)
+        why = self._not_ours.get((id(at.f_globals), name)) if at is not None else None
+        return f"Python's own {name} ({why}) " if why else ""
 
     def _fixed(self, number: Any) -> Any:
         kind = type(number)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -41,8 +41,13 @@ UNUSED = (
 )
 
 
-LOCAL = 2
-"""References to a tensor that a name and the question hold; more are somebody's, as a hook's"""
+def references(box: list[Any]) -> int:
+    """How many references there are to what is in a list; a Python may count the question's own."""
+    return sys.getrefcount(box[0])
+
+
+OWN: Final = references([object()]) + 1
+"""Those of the list, of the question, and of the name of who asks; more are somebody's, a hook's"""
 
 
 class Engine:
@@ -215,7 +220,7 @@ class Engine:
         waiting[arrived] -= value not in walk.passed
         gradient = walk.now(arrived)
         found = walk.tensor(gradient)
-        held = sys.getrefcount(found) - LOCAL
+        held = references([found]) - OWN
         kept = held > 1 and held > sum(each is found for each in walk.tensors.values())
         alone = not (walk.again or waiting[gradient] or kept or gradient in walk.given)
         types = value.type, gradient.type

@@ -4,23 +4,38 @@ What changed is seen when the run has ended. The line is found in the bytecode o
 ran: the store, the call that changes a container, or the name by which a function is reached.
 """
 
-import dis
 import itertools
 import sys
 from collections import ChainMap, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
 from foretrace.errors import Attempt, Frame, is_library
+from foretrace.frames.instructions import (
+    ATTRIBUTE,
+    CELL,
+    CONSTANT,
+    DELETE,
+    GLOBAL,
+    ITEM,
+    LOAD,
+    LOCAL,
+    NAME,
+    STORE,
+    Instruction,
+    instructions,
+)  # fmt: skip
 from foretrace.frames.sources import LIBRARY_DIRS, names_of
 
-BINDS = frozenset(
-    f"{verb}_{kind}" for verb in ("STORE", "DELETE") for kind in ("ATTR", "GLOBAL", "DEREF", "NAME")
-)
-LOADS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"})
-SETS = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR"})
+PLACES = (ATTRIBUTE, GLOBAL, CELL, NAME)
+BINDS = frozenset((verb, place) for verb in (STORE, DELETE) for place in PLACES)
+LOADS = frozenset((LOAD, place) for place in PLACES)
+SETS = frozenset({(STORE, ITEM), (DELETE, ITEM)})
+CONSTANTS = frozenset({(LOAD, CONSTANT)})
+CALLS, IMPORTS = ("call", ""), ("import", "")
+MEMBERS = ((LOAD, ATTRIBUTE), ("import from", ""))
 FIXED = ((list, tuple), (set, frozenset), (dict, MappingProxyType), (deque, tuple))
 MUTATORS = frozenset(
     name for kind, fixed in FIXED for name in vars(kind).keys() - vars(fixed).keys()
@@ -47,24 +62,24 @@ class Line:
 
     code: CodeType
     number: int
-    found: tuple[dis.Instruction, ...]
+    found: tuple[Instruction, ...]
 
     @property
     def frame(self) -> Frame:
         """The same, for a refusal."""
         return Frame(self.code.co_filename, self.number, self.code.co_qualname)
 
-    def has(self, names: Iterable[str], arg: object = None) -> bool:
+    def has(self, kinds: Collection[tuple[str, str]], arg: object = None) -> bool:
         """Whether an instruction is one of these, with the argument if one is given."""
-        return any(i.opname in names and arg in (None, i.argval) for i in self.found)
+        return any(i.kind in kinds and arg in (None, i.arg) for i in self.found)
 
     @property
     def changes(self) -> bool:
         """Whether it changes the content of something."""
         return any(
-            i.opname in SETS
-            or (i.opname in LOADS and i.argval in MUTATORS)
-            or (i.opname == "BINARY_OP" and i.argrepr.endswith("="))
+            i.kind in SETS
+            or (i.kind in LOADS and i.arg in MUTATORS)
+            or (i.does == "operate" and i.arg.endswith("="))
             for i in self.found
         )
 
@@ -92,7 +107,7 @@ class Lines:
         """
         ranks = [
             lambda line: line.has(BINDS, name),
-            lambda line: line.has(("LOAD_CONST",), name) and line.has((*SETS, "CALL")),
+            lambda line: line.has(CONSTANTS, name) and line.has(SETS | {CALLS}),
             lambda line: line.has(LOADS, name) and line.changes,
             lambda line: line.has(LOADS, name),
         ]
@@ -105,7 +120,7 @@ class Lines:
         """The line that mentions an attribute or global with one of these in its name."""
 
         def mentions(line: Line) -> bool:
-            loaded = [i.argval for i in line.found if i.opname in LOADS | BINDS]
+            loaded = [i.arg for i in line.found if i.kind in LOADS | BINDS]
             return any(name in str(each) for name in names for each in loaded)
 
         return self._first([mentions], lambda _: False)
@@ -175,11 +190,10 @@ def _methods(kind: type) -> Iterator[CodeType]:
 
 
 def _lines(code: CodeType) -> Iterator[Line]:
-    by_number: dict[int, list[dis.Instruction]] = {}
-    for each in dis.get_instructions(code):
-        number = each.positions.lineno if each.positions else None
-        if number is not None:
-            by_number.setdefault(number, []).append(each)
+    by_number: dict[int, list[Instruction]] = {}
+    for each in instructions(code):
+        if each.line is not None:
+            by_number.setdefault(each.line, []).append(each)
     return (Line(code, number, tuple(found)) for number, found in by_number.items())
 
 
@@ -189,12 +203,10 @@ def _reached(code: CodeType, space: Names) -> list[Any]:
 
 def _imports(code: CodeType) -> dict[str, Any]:
     """The modules that a function imports, by their local names."""
-    found = list(dis.get_instructions(code))
-    pairs = itertools.pairwise(found)
     return {
-        after.argval: sys.modules.get(each.argval)
-        for each, after in pairs
-        if each.opname == "IMPORT_NAME" and after.opname.startswith("STORE_")
+        after.arg: sys.modules.get(each.arg)
+        for each, after in itertools.pairwise(instructions(code))
+        if each.kind == IMPORTS and after.does == STORE
     }
 
 
@@ -202,14 +214,14 @@ def _objects(line: Line, space: Names) -> Iterator[Any]:
     """What the names of a line lead to: globals, attributes of modules, imports."""
     at: Any = None
     for each in line.found:
-        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
-            at = space.get(each.argval)
-        elif each.opname == "LOAD_FAST":
-            at = space.maps[0].get(each.argval)
-        elif each.opname == "IMPORT_NAME":
-            at = sys.modules.get(each.argval)
-        elif each.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM") and at is not None:
-            at = getattr(at, each.argval, None) if isinstance(at, ModuleType) else None
+        if each.does == LOAD and each.of in (GLOBAL, NAME, CELL):
+            at = space.get(each.arg)
+        elif each.kind == (LOAD, LOCAL):
+            at = space.maps[0].get(each.arg)
+        elif each.kind == IMPORTS:
+            at = sys.modules.get(each.arg)
+        elif each.kind in MEMBERS and at is not None:
+            at = getattr(at, each.arg, None) if isinstance(at, ModuleType) else None
         else:
             continue
         if at is not None:

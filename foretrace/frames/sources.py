@@ -199,6 +199,14 @@ def asking_line() -> Frame | None:
     return None if at is None else Frame(at.f_code.co_filename, at.f_lineno, at.f_code.co_qualname)
 
 
+def users_frame() -> FrameType | None:
+    """The innermost frame of the user's."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None and is_library(at.f_code, LIBRARY_DIRS):
+        at = at.f_back
+    return at
+
+
 CLEARING: Final = tuple(
     inspect.unwrap(kind.zero_grad).__code__ for kind in (nn.Module, torch.optim.Optimizer)
 )

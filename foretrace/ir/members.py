@@ -1,5 +1,6 @@
 """What Python objects hold, found without a call of the user's classes."""
 
+import gc
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -113,6 +114,15 @@ def own_items(item: Any) -> Iterator[tuple[Any, Any]]:
 def members(item: Any) -> Iterator[tuple[Any, Any]]:
     """What a container holds, by key, or else what an object has as attributes, by name."""
     return own_items(item) if own_kind(item) else iter((names_in(item) or {}).items())
+
+
+def referents(item: Any) -> list[Any]:
+    """What an object holds by any means, as Python's collector knows it.
+
+    The attributes of an object as a dict hold nothing by Python 3.13.0: the object does itself.
+    """
+    found = gc.get_referents(item)
+    return found if found or type(item) is not dict else list(item.values())
 
 
 def reached(

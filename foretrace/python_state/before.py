@@ -19,7 +19,14 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.frames.whose import origin
-from foretrace.ir.members import CONTENT, attributes_of, own_length, reached, slot_names
+from foretrace.ir.members import (
+    CONTENT,
+    attributes_of,
+    own_length,
+    reached,
+    referents,
+    slot_names,
+)
 from foretrace.ir.places import Change, Entry, Place
 from foretrace.python_state.kept import (
     ATOMS,
@@ -47,7 +54,7 @@ from foretrace.python_state.mentioned import (
     spaces_of,
 )
 from foretrace.python_state.restoring import Called, called, changes_in, put_all_back
-from foretrace.symbols.called import CASTS, places_of, uses_of
+from foretrace.symbols.called import CASTS, NameOfModule, places_of, uses_of
 from foretrace.tensors.abstract import Abstract
 
 MOST: Final = 20_000
@@ -133,7 +140,7 @@ class Before:
         self._walk()
         return found
 
-    def casts(self) -> list[tuple[dict[str, Any], str]]:
+    def casts(self) -> list[NameOfModule]:
         """The globals in which `int` and `float` may stand for others while the program runs."""
         return places_of(self._casting.values(), functions_in)
 
@@ -331,7 +338,7 @@ class Before:
     def _inside(self, item: Any) -> None:
         """The members of a container, without a call of its class."""
         if own_length(item) <= LARGEST:
-            held = gc.get_referents(item)  # of a dict, keys and values
+            held = referents(item)  # of a dict, keys and values
             self._queue.extend(each for each in held if type(each) not in ATOMS)
         if type(item) not in PLAIN:
             self._object(item)
@@ -475,8 +482,8 @@ def _forget(memo: Any) -> None:
 def _holds_new_tensor(kept: Kept) -> bool:
     """Whether there is a tensor in it that was not: of the run, or a real one."""
     if isinstance(kept, KeptItems) or type(kept) is KeptDict:
-        there = set(map(id, gc.get_referents(kept.before)))
-        new = (each for each in gc.get_referents(kept.item) if id(each) not in there)
+        there = set(map(id, referents(kept.before)))
+        new = (each for each in referents(kept.item) if id(each) not in there)
         if any(isinstance(each, torch.Tensor) for each in new):
             return True
     held = vars(kept.item).values() if isinstance(kept, KeptClass) else (kept.item,)
@@ -489,4 +496,4 @@ def _holds_abstract(items: Iterable[Any], depth: int = 6) -> bool:
 
 def _referents(item: Any) -> Iterable[Any]:
     """What it holds by any means, if it is no code, module or tensor."""
-    return () if type(item) in ATOMS or isinstance(item, CLOSED) else gc.get_referents(item)
+    return () if type(item) in ATOMS or isinstance(item, CLOSED) else referents(item)

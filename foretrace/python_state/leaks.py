@@ -5,7 +5,6 @@ of the module's file, a memoized function or an object deep inside another, is s
 abstract tensor that is still alive when nothing of the capture needs it any more.
 """
 
-import dis
 import gc
 import types
 import weakref
@@ -18,6 +17,7 @@ import torch
 from torch.autograd.function import Function
 
 from foretrace.errors import FirstCall, Refusal
+from foretrace.frames.instructions import CELL, STORE, instructions
 from foretrace.frames.lines import Lines, attribute
 from foretrace.frames.sources import function_of
 from foretrace.ir.members import attributes_of, cell_content, cells_of, members, own_kind, reached
@@ -160,8 +160,8 @@ def held_before(function: type[Function], args: Any) -> bool:
     """Whether a Function is given or holds a tensor or number of the run that it does not bind."""
     forward, anew = function_of(function.forward), set[int]()
     if forward is not None:
-        stores = dis.get_instructions(forward)
-        bound = {each.argval for each in stores if each.opname == "STORE_DEREF"}
+        found = instructions(forward.__code__)
+        bound = {each.arg for each in found if each.kind == (STORE, CELL)}
         cells = cells_of(forward).items()
         anew = set(map(id, _of_the_run(cell_content(c) for name, c in cells if name in bound)))
     return any(id(each) not in anew for each in _of_the_run((function, args)))

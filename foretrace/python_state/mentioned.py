@@ -4,7 +4,6 @@ Asked of the same functions in every capture, so each answer is kept as long as 
 It has names and tables and no values: those are looked up anew.
 """
 
-import dis
 import functools
 import sys
 import types
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from foretrace.frames.instructions import BINDS_GLOBAL, SETS_ATTRIBUTE, opcodes
 from foretrace.frames.whose import module_of, origin, origin_in
 from foretrace.ir.members import attributes_of
 from foretrace.python_state.kept import ATOMS, states
@@ -38,8 +38,6 @@ HOLDING = (
 something else next time"""
 FOLLOWS = frozenset({"user", "followed"})
 """Homes of classes whose objects may hold state of the program"""
-BINDING = frozenset({dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]})
-SETTING = frozenset({dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]})
 OWNERS = (type, types.ModuleType, types.FunctionType)
 """Whose members code may ask for by name"""
 MAKING = frozenset({"__init__", "__new__", "__post_init__"})
@@ -95,13 +93,13 @@ class Mentioned:
 
     def _scan(self, code: types.CodeType, space: dict[str, Any]) -> list[Any]:
         """Note the names in code; gives the functions and classes that they stand for."""
-        names, told = code.co_names, set(code.co_code[::2])
+        names, told = code.co_names, opcodes(code)
         self.names.update(names)
-        if told & BINDING:
+        if told & BINDS_GLOBAL:
             self.bound += [(space, name) for name in names if name in space or name not in CASTS]
         here: list[tuple[Mapping[str, Any], str]] = [(space, n) for n in names if n in space]
         here += ((sys.modules, name) for name in imported(code, space))
-        met, setting = set[int](), bool(told & SETTING)
+        met, setting = set[int](), bool(told & SETS_ATTRIBUTE)
         for table, name in here:  # and of what it finds: `package.file.Class.method`
             if isinstance(owner := table[name], OWNERS) and id(owner) not in met:
                 met.add(id(owner))

@@ -6,17 +6,29 @@ the function first ran, so that what the run changed is known, and can be put ba
 """
 
 import builtins
-import dis
 import gc
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final, Protocol
 
 from foretrace import torch_api
+from foretrace.frames.instructions import (
+    ATTRIBUTE,
+    CELL,
+    CONSTANT,
+    DELETE,
+    GLOBAL,
+    ITEM,
+    LOAD,
+    NAME,
+    STORE,
+    Word,
+    words,
+)  # fmt: skip
 from foretrace.frames.whose import NO_FILE, origin, origin_in
 from foretrace.ir.members import MISSING, cell_content, cells_of
 from foretrace.ir.places import Change, Place
@@ -25,17 +37,18 @@ from foretrace.python_state.restoring import changes_of
 from foretrace.symbols.casts import Chosen, Like
 from foretrace.trace.recorder import Recorder
 
-GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
+GLOBALS = frozenset({(LOAD, GLOBAL), (LOAD, NAME), (STORE, GLOBAL), (DELETE, GLOBAL)})
 ANNOTATED = "__annotations__"
 """Where the body of a module or a class, as it is imported, notes its annotations"""
-ATTRIBUTES = frozenset({
-    "LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "LOAD_SUPER_ATTR", "IMPORT_FROM",
-})  # fmt: skip
+ATTRIBUTES = frozenset({(LOAD, ATTRIBUTE), (STORE, ATTRIBUTE), ("import from", "")})
 COUNTING: Mapping[str, tuple[str, ...]] = types.MappingProxyType({
-    "STORE_ATTR": ("LOAD_ATTR", "LOAD_METHOD"), "STORE_GLOBAL": ("LOAD_GLOBAL", "LOAD_NAME"),
-    "STORE_DEREF": ("LOAD_DEREF",),
+    ATTRIBUTE: (ATTRIBUTE,), GLOBAL: (GLOBAL, NAME), CELL: (CELL,),
 })  # fmt: skip
-"""How code stores to a name, and how it reads the same"""
+"""Where code stores to a name, and where it reads the same from"""
+STORES = frozenset((STORE, place) for place in COUNTING)
+READS = frozenset((LOAD, place) for places in COUNTING.values() for place in places)
+CONSTANTS, IMPORTED = (LOAD, CONSTANT), ("import", "")
+NAMED = GLOBALS | ATTRIBUTES | STORES | {(STORE, NAME), (DELETE, NAME), IMPORTED}
 MOST_FRAMES = 64
 """Frames that are kept before those that have ended are let go"""
 LONGEST = 60
@@ -53,9 +66,9 @@ class Reads:
     of_modules: tuple[tuple[str, ...], ...]
     """what it may bind in modules: a global, the names from there to a module, and one in that"""
     counts: frozenset[str]
-    """attributes, globals, cells and keys that it reads and stores to"""
+    """attributes, globals, cells of others and keys that it reads and stores to"""
     stores: frozenset[str]
-    """attributes, globals and cells that it stores to"""
+    """attributes, globals and cells of others that it stores to"""
     names: frozenset[str]
     """what it binds where no function is: globals, or the members of a class"""
     imports: tuple[str, ...]
@@ -355,19 +368,33 @@ def _python_own(frame: types.FrameType, reads: Reads) -> Iterator[str]:
 @cache
 def reads_of(code: types.CodeType) -> Reads:
     """The names in its bytecode; a nested function is met when it runs."""
-    found = list(dis.get_instructions(code))
-    texts = {c for c in code.co_consts if isinstance(c, str) and len(c) <= LONGEST}
+    found = words(code)
+    texts = {text for text in _texts(code.co_consts) if len(text) <= LONGEST}
+    # a cell of its own is a local, where a comprehension or a function inside reads it
+    own = frozenset(code.co_cellvars)
+    named = [(kind, arg) for kind, arg in found if kind in NAMED]
+    stored = [word for word in named if word[0] in STORES]
+    stored = [(kind, arg) for kind, arg in stored if kind[1] != CELL or arg not in own]
     return Reads(
-        tuple(dict.fromkeys(i.argval for i in found if i.opname in GLOBALS)),
-        frozenset(i.argval for i in found if i.opname in ATTRIBUTES)
+        tuple(dict.fromkeys(arg for kind, arg in named if kind in GLOBALS)),
+        frozenset(arg for kind, arg in named if kind in ATTRIBUTES)
         | {text for text in texts if text.isidentifier() and not text.startswith("__")},
-        frozenset(i.argval for i in found if i.opname == "STORE_GLOBAL"),
+        frozenset(arg for kind, arg in named if kind == (STORE, GLOBAL)),
         tuple(_stored_through(found)),
-        frozenset(_counted(found)),
-        frozenset(i.argval for i in found if i.opname in COUNTING),
-        frozenset(i.argval for i in found if i.opname in ("STORE_NAME", "DELETE_NAME")),
-        tuple(dict.fromkeys(i.argval for i in found if i.opname == "IMPORT_NAME")),
+        frozenset(_counted(found, stored)),
+        frozenset(arg for _, arg in stored),
+        frozenset(arg for kind, arg in named if kind in ((STORE, NAME), (DELETE, NAME))),
+        tuple(dict.fromkeys(arg for kind, arg in named if kind == IMPORTED)),
     )
+
+
+def _texts(constants: Iterable[Any]) -> Iterator[str]:
+    """The texts among constants, those in tuples too: `for name in ("scale", "bias")`."""
+    for each in constants:
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, (tuple, frozenset)):
+            yield from _texts(each)
 
 
 def imported(code: types.CodeType, space: dict[str, Any]) -> Iterator[str]:
@@ -382,27 +409,27 @@ def imported(code: types.CodeType, space: dict[str, Any]) -> Iterator[str]:
                 yield each
 
 
-def _counted(code: list[dis.Instruction]) -> Iterator[str]:
+def _counted(code: list[Word], stored: list[Word]) -> Iterator[str]:
     """What it both reads and stores to, by name, or under a key that is text."""
-    read = {(each.opname, each.argval) for each in code}
-    for stored, kinds in COUNTING.items():
-        names = {argval for opname, argval in read if opname == stored}
-        yield from (name for name in names if any((kind, name) in read for kind in kinds))
-    names = {each.argval for each in code if type(each.argval) is str}
-    for one, other, third in zip(code, code[1:], code[2:], strict=False):
-        kept = other.opname == "STORE_SUBSCR" or other.opname == third.opname == "COPY"
-        if kept and one.opname == "LOAD_CONST" and one.argval in names:
-            yield one.argval
+    read = {(kind[1], arg) for kind, arg in code if kind in READS} if stored else set()
+    for (_, place), arg in stored:
+        if any((of, arg) in read for of in COUNTING[place]):
+            yield arg
+    for at, (kind, arg) in enumerate(code):
+        if kind == CONSTANTS and type(arg) is str:
+            after = [word[0] for word in code[at + 1 : at + 3]]
+            if after[:1] == [(STORE, ITEM)] or after == [("copy", "")] * 2:
+                yield arg
 
 
-def _stored_through(code: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
+def _stored_through(code: list[Word]) -> Iterator[tuple[str, ...]]:
     """The names in what it stores at attributes of globals: `package.module.name = 1`."""
-    for place, each in enumerate(code):
-        if each.opname != "STORE_ATTR":
+    for place, (kind, arg) in enumerate(code):
+        if kind != (STORE, ATTRIBUTE):
             continue
-        names, before = [each.argval], place - 1
-        while before > 0 and code[before].opname == "LOAD_ATTR":
-            names.append(code[before].argval)
+        names, before = [arg], place - 1
+        while before > 0 and code[before][0] == (LOAD, ATTRIBUTE):
+            names.append(code[before][1])
             before -= 1
-        if code[before].opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield code[before].argval, *reversed(names)
+        if code[before][0] in ((LOAD, GLOBAL), (LOAD, NAME)):
+            yield code[before][1], *reversed(names)

@@ -7,112 +7,120 @@ to C, so it is there only where the code of the whole module calls it, asks `isi
 a type with it, or annotates.
 """
 
-import dis
 import types
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
+
+from foretrace.errors import Frame
+from foretrace.frames.instructions import GLOBAL, ITEM, LOAD, NAME, looked_up, nested
+from foretrace.frames.stack import Flow, Item, Taken
 
 CASTS: Final = frozenset({"int", "float", "min", "max", "type"})
 TESTS: Final = frozenset({"isinstance", "issubclass"})
-BETWEEN: Final = frozenset({"LOAD_GLOBAL", "LOAD_ATTR", "BUILD_TUPLE", "BINARY_OP", "PRECALL"})
-"""What may stand between a class and the end of `isinstance(x, (int, torch.Tensor))`"""
+CALLED, AS_TYPE, OTHERWISE, UNREAD = (
+    "called", "as a type", "uses it otherwise than to call it",
+    "has instructions of this Python that foretrace does not know",
+)  # fmt: skip
+"""How a name is used, the last two as they are told"""
+ANNOTATES: Final = "__annotate__"
+"""The function that gives the annotations of another one, of a class or of a module (3.14)"""
 
-PUSHED: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_CONST", "LOAD_CLOSURE"})
-ANNOTATED, CLOSED = 4, 8
-"""Flags of MAKE_FUNCTION: below the code of a function are what it closes over, and annotations"""
-
-GLOBAL, NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
-WIDE: Final = 128
-"""From here on the place of a name in the code takes more than a byte"""
-
-Uses = tuple[frozenset[str], frozenset[str]]
-"""The names that are called, and those that are used otherwise"""
+Uses = tuple[frozenset[str], Mapping[str, str]]
+"""The names that are called, and those that are used otherwise, with the first line that does"""
 KNOWN: Final = WeakKeyDictionary[types.FunctionType, Uses]()
+
+
+class NameOfModule(NamedTuple):
+    """A name of a module that the module does not bind itself."""
+
+    space: dict[str, Any]
+    name: str
+    otherwise: str | None
+    """why nothing else may stand there; None: it may"""
 
 
 def uses_of(function: types.FunctionType) -> Uses:
     """How a function uses the names."""
     known = KNOWN.get(function)
     if known is None:
-        called, otherwise = set[str](), set[str]()
-        for code in _codes(function.__code__):
-            if not CASTS.isdisjoint(code.co_names) and _looks_up(code):
-                _read(code, called, otherwise)
-        known = KNOWN[function] = frozenset(called), frozenset(otherwise)
+        called, otherwise = set[str](), dict[str, str]()
+        for code in nested(function.__code__):
+            names, only_called = looked_up(code, CASTS)
+            if only_called:
+                called |= names
+            else:
+                for name, use, at in _read(code):
+                    if use == CALLED:
+                        called.add(name)
+                    elif use != AS_TYPE:
+                        otherwise.setdefault(name, f"{at.file}:{at.line} in {at.function} {use}")
+        known = KNOWN[function] = frozenset(called), otherwise
     return known
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for inner in code.co_consts:
-        if type(inner) is types.CodeType:
-            yield from _codes(inner)
+def _read(code: types.CodeType) -> Iterator[tuple[str, str, Frame]]:
+    """The names that code loads, how it uses each, and in which line."""
+    flow = Flow(code)
+    for place, each in enumerate(flow.instructions):
+        if each.does == LOAD and each.of in (GLOBAL, NAME) and each.arg in CASTS:
+            at = Frame(code.co_filename, each.line or code.co_firstlineno, code.co_qualname)
+            found = _uses(flow, code, place) if flow.understood else {UNREAD}
+            yield from ((each.arg, use, at) for use in found)
 
 
-def _looks_up(code: types.CodeType) -> bool:
-    """Whether one is a name in the code, and not only an attribute, as that of `x.float()`."""
-    places = {n for n, name in enumerate(code.co_names) if name in CASTS}
-    if max(places) >= WIDE:
-        return True
-    steps = zip(code.co_code[::2], code.co_code[1::2], strict=True)
-    return any((op == GLOBAL and arg >> 1 in places) or (op == NAME and arg in places)
-               for op, arg in steps)  # fmt: skip
+def _uses(flow: Flow, code: types.CodeType, place: int) -> set[str]:
+    """How what an instruction gives is used, and what is made of it as a type: `(int, float)`."""
+    found, waiting, met = set[str](), [place], set[int]()
+    while waiting:
+        for taken in flow.takers(waiting.pop()):
+            if not flow.makes_type(taken):
+                found.add(_use(flow, code, taken))
+            elif taken.by not in met:
+                met.add(taken.by)
+                waiting.append(taken.by)
+    return found
 
 
-def _read(code: types.CodeType, called: set[str], otherwise: set[str]) -> None:
-    steps = list(dis.get_instructions(code))
-    for place, step in enumerate(steps):
-        if step.argval not in CASTS or step.opname not in ("LOAD_GLOBAL", "LOAD_NAME"):
-            continue
-        beneath = place > 0 and steps[place - 1].opname == "PUSH_NULL"
-        if beneath or (step.opname == "LOAD_GLOBAL" and step.arg is not None and step.arg & 1):
-            called.add(step.argval)  # pushed with a NULL beneath, as what is called next is
-        elif not (
-            _tested(steps[place + 1 :], asks=not TESTS.isdisjoint(code.co_names))
-            or _annotates(steps[place + 1 :])
-        ):
-            otherwise.add(step.argval)
+def _use(flow: Flow, code: types.CodeType, taken: Taken) -> str:
+    each = flow.instructions[taken.by]
+    if taken.place < 0:
+        return UNREAD
+    if each.does == "call":
+        call = flow.called(taken.by)
+        if taken.place == call.place:
+            return CALLED
+        tests = each.number == len(call.given) == len(("item", "classes"))
+        return AS_TYPE if tests and _names(flow, call.function) <= TESTS else OTHERWISE
+    if (each.does, each.of) == (LOAD, ITEM) or flow.annotates(taken):
+        return AS_TYPE
+    into = flow.put_into(taken)
+    if into is None:
+        return OTHERWISE
+    kept = code.co_name == ANNOTATES or _names(flow, into) == {"__annotations__"}
+    return AS_TYPE if kept else OTHERWISE
 
 
-def _tested(after: Iterable[dis.Instruction], *, asks: bool) -> bool:
-    """Whether what follows ends `isinstance(x, (float, Tensor))`, or a type: `list[float]`."""
-    end = next((step for step in after if step.opname not in BETWEEN), None)
-    if end is None or end.opname == "BINARY_SUBSCR":
-        return end is not None
-    return asks and end.opname == "CALL" and end.arg == len(("item", "classes"))
-
-
-def _annotates(after: Iterable[dis.Instruction]) -> bool:
-    """Whether it becomes an annotation: of a function that is made, or of a name in a class."""
-    above = list[object]()  # what is on the stack above it, or above what has become of it
-    for step in after:
-        if step.opname in PUSHED:
-            above.append(step.argval)
-        elif step.opname == "BUILD_TUPLE":
-            above[-(step.arg or 0) :] = [()] if len(above) >= (step.arg or 0) else []
-        elif step.opname in ("BINARY_OP", "BINARY_SUBSCR"):
-            above[-2:] = above[-2:-1]
-        elif step.opname == "STORE_SUBSCR":
-            return above[:-1] == ["__annotations__"]
-        else:
-            made = step.arg if step.opname == "MAKE_FUNCTION" and step.arg else 0
-            return bool(made & ANNOTATED) and len(above) == (2 if made & CLOSED else 1)
-    return False
+def _names(flow: Flow, item: Item) -> set[Any]:
+    """By what names something was loaded, whatever way led there."""
+    loads = [flow.instructions[place] for place in item if place >= 0]
+    return {each.arg if each.does == LOAD else None for each in loads} or {None}
 
 
 def places_of(
     spaces: Iterable[dict[str, Any]], functions_in: Callable[[Any], list[types.FunctionType]]
-) -> list[tuple[dict[str, Any], str]]:
-    """The globals of modules, and the names that may stand for others in them."""
-    found = list[tuple[dict[str, Any], str]]()
+) -> list[NameOfModule]:
+    """The globals of modules, and the names that may stand for others in them, or may not."""
+    found = list[NameOfModule]()
     for space in spaces:
-        otherwise = set[str]()
+        otherwise = dict[str, str]()
         for item in [*space.values()]:
             own = isinstance(item, type) and item.__module__ == space.get("__name__")
             for each in vars(item).values() if own else (item,):
                 for function in functions_in(each):
                     if function.__globals__ is space:
-                        otherwise |= uses_of(function)[1]
-        found += [(space, name) for name in sorted(CASTS - otherwise) if name not in space]
+                        for name, why in uses_of(function)[1].items():
+                            otherwise.setdefault(name, why)
+        free = (name for name in sorted(CASTS) if name not in space)
+        found += [NameOfModule(space, name, otherwise.get(name)) for name in free]
     return found

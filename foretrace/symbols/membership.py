@@ -4,14 +4,24 @@ A dict or a set asks for a hash, which is that of one number alone. Where the co
 whether a container holds it, the keys are known, and each comparison is a guard of its own.
 """
 
-import dis
 import functools
 import sys
 from types import CodeType, FrameType
 from typing import Any, Final
 
-CONTAINS: Final = dis.opmap["CONTAINS_OP"]
-NAMES: Final = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_CONST")
+from foretrace.frames.instructions import (
+    ATTRIBUTE,
+    CELL,
+    CONSTANT,
+    GLOBAL,
+    LOAD,
+    LOCAL,
+    Instruction,
+    contains_at,
+    instructions,
+)  # fmt: skip
+
+NAMES: Final = tuple((LOAD, place) for place in (LOCAL, CELL, GLOBAL, CONSTANT))
 """How code begins to name a container"""
 NUMBERS: Final = frozenset({int, float, bool})
 HASHED: Final = (dict, set, frozenset)
@@ -26,7 +36,7 @@ def keys_asked(at: FrameType) -> list[Any] | None:
 
     None where it does something else, or where keys may equal what holds the number.
     """
-    if at.f_code.co_code[at.f_lasti] != CONTAINS:
+    if not contains_at(at.f_code, at.f_lasti):
         return None
     container = _found(at, _named(at.f_code, at.f_lasti))
     kind: Any = next((each for each in HASHED if issubclass(type(container), each)), None)
@@ -39,29 +49,29 @@ def keys_asked(at: FrameType) -> list[Any] | None:
 
 
 @functools.lru_cache(256)
-def _named(code: CodeType, offset: int) -> tuple[dis.Instruction, ...]:
+def _named(code: CodeType, offset: int) -> tuple[Instruction, ...]:
     """What names the right side, from the first name to the last attribute, if names do."""
-    before = [step for step in dis.get_instructions(code) if step.offset < offset]
-    chain = list[dis.Instruction]()
-    while before and before[-1].opname == "LOAD_ATTR":
+    before = [step for step in instructions(code) if step.offset < offset]
+    chain = list[Instruction]()
+    while before and before[-1].kind == (LOAD, ATTRIBUTE):
         chain.append(before.pop())
-    if not before or before[-1].opname not in NAMES:
+    if not before or before[-1].kind not in NAMES:
         return ()
     return (before[-1], *reversed(chain))
 
 
-def _found(at: FrameType, names: tuple[dis.Instruction, ...]) -> Any:
+def _found(at: FrameType, names: tuple[Instruction, ...]) -> Any:
     """What these names stand for, without a call of anything of the user's; None if nothing."""
     if not names:
         return None
     first, *others = names
-    if first.opname == "LOAD_CONST":
-        return first.argval
-    spaces = at.f_globals if first.opname == "LOAD_GLOBAL" else at.f_locals
-    item = spaces.get(first.argval)
+    if first.of == CONSTANT:
+        return first.arg
+    spaces = at.f_globals if first.of == GLOBAL else at.f_locals
+    item = spaces.get(first.arg)
     for each in others:
         try:
-            item = object.__getattribute__(item, "__dict__").get(each.argval)
+            item = object.__getattribute__(item, "__dict__").get(each.arg)
         except AttributeError:
             return None
     return item

@@ -64,15 +64,18 @@ def test_an_optimizer_of_a_compilers(build: Any, graphs: list[fx.GraphModule]) -
     as_inductors(build, batches=4)
 
 
-def adam(**options: Any) -> Loop:
+def adam(rate: Callable[[int], float] | None = None, **options: Any) -> Loop:
     model = nn.Linear(D, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **options)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate) if rate else None
 
     def step(x: Tensor) -> Tensor:
         loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if schedule is not None:
+            schedule.step()
         return loss.detach()
 
     return Loop(step, lambda i: (torch.full((3, D), i + 1.0),), model=model, optimizer=optimizer)
@@ -85,10 +88,14 @@ def test_kernels_keep_what_a_backward_reads(graphs: list[fx.GraphModule]) -> Non
     assert torch.ops.aten.mkldnn_rnn_layer_backward.default in targets
 
 
+RATES = {"fixed": None, "scheduled": lambda n: 1 / (n + 1)}
+
+
+@pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("foreach", [False, True])
-def test_a_graph_gets_the_numbers(foreach: bool, graphs: list[fx.GraphModule]) -> None:
+def test_a_graph_gets_the_numbers(foreach: bool, rate: str, graphs: list[fx.GraphModule]) -> None:
     """None is read in it, computed in Python or asserted."""
-    assert as_inductors(lambda: adam(foreach=foreach)).captures == 1
+    assert as_inductors(lambda: adam(RATES[rate], foreach=foreach)).captures == 1
     nodes = list(graphs[-1].graph.nodes)
     calls = [node.target for node in nodes if node.op == "call_function"]
     assert calls
@@ -99,7 +106,9 @@ def test_a_graph_gets_the_numbers(foreach: bool, graphs: list[fx.GraphModule]) -
     assert not [each for each in calls if "assert" in str(each)]
     given = [node for node in nodes if issubclass(type(node.meta.get("val")), torch.SymFloat)]
     assert {node.op for node in given} == {"placeholder"}
-    assert len(given) == 4 + foreach, "two for each parameter, and what decay leaves of all"
+    decays = 1 if foreach else 2  # what decay leaves, of all parameters or of each; and the rate
+    of_rate = 0 if RATES[rate] is None else decays + 1
+    assert len(given) == 4 + of_rate, "two for each parameter, and what follows from a new rate"
 
 
 def asking(ask: Callable[[float], bool]) -> Loop:

@@ -13,6 +13,7 @@ from foretrace.ir.members import (
     own_items,
     own_length,
     reached,
+    referents,
 )
 
 
@@ -96,3 +97,16 @@ def test_what_is_written_while_it_is_read(item: Any) -> None:
     items = own_items(item)
     item.update({"b": 2} if isinstance(item, dict) else {6})  # as another thread may
     assert len(list(items)) == 1
+
+
+def test_the_attributes_of_an_object_are_held_by_their_dict() -> None:
+    """By Python 3.13.0 the collector knows them as the object's alone."""
+    item, holder = [1], Exception()
+    vars(holder)["item"] = item
+    made = type("Made", (), {})()
+    made.item = item
+    assert any(each is item for each in referents(vars(holder)))
+    assert any(each is item for each in referents(vars(made)))
+    assert any(each is item for each in referents({"item": item}))
+    assert any(each is item for each in referents([item]))
+    assert referents({}) == []

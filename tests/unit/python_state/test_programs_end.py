@@ -58,6 +58,7 @@ def test_a_program_ends_with_its_captures(make: Callable[[], tuple[Any, Any]]) -
     assert foretrace.compile(program, fullgraph=True)(X).shape == ()
     del program, inner, captured
     gc.collect()
+    gc.collect()  # what the first one has finalized lets go of the rest (seen from 3.13 on)
     assert [end() for end in ends] == [None] * len(ends)
 
 
