@@ -1,7 +1,6 @@
 """`foretrace.load`: a saved program as an nn.Module, without its source."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from foretrace.artifact.parts import Loadable
 from foretrace.artifact.stored import PAIR, Stored
 from foretrace.artifact.trained import tells_all, trained_by
 from foretrace.errors import Refusal
+from foretrace.forks import cached_property
 from foretrace.program import HALVES, Cut, Form, Program, cut_at, halves_of
 from foretrace.records.told import GONE
 from foretrace.resumed.by_role import ByRole

@@ -53,7 +53,7 @@ from foretrace.recording.new_contents import (
 )
 from foretrace.recording.outputs import Outputs
 from foretrace.recording.shared_inputs import apart, check_shared_memory, minded_writes
-from foretrace.recording.torch_state import UNCOLLECTED, running, unchanged_state
+from foretrace.recording.torch_state import UNCOLLECTED, check_whole, running, unchanged_state
 from foretrace.trace.generators import check_states
 from foretrace.trace.hooks import note_needed
 from foretrace.trace.inference import normal_mode
@@ -69,6 +69,7 @@ def record(
     Raises:
         Refusal: the program does something that has no exact graph, or raises.
     """
+    check_whole()
     with ONE_AT_A_TIME, stranding(capture.types), UNCOLLECTED:
         return _restoring(fn, args, kwargs, capture)
 

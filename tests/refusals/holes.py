@@ -1,6 +1,8 @@
 """What a program does outside of its graph, where what is around it may be captured."""
 
 import logging
+import multiprocessing
+import os
 import queue
 import threading
 import time
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from tests.refusals.registry import Program, captured, compiled, refuses, same
+from tests.refusals.registry import Program, captured, captures, compiled, refuses, same
 
 X = torch.randn(6, 8)
 LOG = logging.getLogger(__name__)
@@ -107,6 +109,25 @@ def waits_for_a_thread(x: Tensor) -> Tensor:
 refuses(
     "side effect", HOLE, broken(waits_for_a_thread, X), waits_for_a_thread, captured(doubles, X)
 )  # fmt: skip
+
+
+def forks(x: Tensor) -> Tensor:
+    """The child never comes here."""
+    if os.fork() == 0:  # here
+        os._exit(0)
+    return x * 2
+
+
+def starts_a_process(x: Tensor) -> Tensor:
+    process = multiprocessing.get_context("fork").Process(target=print)
+    process.start()  # here
+    process.join()
+    return x * 2
+
+
+FORKS = "recording/torch_state.py:_forks"
+refuses("side effect", FORKS, captures(forks, X), forks, captured(doubles, X))
+refuses("side effect", FORKS, captures(starts_a_process, X), starts_a_process, captured(doubles, X))
 
 SCALES = (1 + step / 10 for step in range(10_000))
 
