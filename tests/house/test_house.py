@@ -28,7 +28,7 @@ ROOMS = (
 FUNCTION_LINES, FUNCTION_LINES_P90, ROOM_FILES, COLUMNS = 40, 20, 14, 100
 
 # Names of Python's own that are documented although they begin with an underscore.
-DOCUMENTED = {"_asdict", "_fields", "_getframe", "_make", "_replace"}
+DOCUMENTED = {"_asdict", "_current_frames", "_fields", "_getframe", "_make", "_replace"}
 SAYS_NOTHING = {"utils", "util", "helpers", "misc", "common"}
 # What a thread may hold, which a forked child does not have.
 LOCKS = {"Lock", "RLock", "Condition", "Event", "Barrier", "Semaphore", "BoundedSemaphore"}
