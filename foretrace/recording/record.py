@@ -51,7 +51,7 @@ from foretrace.recording.new_contents import (
     line_of,
     mutations_of,
 )
-from foretrace.recording.outputs import Outputs
+from foretrace.recording.outputs import Outputs, computed
 from foretrace.recording.shared_inputs import apart, check_shared_memory, minded_writes
 from foretrace.recording.torch_state import UNCOLLECTED, check_whole, running, unchanged_state
 from foretrace.trace.generators import check_states
@@ -109,7 +109,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             watching = watched(loan, capture.outside, fn, requires, lines, before)
             with watching, capture.gradients.reading(), capture.lent(before) as counting:
                 result = _run(fn, call_args, call_kwargs, recorder)
-            outs, out_structure = take_apart(result)
+            outs, out_structure = computed(fn, result, given)
             requires.handed = handed_back(result, call, ())
             kept, others = left_in(before, loan, capture.outside, capture, requires, lines)
             kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]

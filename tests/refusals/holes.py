@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,16 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from tests.refusals.registry import Program, captured, captures, compiled, refuses, same
+from tests.refusals.registry import (
+    Program,
+    captured,
+    captures,
+    compiled,
+    compiles,
+    exports,
+    refuses,
+    same,
+)
 
 X = torch.randn(6, 8)
 LOG = logging.getLogger(__name__)
@@ -186,4 +195,55 @@ class ByTensor(Counted):
 refuses(
     "captured again", "pieces/again.py:check", asks_too_often, Counted.forward,
     compiled(ByTensor(), X, torch.tensor(3)),
+)  # fmt: skip
+
+
+async def waits(x: Tensor) -> Tensor:  # here
+    return x * 2
+
+
+def gives_one_after_another(x: Tensor) -> Iterator[Tensor]:  # here
+    yield x * 2
+
+
+async def gives_when_awaited(x: Tensor) -> AsyncIterator[Tensor]:  # here
+    yield x * 2
+
+
+def returns_a_coroutine(x: Tensor) -> dict[str, Any]:
+    return {"now": x + 1, "later": waits(x)}
+
+
+def returns_a_generator(x: Tensor) -> Any:
+    return x + 1, (row * 2 for row in x)  # here
+
+
+def returns_a_map(x: Tensor) -> Any:  # here
+    return x + 1, map(torch.sin, x)
+
+
+class Waits(nn.Module):
+    async def forward(self, x: Tensor) -> Tensor:  # here
+        return x * 2
+
+
+def all_of_them(x: Tensor) -> list[Tensor]:
+    return [*gives_one_after_another(x), *map(torch.sin, x)]
+
+
+LATER = "recording/outputs.py:_check_computed"
+for program, at in {
+    waits: waits, gives_one_after_another: gives_one_after_another,
+    gives_when_awaited: gives_when_awaited, returns_a_coroutine: waits,
+    returns_a_generator: returns_a_generator, returns_a_map: returns_a_map,
+}.items():  # fmt: skip
+    refuses("unsupported", LATER, captures(program, X), at, captured(all_of_them, X))
+    refuses("unsupported", LATER, compiles(program, X), at, compiled(all_of_them, X))
+    if at is not returns_a_map:  # which has no code: the line is that of the program
+        refuses("unsupported", LATER, exports(program, X), at, captured(all_of_them, X))
+refuses("unsupported", LATER, exports(Waits(), X), Waits.forward, captured(all_of_them, X))
+refuses(
+    "unsupported", LATER,
+    lambda: foretrace.aot_export_module(Waits(), (X,), trace_joint=False), Waits.forward,
+    captured(all_of_them, X),
 )  # fmt: skip
