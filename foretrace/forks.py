@@ -68,7 +68,8 @@ class Shared:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._inside: dict[int, int] = {}
-        self._forking = 0
+        self.forking = set[int]()
+        """the threads that are about to fork"""
         self.cut_off = False
         """whether this process was forked in the middle of another thread's work"""
         WORK.add(self)
@@ -82,7 +83,7 @@ class Shared:
     def __enter__(self) -> None:
         here, inside = get_ident(), self._inside
         with self._changed:
-            while self._forking and here not in inside:
+            while self.forking and here not in inside:
                 self._changed.wait()
             if not inside:
                 self.begin()
@@ -96,14 +97,14 @@ class Shared:
                 del inside[here]
             if not inside:
                 self.end()
-            if self._forking:
+            if self.forking:
                 self._changed.notify_all()
 
     def before(self) -> None:
         """Wait until other threads have ended, at most LONGEST; none begins until the fork."""
         until = monotonic() + LONGEST
         with self._changed:
-            self._forking += 1
+            self.forking.add(get_ident())
             while self._inside and get_ident() not in self._inside:
                 left = until - monotonic()
                 if left <= 0 or not self._changed.wait(left):
@@ -112,12 +113,12 @@ class Shared:
     def after_in_parent(self) -> None:
         """Let others begin."""
         with self._changed:
-            self._forking -= 1
+            self.forking.discard(get_ident())
             self._changed.notify_all()
 
     def after_in_child(self) -> None:
         """Forget the threads that the child does not have."""
-        self._changed, self._forking = threading.Condition(), 0
+        self._changed, self.forking = threading.Condition(), set()
         gone = [thread for thread in self._inside if thread != get_ident()]
         for thread in gone:
             del self._inside[thread]
@@ -159,8 +160,12 @@ def undone(undo: Callable[[], object]) -> Iterator[None]:
 
 
 def _before() -> None:
-    for work in tuple(WORK):
-        work.before()
+    waiting = tuple(WORK)
+    while waiting:
+        for work in waiting:
+            work.before()
+        # what others have imported meanwhile has some of its own
+        waiting = tuple(work for work in tuple(WORK) if get_ident() not in work.forking)
 
 
 def _after_in_parent() -> None:
