@@ -6,6 +6,8 @@ same names for tools that read types.
 
 from importlib import import_module as _import_module
 
+from foretrace.forks import Shared as _Shared
+
 __version__ = "0.1.0"
 
 _HOMES: dict[str, str] = {
@@ -34,11 +36,15 @@ _HOMES: dict[str, str] = {
 
 __all__ = list(_HOMES)
 
+_IMPORTING = _Shared()
+"""A fork waits for it: in the child a module that another thread imports would stay locked"""
+
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    return getattr(_import_module(_HOMES[name]), name)
+    with _IMPORTING:
+        return getattr(_import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

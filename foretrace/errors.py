@@ -4,10 +4,11 @@ import linecache
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from traceback import walk_tb
 from types import CodeType, TracebackType
 from typing import Any, Final, Self
+
+from foretrace.forks import cached_property
 
 PACKAGE_DIR = __file__.rpartition("/")[0] + "/"
 PYTHON_DIR = sysconfig.get_paths()["stdlib"] + "/"

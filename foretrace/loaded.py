@@ -1,7 +1,6 @@
 """`foretrace.load`: a saved program as an nn.Module, without its source."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from types import EllipsisType
 from typing import Any
@@ -13,6 +12,7 @@ from foretrace.artifact.parts import Loadable
 from foretrace.artifact.stored import PAIR, Stored, unlike
 from foretrace.artifact.trained import tells_all, trained_by
 from foretrace.errors import Refusal
+from foretrace.forks import cached_property
 from foretrace.frames.hiding import Hiding
 from foretrace.partition.policies import Policy
 from foretrace.passes.select import Selector

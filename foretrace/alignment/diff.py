@@ -3,7 +3,6 @@
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from foretrace.alignment.compared import Comparison
@@ -13,6 +12,7 @@ from foretrace.alignment.given import CutLike, Side
 from foretrace.alignment.measured import Given, Measured, measure
 from foretrace.alignment.printed import FOLDS, Row, group_rows
 from foretrace.errors import Printed, Refusal, counted, near_it
+from foretrace.forks import cached_property
 from foretrace.frames.hiding import Hiding
 
 NEAR = 5

@@ -3,14 +3,13 @@
 Who holds a graph and asks for no `val` does not pay for 5 us a node (decision 020).
 """
 
-import threading
 from collections.abc import ItemsView, Iterator, ValuesView
 from typing import Any
 
 import sympy
 import torch
 
-from foretrace import torch_api
+from foretrace import forks, torch_api
 from foretrace.ir.op import Tree, Value
 from foretrace.ir.types import TensorType
 from foretrace.symbols.sizes import Symbols
@@ -27,7 +26,7 @@ class Vals:
         self._known: dict[Value, torch.Tensor] = {}
         self._bytes: dict[TensorType, Any] = {}
         self._waiting: list[Waiting] = []
-        self._lock = threading.RLock()
+        self._lock = forks.Lock()
 
     def of(self, value: Value) -> torch.Tensor:
         """The fake tensor of a value."""

@@ -123,7 +123,11 @@ def place_of(program: Any) -> Frame | None:
     function = function_of(program)
     if function is None or is_library(function.__code__, LIBRARY_DIRS):
         return asking_line()
-    code = function.__code__
+    return definition(function.__code__)
+
+
+def definition(code: CodeType) -> Frame:
+    """The line of its `def`."""
     return Frame(code.co_filename, _first_line(code), code.co_qualname)
 
 

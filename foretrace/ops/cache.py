@@ -5,7 +5,6 @@ as long as it is about torch's own operators. An answer about open sizes came wi
 ShapeEnv of its capture; another ShapeEnv is asked them again first.
 """
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import sympy
 import torch
 
-from foretrace import torch_api
+from foretrace import forks, torch_api
 from foretrace.ir.op import Tree
 from foretrace.ir.types import TensorType
 from foretrace.symbols.questions import NotingShapeEnv, Question
@@ -22,7 +21,7 @@ from foretrace.symbols.sizes import Symbols
 
 T = TypeVar("T")
 
-ONE_AT_A_TIME = threading.RLock()
+ONE_AT_A_TIME = forks.Lock()
 """Held by a capture, and where torch is asked: both stand in places that all threads share."""
 
 PLAIN = frozenset({

@@ -1,7 +1,7 @@
 """One graph of a program."""
 
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any, NoReturn, TypeAlias
 
 import torch
@@ -12,6 +12,7 @@ from foretrace.emit.fx import to_fx
 from foretrace.errors import Refusing, counted
 from foretrace.explain.explanation import Explanation
 from foretrace.explain.why import explain
+from foretrace.forks import cached_property
 from foretrace.frames.sources import Asked
 from foretrace.guards.small import SmallSizes
 from foretrace.ir.program import Graph, Signature

@@ -69,8 +69,10 @@ INSIDE = frozenset({dict, tuple, types.BuiltinMethodType})
 TENSORS = ("_parameters", "_buffers")
 PLAIN = frozenset({dict, list, set, tuple, frozenset, deque, OrderedDict, defaultdict})
 """Containers without attributes"""
-CLOSED = (type, types.ModuleType, types.FunctionType, nn.Module, torch.Tensor)
-"""What nobody looks into for a tensor of the run"""
+CLOSED = (
+    type, types.ModuleType, types.FunctionType, types.FrameType, nn.Module, torch.Tensor,
+)  # fmt: skip
+"""What nobody looks into for a tensor of the run; a frame is no place (`frames/ended.py`)"""
 
 
 class Before:

@@ -17,6 +17,7 @@ import torch
 from torch.autograd.function import Function
 
 from foretrace.errors import FirstCall, Refusal
+from foretrace.frames.ended import let_go
 from foretrace.frames.instructions import CELL, STORE, instructions
 from foretrace.frames.lines import Lines, attribute
 from foretrace.frames.sources import function_of
@@ -76,11 +77,22 @@ def check_none_escaped(types: Types, recorded: Recorded, lines: Lines) -> None:
             keeps the handle of a hook.
     """
     _check_handles(recorded)
-    if collected(lambda: not _stored(types, recorded)):
+    if collected(gone := lambda: not _stored(types, recorded)):
+        return
+    if _kept_by_frames(types, recorded) and collected(gone):
         return
     refusal = next((_refusal(t, recorded, lines) for t in _stored(types, recorded)), None)
     if refusal is not None:
         raise refusal
+
+
+def _kept_by_frames(types: Types, recorded: Recorded) -> bool:
+    """Whether frames that have ended kept some of them, which they no longer do.
+
+    A debugger has such frames, and so has the traceback of an exception that the program caught.
+    """
+    stored = {id(tensor) for tensor in _stored(types, recorded)}
+    return let_go(lambda item: any(id(each) in stored for each in abstract_in([item])))
 
 
 def _check_handles(recorded: Recorded) -> None:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from operator import is_
 from typing import Any
 
-from foretrace import torch_api
+from foretrace import forks, torch_api
 from foretrace.errors import Attempt, Refusal
 from foretrace.ir.members import MISSING
 from foretrace.ir.places import Change, Contents, Entry, Place
@@ -55,16 +55,21 @@ def put_all_back(kept: Iterable[Kept]) -> list[str]:
 def put_back(step: Callable[[], list[str]], *, always: bool) -> Iterator[None]:
     """Do a step of putting back after the block, if it fails or always; say what cannot be done.
 
+    A child that another thread forks inside the block does it, too.
+
     Raises:
         Refusal: the block ended well, and something could not be put back.
     """
+    key = forks.noted(step)
     try:
         yield
     except BaseException as error:
+        forks.forgotten(key)
         failed = step()
         if failed and isinstance(error, Refusal):
             error.ways = (*error.ways, left_broken(failed))
         raise
+    forks.forgotten(key)
     failed = step() if always else []
     if failed:
         raise Refusal(

@@ -1,20 +1,71 @@
 """What a run gives: values, and where in memory that it was given they lie."""
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any, Final
 
 import torch
 
 from foretrace.errors import Refusal
+from foretrace.frames.sources import definition, place_of
 from foretrace.holding.wrapped import known_as
 from foretrace.ir.program import Output, Role
 from foretrace.ir.requirements import FIRST_CALL
+from foretrace.ir.structure import Structure, take_apart
 from foretrace.mutation.alias import Alias, alias_of
 from foretrace.mutation.made_leaves import returned_value, value_of
 from foretrace.ops.outcome import Share
 from foretrace.recording.new_contents import line_of, taken
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace.recorder import Recorder
+
+TAKEN: Final = "something is taken from it"
+LATER: Final[dict[type, tuple[str, str]]] = {
+    CoroutineType: ("a coroutine", "it is awaited"),
+    GeneratorType: ("a generator", TAKEN),
+    AsyncGeneratorType: ("an asynchronous generator", TAKEN),
+    **{kind: (f"a {kind.__name__}", TAKEN) for kind in (map, filter, zip, enumerate)},
+}
+"""What a call gives without having computed, in words, and when it does"""
+
+
+def computed(
+    fn: Any, result: Any, given: Iterable[Any]
+) -> tuple[list[tuple[str, Any]], Structure]:  # fmt: skip
+    """The leaves of a result, and its structure.
+
+    Args:
+        fn: the program.
+        result: what it gives.
+        given: what it was given, which it may give back.
+
+    Raises:
+        Refusal: it is an `async def` or a generator function, or returns what one gives.
+    """
+    leaves, structure = take_apart(result)
+    later = [leaf for _, leaf in leaves if type(leaf) in LATER]
+    if later:
+        known = set(map(id, given))
+        _check_computed(fn, [leaf for leaf in later if id(leaf) not in known])
+    return leaves, structure
+
+
+def _check_computed(fn: Any, later: list[Any]) -> None:
+    """Refuse what computes later; no coroutine is left behind that was to be awaited."""
+    for leaf in later:
+        if inspect.iscoroutine(leaf) and inspect.getcoroutinestate(leaf) == inspect.CORO_CREATED:
+            leaf.close()
+    for leaf in later[:1]:
+        what, when = LATER[type(leaf)]
+        names = ("cr_code", "gi_code", "ag_code")
+        code = next((getattr(leaf, name) for name in names if hasattr(leaf, name)), None)
+        of = f" of {code.co_qualname}" if code is not None else ""
+        raise Refusal(
+            f"the program returns {what}{of}, which computes only when {when}",
+            kind="unsupported", at=definition(code) if code is not None else place_of(fn),
+            do="give a plain function, which computes and returns tensors or containers of them",
+        )  # fmt: skip
 
 
 class Outputs:

@@ -51,9 +51,9 @@ from foretrace.recording.new_contents import (
     line_of,
     mutations_of,
 )
-from foretrace.recording.outputs import Outputs
+from foretrace.recording.outputs import Outputs, computed
 from foretrace.recording.shared_inputs import apart, check_shared_memory, minded_writes
-from foretrace.recording.torch_state import UNCOLLECTED, running, unchanged_state
+from foretrace.recording.torch_state import UNCOLLECTED, check_whole, running, unchanged_state
 from foretrace.trace.generators import check_states
 from foretrace.trace.hooks import note_needed
 from foretrace.trace.inference import normal_mode
@@ -69,6 +69,7 @@ def record(
     Raises:
         Refusal: the program does something that has no exact graph, or raises.
     """
+    check_whole()
     with ONE_AT_A_TIME, stranding(capture.types), UNCOLLECTED:
         return _restoring(fn, args, kwargs, capture)
 
@@ -108,7 +109,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Capture, before: Before)
             watching = watched(loan, capture.outside, fn, requires, lines, before)
             with watching, capture.gradients.reading(), capture.lent(before) as counting:
                 result = _run(fn, call_args, call_kwargs, recorder)
-            outs, out_structure = take_apart(result)
+            outs, out_structure = computed(fn, result, given)
             requires.handed = handed_back(result, call, ())
             kept, others = left_in(before, loan, capture.outside, capture, requires, lines)
             kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]

@@ -18,6 +18,7 @@ from foretrace.python_state.reads import may_be_bound
 from foretrace.recording.capture import Capture
 from foretrace.recording.filling import Fills
 from foretrace.recording.record import record
+from foretrace.recording.torch_state import UNCOLLECTED
 from foretrace.rules.norms import NORM_RULES
 from foretrace.rules.packed import PACKED_RULES
 from foretrace.rules.reductions import REDUCTION_RULES
@@ -64,10 +65,11 @@ def set_up(
     sources = sources or Sources()
     symbols = Symbols(sources.here, mode.shape_env if mode is not None else None)
     types = Types(symbols)
-    semantics = TargetSemantics(target, types, RULES, mode)
-    return Capture(
-        types, semantics, sources, sizes(symbols), label, guarded=values == "guard", watch=watch
-    )
+    with UNCOLLECTED:  # the first one imports much of torch, and a fork waits for that
+        semantics = TargetSemantics(target, types, RULES, mode)
+        return Capture(
+            types, semantics, sources, sizes(symbols), label, guarded=values == "guard", watch=watch
+        )
 
 
 def _check_ranks(target: Target) -> None:

@@ -1,7 +1,6 @@
 """What the program does to torch itself while it runs: refused, or followed; and put back."""
 
 import gc
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -10,12 +9,12 @@ from typing import Any, Final, NoReturn
 
 import torch
 
-from foretrace import torch_api
+from foretrace import forks, torch_api
 from foretrace.backward.engine import Engine
 from foretrace.backward.packing import Packing
 from foretrace.duals.linearized import tracing
 from foretrace.duals.numbers import leaving
-from foretrace.errors import Frame, Refusal, Way
+from foretrace.errors import OUTSIDE, Frame, Refusal, Way
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import asking_line, function_of
 from foretrace.history.call_facts import locate
@@ -51,6 +50,7 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
     stand_ins |= taking_steps(recorder) | taking_rates(recorder) | dividing(recorder)
     stand_ins |= {"dual exit": leaving(recorder), "linearize": tracing(recorder)}
+    stand_ins |= dict.fromkeys(torch_api.FORKS, partial(_forks, recorder))
     packing = Packing(recorder)
     stand_ins |= {
         "saving": packing.enter, "saved": packing.leave, "no saving": packing.disable
@@ -67,6 +67,13 @@ def _compiled(recorder: Recorder) -> Callable[..., Any]:
         return recorder.lifting(model) if torch_api.calls_attention(model) else model
 
     return compiled
+
+
+def _forks(recorder: Recorder) -> NoReturn:
+    raise recorder.refused(Refusal(
+        "the program forks a process, which would go on with the capture, too",
+        kind="side effect", at=asking_line(), do=OUTSIDE[:1],
+    ))  # fmt: skip
 
 
 class Checkpoints:
@@ -251,25 +258,37 @@ def unchanged_state(lines: Callable[[], Lines]) -> Iterator[None]:
         yield
 
 
-class Resting:
+class Resting(forks.Shared):
     """Python's collector rests while a thread is inside: nearly all that is made there is kept."""
 
-    def __init__(self) -> None:
-        self._lock, self._inside, self._before = threading.Lock(), 0, False
+    before_it = False
+    """whether it was enabled"""
 
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._before = gc.isenabled()
-                gc.disable()
-            self._inside += 1
+    def begin(self) -> None:
+        """Disable it."""
+        self.before_it = gc.isenabled()
+        gc.disable()
 
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                (gc.enable if self._before else gc.disable)()
+    def end(self) -> None:
+        """As it was."""
+        (gc.enable if self.before_it else gc.disable)()
 
 
 UNCOLLECTED: Final = Resting()
 """Of a capture, a cut or its module; there is one collector for all threads"""
+
+
+def check_whole() -> None:
+    """Refuse to capture in a child that was forked in the middle of another thread's capture.
+
+    Raises:
+        Refusal: it was. Torch and the modules are as they were, but not all that torch keeps.
+    """
+    if UNCOLLECTED.cut_off:
+        raise Refusal(
+            "this process was forked while another thread captured, which took longer than the"
+            f" {forks.LONGEST:.0f} s that a fork waits",
+            kind="forked",
+            do=("fork when no thread captures",
+                "or start the process in another way: multiprocessing's spawn or forkserver"),
+        )  # fmt: skip

@@ -2,7 +2,6 @@
 
 import functools
 import sys
-import threading
 import time
 import types
 import warnings
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from foretrace import torch_api
+from foretrace import forks, torch_api
 from foretrace.errors import Frame, Printed, Refusal, line_of
 from foretrace.frames.hiding import hide
 from foretrace.frames.sources import Asked
@@ -82,7 +81,7 @@ class Compiled:
         self._expected = nothing = Entry(lambda args, kwargs: MISS, [], {})
         self._recent = nothing, nothing
         """what answered last, and before that"""
-        self._lock = threading.RLock()
+        self._lock = forks.Lock()
 
     @property
     def breaks(self) -> list[Any]:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Self
 
 import sympy
@@ -11,6 +10,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from foretrace import torch_api
 from foretrace.errors import Frame
+from foretrace.forks import cached_property
 
 PLAIN = frozenset({int, float, bool, str, type(None)})
 """Types of what has no symbols"""

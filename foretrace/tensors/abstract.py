@@ -307,7 +307,8 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     grad = property(_gradient, _set_gradient)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"Abstract({self.ft_value.type if self.ft_value else 'stale'!r})"
+        told = self.ft_value.type if self.ft_value else "of a capture that has ended"
+        return f"Abstract({told!s})"
 
     def __format__(self, format_spec: str) -> str:
         """As `Tensor.__format__`: of a number, its value."""

@@ -175,6 +175,7 @@ from foretrace.torch_api.inductor import (
 )
 from foretrace.torch_api.patches import (
     DIVISIONS as DIVISIONS,
+    FORKS as FORKS,
     FUSED as FUSED,
     PLACES as PLACES,
     STEPS as STEPS,

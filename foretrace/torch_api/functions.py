@@ -35,6 +35,7 @@ from torch.nn.modules.module import (
     _global_forward_pre_hooks,
 )
 
+from foretrace import forks
 from foretrace.torch_api.dispatch import functorch_active, plain_torch
 from foretrace.torch_api.pytree import tree_flatten
 
@@ -97,14 +98,16 @@ def applied(stand_in: StandIn, sees: Callable[[], bool]) -> Iterator[None]:
     Source: THPFunction_apply in torch/csrc/autograd/python_function.cpp.
     """
     outer = vars(FunctionMeta).get("__getattribute__")
-    FunctionMeta.__getattribute__ = _looking_up(stand_in, sees)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
+
+    def undo() -> None:
         if outer is not None:
             FunctionMeta.__getattribute__ = outer  # type: ignore[method-assign]
         else:
             del FunctionMeta.__getattribute__
+
+    FunctionMeta.__getattribute__ = _looking_up(stand_in, sees)  # type: ignore[method-assign]
+    with forks.undone(undo):
+        yield
 
 
 def _looking_up(stand_in: StandIn, sees: Callable[[], bool]) -> Callable[[Any, str], Any]:

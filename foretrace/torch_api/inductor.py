@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import torch
 
+from foretrace import forks
+
 KERNELS_OF_EAGER = (torch.ops.aten.bernoulli.p, torch.ops.aten.bernoulli_.float)
 """Operators that Inductor leaves to eager's kernel, but in place on a copy (`bernoulli_` in
 torch/_inductor/lowering.py), and may read before they are drawn: NaN. torch.compile meets it with
@@ -19,7 +21,7 @@ SIZE_UNKNOWN = torch.ops.aten.mkldnn_rnn_layer.default
 """Its workspace has one element by its meta kernel and Inductor, and more in training (2.13.0)."""
 
 
-COMPILING: Final = threading.RLock()
+COMPILING: Final = forks.Lock()
 """Held while Inductor's classes have methods of ours"""
 FLOAT: Final = re.compile(r"template <> inline float parse_arg<float>.*?\n *\}\}\n", re.DOTALL)
 """In Inductor's C++ template (it formats it): how a kernel gets a float of Python's"""
@@ -49,11 +51,13 @@ def doubles_in_cpp() -> Iterator[None]:
     reads = re.sub(r"\bfloat\b", "double", read[0]) if read else ""
     with COMPILING:
         told, parsed = kernel.cpp_argdefs, binding.extra_parse_arg
-        kernel.cpp_argdefs, binding.extra_parse_arg = argdefs, parsed + reads
-        try:
-            yield
-        finally:
+
+        def undo() -> None:
             kernel.cpp_argdefs, binding.extra_parse_arg = told, parsed
+
+        kernel.cpp_argdefs, binding.extra_parse_arg = argdefs, parsed + reads
+        with forks.undone(undo):
+            yield
 
 
 def _double(kind: str) -> str:

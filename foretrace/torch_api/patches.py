@@ -1,6 +1,7 @@
 """Functions of torch that are replaced while a program is captured."""
 
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from torch.fx.experimental.sym_node import SymNode
 # `torch.jit.optimized_execution`, which torch.jit does not name as its own.
 from torch.jit._fuser import optimized_execution
 
+from foretrace import forks
 from foretrace.torch_api.pytree import TreeSpec, tree_flatten, tree_unflatten
 
 
@@ -167,13 +169,14 @@ def unoptimized(refuse: Callable[[], NoReturn]) -> Iterator[None]:
             refuse()
         return method.__get__(method_of)(*args, **kwargs)
 
-    try:
+    def undo() -> None:
+        for kind, call in calls.items():
+            kind.__call__ = call
+
+    with forks.undone(undo):
         for kind, stand_in in zip(calls, (function_called, method_called), strict=True):
             kind.__call__ = stand_in
         yield
-    finally:
-        for kind, call in calls.items():
-            kind.__call__ = call
 
 
 def engine() -> Callable[..., Any]:
@@ -196,6 +199,7 @@ STEPS = (
 """Functions of torch whose binding takes a length as a plain int"""
 FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 """What fused optimizers call (2.13): the binding takes `lr` as a plain float, or as a tensor"""
+FORKS = tuple(name for name in ("fork", "forkpty") if hasattr(os, name))
 PLACES: dict[str, tuple[Any, str]] = {
     # `torch.autograd.grad` and `backward` look their way into the engine up here
     "engine": (torch.autograd, "_engine_run_backward"),
@@ -239,8 +243,10 @@ PLACES: dict[str, tuple[Any, str]] = {
     # bindings of operators that take a length as a plain int
     **{name: (torch, name) for name in (*STEPS, *FUSED)},
     **{name: (SymNode, name) for name in DIVISIONS},
+    # Python's own: multiprocessing looks it up, so a DataLoader's workers come by it, too
+    **{name: (os, name) for name in FORKS},
 }
-"""Functions of torch that are replaced while a program is captured, and where they stand."""
+"""Functions that are replaced while a program is captured, and where they stand."""
 
 
 class CheckpointCall(NamedTuple):
@@ -288,13 +294,15 @@ def replaced(functions: dict[str, Callable[..., Any]]) -> Iterator[dict[str, Cal
     """Replace functions of PLACES inside, for this thread; gives the originals."""
     places = {name: PLACES[name] for name in functions}
     originals = {name: vars(place)[key] for name, (place, key) in places.items()}
-    for name, (place, key) in places.items():
-        _put(place, key, _in_this_thread(functions[name], originals[name]))
-    try:
-        yield originals
-    finally:
+
+    def undo() -> None:
         for name, (place, key) in places.items():
             _put(place, key, originals[name])
+
+    with forks.undone(undo):
+        for name, (place, key) in places.items():
+            _put(place, key, _in_this_thread(functions[name], originals[name]))
+        yield originals
 
 
 def stepped_elsewhere(optimizer: torch.optim.Optimizer) -> None:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +19,7 @@ from torch._prims_common import (
     suggest_memory_format,
 )
 
+from foretrace import forks
 from foretrace.torch_api.pytree import tree_leaves
 
 # Makes another tensor of a prototype's sizes and device: 1 us, where a wrapper with symbolic sizes
@@ -190,14 +191,17 @@ def attributes_replaced(
     for names, form in ((REPLACED, replaced), (METHODS, called)):
         for name in names:
             setattr(kind, name, form(name))
-    try:
+    with forks.undone(partial(_attributes_put_back, asked)):
         yield
-    finally:
-        asked.clear()
-        for name in (*REPLACED, *METHODS):
-            delattr(kind, name)
-        for name, method in IN_PYTHON.items():
-            setattr(kind, name, method)
+
+
+def _attributes_put_back(asked: dict[int, Asked]) -> None:
+    kind = vars(torch)["Tensor"]
+    asked.clear()
+    for name in (*REPLACED, *METHODS):
+        delattr(kind, name)
+    for name, method in IN_PYTHON.items():
+        setattr(kind, name, method)
 
 
 def node_of(tensor: torch.Tensor) -> Any:
@@ -283,19 +287,21 @@ def suggested_strides(
     return torch.empty(new, device="meta", memory_format=format).stride()
 
 
-_PUT = threading.Lock()
+_PUT = forks.Lock()
 
 
 def put_module_call(make: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
     """Replace `nn.Module.__call__` by what `make` makes of it; gives that.
 
-    Threads may do so at once, and end in any order (`take_module_call`).
+    Threads may do so at once, and end in any order (`take_module_call`); to a forked child, those
+    that it does not have end.
     """
     with _PUT:
         before: Any = torch.nn.Module.__call__
         call: Any = wraps(before)(make(before))
         call.ended = False
         torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+        call.noted = forks.noted(partial(take_module_call, call))
     return call
 
 
@@ -303,6 +309,7 @@ def take_module_call(call: Any) -> None:
     """Take one away; the last one leaves torch's own."""
     with _PUT:
         call.ended = True
+        forks.forgotten(call.noted)
         top: Any = torch.nn.Module.__call__
         while getattr(top, "ended", False):
             top = top.__wrapped__

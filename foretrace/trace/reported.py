@@ -5,6 +5,7 @@ and that torch cannot run over tensors without data. Which it is, is asked of ea
 runs once on small values of the operands' types.
 """
 
+from bdb import BdbQuit
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from traceback import walk_tb
@@ -50,9 +51,11 @@ ANSWERED: Final = (
 
 
 def reported(recorder: Recorder) -> Refusing:
-    """Turns what the program raises inside into a refusal."""
+    """Turns what the program raises inside into a refusal, but not that a debugger was left."""
 
-    def of(error: BaseException, traceback: TracebackType | None) -> Refusal:
+    def of(error: BaseException, traceback: TracebackType | None) -> Refusal | None:
+        if isinstance(error, BdbQuit):
+            return None
         known, tracer = recorder.first_refusal, _tracer(traceback)
         if known is not None and not tracer:
             return known

@@ -8,7 +8,6 @@ of the generators: a question about them that is answered by yes or no becomes a
 022).
 """
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -17,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import sympy
 import torch
 
-from foretrace import torch_api
+from foretrace import forks, torch_api
 from foretrace.errors import Refusal, Way
 from foretrace.ir.op import (
     Definition,
@@ -82,7 +81,7 @@ class Constants:
         """how much of the log is noted"""
         self._later: list[Op] = []
         """what came after the last question: noted when a call is asked, which few ever are"""
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
         self.replayed: dict[Any, list[Any]] = {}
         """of a finished run, what gives the symbols of an op, and a symbol, their numbers"""
         self.replays = False

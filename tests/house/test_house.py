@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 # The import rule: a file imports from rooms to its left and from its own.
 ROOMS = (
-    *("errors", "arrays"),
+    *("forks", "errors", "arrays"),
     *("torch_api", "frames", "symbols", "ir", "tensors", "ops", "mutation", "holding"),
     *("duals", "values", "trace", "rules", "targets", "python_state", "history", "through"),
     *("backward", "asking", "recording", "emit", "branches", "passes", "writing", "wrappers"),
@@ -29,8 +29,10 @@ ROOMS = (
 FUNCTION_LINES, FUNCTION_LINES_P90, ROOM_FILES, COLUMNS = 40, 20, 14, 100
 
 # Names of Python's own that are documented although they begin with an underscore.
-DOCUMENTED = {"_asdict", "_fields", "_getframe", "_make", "_replace"}
+DOCUMENTED = {"_asdict", "_current_frames", "_fields", "_getframe", "_make", "_replace"}
 SAYS_NOTHING = {"utils", "util", "helpers", "misc", "common"}
+# What a thread may hold, which a forked child does not have.
+LOCKS = {"Lock", "RLock", "Condition", "Event", "Barrier", "Semaphore", "BoundedSemaphore"}
 TABLES = ast.Dict | ast.List | ast.Set | ast.DictComp | ast.ListComp | ast.SetComp
 TABLE_MAKERS = {"dict", "list", "set", "defaultdict", "deque", "Counter", "OrderedDict"}
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
@@ -197,6 +199,18 @@ def classes_hold_no_partials(source: Source) -> Complaints:
                 yield each.lineno, "partial in a class body"
 
 
+def locks_are_made_in_one_place(source: Source) -> Complaints:
+    """A cached property has one on Python 3.11; to name the class is no use of it."""
+    held = {f"threading.{name}" for name in LOCKS} | {"queue.Queue", "multiprocessing.Lock"}
+    found = [(line, name) for line, name in source.names if name in held]
+    known = {here: full for _, here, full in source.imports}
+    made = [item for function in source.functions for item in function.decorator_list]
+    found += [(item.lineno, dotted(item, known)) for item in made]
+    for line, name in found if source.room != "forks" else ():
+        if name in held or name == "functools.cached_property":
+            yield line, f"{name} stays locked in a forked child: forks.py has one that does not"
+
+
 CHECKS = (
     imports_go_left,
     imports_hide_nowhere,
@@ -207,6 +221,7 @@ CHECKS = (
     exceptions_are_named,
     modules_hold_no_state,
     classes_hold_no_partials,
+    locks_are_made_in_one_place,
 )
 
 
@@ -303,6 +318,14 @@ BAD = {
         (IR, "class A:\n    __hash__ = partial(hash, int)"),
         (IR, "class A:\n    f: Any = functools.partial(print)"),
     ],
+    locks_are_made_in_one_place: [
+        (IR, "import threading\nLOCK = threading.Lock()"),
+        (IR, "from threading import RLock as Held"),
+        (IR, "import threading as t\ndef f(): return t.Condition()"),
+        (IR, "import functools as f\nclass A:\n    @f.cached_property\n    def g(self): pass"),
+        (IR, "from functools import cached_property as c\nclass A:\n    @c\n    def g(self): pass"),
+        (IR, "from queue import Queue"),
+    ],
 }
 GOOD = [
     (IR, "class A:\n    def f(self):\n        return partial(hash, self)"),
@@ -316,6 +339,8 @@ GOOD = [
         "try: f()\nexcept (ValueError, OSError): pass\nexcept BaseException:\n    g()\n    raise",
     ),
     (IR, "def f():\n" + "    pass\n" * (FUNCTION_LINES - 1)),
+    (IR, "from threading import get_ident\nfrom foretrace import forks\nHERE = forks.Lock()"),
+    ("foretrace/forks.py", "import threading\nHELD = threading.RLock()"),
     (API, "import torch\n# told, 2.13\nX = torch._C.X\nfrom torch._C import (\n    A,  # told\n)"),
     (API, "# told\nfrom torch._C import (\n    A,\n    B,\n)"),
     (API, "import torch\ndef f():\n    '''Told, 2.13.'''\n    return torch._C.X()"),

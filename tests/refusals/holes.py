@@ -1,11 +1,13 @@
 """What a program does outside of its graph, where what is around it may be captured."""
 
 import logging
+import multiprocessing
+import os
 import queue
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -13,7 +15,16 @@ import torch
 from torch import Tensor, nn
 
 import foretrace
-from tests.refusals.registry import Program, captured, compiled, refuses, same
+from tests.refusals.registry import (
+    Program,
+    captured,
+    captures,
+    compiled,
+    compiles,
+    exports,
+    refuses,
+    same,
+)
 
 X = torch.randn(6, 8)
 LOG = logging.getLogger(__name__)
@@ -108,6 +119,25 @@ refuses(
     "side effect", HOLE, broken(waits_for_a_thread, X), waits_for_a_thread, captured(doubles, X)
 )  # fmt: skip
 
+
+def forks(x: Tensor) -> Tensor:
+    """The child never comes here."""
+    if os.fork() == 0:  # here
+        os._exit(0)
+    return x * 2
+
+
+def starts_a_process(x: Tensor) -> Tensor:
+    process = multiprocessing.get_context("fork").Process(target=print)
+    process.start()  # here
+    process.join()
+    return x * 2
+
+
+FORKS = "recording/torch_state.py:_forks"
+refuses("side effect", FORKS, captures(forks, X), forks, captured(doubles, X))
+refuses("side effect", FORKS, captures(starts_a_process, X), starts_a_process, captured(doubles, X))
+
 SCALES = (1 + step / 10 for step in range(10_000))
 
 
@@ -165,4 +195,55 @@ class ByTensor(Counted):
 refuses(
     "captured again", "pieces/again.py:check", asks_too_often, Counted.forward,
     compiled(ByTensor(), X, torch.tensor(3)),
+)  # fmt: skip
+
+
+async def waits(x: Tensor) -> Tensor:  # here
+    return x * 2
+
+
+def gives_one_after_another(x: Tensor) -> Iterator[Tensor]:  # here
+    yield x * 2
+
+
+async def gives_when_awaited(x: Tensor) -> AsyncIterator[Tensor]:  # here
+    yield x * 2
+
+
+def returns_a_coroutine(x: Tensor) -> dict[str, Any]:
+    return {"now": x + 1, "later": waits(x)}
+
+
+def returns_a_generator(x: Tensor) -> Any:
+    return x + 1, (row * 2 for row in x)  # here
+
+
+def returns_a_map(x: Tensor) -> Any:  # here
+    return x + 1, map(torch.sin, x)
+
+
+class Waits(nn.Module):
+    async def forward(self, x: Tensor) -> Tensor:  # here
+        return x * 2
+
+
+def all_of_them(x: Tensor) -> list[Tensor]:
+    return [*gives_one_after_another(x), *map(torch.sin, x)]
+
+
+LATER = "recording/outputs.py:_check_computed"
+for program, at in {
+    waits: waits, gives_one_after_another: gives_one_after_another,
+    gives_when_awaited: gives_when_awaited, returns_a_coroutine: waits,
+    returns_a_generator: returns_a_generator, returns_a_map: returns_a_map,
+}.items():  # fmt: skip
+    refuses("unsupported", LATER, captures(program, X), at, captured(all_of_them, X))
+    refuses("unsupported", LATER, compiles(program, X), at, compiled(all_of_them, X))
+    if at is not returns_a_map:  # which has no code: the line is that of the program
+        refuses("unsupported", LATER, exports(program, X), at, captured(all_of_them, X))
+refuses("unsupported", LATER, exports(Waits(), X), Waits.forward, captured(all_of_them, X))
+refuses(
+    "unsupported", LATER,
+    lambda: foretrace.aot_export_module(Waits(), (X,), trace_joint=False), Waits.forward,
+    captured(all_of_them, X),
 )  # fmt: skip

@@ -1,0 +1,1 @@
+"""A process that is forked while threads capture."""
