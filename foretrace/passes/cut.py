@@ -73,9 +73,9 @@ class Level:
             return not self.differentiated
         if self.open and any(selects(s, op) for s in self.open):
             return False
-        if not self.written or op.opened or isinstance(target, ModuleCall) or self._hides(op):
-            return False
-        if folded_for_grad(op):
+        if not self.written or op.opened or isinstance(target, ModuleCall) or self._hides(op) or (
+            folded_for_grad(op)
+        ):  # fmt: skip
             return False
         # what writes to what lives outside, itself or below, cannot be called
         writes = hasattr(target, "overloadpacket") and schema_of(target).writes

@@ -17,6 +17,8 @@ aten = torch.ops.aten
 PRODUCTS: Final = frozenset({
     aten.matmul.default, aten.linalg_matmul.default, aten.linear.default,
 })  # fmt: skip
+MATRIX: Final = 2
+"""Dimensions of one"""
 
 
 def folded_for_grad(op: Op) -> bool:
@@ -28,9 +30,10 @@ def folded_for_grad(op: Op) -> bool:
     assert isinstance(second, Value)
     swapped = len(first.type.shape) < len(second.type.shape)
     rows, matrix = (second, first) if swapped else (first, second)
-    if len(rows.type.shape) < 3 or len(matrix.type.shape) > 2 or not matrix.type.requires_grad:
+    batched = len(rows.type.shape) > MATRIX >= len(matrix.type.shape)
+    if not (batched and matrix.type.requires_grad):
         return False
-    return len(first.type.shape) == 2 or not _one_block(rows.type)
+    return len(first.type.shape) == MATRIX or not _one_block(rows.type)
 
 
 def _one_block(rows: TensorType) -> bool:
