@@ -71,6 +71,17 @@ LISTED: Final = (
         "mean sum",
         again=True,
     ),
+    _kind(
+        "a mask that is constant is the places where it is true, which index_put makes of it itself",
+        "constant_masks",
+        "_index_put_impl",
+    ),
+    _kind(
+        "flex_attention's gradient of a tensor that its programs read: a graph adds it up by"
+        " index_put, and the trace shows no such call in eager; why is not known yet",
+        "attention_by_the_operator",
+        "_index_put_impl",
+    ),
 )
 
 
