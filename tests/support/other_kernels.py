@@ -72,7 +72,7 @@ LISTED: Final = (
         again=True,
     ),
     _kind(
-        "a mask that is constant is the places where it is true, which index_put makes of it itself",
+        "a constant mask is the places where it is true, which index_put makes of it itself",
         "constant_masks",
         "_index_put_impl",
     ),
