@@ -39,7 +39,8 @@ def draws_alike(func: Any, like: TensorType) -> bool:
 
     `bernoulli`, unlike all others, gives a contiguous result. In other memory `bernoulli_` draws
     in the order of memory, but on a processor of Intel's in that of the elements.
-    Source: bernoulli_scalar_kernel in aten/src/ATen/native/cpu/DistributionKernels.cpp, torch 2.13.
+    Source: bernoulli_scalar_kernel in aten/src/ATen/native/cpu/DistributionKernels.cpp, as read in
+    a torch before 2.5; that of 2.13 was not at hand, nor such a processor.
     """
     order = like.memory_order()
     in_order = order == list(range(len(order)))
