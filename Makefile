@@ -4,14 +4,16 @@
 #   make demo         the main job on a 16-layer Llama
 #   make test         lint, types and all tests but the slow ones
 #   make test-all     the slow ones too
+#   make test-bits    those that compare with eager, under settings that choose other kernels
 #   make test-gpu     what only a GPU can show; OUT= says where it is written
 #   make reliability  torch's test databases by every route; writes RELIABILITY.md
 #   make bench        capture times and saved bytes, side by side with torch's own tools
 #
 # Of use now and then: PYTHON=python3.12, JOBS=8 (workers), SAMPLES=4 (of each operator, for
-# reliability), TORCH=2.15.0 (another torch, in an environment of its own; types are checked with
-# the torch of requirements.txt alone), TORCH_INDEX= (only pip's own indexes). A Python that this
-# machine does not have: python -m tools.environment --python 3.14 --torch 2.15.0 --quick
+# reliability), EVERY=1 (for test-bits: all of the quick tests, not one in four), TORCH=2.15.0
+# (another torch, in an environment of its own; types are checked with the torch of
+# requirements.txt alone), TORCH_INDEX= (only pip's own indexes). A Python that this machine does
+# not have: python -m tools.environment --python 3.14 --torch 2.15.0 --quick
 
 SHELL       := /bin/bash
 TORCH       ?=
@@ -21,6 +23,7 @@ BIN         := $(VENV)/bin
 PIP         := $(BIN)/python -m pip --disable-pip-version-check
 JOBS        ?= 2
 SAMPLES     ?= all
+EVERY       ?= 4
 RECORDS      = out/$(shell git rev-parse --short HEAD)-$(SAMPLES)
 DATABASES    = OMP_NUM_THREADS=1 $(BIN)/python -m tests.databases --samples $(SAMPLES) --jobs $(JOBS)
 # Every process that a test starts would compile the package anew, were no bytecode written.
@@ -36,7 +39,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 NEW_ENOUGH  := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON      ?= $(shell for p in python3.11 python3; do $$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: demo test test-all test-gpu reliability bench lint types clean
+.PHONY: demo test test-all test-bits test-gpu reliability bench lint types clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -46,6 +49,10 @@ test: lint $(if $(TORCH),,types)
 
 test-all: lint $(if $(TORCH),,types)
 	$(PYTEST)
+
+# BITS= names settings by a part of them: make test-bits BITS="AVX2 OMP_NUM_THREADS".
+test-bits: $(READY)
+	$(BIN)/python -m tools.bits --every $(EVERY) $(if $(BITS),--only $(BITS))
 
 # Without a GPU, each part is skipped by name. See tests/gpu/README.md.
 test-gpu:

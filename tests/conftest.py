@@ -1,6 +1,7 @@
-"""What holds for every test: foretrace's own stages are verified, on one thread."""
+"""What holds for every test: foretrace's own stages are verified, on as many threads as said."""
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 
@@ -11,6 +12,20 @@ from foretrace.errors import Refusal
 from tests.support import verified
 
 verified.everywhere()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make test-bits` takes one test in so many, under each of many settings."""
+    parser.addoption("--every", type=int, default=1, help="one test in so many")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of those that are not deselected otherwise."""
+    every = config.getoption("--every")
+    kept = items[::every]
+    config.hook.pytest_deselected(items=[item for n, item in enumerate(items) if n % every])
+    items[:] = kept
 
 
 def pytest_collection_finish() -> None:
@@ -34,8 +49,8 @@ def pytest_runtest_call() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
-    """The programs are small, and sums are then in one order."""
-    torch.set_num_threads(1)
+    """The programs are small, and sums are then in one order; `make test-bits` says otherwise."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture(autouse=True)

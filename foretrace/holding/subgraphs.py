@@ -13,6 +13,7 @@ import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.holding.copied import in_copies
 from foretrace.holding.programs import Holding, Run
 from foretrace.ir.op import Choice, Op, Subgraph, Value, values_in
 from foretrace.ir.types import TensorType
@@ -22,6 +23,7 @@ from foretrace.ops.holders import Groups, Holder
 
 aten = torch.ops.aten
 STACKED = torch.ops.higher_order.while_loop_stack_output
+COPIES = Choice("views", "copies", "torch's derivative of scan makes copies of them")
 ROUNDS = Choice("rounds", "stacked", "the backward needs what each round has made")
 
 
@@ -97,10 +99,10 @@ class Grouped(Holding):
         ]  # fmt: skip
         args = self.holder.join(self.call.args, subgraphs, [*fixed, [*kept.values(), *sizes]])
         outs = self._outs(last, args)
-        below = self._rounds(last, args, outs) if self.name == "while_loop" else None
+        below, choice = self._followed(last, args, outs)
         op = Op(
             self.call.func, args, self.call.kwargs, list(outs), tuple(values_in(outs)),
-            origin=self.origin, below=below, choice=ROUNDS if below else None,
+            origin=self.origin, below=below, choice=choice if below else None,
         )  # fmt: skip
         self.recorder.append(op)
         self.close()
@@ -142,6 +144,29 @@ class Grouped(Holding):
         rows = [type.but(shape=(count, *type.shape)).contiguous() for type in run.types]
         intern = self.recorder.types.intern
         return [Value(intern(type.with_grad(followed and type.differentiable))) for type in rows]
+
+    def _followed(
+        self, run: Run, args: tuple[Any, ...], outs: list[Any]
+    ) -> tuple[list[Op] | None, Choice]:
+        """What the operator is made of where autograd follows it, and why."""
+        if self.name == "while_loop":
+            return self._rounds(run, args, outs), ROUNDS
+        return self._in_copies(args, outs), COPIES
+
+    def _in_copies(self, args: tuple[Any, ...], outs: list[Any]) -> list[Op] | None:
+        """A scan that autograd follows: its program has copies in the place of views."""
+        values = values_in(outs)
+        if self.name != "scan" or not any(out.type.requires_grad for out in values):
+            return None
+        inference = self.recorder.semantics.inference
+        (program,) = self.holder.programs(args)
+        copied = in_copies(program, inference)
+        types, others = ([v.type for v in values_in(p.result)] for p in (program, copied))
+        if copied is program or not _alike(types, others):
+            return None
+        args = self.holder.join(args, [copied], self.holder.split(args))
+        return [Op(self.call.func, args, self.call.kwargs, list(outs), tuple(values),
+                   origin=self.origin)]  # fmt: skip
 
     def _rounds(self, run: Run, args: tuple[Any, ...], outs: list[Any]) -> list[Op] | None:
         """What a loop that autograd follows is made of, as it needs what each round has made.

@@ -17,19 +17,13 @@ aten = torch.ops.aten
 
 
 def draw(call: Call) -> Value:
-    """An op that draws numbers in the order of memory where its functional form would not.
+    """An op that draws numbers in an order that its functional form would not.
 
-    Memory without gaps is seen in its order, as the functional form goes; else the op stays in
-    place, on new memory so laid out. Of what is put off the kernel fills a copy, which is written
-    back.
+    It stays in place, on new memory so laid out. Of what is put off the kernel fills a copy, which
+    is written back.
     """
     recorder, (old, *rest) = call.recorder, call.args
     like = old.type
-    if like.dense and not like.lazy:
-        order = like.memory_order()
-        seen = recorder.call(aten.permute.default, (old, order)).outs[0]
-        new = recorder.call(*call.of((seen, *rest), call.kwargs).functional).outs[0]
-        return recorder.call(aten.permute.default, (new, _inverse(order))).outs[0]
     place = {"dtype": like.dtype, "device": like.device}  # of no tensor: nothing is followed
     layout = (list(like.shape), list(like.stride))
     empty = (aten.empty_strided.default, layout, place)
@@ -43,7 +37,10 @@ def draw(call: Call) -> Value:
 def draws_alike(func: Any, like: TensorType) -> bool:
     """Whether the functional form draws the same numbers: it does for memory without gaps.
 
-    `bernoulli`, unlike all others, gives a contiguous result.
+    `bernoulli`, unlike all others, gives a contiguous result. In other memory `bernoulli_` draws
+    in the order of memory, but on a processor of Intel's in that of the elements.
+    Source: bernoulli_scalar_kernel in aten/src/ATen/native/cpu/DistributionKernels.cpp, as read in
+    a torch before 2.5; that of 2.13 was not at hand, nor such a processor.
     """
     order = like.memory_order()
     in_order = order == list(range(len(order)))

@@ -35,6 +35,7 @@ from foretrace.ir.walk import every_op, hides, subgraphs_of, with_subgraphs
 from foretrace.ops.holders import runs_wider
 from foretrace.ops.schemas import schema_of
 from foretrace.passes.asserted import with_assertions
+from foretrace.passes.folded import folded_for_grad
 from foretrace.passes.live import live, values_of, with_saved, without_unread
 from foretrace.passes.select import Selector, selects
 from foretrace.targets.semantics import TargetSemantics
@@ -72,7 +73,9 @@ class Level:
             return not self.differentiated
         if self.open and any(selects(s, op) for s in self.open):
             return False
-        if not self.written or op.opened or isinstance(target, ModuleCall) or self._hides(op):
+        if not self.written or op.opened or isinstance(target, ModuleCall) or self._hides(op) or (
+            folded_for_grad(op)
+        ):  # fmt: skip
             return False
         # what writes to what lives outside, itself or below, cannot be called
         writes = hasattr(target, "overloadpacket") and schema_of(target).writes

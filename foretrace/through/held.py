@@ -16,6 +16,7 @@ from foretrace.ir.op import Op, RuleName, Subgraph, Tree, Value, target_name
 from foretrace.ir.types import TensorType
 from foretrace.ir.walk import in_bodies
 from foretrace.ops.holders import Groups, Holder
+from foretrace.ops.infer import Inference
 from foretrace.ops.schemas import schema_of
 from foretrace.symbols.sizes import Symbols
 
@@ -28,6 +29,7 @@ class Walk(Protocol):
 
     gradients: dict[Value, Value]
     stale: Stale
+    inference: Inference
 
     @property
     def symbols(self) -> Symbols:

@@ -12,6 +12,7 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.history.call_facts import locate
+from foretrace.holding.copied import in_copies
 from foretrace.ir.op import Op, Subgraph, Value, target_name
 from foretrace.ir.types import TensorType
 from foretrace.ops.holders import holder_of
@@ -32,7 +33,7 @@ def differentiate(op: Op, walk: Walk) -> None:
     walk.stale.check_held(op)
     if op.target is torch.ops.higher_order.flex_attention:
         return attended(op, walk)
-    if op.own:
+    if op.own and holder is not None and holder.loops:
         return Looped(op, walk).differentiated()
     if holder is None or not holder.trains:
         raise locate(Refusal(
@@ -105,7 +106,9 @@ class _Scanned(Held):
                 result.append(self._own(walk, walk.gradients.get(param), param, result))
         count = sum(map(_followed, carried))
         params = [*formals[:count], *totals, *formals[count:], *rows, *carried, *shared]
-        return Subgraph(program.name, tuple(params), (*program.ops, *walk.ops), tuple(result))
+        ops = (*program.ops, *walk.ops)
+        whole = Subgraph(program.name, tuple(params), ops, tuple(result))
+        return in_copies(whole, self.walk.inference)
 
     def _begun(
         self, program: Subgraph, init: list[Value], xs: list[Value], given: list[Value]
@@ -127,7 +130,7 @@ class _Scanned(Held):
             ))  # fmt: skip
         result = (*program.result[: len(carried)], *kept)
         again = Subgraph(program.name, program.params, (*program.ops, *copies), result)
-        return self._put(again, init, xs, given)[len(carried) :]
+        return self._put(in_copies(again, self.walk.inference), init, xs, given)[len(carried) :]
 
     def _put(
         self, program: Subgraph, first: list[Value], rows: list[Value], given: list[Value]

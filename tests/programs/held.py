@@ -4,6 +4,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, _higher_order_ops as higher_order_ops, nn
 from torch._higher_order_ops.foreach_map import foreach_map
 from torch._higher_order_ops.map import map as map_rows
@@ -131,6 +132,18 @@ def rows_scanned(first: Tensor, rows: Tensor, w: Tensor) -> tuple[Tensor, Tensor
     def step(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
         new = (carry @ row + row).tanh() * w
         return new, (new * carry).sin()
+
+    last, each = scan(step, first, rows)
+    return last, each
+
+
+@program(t(2, 3), t(4, 2, 3), t(3, 3), loss=None)
+def rows_scanned_by_a_layer(first: Tensor, rows: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """With views: torch's derivative makes copies of them, forward and backward."""
+
+    def step(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        new = F.linear(carry, w) * row.t().tanh().t()
+        return new.cos(), (new.t() @ carry)[1:].sum(0)
 
     last, each = scan(step, first, rows)
     return last, each

@@ -254,3 +254,12 @@ def autocast_cells_share_the_cast_of_a_weight(
         for _ in range(3):
             state, pair = torch.gru_cell(x, state, w, u), torch.lstm_cell(x, pair, v, z)
         return state, *pair, torch.einsum("ij,kj->ik", torch.einsum("ij,kj->ik", x, w), w.T)
+
+
+@program(t(3, 4), t(4, 4))
+def products_folded_under_no_grad(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """A view of a parameter requires grad there, too, by which `matmul` takes `mm` or `bmm`."""
+    rows = x.detach().expand(2, 3, 4)
+    with torch.no_grad():
+        made = rows @ w.t(), w @ rows.mT, F.linear(rows, w), rows @ (w * 2)
+    return *made, (x @ w).sum()
