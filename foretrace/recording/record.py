@@ -69,7 +69,7 @@ def record(
     Raises:
         Refusal: the program does something that has no exact graph, or raises.
     """
-    with ONE_AT_A_TIME, stranding(capture.types), UNCOLLECTED:
+    with ONE_AT_A_TIME, stranding(capture.types), UNCOLLECTED, torch_api.Unhooked():
         return _restoring(fn, args, kwargs, capture)
 
 

@@ -5,9 +5,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
-from types import CodeType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
@@ -310,6 +310,97 @@ def division(name: str) -> Callable[..., Any]:
     place, key = PLACES[name]
     found: Callable[..., Any] = vars(place)[key]
     return found
+
+
+TALKING: Final = ("torch._C._distributed_c10d", "torch._C._distributed_rpc")
+"""The modules in C++ by which processes talk to each other (torch 2.13 to 2.15)"""
+SILENT: Final = frozenset({
+    "rank", "size", "name", "get_debug_level", "_get_backend_name", "_get_backend", "_resolve_process_group",
+    "_current_process_group", "_allow_inflight_collective_as_graph_input",
+    "_set_allow_inflight_collective_as_graph_input", "_get_work_registry_size", "_id", "boxed",
+    "_is_current_rpc_agent_set", "_pybind11_conduit_v1_",
+})  # fmt: skip
+"""What of it says something of this process alone, or is data; so do all properties."""
+# By which an object becomes a tensor before that is sent; the Python of it has no graph.
+OBJECTS: Final = "_object_to_tensor"
+# The namespace of operators that talk when they run. The functional ones (`_c10d_functional`) are
+# values in a graph, and captured as others are.
+COLLECTIVES: Final = "c10d"
+
+
+def may_talk() -> bool:
+    """Whether this process has others to talk to: a process group, or an agent of RPC."""
+    groups = vars(sys.modules.get("torch.distributed.distributed_c10d", object)).get("_world")
+    agent = vars(sys.modules.get("torch.distributed.rpc.api", object)).get(
+        "_is_current_rpc_agent_set"
+    )
+    return bool(groups is not None and groups.pg_map) or bool(agent is not None and agent())
+
+
+@contextmanager
+def silenced(refuse: Callable[[str], NoReturn]) -> Iterator[None]:
+    """Inside, this thread talks to no other process: what would calls `refuse` with its name.
+
+    That is each function and method of TALKING, by whatever name torch's own Python has it; DDP's
+    reducer, stores and groups are objects of it. The interpreter's profiler does not tell of all of
+    them: Python 3.12 is silent of a bound method that wraps a function in C.
+    """
+    places = _talking(tuple(n for n in sys.modules if n.startswith("torch.distributed")))
+    before = [(place, name, vars(place)[name]) for place, name, _ in places]
+    for place, name, what in places:
+        _put(place, name, _refusing(vars(place)[name], partial(refuse, what)))
+    try:
+        yield
+    finally:
+        for place, name, call in before:
+            _put(place, name, call)
+
+
+def _refusing(call: Any, refuse: Callable[[], NoReturn]) -> Any:
+    """In the place of a function, or a method, as it stands in its class."""
+    static = isinstance(call, staticmethod)
+    original = call.__func__ if static else call
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        refuse()
+
+    stand_in = _in_this_thread(called, original)
+    return staticmethod(stand_in) if static else stand_in
+
+
+@cache
+def _talking(names: tuple[str, ...]) -> list[tuple[Any, str, str]]:
+    """Where such functions stand, each with its name: in classes, and in these modules."""
+    found = list[tuple[Any, str, str]]()
+    for module in filter(None, map(sys.modules.get, TALKING)):
+        for kind in dict.fromkeys(each for each in vars(module).values() if isinstance(each, type)):
+            found += [(kind, each, f"{kind.__name__}.{each}") for each in _methods(kind)]
+    for module in filter(None, map(sys.modules.get, names)):
+        for name, item in vars(module).items():
+            # inside of a capture it is replaced
+            put = isinstance(item, FunctionType)
+            function = vars(item).get("__wrapped__", item) if put else item
+            if _may_talk(function):
+                found.append((module, name, name))
+    return found
+
+
+def _may_talk(function: Any) -> bool:
+    if isinstance(function, BuiltinFunctionType):
+        return function.__module__ in TALKING and function.__name__ not in SILENT
+    return isinstance(function, FunctionType) and function.__code__.co_name == OBJECTS
+
+
+def _methods(kind: type) -> list[str]:
+    """Those of a class that may talk: none of an enumeration, nor of options, nor a property."""
+    if hasattr(kind, "__members__") or kind.__name__.endswith(("Options", "ReduceOp")):
+        return []
+    plain = {name for name in vars(kind) if name.startswith("__")} - {"__init__"} | SILENT
+    calls = {name: item for name, item in vars(kind).items() if name not in plain}
+    return [
+        name for name, item in calls.items()
+        if (callable(item) or isinstance(item, staticmethod)) and not isinstance(item, type)
+    ]  # fmt: skip
 
 
 def _put(place: Any, key: str, item: Any) -> None:
