@@ -215,7 +215,7 @@ def silenced(recorder: Recorder) -> AbstractContextManager[None]:
     def refuse(name: str) -> NoReturn:
         raise recorder.refused(communicates(name))
 
-    return torch_api.silenced(refuse)
+    return torch_api.SILENCE(refuse)
 
 
 def _by_cudnn(original: Callable[..., Any], tensor: torch.Tensor) -> bool:

@@ -315,8 +315,9 @@ def division(name: str) -> Callable[..., Any]:
 TALKING: Final = ("torch._C._distributed_c10d", "torch._C._distributed_rpc")
 """The modules in C++ by which processes talk to each other (torch 2.13 to 2.15)"""
 SILENT: Final = frozenset({
-    "rank", "size", "name", "get_debug_level", "_get_backend_name", "_get_backend", "_resolve_process_group",
-    "_current_process_group", "_allow_inflight_collective_as_graph_input",
+    "rank", "size", "name", "get_debug_level", "_get_backend_name", "_get_backend",
+    "_resolve_process_group", "_current_process_group",
+    "_allow_inflight_collective_as_graph_input",
     "_set_allow_inflight_collective_as_graph_input", "_get_work_registry_size", "_id", "boxed",
     "_is_current_rpc_agent_set", "_pybind11_conduit_v1_",
 })  # fmt: skip
@@ -337,52 +338,68 @@ def may_talk() -> bool:
     return bool(groups is not None and groups.pg_map) or bool(agent is not None and agent())
 
 
-@contextmanager
-def silenced(refuse: Callable[[str], NoReturn]) -> Iterator[None]:
-    """Inside, this thread talks to no other process: what would calls `refuse` with its name.
+class Silence:
+    """While a thread is inside, it talks to no other process: what would is refused by its name.
 
     That is each function and method of TALKING, by whatever name torch's own Python has it; DDP's
     reducer, stores and groups are objects of it. The interpreter's profiler does not tell of all of
     them: Python 3.12 is silent of a bound method that wraps a function in C.
     """
-    places = _talking(tuple(n for n in sys.modules if n.startswith("torch.distributed")))
-    before = [(place, name, vars(place)[name]) for place, name, _ in places]
-    for place, name, what in places:
-        _put(place, name, _refusing(vars(place)[name], partial(refuse, what)))
-    try:
-        yield
-    finally:
-        for place, name, call in before:
-            _put(place, name, call)
+
+    def __init__(self) -> None:
+        self._refuse: dict[int, Callable[[str], NoReturn]] = {}
+        """by thread"""
+
+    @contextmanager
+    def __call__(self, refuse: Callable[[str], NoReturn]) -> Iterator[None]:
+        """For this thread; only one is inside at a time. `refuse` gets what was called."""
+        thread = threading.get_ident()
+        around = self._refuse.get(thread)
+        places = self._places(len(sys.modules)) if around is None else []
+        self._refuse[thread] = refuse
+        for place, name, _, stand_in in places:
+            _put(place, name, stand_in)
+        try:
+            yield
+        finally:
+            for place, name, original, _ in places:
+                _put(place, name, original)
+            del self._refuse[thread]
+            if around is not None:
+                self._refuse[thread] = around
+
+    @cache  # noqa: B019 - there is one of it
+    def _places(self, modules: int) -> list[tuple[Any, str, Any, Any]]:
+        """Where such functions stand, and what is put there; asked anew where more is imported."""
+        found = list[tuple[Any, str, Any, Any]]()
+        for module in filter(None, map(sys.modules.get, TALKING)):
+            kinds = (each for each in vars(module).values() if isinstance(each, type))
+            for kind in dict.fromkeys(kinds):
+                for name in _methods(kind):
+                    put = self._in_place_of(vars(kind)[name], f"{kind.__name__}.{name}")
+                    found.append((kind, name, vars(kind)[name], put))
+        names = [name for name in sys.modules if name.startswith("torch.distributed")]
+        for module in filter(None, map(sys.modules.get, names)):
+            functions = {name: each for name, each in vars(module).items() if _may_talk(each)}
+            for name, function in functions.items():
+                found.append((module, name, function, self._in_place_of(function, name)))
+        return found
+
+    def _in_place_of(self, call: Any, what: str) -> Any:
+        """A stand-in for a function, or for a method as it stands in its class."""
+        refusing, static = self._refuse, isinstance(call, staticmethod)
+        original = call.__func__ if static else call
+
+        @wraps(original)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            refuse = refusing.get(threading.get_ident())
+            return original(*args, **kwargs) if refuse is None else refuse(what)
+
+        return staticmethod(called) if static else called
 
 
-def _refusing(call: Any, refuse: Callable[[], NoReturn]) -> Any:
-    """In the place of a function, or a method, as it stands in its class."""
-    static = isinstance(call, staticmethod)
-    original = call.__func__ if static else call
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        refuse()
-
-    stand_in = _in_this_thread(called, original)
-    return staticmethod(stand_in) if static else stand_in
-
-
-@cache
-def _talking(names: tuple[str, ...]) -> list[tuple[Any, str, str]]:
-    """Where such functions stand, each with its name: in classes, and in these modules."""
-    found = list[tuple[Any, str, str]]()
-    for module in filter(None, map(sys.modules.get, TALKING)):
-        for kind in dict.fromkeys(each for each in vars(module).values() if isinstance(each, type)):
-            found += [(kind, each, f"{kind.__name__}.{each}") for each in _methods(kind)]
-    for module in filter(None, map(sys.modules.get, names)):
-        for name, item in vars(module).items():
-            # inside of a capture it is replaced
-            put = isinstance(item, FunctionType)
-            function = vars(item).get("__wrapped__", item) if put else item
-            if _may_talk(function):
-                found.append((module, name, name))
-    return found
+SILENCE: Final = Silence()
+"""Of captures"""
 
 
 def _may_talk(function: Any) -> bool:

@@ -1,7 +1,7 @@
 """What talks to other processes is refused before it does: a graph has no place for it.
 
 A capture runs the program, so what it sent would be sent once more than in eager. The operators of
-`torch.ops.c10d`, and what in C++ is called past them (`torch_api.silenced`: stores, DDP's reducer,
+`torch.ops.c10d`, and what in C++ is called past them (`torch_api.SILENCE`: stores, DDP's reducer,
 the agent of RPC), are one rule. Functional collectives are values, and no matter of this.
 """
 
