@@ -160,8 +160,8 @@ class Derivatives:
         Raises:
             Refusal: torch has no derivative for the operator.
         """
-        dtype = torch.get_default_dtype()
-        key = frozen((func, args, kwargs, tangents, written, known, again, rows, dtype))
+        given = func, args, kwargs, tangents, written, known, again, rows
+        key = frozen((*given, torch.get_default_dtype()))
         if (found := self._rules.get(key)) is not None:
             return found
 
@@ -177,8 +177,8 @@ class Derivatives:
                 )
 
         def of_call() -> Rule:
-            call, floats = (args, kwargs), self.types.symbols.floats.among((args, kwargs))
-            return self._of_floats(ask, call, floats) if floats else ask(*call)
+            floats = self.types.symbols.floats.among((args, kwargs))
+            return self._of_floats(ask, (args, kwargs), floats) if floats else ask(args, kwargs)
 
         return self._rules.learn(key, of_call, lambda _: self.table.lasting(func))
 

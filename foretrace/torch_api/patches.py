@@ -403,9 +403,10 @@ SILENCE: Final = Silence()
 
 
 def _may_talk(function: Any) -> bool:
-    if isinstance(function, BuiltinFunctionType):
+    kind = type(function)  # `isinstance` asks an object for its class, of which some warn
+    if kind is BuiltinFunctionType:
         return function.__module__ in TALKING and function.__name__ not in SILENT
-    return isinstance(function, FunctionType) and function.__code__.co_name == OBJECTS
+    return kind is FunctionType and function.__code__.co_name == OBJECTS
 
 
 def _methods(kind: type) -> list[str]:

@@ -16,7 +16,7 @@ from foretrace.frames.sources import LIBRARY_DIRS, asking_line
 DO: Final = (
     "leave it outside of the captured program",
     "or use torch.distributed._functional_collectives, whose results are values",
-    "or call the program through foretrace.compile, which runs that part as Python",
+    "or use foretrace.compile without fullgraph, which runs that part as Python",
 )
 PARALLEL: Final = tuple(
     torch_api.TORCH_DIR + part for part in ("distributed/", "nn/parallel/distributed.py")
