@@ -51,6 +51,7 @@ from foretrace.torch_api.dispatch import (
     disabled_torch_dispatch as disabled_torch_dispatch,
     disabled_torch_function as disabled_torch_function,
     dispatch_modes as dispatch_modes,
+    fake_mode_on as fake_mode_on,
     function_modes as function_modes,
     functorch_active as functorch_active,
     is_active as is_active,

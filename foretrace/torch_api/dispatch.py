@@ -290,6 +290,11 @@ class CleanRoom(Unhooked):
         super().__exit__(*error)
 
 
+def fake_mode_on() -> bool:
+    """Whether a mode under `FAKE_MODE_KEY` is on, torch's own FakeTensorMode or a recorder."""
+    return _C._get_dispatch_mode(FAKE_MODE_KEY) is not None
+
+
 def is_active(mode: TorchDispatchMode) -> bool:
     """Whether a mode under `FAKE_MODE_KEY` is on the stack; while it answers a call it is not."""
     return _C._get_dispatch_mode(FAKE_MODE_KEY) is mode

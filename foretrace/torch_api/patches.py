@@ -319,7 +319,7 @@ SILENT: Final = frozenset({
     "_resolve_process_group", "_current_process_group",
     "_allow_inflight_collective_as_graph_input",
     "_set_allow_inflight_collective_as_graph_input", "_get_work_registry_size", "_id", "boxed",
-    "_is_current_rpc_agent_set", "_pybind11_conduit_v1_",
+    "_is_current_rpc_agent_set", "_get_current_rpc_agent", "_pybind11_conduit_v1_",
 })  # fmt: skip
 """What of it says something of this process alone, or is data; so do all properties."""
 # By which an object becomes a tensor before that is sent; the Python of it has no graph.

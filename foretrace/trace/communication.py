@@ -22,8 +22,8 @@ PARALLEL: Final = tuple(
     torch_api.TORCH_DIR + part for part in ("distributed/", "nn/parallel/distributed.py")
 )
 """Files of the functions that a user calls to talk"""
-LOGGED: Final = torch_api.TORCH_DIR + "distributed/c10d_logger.py"
-"""What is around each of them"""
+AROUND: Final = "wrapper"
+"""The name of what decorates them, to log and to time"""
 
 
 def communicates(name: str) -> Refusal:
@@ -47,7 +47,7 @@ def _called(at: FrameType | None) -> str:
     while at is not None:
         code = at.f_code
         if code.co_filename.startswith(PARALLEL):
-            if code.co_filename != LOGGED:
+            if code.co_name != AROUND:
                 module = at.f_globals.get("__name__", "").removesuffix(".distributed_c10d")
                 found = f"{module}.{code.co_qualname}"
         elif not is_library(code, LIBRARY_DIRS):
