@@ -160,9 +160,8 @@ class Derivatives:
         Raises:
             Refusal: torch has no derivative for the operator.
         """
-        given = func, args, kwargs, tangents, written, known, again, rows
-        key = frozen((*given, torch.get_default_dtype()))
-        if (found := self._rules.get(key)) is not None:
+        given = func, args, kwargs, tangents, written, known, again, rows, torch.get_default_dtype()
+        if (found := self._rules.get(key := frozen(given))) is not None:
             return found
 
         def ask(args: Tree, kwargs: dict[str, Tree]) -> Rule:
