@@ -287,6 +287,8 @@ GENERATED: Final = (
     "<lambdifygenerated",
 )  # fmt: skip
 """Files of what nobody has written: we, importing, torch.fx, attrs, numpy and sympy make it"""
+BACKPORT: Final = "-packages/typing_extensions.py"
+"""What newer Pythons have in their own library: `deprecated` is around functions of torch's"""
 FROM_TEXT: Final = "<string>"
 """The file of what a user runs from a text, and of what dataclasses and named tuples have"""
 
@@ -307,6 +309,8 @@ def is_library(code: CodeType, library_dirs: tuple[str, ...]) -> bool:
     """Whether code is foretrace's, Python's own or in one of the folders, so is not the user's."""
     file = code.co_filename
     if file.startswith((PACKAGE_DIR, *library_dirs)) or is_generated(code) or _is_evaluated(code):
+        return True
+    if file.endswith(BACKPORT):
         return True
     return file.startswith(PYTHON_DIR) and "-packages/" not in file
 

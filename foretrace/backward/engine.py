@@ -63,6 +63,8 @@ class Engine:
         self.original = torch_api.engine()
         self.batches = Batches(recorder.lift, self._within)
         self.batch: Batch | None = None
+        self.watched = torch_api.saving_watched()
+        """by hooks of the caller's; they are off while the program runs"""
 
     def __call__(
         self, roots: Sequence[Any], gradients: Sequence[Any], keep: bool, again: bool,
@@ -98,7 +100,7 @@ class Engine:
         if any(map(torch_api.of_a_level, filter(_is_tensor, tensors))):
             raise _refused("is asked inside a transform of torch.func",
                            "use torch.func.grad or vjp there")  # fmt: skip
-        if torch_api.saving_watched():
+        if self.watched:
             around = "is asked, and hooks on what autograd saves are on around the program"
             raise _refused(around, "put them inside, or call it outside of them")
         if self.recorder.holding:

@@ -49,7 +49,7 @@ def unpacked(packed: Packed, walk: Walk) -> list[Value]:
     tape = walk.derivatives.tape(op.outs[0].type.device)
     tape.results, tape.outside = (), walk.outside
     lines_of(tape, op, unpacked.__code__)
-    with torch_api.no_dispatch_modes(), tape, torch.no_grad():
+    with torch_api.no_dispatch_modes(), torch_api.Unhooked(), tape, torch.no_grad():
         try:
             with reported(tape), adding_nothing():
                 found = packed.taken_out()

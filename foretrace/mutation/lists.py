@@ -57,7 +57,7 @@ def _derivable(func: Any, args: Tree, kwargs: dict[str, Tree]) -> bool:
             return torch.ones((), dtype=leaf.type.dtype, requires_grad=leaf.type.requires_grad) * 1
         return 1 if isinstance(leaf, sympy.Basic) else leaf
 
-    with torch_api.no_dispatch_modes(), torch_api.with_autograd():
+    with torch_api.CleanRoom(), torch_api.with_autograd():
         args, kwargs = map_tree((args, kwargs), small)
         results = func(*args, **kwargs) or args[0]
     return not any(torch_api.node_name(t).endswith("NotImplemented") for t in results)

@@ -3,11 +3,14 @@
 What torch was once asked (types of results, bodies, derivatives) is the same in the next capture,
 as long as it is about torch's own operators. An answer about open sizes came with questions to the
 ShapeEnv of its capture; another ShapeEnv is asked them again first.
+
+All of it is asked in one room (`torch_api.CleanRoom`), which `Cache.learn` enters: hooks and modes
+that are on around a capture, or around the making of a cut, do not act on what others get.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import sympy
@@ -42,13 +45,16 @@ class Lasting:
     """Answers by key; those that were asked for least recently are dropped first.
 
     What is kept is bounded by the size of the keys, as an answer is about as large as its question.
+
+    Args:
+        switches: those of torch's under which it is asked; found under others, it is not kept.
     """
 
-    __slots__ = ("_answers", "_size")
+    __slots__ = ("_answers", "_size", "_switches")
 
-    def __init__(self) -> None:
+    def __init__(self, switches: Any = None) -> None:
         self._answers: OrderedDict[Any, Any] = OrderedDict()
-        self._size = 0
+        self._size, self._switches = 0, switches
 
     def get(self, key: Any) -> Any:
         """The answer, or None."""
@@ -59,6 +65,8 @@ class Lasting:
 
     def keep(self, key: Any, answer: Any) -> None:
         """Remember an answer."""
+        if self._switches is not None and self._switches != torch_api.switches():
+            return
         self._size += 0 if key in self._answers else _parts(key)
         self._answers[key] = answer
         while self._size > MOST:
@@ -69,24 +77,26 @@ def _parts(key: Any) -> int:
     return 1 + sum(map(_parts, key)) if type(key) in (tuple, frozenset) else 1
 
 
-@dataclass(slots=True, eq=False)
 class Learned:
-    """Everything that holds for all captures under the same surroundings, by kind."""
+    """Everything that holds for all captures under the same surroundings, by kind.
 
-    outcomes: Lasting = field(default_factory=Lasting)
-    formulas: Lasting = field(default_factory=Lasting)
-    """outcomes inside derivatives"""
-    results: Lasting = field(default_factory=Lasting)
-    followed: Lasting = field(default_factory=Lasting)
-    rules: Lasting = field(default_factory=Lasting)
-    slots: Lasting = field(default_factory=Lasting)
-    """what autograd gives to hooks on what it saves"""
-    raising: Lasting = field(default_factory=Lasting)
-    """whether a call may raise when it runs"""
-    settled: set[Any] = field(default_factory=set)
-    """questions about sizes, with what had been known when the answer followed from it"""
-    below_autograd: set[Any] = field(default_factory=set)
-    """factories that Python calls below autograd, so that nothing follows their results"""
+    Args:
+        switches: the state of torch's switches, as `torch_api.switches` has it; None: any.
+    """
+
+    def __init__(self, switches: Any = None) -> None:
+        self.outcomes = Lasting(switches)
+        self.formulas = Lasting(switches)
+        """outcomes inside derivatives"""
+        self.results, self.followed, self.rules = (Lasting(switches) for _ in range(3))
+        self.slots = Lasting(switches)
+        """what autograd gives to hooks on what it saves"""
+        self.raising = Lasting(switches)
+        """whether a call may raise when it runs"""
+        self.settled = set[Any]()
+        """questions about sizes, with what had been known when the answer followed from it"""
+        self.below_autograd = set[Any]()
+        """factories that Python calls below autograd, so that nothing follows their results"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,7 +152,7 @@ class Cache(Generic[T]):
         return found.answer
 
     def learn(self, key: Any, ask: Callable[[], T], lasting: Callable[[T], bool]) -> T:
-        """Find the answer and remember it.
+        """Find the answer, in the clean room, and remember it.
 
         Args:
             key: what the answer depends on.
@@ -150,12 +160,13 @@ class Cache(Generic[T]):
             lasting: whether the answer may hold in other captures, if its key does.
         """
         symbols = symbols_of(key) if self._symbols.env else None
-        if symbols:
-            answer = self._learn_of_sizes(key, symbols, ask, lasting)
-        else:
-            answer = ask()
-            if lasts(key) and lasting(answer):
-                self._store(key, answer)
+        with torch_api.CleanRoom():
+            if symbols:
+                answer = self._learn_of_sizes(key, symbols, ask, lasting)
+            else:
+                answer = ask()
+                if lasts(key) and lasting(answer):
+                    self._store(key, answer)
         self._here[key] = answer
         return answer
 

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 from torch import fx
 
+from foretrace import torch_api
 from foretrace.artifact.stored import Stored
 from foretrace.emit.fx import to_fx
 from foretrace.errors import Refusing, counted
@@ -82,7 +83,7 @@ class Cut:
         if self._module is None:
             recorded = self.program.recorded
             fakes = self.program.semantics.fakes
-            with UNCOLLECTED:
+            with UNCOLLECTED, torch_api.CleanRoom():
                 self._module = to_fx(self.graph, recorded.symbols, fakes, needs)
             if self.program.verify:
                 verify_module(self.graph, self._module, recorded.symbols)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from foretrace import torch_api
 from foretrace.artifact.stored import PAIR, Stored
 from foretrace.errors import Refusal
 from foretrace.guards.small import SmallSizes
@@ -55,7 +56,7 @@ def cut_at(tree: Tree, form: Form, given: Arrived | None = None, known: Graph | 
         graph = graph if table is None else decompose(graph, table, semantics, level.kept)
         return made_again(graph, recorded, semantics, form.policy) if kind == STEP else graph
 
-    with tree.asked(), UNCOLLECTED:
+    with tree.asked(), UNCOLLECTED, torch_api.CleanRoom():
         graph = known or make(tree.recorded, tree.semantics, lambda size: size)
     tree.check(graph)
 
@@ -73,7 +74,7 @@ def cut_at(tree: Tree, form: Form, given: Arrived | None = None, known: Graph | 
 def halves_of(of: Cut, policy: Policy, known: Pair | None = None) -> tuple[Cut, Cut]:
     """The halves of a joint cut of a program; `known`: those that were made before."""
     tree = of.program
-    with tree.asked():
+    with tree.asked(), torch_api.CleanRoom():
         pair = known or partition(of.graph, tree.recorded, tree.semantics, policy)
     both = pair.forward, pair.backward
     if tree.verify:

@@ -231,8 +231,15 @@ class KeptTensor:
 
 
 def _set_on(tensor: torch.Tensor) -> tuple[Any, ...]:
-    grad = tensor.grad if tensor.is_leaf else None
+    grad = tensor.grad if _is_leaf(tensor) else None
     return tensor.requires_grad, grad, *torch_api.hooks_of(tensor)
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.is_leaf
+    except RuntimeError:  # one view of several whose memory was written, as FSDP's parameters are
+        return False
 
 
 class KeptModule:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
+from foretrace.errors import Refusal
 from foretrace.frames.lines import Lines
 from foretrace.frames.sources import place_of
 from foretrace.history.stale import overwritten_in
@@ -70,7 +71,12 @@ def record(
         Refusal: the program does something that has no exact graph, or raises.
     """
     check_whole()
-    with ONE_AT_A_TIME, stranding(capture.types), UNCOLLECTED:
+    if torch_api.fake_mode_on():
+        raise Refusal(
+            "a capture inside of a FakeTensorMode, or of another capture: nothing has values there",
+            kind="unsupported", do="capture outside of it",
+        )  # fmt: skip
+    with ONE_AT_A_TIME, stranding(capture.types), UNCOLLECTED, torch_api.Unhooked():
         return _restoring(fn, args, kwargs, capture)
 
 

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import FunctionType
 from typing import Any, Final, NoReturn
@@ -28,6 +28,7 @@ from foretrace.python_state.switches import unswitched
 from foretrace.recording.open_sizes import dividing, taking_rates, taking_steps
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace import generators
+from foretrace.trace.communication import communicates
 from foretrace.trace.functions import function_calls
 from foretrace.trace.inference import check_mode, guards
 from foretrace.trace.modules import module_calls
@@ -215,6 +216,15 @@ def followed_autocast(recorder: Recorder) -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
+def silenced(recorder: Recorder) -> AbstractContextManager[None]:
+    """Inside, the program is refused before it talks to another process."""
+
+    def refuse(name: str) -> NoReturn:
+        raise recorder.refused(communicates(name))
+
+    return torch_api.SILENCE(refuse)
+
+
 def _by_cudnn(original: Callable[..., Any], tensor: torch.Tensor) -> bool:
     """Whether cuDNN takes a tensor; an abstract one has no memory to be laid out for it."""
     return not isinstance(tensor, Abstract) and original(tensor)
@@ -231,12 +241,14 @@ def running(
     if engine is not None:
         stand_ins |= engine.edges.stand_ins() | {"first vmap": engine.batches}
     stand_ins["checkpoint"] = checkpoints.around
+    talks = silenced(recorder) if torch_api.may_talk() else nullcontext()
     stand_ins["cudnn"] = partial(_by_cudnn, torch.backends.cudnn.is_acceptable)
     with (
         torch_api.below_autograd(),
         torch_api.uncompiled(),
         torch_api.unoptimized(scripted),
         torch_api.replaced(stand_ins),
+        talks,
         followed_autocast(recorder),
         function_calls(recorder),
         module_calls(recorder, paths),

@@ -96,7 +96,7 @@ class Derivatives:
     def _follow(
         self, func: Any, args: Tree, kwargs: dict[str, Tree], known: Tree
     ) -> tuple[bool, ...]:
-        with torch_api.no_dispatch_modes(), torch_api.with_autograd():
+        with torch_api.CleanRoom(), torch_api.with_autograd():
             forward = self.forward(func, args, kwargs, frozenset(), known)
         if any(map(_unknown, forward.outs)) and "pin_memory" in schema_of(func).arguments:
             self.below_autograd.add(func)
@@ -106,7 +106,7 @@ class Derivatives:
     def node(self, func: Any, args: Tree, kwargs: dict[str, Tree], written: frozenset[int]) -> str:
         """The name of the autograd node that a call makes: each formula of torch's has its own."""
         args, kwargs = map_tree((args, kwargs), self.types.symbols.concrete)  # as in `saved`
-        with torch_api.no_dispatch_modes(), torch_api.with_autograd():
+        with torch_api.CleanRoom(), torch_api.with_autograd():
             return torch_api.node_name(self.forward(func, args, kwargs, written).outs[0])
 
     def saved(
@@ -129,7 +129,7 @@ class Derivatives:
         args, kwargs = self._at_numbers((args, kwargs))
         if written:  # no size is asked for in place, and an open number would be fixed
             args, kwargs = map_tree((args, kwargs), self.types.symbols.concrete)
-        with torch_api.no_dispatch_modes(), torch_api.with_autograd():
+        with torch_api.CleanRoom(), torch_api.with_autograd():
             try:
                 forward = self.forward(func, args, kwargs, written, known)
             except RuntimeError as error:
@@ -165,15 +165,15 @@ class Derivatives:
         Raises:
             Refusal: torch has no derivative for the operator.
         """
-        key = frozen((func, args, kwargs, tangents, written, known, again, rows))
-        if (found := self._rules.get(key)) is not None:
+        given = func, args, kwargs, tangents, written, known, again, rows, torch.get_default_dtype()
+        if (found := self._rules.get(key := frozen(given))) is not None:
             return found
 
         def ask(args: Tree, kwargs: dict[str, Tree]) -> Rule:
             if reads_sparse((args, kwargs)):
                 raise no_derivative(func)
             registered = self.table.registered(func)
-            with torch_api.no_dispatch_modes(), torch_api.with_autograd():
+            with torch_api.CleanRoom(), torch_api.with_autograd():
                 if registered is not None and rows is None:
                     return self._registered(registered, func, args, kwargs, tangents, known)
                 return self._derived(

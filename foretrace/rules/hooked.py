@@ -58,7 +58,7 @@ def run_hook(
     tape.results, tape.outside = (), outside
     lines_of(tape, op, run_hook.__code__)
     run = _reporting(call, tape)
-    with torch_api.no_dispatch_modes(), torch_api.with_autograd(), tape:
+    with torch_api.no_dispatch_modes(), torch_api.Unhooked(), torch_api.with_autograd(), tape:
         if gradient is None:
             with torch.no_grad():
                 _check_none(call, run(None), op.origin.frame)

@@ -42,7 +42,7 @@ def own_rule(
     tape = tape_on(operands[0].type.device)
     tape.results, tape.outside = (), outside
     formals = _formals(call, tangents)
-    with torch_api.no_dispatch_modes(), torch_api.with_autograd(), tape:
+    with torch_api.no_dispatch_modes(), torch_api.Unhooked(), torch_api.with_autograd(), tape:
         placeholders = {i: tape.abstract(v) for i, v in enumerate(op.args) if isinstance(v, Value)}
         *outs, token = _applied(op, call, [placeholders.get(i) for i in range(len(op.args))], tape)
         run_after(call.hooks, token, tape, own_rule.__code__)

@@ -128,7 +128,8 @@ class Saving:
         """
         if self.table.registered(call.func) is not None:
             return self._registered(call, tangents, given, again=again)
-        key = ("unpacked", call.key, frozen((tangents, given)), wanted, again)
+        types = frozen((tangents, given, torch.get_default_dtype()))
+        key = ("unpacked", call.key, types, wanted, again)
         found = self._rules.get(key)
         if found is None:
             found = self._rules.learn(
@@ -143,7 +144,7 @@ class Saving:
     def _ask(self, call: Call) -> tuple[Slot, ...]:
         hooks = _Hooks()
         try:
-            with torch_api.no_dispatch_modes(), torch_api.with_autograd():
+            with torch_api.CleanRoom(), torch_api.with_autograd():
                 forward = self._forward(call, hooks)
         except Refusal:
             if self.table.registered(call.func) is None:
@@ -177,7 +178,7 @@ class Saving:
         wanted: tuple[bool, ...], *, again: bool,
     ) -> Rule:  # fmt: skip
         hooks = _Hooks(given)
-        with torch_api.no_dispatch_modes(), torch_api.with_autograd():
+        with torch_api.CleanRoom(), torch_api.with_autograd():
             forward = self._forward(call, hooks)
             forward.edges = [e if on else None for e, on in zip(forward.edges, wanted, strict=True)]
             try:

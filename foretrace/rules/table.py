@@ -67,11 +67,12 @@ class RuleTable:
         self._users.add(op)
         self.forget()
 
-    def learned(self, surroundings: Hashable) -> Learned:
-        """What torch was asked under these surroundings; the derived rules are part of it."""
+    def learned(self, target: Hashable, switches: Hashable) -> Learned:
+        """What torch was asked for a target while its switches were so; derived rules are of it."""
+        surroundings = target, switches
         if surroundings not in self._learned and len(self._learned) >= STATES:
             self._learned.clear()
-        return self._learned.setdefault(surroundings, Learned())
+        return self._learned.setdefault(surroundings, Learned(switches))
 
     def forget(self) -> None:
         """Ask everything anew from now on."""

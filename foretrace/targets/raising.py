@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
+from foretrace import torch_api
 from foretrace.ir.op import AS_STRIDED, Op, Tree, map_values
 from foretrace.ir.tree import map_tree
 from foretrace.ir.types import TensorType
@@ -58,7 +59,8 @@ class Raising:
         """Of fixed sizes the answer is that of every capture."""
         found: bool | None = self._lasting.get(key)
         if found is None:
-            found = self._asked(func, map_tree(call, _on_cpu))
+            with torch_api.CleanRoom():
+                found = self._asked(func, map_tree(call, _on_cpu))
             if lasts(key) and not symbols_of(key):
                 self._lasting.keep(key, found)
         return found

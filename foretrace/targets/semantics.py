@@ -43,7 +43,7 @@ class TargetSemantics(Semantics):
     ) -> None:
         self.target, self.table = target, table
         self.here = target.device.type in torch_api.device_types_here()
-        self.learned = table.learned((target, torch_api.switches()))
+        self.learned = table.learned(target, torch_api.switches())
         self.inference = Inference(types, types.symbols, self.learned, mode)
         self.derivatives = Derivatives(types, self.inference, table)
         self.may_raise = Raising(self.inference.of_cpu, self.learned.raising).may_raise

@@ -34,6 +34,7 @@ from foretrace.tensors.abstract import Abstract
 from foretrace.tensors.admitted import check_asked_for
 from foretrace.tensors.autocast import INSIDE
 from foretrace.tensors.wrapped import DISPATCHED
+from foretrace.trace.communication import communicates
 from foretrace.trace.from_data import (
     FILLS,
     PLACES,
@@ -132,6 +133,8 @@ def _known(
         return _made_functional(recorder, args[0], kwargs)
     if isinstance(func, torch_api.HigherOrderOperator):
         return Outcome(None, inline=hold, lasting=False)
+    if func.namespace == torch_api.COLLECTIVES:
+        raise communicates(str(func))
     check_asked_for(func, args, kwargs)
     procedure = _procedure(func, args, grad_mode)
     return None if procedure is None else Outcome(None, inline=procedure)

@@ -198,7 +198,7 @@ def test_meta_kernels_answer_as_fake_tensor_does(
         vars(self)["_kernels"] = made[-1]
 
     monkeypatch.setattr(Inference, "__init__", with_comparison)
-    monkeypatch.setattr(RULES, "learned", lambda _: Learned())
+    monkeypatch.setattr(RULES, "learned", lambda *_: Learned())
     subject = case.subject(4)
     try:
         program = foretrace.capture(subject.fn, subject.args, subject.kwargs)

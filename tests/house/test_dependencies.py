@@ -12,12 +12,14 @@ import pytest
 from tests.house.test_house import IR, PACKAGE, ROOT, Source, read
 
 DISTRIBUTIONS = packages_distributions()
+SINCE_3_14 = {"annotationlib"}
+"""Modules of the standard library that the Python that runs the test may not have"""
 
 
 def imported(source: Source) -> set[str]:
     """The distributions of what a file imports that is neither Python's own nor the package's."""
     roots = {full.split(".")[0] for _, _, full in source.imports} | set(late(source))
-    others = roots - sys.stdlib_module_names - {"foretrace"}
+    others = roots - sys.stdlib_module_names - SINCE_3_14 - {"foretrace"}
     return {plain(name) for root in others for name in DISTRIBUTIONS.get(root, [root])}
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import foretrace
 from tests.refusals.registry import (
@@ -542,6 +543,21 @@ def is_taken_apart_by_autograd(w: Tensor) -> Tensor:
 refuses("no derivative", "rules/derive.py:forward", captures(is_taken_apart_by_autograd, W),
         is_taken_apart_by_autograd, trained(lambda w: ours.apart_with_a_rule(w).sum(), W),
         trained(lambda w: (w * 2).sum(), W))  # fmt: skip
+
+
+def doubles(x: Tensor) -> Tensor:  # here
+    return x * 2
+
+
+def captures_under_a_fake_mode() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        foretrace.capture(doubles, (X,))
+
+
+refuses(
+    "unsupported", "recording/record.py:record", captures_under_a_fake_mode,
+    doubles, captured(doubles, X),
+)  # fmt: skip
 
 
 SPOKEN = (
