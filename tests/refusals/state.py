@@ -269,7 +269,7 @@ def follow_first_call() -> None:
     compiled(looks_up, X)()
 
 
-refuses("side effect", "guards/calls.py:check_repeatable", calls_what_counts, counts,
+refuses("side effect", "ir/requirements.py:check_repeatable", calls_what_counts, counts,
         compiled(returns, X), follow_first_call)  # fmt: skip
 refuses("side effect", "python_state/reads.py:check_found", captures(fills_what_is_hidden, X),
         fills_what_is_hidden, compiled(returns, X), follow_first_call)  # fmt: skip

@@ -57,6 +57,7 @@ class Prompt:
 def prompt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Prompt]:
     """The one who is asked; a debugger is who answers an interrupt from the first `c` on."""
     traces, interrupt = sys.gettrace(), signal.getsignal(signal.SIGINT)
+    Breakpoint.clearBreakpoints()  # they are of the process: `foretrace explain --break` sets some
     yield Prompt(monkeypatch)
     sys.settrace(traces)
     Breakpoint.clearBreakpoints()
