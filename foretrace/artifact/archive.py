@@ -56,7 +56,8 @@ def write(
             _add(file, TENSORS, tensors, zipfile.ZIP_STORED)
     if beside:
         _put(other, tensors)
-    _put(path, whole.getbuffer())
+    with whole.getbuffer() as data:  # let go at once: what is written may be kept by a traceback
+        _put(path, data)
 
 
 def _put(path: Path, data: bytes | memoryview) -> None:

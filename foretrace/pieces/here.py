@@ -209,6 +209,11 @@ def run(hole: Hole, put: Put, plain: Callable[..., Any], args: Any, kwargs: Any)
         return plain(*args, **kwargs)
     finally:
         here.hole = before
-        for space, call in put if before is None else done:  # a thread may have put it back
-            if space.get(key) is call:
-                space.pop(key, None)
+        if before is None:  # what another thread's run put there may have been put back by this one
+            for space, _ in put:
+                if getattr(space.get(key), "__module__", None) == __name__:
+                    space.pop(key, None)
+        else:
+            for space, call in done:
+                if space.get(key) is call:
+                    space.pop(key, None)

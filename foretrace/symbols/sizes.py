@@ -295,8 +295,14 @@ class Symbols:
         return sorted(free_symbols(tree) - set(known) - self.floats.known.keys(), key=str)
 
     def simplify(self, expr: Any) -> Any:
-        """The expression, or number, with what the guards say put in."""
-        return self.env.simplify(expr) if self.env and isinstance(expr, sympy.Basic) else expr
+        """The expression, or number, with what the guards say put in.
+
+        Not with the ranges of symbols, by which torch makes `s` of `Max(1, s)`, and from 2.15 on of
+        `Max(2, s)`: a call's sizes may be 0 and 1.
+        """
+        if self.env is None or not isinstance(expr, sympy.Basic):
+            return expr
+        return self.env.simplify(expr, size_oblivious=True)
 
     def asked(self) -> list[sympy.Basic]:
         """Every condition so far, whoever checks it."""

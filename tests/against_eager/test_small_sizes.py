@@ -194,6 +194,10 @@ def symbolic(x: Tensor) -> Tensor:
     return x * torch.sym_max(x.shape[0], 2) + 1 / (x.shape[0] + 1)
 
 
+def at_least_one(x: Tensor) -> Tensor:
+    return torch.ones(3) * torch.sym_max(x.shape[0], 1)
+
+
 def reduced(x: Tensor) -> tuple[Tensor, ...]:
     return x.mean(0), x.var(0), x.softmax(0), x.sum()
 
@@ -204,7 +208,7 @@ def folded(x: Tensor) -> tuple[Tensor, ...]:
 
 DIFFER = [
     more_than_one, is_one, at_least_two, any_at_all, squeezed, contiguous, stride_of_a_size_of_one,
-    stride_of_a_copy, written_through_a_view_of_one, each_row, half, symbolic, reduced, folded,
+    stride_of_a_copy, written_through_a_view_of_one, each_row, half, symbolic, at_least_one, reduced, folded,
 ]  # fmt: skip
 REFUSED_AT_ONE = {
     more_than_one, is_one, at_least_two, squeezed, contiguous, stride_of_a_size_of_one,
