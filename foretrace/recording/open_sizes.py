@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import sympy
 import torch
 
 from foretrace import torch_api
@@ -50,7 +51,23 @@ def dividing(recorder: Recorder) -> dict[str, Callable[..., Any]]:
 
         return divide
 
-    return {name: noting(torch_api.division(name)) for name in torch_api.DIVISIONS}
+    return {name: noting(torch_api.of_numbers(name)) for name in torch_api.DIVISIONS}
+
+
+def choosing(recorder: Recorder) -> dict[str, Callable[..., Any]]:
+    """Stand-ins for the larger and the smaller of two numbers, which note what sympy knows."""
+
+    def noting(original: Callable[..., Any], order: type[sympy.Rel]) -> Callable[..., Any]:
+        def choose(number: Any, by: Any) -> Any:
+            chosen, env = original(number, by), recorder.types.symbols.noting
+            if env is not None and number.shape_env is env:
+                env.chosen(order, *(torch_api.without_casts(n.expr) for n in (number, by, chosen)))
+            return chosen
+
+        return choose
+
+    orders = zip(torch_api.EXTREMES, (sympy.Ge, sympy.Le), strict=True)
+    return {name: noting(torch_api.of_numbers(name), order) for name, order in orders}
 
 
 def _called(

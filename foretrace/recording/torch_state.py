@@ -25,7 +25,7 @@ from foretrace.ir.places import Place
 from foretrace.mutation.made_leaves import value_of
 from foretrace.python_state.module_state import scripted
 from foretrace.python_state.switches import unswitched
-from foretrace.recording.open_sizes import dividing, taking_rates, taking_steps
+from foretrace.recording.open_sizes import choosing, dividing, taking_rates, taking_steps
 from foretrace.tensors.abstract import Abstract
 from foretrace.trace import generators
 from foretrace.trace.communication import communicates
@@ -50,6 +50,7 @@ def refusing(recorder: Recorder, absent: bool) -> dict[str, Callable[..., Any]]:
     stand_ins |= generators.refusing(recorder) | guards(recorder)
     stand_ins |= {"compile": _compiled(recorder), "hop": torch_api.called_as_written}
     stand_ins |= taking_steps(recorder) | taking_rates(recorder) | dividing(recorder)
+    stand_ins |= choosing(recorder)
     stand_ins |= {"dual exit": leaving(recorder), "linearize": tracing(recorder)}
     stand_ins |= dict.fromkeys(torch_api.FORKS, partial(_forks, recorder))
     packing = Packing(recorder)

@@ -97,8 +97,18 @@ class NotingShapeEnv(torch_api.ToldShapeEnv):
 
     def divided_by(self, number: sympy.Basic) -> None:
         """Note what the program itself divides by: no answer tells of it; eager raises for 0."""
-        if not self.listeners and number.free_symbols:
-            condition = sympy.Ne(number, 0, evaluate=False)  # sizes are positive to sympy
+        self._taken(sympy.Ne(number, 0, evaluate=False))
+
+    def chosen(
+        self, order: type[sympy.Rel], one: sympy.Basic, other: sympy.Basic, found: sympy.Basic
+    ) -> None:
+        """Note which of two numbers the program was given, if it is one of them at once."""
+        if found in (one, other):
+            self._taken(order(found, other if found == one else one, evaluate=False))
+
+    def _taken(self, condition: sympy.Basic) -> None:
+        """Note what holds for sympy without being asked: sizes are positive to it."""
+        if not self.listeners and condition.free_symbols:
             question = Question("evaluate_expr", (condition,), (), answer=sympy.true)
             self.by_program.setdefault(question, self.where())
 

@@ -192,6 +192,8 @@ SIGNATURE = inspect.signature(getattr(torch.utils.checkpoint, CHECKPOINT))
 
 DIVISIONS = ("_mod", "_int_floordiv", "_int_truediv", "_float_truediv")
 """What `%`, `//` and `/` of sizes come to"""
+EXTREMES = ("_sym_max", "_sym_min")
+"""What `torch.sym_max` and `torch.sym_min` of sizes come to"""
 STEPS = (
     "linspace", "logspace", "hann_window", "hamming_window", "blackman_window", "bartlett_window",
     "kaiser_window",
@@ -242,7 +244,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "checkpoint": (torch.utils.checkpoint, CHECKPOINT),
     # bindings of operators that take a length as a plain int
     **{name: (torch, name) for name in (*STEPS, *FUSED)},
-    **{name: (SymNode, name) for name in DIVISIONS},
+    **{name: (SymNode, name) for name in (*DIVISIONS, *EXTREMES)},
     # Python's own: multiprocessing looks it up, so a DataLoader's workers come by it, too
     **{name: (os, name) for name in FORKS},
 }
@@ -313,8 +315,8 @@ def stepped_elsewhere(optimizer: torch.optim.Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
-def division(name: str) -> Callable[..., Any]:
-    """What a division of symbolic numbers is while it is not replaced."""
+def of_numbers(name: str) -> Callable[..., Any]:
+    """What a division or an extreme of symbolic numbers is while it is not replaced."""
     place, key = PLACES[name]
     found: Callable[..., Any] = vars(place)[key]
     return found

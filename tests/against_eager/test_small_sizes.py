@@ -208,7 +208,8 @@ def folded(x: Tensor) -> tuple[Tensor, ...]:
 
 DIFFER = [
     more_than_one, is_one, at_least_two, any_at_all, squeezed, contiguous, stride_of_a_size_of_one,
-    stride_of_a_copy, written_through_a_view_of_one, each_row, half, symbolic, at_least_one, reduced, folded,
+    stride_of_a_copy, written_through_a_view_of_one, each_row, half, symbolic, at_least_one,
+    reduced, folded,
 ]  # fmt: skip
 REFUSED_AT_ONE = {
     more_than_one, is_one, at_least_two, squeezed, contiguous, stride_of_a_size_of_one,
