@@ -56,11 +56,10 @@ def write(
             _add(file, TENSORS, tensors, zipfile.ZIP_STORED)
     if beside:
         _put(other, tensors)
-    with whole.getbuffer() as data:  # let go at once: what is written may be kept by a traceback
-        _put(path, data)
+    _put(path, whole.getvalue())  # bytes: a view would hold the buffer as long as a traceback lives
 
 
-def _put(path: Path, data: bytes | memoryview) -> None:
+def _put(path: Path, data: bytes) -> None:
     part = path.with_name(path.name + ".part")
     try:
         part.write_bytes(data)
