@@ -16,7 +16,13 @@ from foretrace.ir.op import values_in
 from foretrace.ir.places import Change, Contents, OnArguments
 from foretrace.ir.program import Mutation, Output, Recorded, Role
 from foretrace.ir.requirements import Requirements
-from foretrace.ir.structure import Structure, handed_back, named_arguments, take_apart
+from foretrace.ir.structure import (
+    Structure,
+    handed_back,
+    leaves_of,
+    named_arguments,
+    take_apart,
+)
 from foretrace.mutation.made_leaves import check_parted
 from foretrace.ops.cache import ONE_AT_A_TIME
 from foretrace.python_state.before import Before
@@ -81,8 +87,7 @@ def record(
 
 
 def _restoring(fn: Any, args: Any, kwargs: Any, capture: Capture) -> Recorded:
-    given = [leaf for _, leaf in take_apart((args, kwargs))[0]]
-    modules = [leaf for leaf in given if isinstance(leaf, torch.nn.Module)]
+    modules = [leaf for leaf in leaves_of(args, kwargs) if isinstance(leaf, torch.nn.Module)]
     before = Before((fn, args, kwargs), [*owners_of(fn).values(), *modules])
     check_iterators(before, capture.outside, partial(capture.lines, fn))
     capture.steps.casts = before.casts

@@ -12,7 +12,7 @@ from foretrace.errors import Attempt, Refusal
 from foretrace.frames.sources import Sources
 from foretrace.ir.places import Change
 from foretrace.ir.program import Recorded, Target
-from foretrace.ir.structure import take_apart
+from foretrace.ir.structure import leaves_of
 from foretrace.python_state.counts import Counts, may_be_counted, numbers_in
 from foretrace.python_state.reads import may_be_bound
 from foretrace.recording.capture import Capture
@@ -208,9 +208,9 @@ def asks_types(run: Capture) -> bool:
 
 def device_of(fn: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> torch.device:
     """The device of the first tensor among the arguments and parameters; "cpu" without one."""
-    leaves = (leaf for _, leaf in take_apart((args, kwargs or {}))[0])
     parameters = fn.parameters() if isinstance(fn, torch.nn.Module) else ()
-    tensors = (leaf for leaf in chain(leaves, parameters) if isinstance(leaf, torch.Tensor))
+    leaves = chain([*leaves_of(args, kwargs or {})], parameters)
+    tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
