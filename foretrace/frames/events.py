@@ -106,8 +106,8 @@ class Monitored(Events):
         for event, tell in self.told.items():
             MONITORING.register_callback(self.tool, event, tell)
         everywhere = sum(event for event in self.told if event != MONITORING.events.CALL)
-        MONITORING.set_events(self.tool, everywhere)
         MONITORING.restart_events()
+        MONITORING.set_events(self.tool, everywhere)
 
     def __exit__(self, *error: object) -> None:
         forks.forgotten(self._noted)
@@ -115,13 +115,14 @@ class Monitored(Events):
 
     def _give_back(self) -> None:
         """Leave nothing in the code, of no thread's."""
+        here, self.thread = get_ident() == self.thread, 0  # nothing is told if this is interrupted
         MONITORING.set_events(self.tool, 0)
         for code in self.codes.values():
             MONITORING.set_local_events(self.tool, code, 0)
         for event in self.told:
             MONITORING.register_callback(self.tool, event, None)
         MONITORING.free_tool_id(self.tool)
-        if sys.getprofile() is not self.profiled and get_ident() == self.thread:
+        if here and sys.getprofile() is not self.profiled:
             sys.setprofile(self.profiled)
 
     def _listens(self) -> bool:
