@@ -8,8 +8,7 @@ that is free in the child, and what is registered to be undone there is undone.
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property as _cached_property
 from threading import get_ident
 from time import monotonic
@@ -148,15 +147,20 @@ def forgotten(key: object) -> None:
     UNDOING.pop(key, None)
 
 
-@contextmanager
-def undone(undo: Callable[[], object]) -> Iterator[None]:
+class undone:  # noqa: N801 - used as a context manager
     """Call `undo` at the end, or in a child that is forked by another thread before."""
-    key = noted(undo)
-    try:
-        yield
-    finally:
-        forgotten(key)
-        undo()
+
+    __slots__ = ("_key", "_undo")
+
+    def __init__(self, undo: Callable[[], object]) -> None:
+        self._undo = undo
+
+    def __enter__(self) -> None:
+        self._key = noted(self._undo)
+
+    def __exit__(self, *error: object) -> None:
+        forgotten(self._key)
+        self._undo()
 
 
 def _before() -> None:

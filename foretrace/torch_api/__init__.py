@@ -56,6 +56,7 @@ from foretrace.torch_api.dispatch import (
     functorch_active as functorch_active,
     is_active as is_active,
     kernel_for as kernel_for,
+    kernels_by_python as kernels_by_python,
     leave_function_modes as leave_function_modes,
     mkldnn_on as mkldnn_on,
     no_dispatch as no_dispatch,

@@ -334,16 +334,18 @@ def device_types_here() -> frozenset[str]:
     return frozenset({"cpu", "meta", *([found.type] if found is not None else [])})
 
 
-def switches() -> tuple[Any, ...]:
-    """What decides, beside a call itself, how torch's own operators are taken apart.
+def kernels_by_python() -> int:
+    """How many kernels Python has registered so far: `torch.library._impls` names them."""
+    return len(torch.library._impls)
 
-    `torch.library._impls` names the kernels that Python has registered so far.
-    """
+
+def switches() -> tuple[Any, ...]:
+    """What decides, beside a call itself, how torch's own operators are taken apart."""
     cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
     return (
         torch.are_deterministic_algorithms_enabled(),
         (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, mkldnn.enabled),
-        len(torch.library._impls),
+        kernels_by_python(),
     )
 
 

@@ -4,7 +4,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial, wraps
 from importlib import import_module
@@ -296,20 +296,62 @@ def selective_policy(context: Any) -> Callable[..., Any] | None:
     return found
 
 
-@contextmanager
-def replaced(functions: dict[str, Callable[..., Any]]) -> Iterator[dict[str, Callable[..., Any]]]:
-    """Replace functions of PLACES inside, for this thread; gives the originals."""
-    places = {name: PLACES[name] for name in functions}
-    originals = {name: vars(place)[key] for name, (place, key) in places.items()}
+class Replacing:
+    """Functions of PLACES are others inside, for this thread; for others they are as they were.
 
-    def undo() -> None:
-        for name, (place, key) in places.items():
-            _put(place, key, originals[name])
+    What stands in a place is made once in a process, and looks up what the thread has there: to
+    make forty functions in each capture took one twentieth of it, for a small net. Whoever takes
+    one meanwhile has the original by it afterwards.
+    """
 
-    with forks.undone(undo):
-        for name, (place, key) in places.items():
-            _put(place, key, _in_this_thread(functions[name], originals[name]))
-        yield originals
+    def __init__(self) -> None:
+        self._by_thread: dict[int, dict[str, Callable[..., Any]]] = {}
+        self._calls: dict[str, tuple[Any, Callable[..., Any]]] = {}
+        """by name, the original and what was put in its place last"""
+
+    @contextmanager
+    def __call__(self, functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+        """Replace these functions, by their names in PLACES."""
+        thread = threading.get_ident()
+        here = self._by_thread.setdefault(thread, {})
+        mine = functions.keys() - here.keys()  # of others, the original is a stand-in, too
+        places = [(name, *PLACES[name]) for name in functions]
+        originals = [vars(place)[key] for _, place, key in places]
+
+        def undo() -> None:
+            for (_, place, key), original in zip(places, originals, strict=True):
+                _put(place, key, original)
+            for name in mine:
+                here.pop(name, None)
+            if not here:
+                self._by_thread.pop(thread, None)
+
+        with forks.undone(undo):
+            here.update({name: functions[name] for name in mine})
+            for (name, place, key), original in zip(places, originals, strict=True):
+                stand_in = functions[name]
+                if isinstance(stand_in, type) or not callable(stand_in):
+                    _put(place, key, stand_in)  # it tells threads apart itself
+                elif name in mine:
+                    _put(place, key, self._call(name, original))
+                else:
+                    _put(place, key, _by_thread({thread: {name: stand_in}}, name, original))
+            yield
+
+    def _call(self, name: str, original: Any) -> Callable[..., Any]:
+        known = self._calls.get(name)
+        if known is None or known[0] is not original:
+            known = self._calls[name] = original, _by_thread(self._by_thread, name, original)
+        return known[1]
+
+
+REPLACING: Final = Replacing()
+"""Of captures"""
+
+
+def replaced(functions: Mapping[str, Callable[..., Any]]) -> AbstractContextManager[None]:
+    """Replace functions of PLACES inside, for this thread."""
+    return REPLACING(functions)
 
 
 def stepped_elsewhere(optimizer: torch.optim.Optimizer) -> None:
@@ -444,14 +486,16 @@ def _put(place: Any, key: str, item: Any) -> None:
         vars(place)[key] = item
 
 
-def _in_this_thread(stand_in: Callable[..., Any], original: Callable[..., Any]) -> Any:
-    if isinstance(stand_in, type) or not callable(stand_in):
-        return stand_in  # it tells threads apart itself
-    thread = threading.get_ident()
+def _by_thread(
+    stand_ins: Mapping[int, Mapping[str, Callable[..., Any]]], name: str, original: Any
+) -> Callable[..., Any]:
+    """What a thread has in the place of the original under its name, or that."""
+    get_ident = threading.get_ident
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        here = threading.get_ident() == thread
-        return stand_in(*args, **kwargs) if here else original(*args, **kwargs)
+        here = stand_ins.get(get_ident())
+        function = original if here is None else here.get(name, original)
+        return function(*args, **kwargs)
 
     return call

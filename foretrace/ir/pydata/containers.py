@@ -426,6 +426,16 @@ def _with(tree: Any, path: Path, item: Any) -> Any:
     return tree
 
 
+def leaves_of(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """Leaves of the arguments of a call, in their order.
+
+    Raises:
+        Refusal: as `take_apart`.
+    """
+    for each in (*args, *kwargs.values()):
+        yield from (leaf for _, leaf in take_apart(each)[0])
+
+
 def named_arguments(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Leaves of the arguments, named as the signature names them."""
     names = positional_names(fn, len(args))
