@@ -61,7 +61,6 @@ def capture(  # noqa: PLR0913 - what may be said of a capture
         Refusal: the program has no exact graph; the message has the user's line and a way out.
     """
     counts = SymbolicCounters(opens=values == branches == "guard")  # two sides leave no state
-
     with Asked("capture", fn):
         check_branches(branches)
         given = (fn, args, kwargs or {}, target, of_function(dynamic_shapes, fn))
