@@ -37,7 +37,8 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
 from foretrace.errors import Refusal
-from foretrace.torch_api.dispatch import kernel_for, no_dispatch, no_dispatch_modes
+from foretrace.torch_api.clean_room import no_dispatch_modes
+from foretrace.torch_api.dispatch import kernel_for, no_dispatch
 from foretrace.torch_api.patches import switched
 from foretrace.torch_api.tensors import make_wrapper
 

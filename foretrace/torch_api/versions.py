@@ -12,7 +12,8 @@ from typing import Any, Final
 import torch
 from torch.compiler import config
 
-from foretrace.torch_api.dispatch import no_torch_function, plain_torch
+from foretrace.torch_api.clean_room import plain_torch
+from foretrace.torch_api.dispatch import no_torch_function
 
 TESTED = ((2, 13), (2, 15))
 """The first and the last version on which the tests pass"""
