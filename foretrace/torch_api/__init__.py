@@ -155,8 +155,8 @@ from foretrace.torch_api.functions import (
     backward_node as backward_node,
     calls_forward_alone as calls_forward_alone,
     flat_call as flat_call,
-    held_by_files as held_by_files,
     module_called as module_called,
+    stored_in_files as stored_in_files,
 )
 from foretrace.torch_api.levels import (
     add_batch_dim as add_batch_dim,
@@ -240,7 +240,7 @@ from foretrace.torch_api.symbolic.shape_env import (
     GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
     InputSource as InputSource,
     Mod as Mod,
-    ToldShapeEnv as ToldShapeEnv,
+    RecordedShapeEnv as RecordedShapeEnv,
     ValueRanges as ValueRanges,
     adopt_symbol as adopt_symbol,
     assertions_of as assertions_of,

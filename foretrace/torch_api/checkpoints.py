@@ -18,7 +18,7 @@ SIGNATURE = inspect.signature(getattr(torch.utils.checkpoint, CHECKPOINT))
 
 
 class CheckpointCall(NamedTuple):
-    """What a checkpoint is given: a function, what makes its contexts, and its arguments.
+    """The arguments of a checkpoint: a function, what makes its contexts, and its arguments.
 
     `same_draws`: whether its second run draws the random numbers that the first one drew.
     """
@@ -34,14 +34,14 @@ WRAP: Final = "torch._higher_order_ops.wrap"
 
 
 def checkpoint_call(args: Any, kwargs: Any) -> CheckpointCall:
-    """What a checkpoint is given.
+    """The arguments of a checkpoint.
 
     Its arguments are arguments of their own until torch 2.13, and one tuple from 2.14 on.
     """
-    given = SIGNATURE.bind(*args, **kwargs)
-    given.apply_defaults()
-    function, *_ = given.arguments.values()
-    named = given.arguments
+    bound = SIGNATURE.bind(*args, **kwargs)
+    bound.apply_defaults()
+    function, *_ = bound.arguments.values()
+    named = bound.arguments
     # Dynamo's operator always says no, and has compilers draw the same numbers again
     dynamos = getattr(function, "__module__", None) == WRAP
     same_draws = dynamos or bool(named["preserve_rng_state"])

@@ -39,8 +39,8 @@ def no_dispatch_modes() -> AbstractContextManager[None]:
 class Unhooked:
     """Inside, no hooks see what autograd saves (torch 2.13 to 2.15).
 
-    A node keeps the hooks that are on while it is made. While they are forbidden, none can be put
-    back, so that is allowed for that moment.
+    A node keeps the hooks that are on while it is created. While they are forbidden, none can be
+    put back, so that is allowed for that moment.
     """
 
     __slots__ = ("_hooks",)

@@ -45,7 +45,7 @@ class Silence:
     """While a thread is inside, it talks to no other process: what would is refused by its name.
 
     That is each function and method of TALKING, by whatever name torch's own Python has it; DDP's
-    reducer, stores and groups are objects of it. The interpreter's profiler does not tell of all of
+    reducer, stores and groups are objects of it. The interpreter's profiler does not report all of
     them: Python 3.12 is silent of a bound method that wraps a function in C.
     """
 
@@ -73,7 +73,7 @@ class Silence:
 
     @cache  # noqa: B019 - there is one of it
     def _places(self, modules: int) -> list[tuple[Any, str, Any, Any]]:
-        """Where such functions stand, and what is put there; asked anew where more is imported."""
+        """Where such functions stand, and what is put there; asked again where more is imported."""
         found = list[tuple[Any, str, Any, Any]]()
         for module in filter(None, map(sys.modules.get, TALKING)):
             kinds = (each for each in vars(module).values() if isinstance(each, type))

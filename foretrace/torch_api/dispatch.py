@@ -50,7 +50,7 @@ disabled_torch_dispatch = _C._disabled_torch_dispatch_impl
 FAKE_MODE_KEY = _C._TorchDispatchModeKey.FAKE
 
 
-# Turns operator interception off while a wrapper is made or asked for its own sizes.
+# Turns operator interception off while a wrapper is created or asked for its own sizes.
 no_dispatch: Callable[[], AbstractContextManager[None]] = _C._DisableTorchDispatch
 
 
@@ -141,7 +141,7 @@ def resolved_below(op: Any, lazy: str) -> bool:
 
 
 def composite_kernel(op: Any, name: str = "CompositeImplicitAutograd") -> Callable[..., Any]:
-    """The kernel by which eager mode takes a composite operator apart.
+    """The kernel by which eager mode decomposes a composite operator.
 
     Not `OpOverload.decompose()`, which prefers Python kernels that eager mode never runs.
     """
@@ -241,7 +241,7 @@ def kernels_by_python() -> int:
 
 
 def switches() -> tuple[Any, ...]:
-    """What decides, beside a call itself, how torch's own operators are taken apart."""
+    """What decides, beside a call itself, how torch's own operators are decomposed."""
     cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
     return (
         torch.are_deterministic_algorithms_enabled(),
@@ -282,7 +282,7 @@ def leave_function_modes(count: int) -> None:
 
 
 def default_device() -> torch.device | None:
-    """What `torch.set_default_device` was given; torch's own `get` sees `with` blocks as well."""
+    """What `torch.set_default_device` has set; torch's own `get` sees `with` blocks as well."""
     context = getattr(vars(torch)["_GLOBAL_DEVICE_CONTEXT"], "device_context", None)
     return None if context is None else context.device
 

@@ -60,7 +60,7 @@ def applied_as_written(function: type[Function]) -> Apply:
 TAKES_ELEMENT = ("torch._dynamo._trace_wrapped_higher_order_op", "ModIndex")
 
 
-def held_by_files(function: type[Function]) -> bool:
+def stored_in_files(function: type[Function]) -> bool:
     """Whether an exported program may hold a call of the Function: torch knows it by its name."""
     return (function.__module__, function.__qualname__) == TAKES_ELEMENT
 
@@ -126,11 +126,11 @@ def _looking_up(stand_in: StandIn, sees: Callable[[], bool]) -> Callable[[Any, s
 
     def forward(cls: type[Function], grad_mode: bool, *args: Any) -> Any:
         with_context = bool(args) and isinstance(args[0], vars(cls)["_backward_cls"])
-        given = args[1:] if with_context else args
+        inputs = args[1:] if with_context else args
         with torch.set_grad_enabled(grad_mode):
-            result = stand_in(cls, given)
+            result = stand_in(cls, inputs)
         if with_context:
-            _leave(args[0], given, result)
+            _leave(args[0], inputs, result)
         else:
             ended[cls] = _leave
         return result
@@ -138,7 +138,7 @@ def _looking_up(stand_in: StandIn, sees: Callable[[], bool]) -> Callable[[Any, s
     return lookup
 
 
-def _leave(ctx: Any, given: tuple[Any, ...], result: Any) -> None:
+def _leave(ctx: Any, inputs: tuple[Any, ...], result: Any) -> None:
     """Have C++ give a result to the caller as it is: without a node, and no view of an argument.
 
     What it takes for followed it would detach, or give a node.
@@ -146,7 +146,7 @@ def _leave(ctx: Any, given: tuple[Any, ...], result: Any) -> None:
     results = result if isinstance(result, tuple) else (result,)
     tensors = [item for item in results if isinstance(item, torch.Tensor)]
     ctx.mark_non_differentiable(*tensors)
-    ctx.mark_dirty(*[item for item in tensors if any(item is each for each in given)])
+    ctx.mark_dirty(*[item for item in tensors if any(item is each for each in inputs)])
     for item in tensors:
         vars(_C._TensorBase)["requires_grad"].__set__(item, False)
 
@@ -156,8 +156,8 @@ def backward_method(function: type[Function]) -> tuple[Callable[..., Any], bool]
 
     And whether it gets its gradients in one list. Source: torch/autograd/function.py, torch 2.13.
     """
-    made_by: Any = vars(function)["_backward_cls"]  # `applied` takes a look-up for a call
-    return made_by._get_user_fn(made_by), getattr(function, "boxed_grads_call", False)
+    built_by: Any = vars(function)["_backward_cls"]  # `applied` takes a look-up for a call
+    return built_by._get_user_fn(built_by), getattr(function, "boxed_grads_call", False)
 
 
 def backward_node(
@@ -176,7 +176,7 @@ def backward_node(
     Args:
         function: the user's.
         run: called with its backward and the gradients.
-        results: what its forward returned, and one more, of whose gradient it is not told: by it
+        results: what its forward returned, and one more, whose gradient it does not receive: by it
             the node is reached where no gradient of the others arrives.
         loose: the tensors of it that are not differentiable.
         zeros: whether a gradient that does not arrive is one of zeros, and not None.
@@ -188,12 +188,12 @@ def backward_node(
         ctx.mark_non_differentiable(*loose)
         return results
 
-    def told(ctx: Any, *grads: Any) -> Any:
+    def receives(ctx: Any, *grads: Any) -> Any:
         return run(backward, *([grads[0][:-1]] if boxed else grads[:-1]))
 
     methods = {
         "forward": staticmethod(forward),
-        "backward": staticmethod(told),
+        "backward": staticmethod(receives),
         "boxed_grads_call": boxed,
     }
     return plain_apply(type(function.__name__, (Function,), methods))

@@ -131,12 +131,12 @@ class forward_level:  # noqa: N801 - used as a context manager
         """The tensor with a tangent."""
         return torch._make_dual(tensor, tangent, level=0)
 
-    def given(self, tensor: torch.Tensor) -> torch.Tensor:
+    def enter(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor without one, which an operator may write to: it has one then."""
         return _C._functorch._wrap_for_grad(tensor, self.level)
 
     def parts(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What is under a tensor that was made inside, and its tangent."""
+        """The tensor below one that was computed inside, and its tangent."""
         unwrap = _C._functorch._unwrap_for_grad
         tangent: Any = torch._unpack_dual(tensor, level=0)[1]
         return unwrap(tensor, self.level), None if tangent is None else unwrap(tangent, self.level)
@@ -155,7 +155,7 @@ class no_level:  # noqa: N801 - as the other
         """The tensor with a tangent."""
         return torch._make_dual(tensor, tangent, level=0)
 
-    def given(self, tensor: torch.Tensor) -> torch.Tensor:
+    def enter(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor."""
         return tensor
 

@@ -63,8 +63,8 @@ def exporting() -> AbstractContextManager[None]:
 def break_asked(code: CodeType) -> str:
     """What a function of Dynamo's asks for that ends a graph, in words; empty of any other.
 
-    One is `torch._dynamo.graph_break`; the other runs what `torch.compiler.disable` was given
-    (torch 2.11 to 2.13). They are told by file and name, as Dynamo is imported late.
+    One is `torch._dynamo.graph_break`; the other runs the argument of `torch.compiler.disable`
+    (torch 2.11 to 2.13). They are known by file and name, as Dynamo is imported late.
     """
     asked = {
         ("decorators.py", "graph_break"): "asks for a graph break",
@@ -85,7 +85,7 @@ def calls_attention(function: Any) -> bool:
 def called_as_written(fn: Any, args: Any, kwargs: Any = None) -> Any:
     """In the place of what compiles a call of `torch.cond`: the call of the operator itself.
 
-    Operands may be nested there, which Dynamo takes apart, and the operator does not take.
+    Operands may be nested there; Dynamo flattens them, and the operator does not take them.
     """
     if _C._are_functorch_transforms_active():
         return _with_flat_results(fn, args, kwargs or {})
@@ -129,7 +129,7 @@ def scalars_index() -> AbstractContextManager[Any]:
 
 
 def uncompiled() -> AbstractContextManager[None]:
-    """What `torch.compile` made runs as it was written: Dynamo would read the recorder's code too.
+    """What `torch.compile` returned runs as written: Dynamo would read the recorder's code too.
 
     This is `torch.compiler.set_stance("force_eager")`, which refuses to be called where a backend
     of `torch.compile` captures. Whoever has something compiled has imported Dynamo.
@@ -256,7 +256,7 @@ PLACES: dict[str, tuple[Any, str]] = {
 class Replacing:
     """Functions of PLACES are others inside, for this thread; for others they are as they were.
 
-    What stands in a place is made once in a process, and looks up what the thread has there: to
+    What stands in a place is created once in a process, and looks up what the thread has there: to
     make forty functions in each capture took one twentieth of it, for a small net. Whoever takes
     one meanwhile has the original by it afterwards.
     """
@@ -288,7 +288,7 @@ class Replacing:
             for (name, place, key), original in zip(places, originals, strict=True):
                 stand_in = functions[name]
                 if isinstance(stand_in, type) or not callable(stand_in):
-                    _put(place, key, stand_in)  # it tells threads apart itself
+                    _put(place, key, stand_in)  # it looks up the thread itself
                 elif name in mine:
                     _put(place, key, self._call(name, original))
                 else:
@@ -314,7 +314,7 @@ def replaced(functions: Mapping[str, Callable[..., Any]]) -> AbstractContextMana
 def stepped_elsewhere(optimizer: torch.optim.Optimizer) -> None:
     """Let schedules take it for one whose `step` was called: they warn of others.
 
-    Source: torch/optim/lr_scheduler.py, `LRScheduler.step`, torch 2.13; nothing public tells it.
+    Source: torch/optim/lr_scheduler.py, `LRScheduler.step`, torch 2.13; nothing public sets it.
     """
     optimizer._opt_called = True  # type: ignore[attr-defined]
 

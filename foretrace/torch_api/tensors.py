@@ -24,7 +24,7 @@ from foretrace.torch_api.tensor_attributes import attribute_of
 
 # Makes another tensor of a prototype's sizes and device: 1 us, where a wrapper with symbolic sizes
 # costs 500 us.
-# It shares the version counter of what it is made of.
+# It shares the version counter of its data.
 make_subclass: Callable[..., torch.Tensor] = _C._TensorBase._make_subclass
 
 contiguous_strides: Callable[..., tuple[Any, ...]] = make_contiguous_strides_for
@@ -118,7 +118,7 @@ def set_hooks(tensor: torch.Tensor, hooks: Any, accumulated: Any) -> None:
 
 
 def node_of(tensor: torch.Tensor) -> Any:
-    """The autograd node that made a tensor; None if none did."""
+    """The autograd node that computed a tensor; None if none did."""
     return vars(_C._TensorBase)["grad_fn"].__get__(tensor)
 
 
@@ -181,7 +181,7 @@ def accumulated_by(node: Any) -> torch.Tensor | None:
 
 
 def saved_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What the autograd node that made a tensor has saved: its `_saved_*` attributes (2.13).
+    """What the autograd node that computed a tensor has saved: its `_saved_*` attributes (2.13).
 
     Those of tensors have a `_raw_saved_*` beside them. To read one of a number would fix it.
     """
@@ -230,7 +230,7 @@ def take_module_call(call: Any) -> None:
 
 
 # What `Module.__call__` looks for on a module before it calls `_call_impl`: torch puts there what
-# `module.compile()` made. It is left out of copies and pickles (torch 2.11 to 2.13).
+# `module.compile()` has set. It is left out of copies and pickles (torch 2.11 to 2.13).
 CALLED_BY = "_compiled_call_impl"
 
 

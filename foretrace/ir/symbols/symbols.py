@@ -126,7 +126,7 @@ class Symbols:
         """Assume what another run of the program has assumed, for its lines."""
         for guard in guards:
             env: Any = self.start()
-            where, env.where = env.where, partial(_numbers_of, guard.frame)
+            where, env.where = env.where, partial(_same_frame, guard.frame)
             try:
                 self.decide(guard.condition)
                 env.note()
@@ -341,5 +341,5 @@ class Symbols:
         return tuple(guard for guard in found if isinstance(guard.condition, sympy.Basic))
 
 
-def _numbers_of(frame: Frame | None) -> Frame | None:
+def _same_frame(frame: Frame | None) -> Frame | None:
     return frame

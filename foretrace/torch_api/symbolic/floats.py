@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-# Where a guard was made.
+# Where a guard comes from.
 from torch._guards import SLoc
 
 # What is in a SymFloat; C++ asks it by the names of these methods.
@@ -28,15 +28,15 @@ from torch.fx.experimental.symbolic_shapes import ValueRangesSLoc
 # The name of a symbol says what it stands for.
 from torch.utils._sympy.symbol import SymT, make_symbol
 
-# What a ShapeEnv knows of each symbol: between which numbers it is, and where it was made.
+# What a ShapeEnv knows of each symbol: between which numbers it is, and where it comes from.
 from torch.utils._sympy.value_ranges import ValueRanges
 
-# Where a symbol was made.
+# Where a symbol comes from.
 from torch.utils._traceback import CapturedTraceback
 
 from foretrace.torch_api.symbolic.shape_env import note_names
 
-# What a ShapeEnv notes of a symbol that was made nowhere in particular.
+# What a ShapeEnv notes of a symbol that comes from nowhere in particular.
 NO_STACK = CapturedTraceback(None)
 NO_PLACE = SLoc(None, None)
 # From minus to plus infinity.
@@ -110,8 +110,8 @@ class FloatNode(SymNode):
 
 def _method(function: Callable[..., Any]) -> Callable[..., SymNode]:
     def method(self: FloatNode, *others: Any) -> SymNode:
-        given = (_number(other) for other in others)
-        return to_node(self, self.compute(function, self.kind(self), *given))
+        operands = (_number(other) for other in others)
+        return to_node(self, self.compute(function, self.kind(self), *operands))
 
     return method
 
@@ -125,14 +125,14 @@ def _number(item: Any) -> Any:
     return kinds[item.pytype](item)
 
 
-def _made(self: torch.SymFloat, node: Any) -> None:
+def initialize_float(self: torch.SymFloat, node: Any) -> None:
     """As SymFloat's own `__init__`, by which C++ makes one: the class is the node's."""
     self.node = node
     if type(node) is FloatNode and type(self) is torch.SymFloat:
         object.__setattr__(self, "__class__", node.kind)
 
 
-def _made_int(self: torch.SymInt, node: Any) -> None:
+def initialize_int(self: torch.SymInt, node: Any) -> None:
     """As SymInt's own `__init__`: of a node that `as_integer` has marked the class is another."""
     self.node = node
     kind = getattr(node, "kind", None)

@@ -11,16 +11,23 @@ from typing import Any, Final
 
 import torch
 
-# Where a guard was made.
+# Where a guard comes from.
 # What is in a SymFloat; C++ asks it by the names of these methods.
 # Where a symbol's range comes from.
 # Batch norm takes `float` of a buffer.
 from torch.nn.modules import batchnorm
 
 # The name of a symbol says what it stands for.
-# What a ShapeEnv knows of each symbol: between which numbers it is, and where it was made.
-# Where a symbol was made.
-from foretrace.torch_api.symbolic.floats import ASKED, INTEGER, MATHS, NUMBERS, _made, _made_int
+# What a ShapeEnv knows of each symbol: between which numbers it is, and where it comes from.
+# Where a symbol comes from.
+from foretrace.torch_api.symbolic.floats import (
+    ASKED,
+    INTEGER,
+    MATHS,
+    NUMBERS,
+    initialize_float,
+    initialize_int,
+)
 
 
 class Following:
@@ -67,7 +74,7 @@ class FollowedFloats:
     ) -> None:
         self.on = False
         self._before: list[tuple[Any, str, Any]] = []
-        self._made = compute, follows, call
+        self._parts = compute, follows, call
         self._places = _of_math()
         self._around: Any = None
 
@@ -75,12 +82,12 @@ class FollowedFloats:
         """From the first number on more than `math` is followed, which is looked up before it."""
         if self._places is _of_math():
             self.rest()
-            self._places = *_of_math(), *_places(*self._made)
+            self._places = *_of_math(), *_places(*self._parts)
             self.resume()
 
     def __enter__(self) -> None:
         sys.meta_path.insert(0, self)
-        self._around, FOLLOWING.by = FOLLOWING.by, self._made[:2]
+        self._around, FOLLOWING.by = FOLLOWING.by, self._parts[:2]
         self.resume()
 
     def __exit__(self, *error: object) -> None:
@@ -134,8 +141,8 @@ def _places(
     compute: Callable[..., Any], follows: Callable[[Any], bool], call: Callable[..., Any]
 ) -> Iterator[tuple[Any, str, Any]]:
     """What stands in the place of what, and where."""
-    yield torch.SymFloat, "__init__", _made
-    yield torch.SymInt, "__init__", _made_int
+    yield torch.SymFloat, "__init__", initialize_float
+    yield torch.SymInt, "__init__", initialize_int
     for name, method in _stand_ins(compute, follows).items():
         yield torch.SymInt, name, method
     for name, operator_of in _of_doubles().items():
@@ -152,9 +159,9 @@ def _maker(original: Callable[..., Any], follows: Callable[[Any], bool]) -> Call
     def make(data: Any, *args: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
         numbers = _numbers_in(data)
         if numbers is None or args or kwargs or not any(map(follows, numbers)):
-            given = {"dtype": dtype, "device": device}
-            given = {name: item for name, item in given.items() if item is not None}
-            return original(data, *args, **given, **kwargs)
+            options = {"dtype": dtype, "device": device}
+            options = {name: item for name, item in options.items() if item is not None}
+            return original(data, *args, **options, **kwargs)
         floats = any(issubclass(type(n), (float, torch.SymFloat)) for n in numbers)
         dtype = dtype or (torch.get_default_dtype() if floats else torch.int64)
         if floats and not (dtype.is_floating_point or dtype.is_complex):
@@ -233,17 +240,19 @@ def _stand_ins(
     compute: Callable[..., Any], follows: Callable[[Any], bool]
 ) -> dict[str, Callable[..., Any]]:
     """Methods of SymInt, by name."""
-    made: dict[str, Callable[..., Any]] = {}
+    stand_ins: dict[str, Callable[..., Any]] = {}
     for name, function in {**INTEGER, **ASKED}.items():
         for swap in (False, True) if name in INTEGER else (False,):
             place = f"__{'r' * swap}{name}__"
-            made[place] = _of_integer(function, vars(torch.SymInt)[place], compute, follows, swap)
+            stand_ins[place] = _of_integer(
+                function, vars(torch.SymInt)[place], compute, follows, swap
+            )
     original = vars(torch.SymInt)["__sym_float__"]
 
     def sym_float(self: Any) -> Any:
         return compute(torch.sym_float, self) if follows(self) else original(self)
 
-    return made | {"__sym_float__": sym_float}
+    return stand_ins | {"__sym_float__": sym_float}
 
 
 def _of_integer(

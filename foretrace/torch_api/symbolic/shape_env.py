@@ -13,7 +13,7 @@ import torch
 
 # ShapeEnv names each symbol by a Source (torch._dynamo's own take half a second to import), and
 # TracingContext holds what Dynamo knows of the graph that it hands to a backend. A guard of a
-# ShapeEnv's is an expression and the place where it was made.
+# ShapeEnv's is an expression and the place that it comes from.
 from torch._guards import GuardSource, Source
 
 # What torch's kernels for fake tensors do with the size of what `nonzero` gives.
@@ -50,7 +50,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 # Lower and upper bound of a symbol, as ShapeEnv takes them.
 from torch.utils._sympy.value_ranges import ValueRanges as ValueRanges
 
-# Where an assertion of a ShapeEnv's was made.
+# Where an assertion of a ShapeEnv's comes from.
 
 TRUTH_OF_RELATION = torch.SymBool.__bool__.__code__
 """What runs where Python asks whether a relation of symbols holds"""
@@ -65,12 +65,12 @@ def expression(number: Any) -> Any:
 
 
 def without_casts(expr: Any) -> Any:
-    """The expression of a float as that of the integer that it is made of."""
+    """The expression of a float as that of the integer that it was converted from."""
     return expr.args[0] if isinstance(expr, ToFloat) else expr
 
 
 def interpret_expression(expr: Any, functions: Any, symbols: dict[Any, Any]) -> Any:
-    """Compute a sympy expression with the given functions on the given objects.
+    """Compute a sympy expression with functions on objects.
 
     `torch.utils._sympy` is where ShapeEnv's own functions (FloorDiv, Mod, ...) are defined.
     """
@@ -106,7 +106,7 @@ def is_float_from_data(expr: Any) -> bool:
 
 
 def note_value(shape_env: Any, symbol: Any, number: int) -> None:
-    """Tell a ShapeEnv what a symbol that depends on data was in the captured run.
+    """Let a ShapeEnv know what a symbol that depends on data was in the captured run.
 
     It waits for no kernel's result any more: FakeTensor looks for a new symbol in the next one.
     """
@@ -126,11 +126,11 @@ def adopt_symbol(shape_env: Any, other: Any, symbol: Any) -> None:
     """Let a ShapeEnv have a symbol that depends on data as another has it, under the same name."""
     before = shape_env.unbacked_symint_counter
     count_from(shape_env, int(str(symbol).removeprefix("u")))
-    made = shape_env.create_unbacked_symint()
+    created = shape_env.create_unbacked_symint()
     count_from(shape_env, before)
     if symbol in other.size_like:
-        constrain_to_size(made)
-    note_value(shape_env, expression(made), values_from_data(other)[symbol])
+        constrain_to_size(created)
+    note_value(shape_env, expression(created), values_from_data(other)[symbol])
 
 
 def new_size(shape_env: ShapeEnv) -> torch.SymInt:
@@ -151,8 +151,8 @@ def assertions_of(shape_env: Any) -> list[Any]:
     return [each for found in shape_env.deferred_runtime_asserts.values() for each in found]
 
 
-class ToldShapeEnv(ShapeEnv):
-    """A ShapeEnv that tells each question that it is asked from outside, with its answer.
+class RecordedShapeEnv(ShapeEnv):
+    """A ShapeEnv that reports each question that it is asked from outside, with its answer.
 
     `_maybe_evaluate_static` is how `statically_known_true` asks; `guard_or_defer_runtime_assert` is
     how `torch._check` does.
@@ -166,7 +166,9 @@ class ToldShapeEnv(ShapeEnv):
         if evaluations.cache_info().currsize > MOST_EVALUATIONS:
             evaluations.cache_clear()
 
-    def told(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> None:
+    def report(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any
+    ) -> None:
         """A question was answered."""
 
     def _log_real_tensor_propagation(self, orig_expr: Any, unsound_result: Any) -> None:
@@ -181,21 +183,21 @@ class ToldShapeEnv(ShapeEnv):
         answer = None if self._inside else self._elsewhere(args[0])
         if answer is not None:
             return sympy.true if answer else sympy.false
-        return self._telling("evaluate_expr", super().evaluate_expr, args, kwargs)
+        return self._reporting("evaluate_expr", super().evaluate_expr, args, kwargs)
 
     def guard_or_defer_runtime_assert(  # type: ignore[override]
         self, *args: Any, **kwargs: Any
     ) -> Any:
         """As ShapeEnv has it."""
         ask = super().guard_or_defer_runtime_assert
-        return self._telling("guard_or_defer_runtime_assert", ask, args, kwargs)
+        return self._reporting("guard_or_defer_runtime_assert", ask, args, kwargs)
 
     @wraps(ShapeEnv._maybe_evaluate_static)  # it has the cache that ShapeEnv clears
     def _maybe_evaluate_static(  # type: ignore[override]
         self, *args: Any, **kwargs: Any
     ) -> Any:
         ask = super()._maybe_evaluate_static
-        return self._telling("_maybe_evaluate_static", ask, args, kwargs)
+        return self._reporting("_maybe_evaluate_static", ask, args, kwargs)
 
     def get_implications(self, e: Any) -> Any:  # type: ignore[override]
         """As ShapeEnv has it, whose cache of all keeps every ShapeEnv alive (2.11, 2.13, 2.15)."""
@@ -204,7 +206,7 @@ class ToldShapeEnv(ShapeEnv):
         return self._implied[e]
 
     def _elsewhere(self, relation: Any) -> Any:
-        """The answer from elsewhere to what cannot be told without one."""
+        """The answer from elsewhere to what cannot be decided without one."""
         self._inside = True
         try:
             known = super()._maybe_evaluate_static(relation)
@@ -212,7 +214,7 @@ class ToldShapeEnv(ShapeEnv):
         finally:
             self._inside = False
 
-    def _telling(self, method: str, ask: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def _reporting(self, method: str, ask: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         if self._inside:
             return ask(*args, **kwargs)
         self._inside = True
@@ -220,7 +222,7 @@ class ToldShapeEnv(ShapeEnv):
             answer = ask(*args, **kwargs)
         finally:
             self._inside = False
-        self.told(method, args, kwargs, answer)
+        self.report(method, args, kwargs, answer)
         return answer
 
 
@@ -315,7 +317,7 @@ SIZE_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
 def size_functions() -> dict[str, type[sympy.Basic]]:
     """The functions of torch's own that an expression of a ShapeEnv may have, by name.
 
-    `torch.utils._sympy.functions` is where they are defined, and `OpaqueUnaryFn_*` made (2.13).
+    `torch.utils._sympy.functions` is where they are defined, and `OpaqueUnaryFn_*` created (2.13).
     """
     return {
         name: each

@@ -9,7 +9,7 @@ import sympy
 
 # ShapeEnv names each symbol by a Source (torch._dynamo's own take half a second to import), and
 # TracingContext holds what Dynamo knows of the graph that it hands to a backend. A guard of a
-# ShapeEnv's is an expression and the place where it was made.
+# ShapeEnv's is an expression and the place that it comes from.
 from torch._guards import ShapeGuard, SLoc
 
 # What torch's kernels for fake tensors do with the size of what `nonzero` gives.
@@ -35,7 +35,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 # Lower and upper bound of a symbol, as ShapeEnv takes them.
 from torch.utils._sympy.value_ranges import ValueRanges as ValueRanges
 
-# Where an assertion of a ShapeEnv's was made.
+# Where an assertion of a ShapeEnv's comes from.
 from torch.utils._traceback import CapturedTraceback
 
 from foretrace.torch_api.symbolic.shape_env import (
@@ -52,7 +52,7 @@ def copied_env(shape_env: Any, numbers: Mapping[Any, int], without: Collection[A
     Args:
         shape_env: the other; containers of its own are copied, what is in them is shared.
         numbers: what each symbol is in it.
-        without: symbols that are numbers now, so that none is told to be what follows from them.
+        without: symbols that are numbers now, so that none is said to follow from them.
     """
     copied = object.__new__(type(shape_env))
     for name, item in vars(shape_env).items():
@@ -104,7 +104,7 @@ def restore_env(shape_env: Any, state: Mapping[str, Any], guards: Collection[Any
     """Let a new ShapeEnv know what `env_state` gave of another, and have its guards.
 
     Source: the attributes that `copied_env` copies. A guard, an assertion and the range of a symbol
-    have the place where they were made (`SLoc`), of which nobody here asks (2.13).
+    have the place that they come from (`SLoc`), of which nobody here asks (2.13).
     """
     where: Any = SLoc("", "")
     known = "backed_var_to_val" if hasattr(shape_env, "backed_var_to_val") else "var_to_val"
@@ -120,7 +120,7 @@ def restore_env(shape_env: Any, state: Mapping[str, Any], guards: Collection[Any
     for symbol, number in state["data"].items():
         note_value(shape_env, symbol, number)
     for condition, (about, said) in state["deferred"].items():
-        made = RuntimeAssert(condition, said, CapturedTraceback.extract())
-        shape_env.deferred_runtime_asserts.setdefault(about, []).append(made)
+        created = RuntimeAssert(condition, said, CapturedTraceback.extract())
+        shape_env.deferred_runtime_asserts.setdefault(about, []).append(created)
     shape_env.num_deferred_runtime_asserts += len(state["deferred"])
     shape_env.guards.extend(ShapeGuard(each, where, size_oblivious=False) for each in guards)
