@@ -89,7 +89,7 @@ def take_apart(tree: Any, name: str = "") -> tuple[list[tuple[str, Any]], Struct
 
 def plain_object(item: Any) -> dict[str, Any] | None:
     """The attributes of an object that is taken apart into them, and is nothing else; or None."""
-    kind, attributes = type(item), _attributes(item)
+    kind, attributes = type(item), object_attributes(item)
     if torch_api.is_container(item) or _made_of(kind) not in PLAIN or slot_names(kind):
         return None
     return attributes
@@ -150,7 +150,7 @@ def _take_apart(tree: Any, name: str) -> tuple[list[tuple[str, Any]], Structure]
     objects: list[tuple[int, type, Structure]] = []
     for position, (path, leaf) in enumerate(pairs):
         full = ".".join([name] * bool(name) + [str(torch_api.key_of(key)) for key in path])
-        attributes = _attributes(leaf)
+        attributes = object_attributes(leaf)
         if attributes is None:
             leaves.append((full, leaf))
         else:
@@ -172,7 +172,7 @@ def shared_in(tree: Any) -> bool:
         nonlocal twice
         if isinstance(node, (tuple, torch.Tensor)):
             return False
-        if torch_api.is_container(node) or _attributes(node) is not None:
+        if torch_api.is_container(node) or object_attributes(node) is not None:
             twice = twice or id(node) in seen
             seen[id(node)] = node
         return twice
@@ -180,13 +180,13 @@ def shared_in(tree: Any) -> bool:
     def look(tree: Any) -> None:
         for leaf in torch_api.tree_leaves(tree, note):
             if not twice:
-                look(tuple((_attributes(leaf) or {}).values()))
+                look(tuple((object_attributes(leaf) or {}).values()))
 
     look(tree)
     return twice
 
 
-def _attributes(leaf: Any) -> dict[str, Any] | None:
+def object_attributes(leaf: Any) -> dict[str, Any] | None:
     """The attributes of an object that is a container of tensors, or None for a leaf."""
     if isinstance(leaf, (torch.Tensor, *LIVE, type, str, int, float)) or _is_code(leaf):
         return None
@@ -325,7 +325,7 @@ def fill_in_place(fresh: Any, live: Any) -> Any:
         parts = [*map(fill_in_place, fresh, live), *fresh[len(live) :]]
         same = len(parts) == len(live) and all(map(operator.is_, parts, live))
         return live if same else fresh
-    return fresh if _attributes(fresh) is None else _with_attributes(fresh, live)
+    return fresh if object_attributes(fresh) is None else _with_attributes(fresh, live)
 
 
 def _with_attributes(fresh: Any, live: Any) -> Any:

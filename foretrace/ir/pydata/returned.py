@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from foretrace.ir.pydata.containers import _attributes, shared_in
+from foretrace.ir.pydata.containers import object_attributes, shared_in
 from foretrace.ir.pydata.members import (
     own_items,
     own_kind,
@@ -62,7 +62,7 @@ def _reached(tree: Any, ends: Collection[int] = ()) -> Iterator[tuple[Path, Any]
     seen = set[int]()
     while pending:
         path, item = pending.pop()
-        objects = None if own_kind(item) else _attributes(item)
+        objects = None if own_kind(item) else object_attributes(item)
         if id(item) in seen or not (own_kind(item) or objects):
             continue
         seen.add(id(item))
