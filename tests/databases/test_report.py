@@ -1,4 +1,4 @@
-"""RELIABILITY.md and the tables behind it, printed from lines that no run has given."""
+"""RELIABILITY.md and the tables behind it, printed from lines that no run wrote."""
 
 from tests.databases.raw_tables import raw_tables
 from tests.databases.report import report
