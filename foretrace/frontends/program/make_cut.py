@@ -7,19 +7,17 @@ from typing import Any
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Refusal
-from foretrace.frontends.program.cut import STEP, Cut
+from foretrace.frontends.program.cut import Cut
 from foretrace.frontends.program.recording_handle import Tree
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.tensor_type import SubclassStrides, TangentStrides
 from foretrace.ir.program.verify import verify_pair
-from foretrace.lowering.cuts.cut import Level, forward_graph, inference_graph, joint_graph
-from foretrace.lowering.cuts.decompose import decompose
+from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.decomposition_tracer import Table
-from foretrace.lowering.cuts.missing_history import check_gradients_bare
 from foretrace.lowering.partition.partition import Pair, partition
 from foretrace.lowering.partition.policies import SAVE_ALL, Policy
-from foretrace.lowering.partition.recompute import made_again
-from foretrace.lowering.subclasses.desugar import unwrapped
+from foretrace.lowering.pipelines.kinds import CUTS
+from foretrace.lowering.pipelines.passes import Context, make_graph
 from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 from foretrace.serialization.archive.stored_cut import PAIR, Stored
 from foretrace.session.run.torch_patches import UNCOLLECTED
@@ -54,11 +52,15 @@ def cut_at(
         arrived = given and tuple(
             [s and (s if isinstance(s, SubclassStrides) else tuple(map(put, s))) for s in given]
         )
-        graph = _graph(recorded, semantics, kind, level, loss, arrived)
-        graph = graph if table is None else decompose(graph, table, semantics, level.kept)
-        return made_again(graph, recorded, semantics, form.policy) if kind == STEP else graph
+        context = Context(
+            recorded, semantics, level, loss=loss, tangents=arrived, table=table,
+            policy=form.policy,
+        )  # fmt: skip
+        return make_graph(CUTS[kind], kind, context)
 
     with tree.asked(), UNCOLLECTED, torch_api.CleanRoom():
+        if kind not in CUTS:
+            raise _no_cut(kind)
         graph = known or make(tree.recorded, tree.semantics, lambda size: size)
     tree.check(graph)
 
@@ -95,25 +97,8 @@ def halves_of(of: Cut, policy: Policy, known: Pair | None = None) -> tuple[Cut, 
     return first, second
 
 
-def _graph(
-    recorded: Recording,
-    semantics: TargetSemantics,
-    kind: str,
-    level: Level,
-    loss: int | None,
-    given: TangentStrides | None,
-) -> Graph:
-    if kind in ("joint", "step"):
-        check_gradients_bare(recorded)
-    if kind == "joint":
-        return unwrapped(joint_graph(recorded, semantics, level, loss, given), semantics)
-    if kind == "aten":
-        return unwrapped(forward_graph(recorded, semantics, level, kind), semantics)
-    if kind == "export":
-        return forward_graph(recorded, semantics, level, kind)
-    if kind == STEP:
-        return unwrapped(inference_graph(recorded, semantics, level, kind), semantics)
-    raise Refusal(
+def _no_cut(kind: str) -> Refusal:
+    return Refusal(
         f"there is no cut {kind!r}",
         kind="unknown cut",
         do='use one of "export", "aten", "step", "joint", "forward", "backward"',
