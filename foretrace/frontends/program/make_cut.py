@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Refusal
-from foretrace.frontends.program.cut import Cut
+from foretrace.frontends.program.cut import Cut, Remake
 from foretrace.frontends.program.recording_handle import Tree
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.ir.program.tensor_type import SubclassStrides, TangentStrides
@@ -17,7 +18,16 @@ from foretrace.lowering.cuts.decomposition_tracer import Table
 from foretrace.lowering.partition.partition import Pair, partition
 from foretrace.lowering.partition.policies import SAVE_ALL, Policy
 from foretrace.lowering.pipelines.kinds import CUTS
-from foretrace.lowering.pipelines.passes import Context, make_graph
+from foretrace.lowering.pipelines.passes import (
+    Context,
+    History,
+    Pass,
+    PassRun,
+    Watch,
+    make_graph,
+    run_passes,
+)
+from foretrace.lowering.pipelines.rewrites import take_backward, take_forward
 from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 from foretrace.serialization.archive.stored_cut import PAIR, Stored
 from foretrace.session.run.torch_patches import UNCOLLECTED
@@ -34,6 +44,33 @@ class Form:
     policy: Policy = SAVE_ALL
     """of a step"""
 
+    def graph(
+        self, recorded: Recording, semantics: TargetSemantics, given: TangentStrides | None,
+        put: Callable[[Any], Any] = lambda size: size, watch: Watch | None = None,
+    ) -> Graph:  # fmt: skip
+        """The graph of a record.
+
+        Args:
+            recorded: the program.
+            semantics: what its ops mean.
+            given: how its tangents lie, where otherwise than expected.
+            put: puts numbers in the place of open sizes.
+            watch: sees the graph after each pass.
+
+        Raises:
+            Refusal: there is no such cut, or the program has none.
+        """
+        if self.kind not in CUTS:
+            raise _no_cut(self.kind)
+        tangents = given and tuple(
+            [s and (s if isinstance(s, SubclassStrides) else tuple(map(put, s))) for s in given]
+        )
+        context = Context(
+            recorded, semantics, self.level, loss=self.loss, tangents=tangents, table=self.table,
+            policy=self.policy, watch=watch,
+        )  # fmt: skip
+        return make_graph(CUTS[self.kind], self.kind, context)
+
 
 def cut_at(
     tree: Tree, form: Form, given: TangentStrides | None = None, known: Graph | None = None
@@ -46,23 +83,21 @@ def cut_at(
         given: how its tangents lie, where otherwise than expected.
         known: its graph, where it was made before.
     """
-    kind, level, loss, table = form.kind, form.level, form.loss, form.table
 
     def make(recorded: Recording, semantics: TargetSemantics, put: Callable[[Any], Any]) -> Graph:
-        arrived = given and tuple(
-            [s and (s if isinstance(s, SubclassStrides) else tuple(map(put, s))) for s in given]
-        )
-        context = Context(
-            recorded, semantics, level, loss=loss, tangents=arrived, table=table,
-            policy=form.policy,
-        )  # fmt: skip
-        return make_graph(CUTS[kind], kind, context)
+        return form.graph(recorded, semantics, given, put)
 
-    with tree.asked(), UNCOLLECTED, torch_api.CleanRoom():
-        if kind not in CUTS:
-            raise _no_cut(kind)
-        graph = known or make(tree.recorded, tree.semantics, lambda size: size)
-    tree.check(graph)
+    def watched(watch: Watch | None) -> Graph:
+        with tree.asked(), UNCOLLECTED, torch_api.CleanRoom():
+            return form.graph(tree.recorded, tree.semantics, given, watch=watch)
+
+    graph = known or watched(tree.watch)
+    if known is not None:
+        tree.check(known)
+
+    def passes() -> tuple[PassRun, ...]:
+        watched(history := History())
+        return tuple(history.runs)
 
     def again(given: TangentStrides) -> tuple[Cut]:
         return (cut_at(tree, form, given),)
@@ -71,8 +106,8 @@ def cut_at(
         return (cut_at(tree.at(there), form),)
 
     small = SmallSizes(tree.recorded, tree.semantics, graph, make)
-    stored = Stored(kind, graph, loss, level, table is not None)
-    return Cut(tree, graph, loss, small, again, at, stored=stored)
+    stored = Stored(form.kind, graph, form.loss, form.level, form.table is not None)
+    return Cut(tree, graph, form.loss, small, Remake(again, at, passes), stored=stored)
 
 
 def halves_of(of: Cut, policy: Policy, known: Pair | None = None) -> tuple[Cut, Cut]:
@@ -89,10 +124,23 @@ def halves_of(of: Cut, policy: Policy, known: Pair | None = None) -> tuple[Cut, 
         (cut,) = cuts
         return halves_of(cut, policy)
 
+    def passes(take: Pass) -> tuple[PassRun, ...]:
+        runs, history = of.passes, History()
+        context = Context(tree.recorded, tree.semantics, Level(False), policy=policy)
+        with tree.asked(), torch_api.CleanRoom():
+            run_passes((take,), runs[-1].after, replace(context, watch=history))
+        return (*runs, *history.runs)
+
     stored = replace(of.stored, name=PAIR, pair=pair, policy=policy)
     first, second = (
-        Cut(tree, graph, of.loss, of.small, lambda given: split(of.again(given)),
-            lambda there: split(of.at(there)), pair, stored=stored) for graph in both
+        Cut(
+            tree, graph, of.loss, of.small,
+            Remake(
+                lambda given: split(of.again(given)), lambda there: split(of.at(there)),
+                partial(passes, take),
+            ),
+            pair, stored=stored,
+        ) for graph, take in zip(both, (take_forward, take_backward), strict=True)
     )  # fmt: skip
     return first, second
 

@@ -89,6 +89,26 @@ Watch: TypeAlias = Callable[[Pass, Graph, Graph], None]
 """What is called with a pass, the graph before it and the graph after it."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PassRun:
+    """One pass over the graph of a cut: the graph that it was given, and the graph that it gave."""
+
+    done: Pass
+    before: Graph
+    after: Graph
+
+
+class History:
+    """A watch that keeps each graph."""
+
+    def __init__(self) -> None:
+        self.runs = list[PassRun]()
+
+    def __call__(self, done: Pass, before: Graph, after: Graph) -> None:
+        """Keep both."""
+        self.runs.append(PassRun(done, before, after))
+
+
 def make_graph(passes: Sequence[Pass], kind: str, context: Context) -> Graph:
     """The graph that a list of passes makes of a record.
 

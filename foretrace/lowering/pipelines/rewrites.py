@@ -2,6 +2,7 @@
 
 from foretrace.ir.program.recording import Graph
 from foretrace.lowering.cuts.decompose import decompose
+from foretrace.lowering.partition.partition import partition
 from foretrace.lowering.partition.recompute import made_again
 from foretrace.lowering.pipelines.passes import Context, as_pass
 from foretrace.lowering.reinplace.final_copies import losses_first
@@ -32,3 +33,15 @@ def recompute(graph: Graph, context: Context) -> Graph:
 def order_losses(graph: Graph, _: Context) -> Graph:
     """Let gradients depend on the numbers of their losses, and not on their types alone."""
     return losses_first(graph)
+
+
+@as_pass("partition")
+def take_forward(graph: Graph, context: Context) -> Graph:
+    """Keep the half that gives the outputs, and what the other half reads of it."""
+    return partition(graph, context.recorded, context.semantics, context.policy).forward
+
+
+@as_pass("partition")
+def take_backward(graph: Graph, context: Context) -> Graph:
+    """Keep the half that gives the gradients, and what runs again for it."""
+    return partition(graph, context.recorded, context.semantics, context.policy).backward
