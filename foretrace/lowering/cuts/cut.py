@@ -64,7 +64,7 @@ class Level:
             or op.opened
             or isinstance(target, ModuleCall)
             or self._hides(op)
-            or (folded_for_grad(op))
+            or (not op.origin.grad_mode and folded_for_grad(op))
         ):
             return False
         # what writes to what lives outside, itself or below, cannot be called

@@ -60,7 +60,10 @@ def separate_reshaped(graph: Graph, context: Context) -> Graph:
 @as_pass("spell memory")
 def spell_memory(graph: Graph, context: Context) -> Graph:
     """Copy a returned input for each use; leave in memory what a backward is to find."""
-    given, left = returned_inputs(context.recorded), context.overwritten.left
+    recorded, left = context.recorded, context.overwritten.left
+    if not left and all(output.same_as is None for output in recorded.outputs):
+        return graph
+    given = returned_inputs(recorded)
     if not (given or left):
         return graph
     level, history = context.forward_level, _history(context)
@@ -121,6 +124,8 @@ def return_insides(graph: Graph, context: Context) -> Graph:
 @as_pass("assert numbers")
 def assert_numbers(graph: Graph, context: Context) -> Graph:
     """Assert what was assumed of numbers that data decides, where they are known."""
+    if not context.recorded.symbols.assertions():
+        return graph
     return _with(graph, with_assertions(graph.ops, context.recorded))
 
 

@@ -95,7 +95,7 @@ def _walk(context: Context) -> Differentiation:
         semantics.derivatives, semantics.inference, semantics.table, context.joint_level.whole,
         outside, VersionCounters(recorded.overwritten), Hooks(standing(recorded)),
     )  # fmt: skip
-    for call in saving_calls(recorded):
+    for call in saving_calls(recorded) if recorded.hooks else ():
         walk.packs |= call.packs
         walk.carried |= call.carried
     return walk

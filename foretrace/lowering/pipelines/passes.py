@@ -46,13 +46,18 @@ class Context:
         """The level of a forward cut: an op is opened where a gradient reads what is inside it."""
         if not self.level.written:
             return self.level
-        read = read_by_gradients(self.recorded.ops) | read_by_hooks(self.recorded)
-        return replace(self.level, read=read)
+        read = read_by_gradients(self.recorded.ops) | self._read_by_hooks
+        return replace(self.level, read=read) if read else self.level
 
     @cached_property
     def joint_level(self) -> Level:
         """The level of a joint cut: an op is opened where an unpack hook reads what is inside."""
-        return replace(self.level, read=self.level.read or read_by_hooks(self.recorded))
+        read = self._read_by_hooks
+        return replace(self.level, read=read) if read else self.level
+
+    @property
+    def _read_by_hooks(self) -> frozenset[Value]:
+        return read_by_hooks(self.recorded) if self.recorded.hooks else frozenset()
 
     @cached_property
     def overwritten(self) -> OverwrittenSaved:

@@ -147,6 +147,25 @@ def test_a_write_that_nothing_reads_is_dropped() -> None:
     assert not changed(read, drop_unread_writes.change(read, context))
 
 
+def test_what_reads_a_write_that_is_dropped_goes_with_it() -> None:
+    def fn(x):
+        y = x.mul(2)
+        with torch.no_grad():
+            y.add_(1)
+        y.exp()
+        return x.sin()
+
+    graph, context = after(recorded(fn, GRAD), LEAVES, flatten_leaving_writes)
+    assert [str(op.target) for op in graph.ops][1:3] == ["add_", "aten.exp.default"]
+    assert_tree(
+        drop_unread_writes.change(graph, context).ops,
+        """\
+%0 = aten.mul.Tensor(%x, 2): f32[2] grad
+%1 = aten.sin.default(%x): f32[2] grad
+""",
+    )
+
+
 def test_what_ran_under_no_grad_is_detached() -> None:
     graph, context = after(text_of(LINEAR, "z", grad_mode=False), AS_WRITTEN, flatten_forward)
     assert_tree(
