@@ -691,7 +691,7 @@ def in_an_aten_cut() -> None:
     trained(follows_nothing, W)()
 
 
-refuses("nothing to differentiate", "lowering/cuts/cut.py:_seed", cuts(follows_nothing, X),
+refuses("nothing to differentiate", "lowering/pipelines/joint.py:_seed", cuts(follows_nothing, X),
         follows_nothing, in_an_aten_cut)  # fmt: skip
 
 
@@ -708,13 +708,10 @@ def large(w: Tensor) -> Tensor:
     return w * w  # here
 
 
-refuses(
-    "wrong loss", "lowering/cuts/cut.py:_loss_value", cuts(two, W, loss=7), two, trained(two, W)
-)
-refuses("wrong loss", "lowering/cuts/cut.py:_loss_value", cuts(unfollowed, W, loss=0), unfollowed,
-        trained(unfollowed, W, loss=1))  # fmt: skip
-refuses("wrong loss", "lowering/cuts/cut.py:_loss_value", cuts(large, W, loss=0), large,
-        trained(large, W, loss=None))  # fmt: skip
+LOSS = "lowering/pipelines/joint.py:_loss_value"
+refuses("wrong loss", LOSS, cuts(two, W, loss=7), two, trained(two, W))
+refuses("wrong loss", LOSS, cuts(unfollowed, W, loss=0), unfollowed, trained(unfollowed, W, loss=1))
+refuses("wrong loss", LOSS, cuts(large, W, loss=0), large, trained(large, W, loss=None))
 
 
 def called_without_tangents() -> object:

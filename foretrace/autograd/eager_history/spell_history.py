@@ -72,11 +72,11 @@ class EagerHistory:
         eager has. And it is one that leaves nothing of a followed tensor but its history, such as
         `y.copy_(c)`: eager's gradient goes on as zeros.
         """
-        if writes_through_views(op):
-            yield from through_views(op)
-            return
         if not op.writes:
             yield from op.body or ()
+            return
+        if writes_through_views(op):
+            yield from through_views(op)
             return
         followed, laid = _followed_in(op), dict[Value, Value]()
         for each in op.body or ():

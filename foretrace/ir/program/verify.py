@@ -27,10 +27,12 @@ from foretrace.ir.symbols.symbols import Symbols
 RECORDED: Final = "recorded"
 BODY: Final = "body"
 """What an op is made of, written once for every call; its ops come from the lines of the calls"""
-TREES: Final = frozenset({RECORDED, BODY})
+DIFFERENTIATED: Final = "differentiated"
+"""A tree, and after it the ops of its derivative"""
+TREES: Final = frozenset({RECORDED, BODY, DIFFERENTIATED})
 RUN: Final = "run"
 """A forward cut in which ops that write are whole, for one who runs it with its writes"""
-FORWARD: Final = TREES | {"export", "aten", "inference", RUN}
+FORWARD: Final = frozenset({RECORDED, BODY, "export", "aten", "inference", RUN})
 """Stages that have no op of a backward"""
 
 Infer: TypeAlias = Callable[[Any, Tree, dict[str, Tree]], Tree]
@@ -57,15 +59,25 @@ def verify_record(recorded: Recording, infer: Infer | None) -> None:
     _raise([*stage.ops(recorded.ops), *stage.outputs([*recorded.outputs, *written])])
 
 
-def verify_graph(graph: Graph, recorded: Recording, infer: Infer | None) -> None:
+def verify_graph(
+    graph: Graph, recorded: Recording, infer: Infer | None, *, stage: str = "", made_by: str = ""
+) -> None:
     """Hold a cut of a record, or a half of a joint cut, against docs/stages.md.
+
+    Args:
+        graph: the cut, finished or on its way.
+        recorded: the program.
+        infer: the types of what a leaf returns; None asks for no types.
+        stage: the stage whose rules hold; empty: that of the graph's kind.
+        made_by: the pass that made the graph, for the message.
 
     Raises:
         Refusal: it breaks a rule.
     """
     given = {item.value for item in graph.inputs}
-    stage = _Stage(graph.kind, recorded, infer, given, [item.size for item in graph.inputs])
-    _raise([*stage.ops(graph.ops), *stage.outputs(graph.outputs)])
+    sizes = [item.size for item in graph.inputs]
+    rules = _Stage(stage or graph.kind, recorded, infer, given, sizes)
+    _raise([*rules.ops(graph.ops), *rules.outputs(graph.outputs)], made_by)
 
 
 def verify_pair(joint: Graph, forward: Graph, backward: Graph) -> None:
@@ -94,13 +106,14 @@ def verify_module(graph: Graph, module: fx.GraphModule, symbols: Symbols) -> Non
     _raise(list(_node_faults(graph.kind, module.graph, symbols)))
 
 
-def _raise(faults: list[Fault]) -> None:
+def _raise(faults: list[Fault], made_by: str = "") -> None:
     if not faults:
         return
     first, *more = faults
     others = f" (and {len(more)} more)" if more else ""
+    after = f" by the pass {made_by!r}" if made_by else ""
     raise Refusal(
-        f"foretrace made a {first.stage} stage that is malformed: {first.what}{others}",
+        f"foretrace made a {first.stage} stage that is malformed{after}: {first.what}{others}",
         kind="malformed",
         at=first.op.origin.frame if first.op is not None else None,
         near=neighbourhood((), first.op) if first.op is not None else (),

@@ -63,7 +63,7 @@ def in_bodies(ops: Iterable[Op]) -> Iterator[Op]:
 
 def subgraphs_of(op: Op) -> Sequence[Subgraph]:
     """The programs that an op holds."""
-    if type(op.target) is torch_api.OpOverload:
+    if not op.args or type(op.target) is torch_api.OpOverload:
         return ()
     return [leaf for leaf in leaves(op.args) if type(leaf) is Subgraph]
 

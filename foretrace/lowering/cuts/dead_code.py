@@ -35,14 +35,19 @@ def live(ops: list[Op], results: Iterable[Value], semantics: TargetSemantics) ->
 
 
 def without_unread(ops: list[Op], wanted: list[Value], semantics: TargetSemantics) -> list[Op]:
-    """The ops without writes that autograd does not see and that nothing reads.
+    """The ops without writes that autograd does not see and no result reads, and their readers.
 
     Spelled out, each would be an op in place, which stays whoever reads it.
     """
     if not any(map(is_hidden_write, ops)):
         return ops
-    read = set(live(ops, wanted, semantics))
-    return [op for op in ops if op in read or not is_hidden_write(op)]
+    read, gone, left = set(live(ops, wanted, semantics)), set[Value](), list[Op]()
+    for op in ops:
+        if op not in read and (is_hidden_write(op) or not gone.isdisjoint(needs(op))):
+            gone.update(all_outs(op))
+        else:
+            left.append(op)
+    return left
 
 
 def needs(op: Op) -> Collection[Value]:
