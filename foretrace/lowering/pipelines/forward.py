@@ -16,7 +16,7 @@ from foretrace.lowering.cuts.cut import cut_inside, flatten, visible
 from foretrace.lowering.cuts.dead_code import live, values_of, with_saved, without_unread
 from foretrace.lowering.cuts.runtime_asserts import with_assertions
 from foretrace.lowering.pipelines.passes import Context, as_pass
-from foretrace.tracer.recorder.autograd_function import FunctionCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 
 @as_pass("flatten", RUN)
