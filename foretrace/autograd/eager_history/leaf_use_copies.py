@@ -10,10 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import torch
 
 from foretrace import torch_api
-from foretrace.autograd.eager_history.history_ops import make_call, make_copy, rename
+from foretrace.autograd.eager_history.history_ops import make_call, make_copy
 from foretrace.autograd.eager_history.spell_history import HIDDEN
 from foretrace.ir.program.op import Op, Value, map_values, values_in
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.program.rewrite import rename
 
 aten = torch.ops.aten
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.autograd.eager_history.history_ops import rename
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Value, map_values, substitute
 from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.rewrite import rename
 from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.lowering.cuts.cut import Level, differentiated
 from foretrace.lowering.partition.partition import SAVED_COPY, Pair, Saved, second

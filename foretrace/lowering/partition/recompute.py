@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.autograd.eager_history.history_ops import rename
 from foretrace.ir.program.op import Choice, Op, Value, substitute
 from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.rewrite import rename
 from foretrace.ir.program.walk import binds, made_in
 from foretrace.lowering.cuts.dead_code import needs, values_of
 from foretrace.lowering.partition.partition import running_again
