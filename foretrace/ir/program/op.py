@@ -276,7 +276,8 @@ class Op:
         values.
         """
         if isinstance(self.below, SharedBody):
-            self.below = InstantiatedBody(self.below, instantiate(self.below, self))
+            shared = self.below
+            self.below = InstantiatedBody(shared, Instantiation.of(shared, self).ops(shared.ops))
         return self.below
 
     @property
@@ -416,13 +417,17 @@ class Rewriter:
         return Op(
             target, args, kwargs, self.tree(op.result), outs, origin=self.origin(op.origin),
             below=self.below(op), because=op.because, rule=op.rule, choice=op.choice,
-            writes=op.writes, piece_of=op.piece_of, asked=op.asked,
+            writes=op.writes, piece_of=op.piece_of, operands=self.operands(op), asked=op.asked,
         )  # fmt: skip
 
     def below(self, op: Op) -> "list[Op] | SharedBody | None":
         """The body of the copy."""
         own = op.own
         return op.definition if own is None else self.ops(own)
+
+    def operands(self, op: Op) -> tuple[Value, ...] | None:
+        """The values among the arguments of the copy; None: they are looked for when asked."""
+        return None
 
     def tree(self, tree: Tree) -> Any:
         """Nested arguments with each leaf rewritten."""
@@ -491,13 +496,24 @@ class Instantiation(Substitution):
         super().__init__(env)
         self.call = call
 
+    @classmethod
+    def of(cls, shared: SharedBody, call: Op) -> "Instantiation":
+        """For a body that a call shares with others: its params are the operands of the call."""
+        env: dict[Value, Any] = dict(zip(shared.params, call.operands, strict=True))
+        env.update(zip(shared.outs, call.outs, strict=True))
+        return cls(env, call)
+
     def op(self, op: Op) -> Op:
         """The copy of one op, whose operands are of the same types."""
-        new, call, env = super().op(op), self.call, self.env
-        new._operands = tuple(dict.fromkeys([env.get(value, value) for value in op.operands]))
+        new, call = super().op(op), self.call
         new.alike, new.asked = op.alike, op.asked or call.asked
         new.because, new.rule = op.because or call.because, op.rule or call.rule
         return new
+
+    def operands(self, op: Op) -> tuple[Value, ...]:
+        """Those of the op are known, and `env` has values for them."""
+        env = self.env
+        return tuple(dict.fromkeys([env.get(value, value) for value in op.operands]))
 
     def origin(self, origin: Origin) -> Origin:
         """That of the call, in the grad mode of the op; nearly always it has it."""
@@ -505,13 +521,6 @@ class Instantiation(Substitution):
         if whole.grad_mode == origin.grad_mode:
             return whole
         return replace(whole, grad_mode=origin.grad_mode)
-
-
-def instantiate(definition: SharedBody, call: Op) -> list[Op]:
-    """The definition's ops in the words of one call of it."""
-    env: dict[Value, Any] = dict(zip(definition.params, call.operands, strict=True))
-    env.update(zip(definition.outs, call.outs, strict=True))
-    return Instantiation(env, call).ops(definition.ops)
 
 
 def copy_ops(ops: Iterable[Op], env: dict[Value, Any], call: Op) -> list[Op]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foretrace.ir.program.op import Op, SharedBody, Substitution, Value, map_values
+from foretrace.ir.program.op import Op, Substitution, Value, map_values
 
 
 class Renaming(Substitution):
@@ -25,15 +25,19 @@ class Renaming(Substitution):
         """What stands for a value that an op makes."""
         return self.env.get(value, value)
 
-    def below(self, op: Op) -> list[Op] | SharedBody | None:
-        """The body in the values of this call: a copy of a shared one is no part of the tree."""
+
+class _InTree(Renaming):
+    """Copies a shared body too: what a copied op would make of it is no part of the tree."""
+
+    def below(self, op: Op) -> list[Op] | None:
+        """The body in the values of this call."""
         body = op.body
         return self.ops(body) if body else body
 
 
 def rename(op: Op, env: dict[Value, Any]) -> Op:
-    """The op with other values, in its body too; the op itself where it has none of them."""
-    return Renaming(env).op(op)
+    """The op of a cut with other values, in its body too; itself where it has none of them."""
+    return _InTree(env).op(op)
 
 
 def with_each(op: Op, news: Mapping[Value, Sequence[Value]]) -> Op:

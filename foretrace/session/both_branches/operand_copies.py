@@ -7,10 +7,9 @@ sum for each operand: of a value that a side uses twice, it would be added to th
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import ModuleCall, Op, Value, Write, substitute, values_in
+from foretrace.ir.program.op import ModuleCall, Op, Value, Write, values_in
+from foretrace.ir.program.rewrite import Renaming, with_each
 from foretrace.session.both_branches.join import Apart, Pair, Same
 from foretrace.tracer.recorder.autograd_function import FunctionCall
 
@@ -59,21 +58,8 @@ def _with_operands(op: Op, given: dict[Value, dict[Op, list[Value]]]) -> Op:
     if not here:
         return op
     if op.leaf:
-
-        def use(leaf: Any) -> Any:
-            return here[leaf].pop(0) if isinstance(leaf, Value) and leaf in here else leaf
-
-        args, kwargs = map_tree((op.args, op.kwargs), use)
-        return op.but(args=args, kwargs=kwargs)
-    return _renamed(op, {value: new[0] for value, new in here.items()})
-
-
-def _renamed(op: Op, names: dict[Value, Value]) -> Op:
-    below: Any = op.definition
-    if op.own is not None:
-        below = [_renamed(inner, names) for inner in op.own]
-    args, kwargs, result = substitute((op.args, op.kwargs, op.result), names)
-    return op.but(args=args, kwargs=kwargs, result=result, below=below)
+        return with_each(op, here)
+    return Renaming({value: new[0] for value, new in here.items()}).op(op)
 
 
 class Split:
