@@ -18,6 +18,7 @@ import torch
 
 from foretrace import forks, torch_api
 from foretrace.errors import Refusal, Remedy
+from foretrace.ir.program.equality import Equality, equal
 from foretrace.ir.program.nested import map_tree, pairs
 from foretrace.ir.program.op import (
     Op,
@@ -65,6 +66,8 @@ class Constants:
         """what each known value depends on"""
         self._forms: dict[Value, int] = {}
         self._numbers: dict[Any, int] = {}
+        self._calls: dict[Any, list[tuple[Subgraph, int]]] = {}
+        """by what is called and the numbers of its operands, the arguments and the call's number"""
         self._drawing: dict[SharedBody, bool] = {}
         self._plain = set[object]()
         """ops that are like one that binds no symbol, and draws no random number"""
@@ -186,32 +189,13 @@ class Constants:
 
     def form(self, func: Any, tree: Tree) -> int:
         """A number for a call of computed operands: equal where it computes the same again."""
-        named = map_tree(tree, self._named)
-        return self._numbers.setdefault((func, repr(named)), len(self._numbers))
-
-    def _named(self, leaf: Any) -> Any:
-        """A leaf as its text tells it apart."""
-        if isinstance(leaf, Subgraph):
-            return self._program(leaf)
-        return ("%", self._forms[leaf]) if isinstance(leaf, Value) else leaf
-
-    def _program(self, held: Subgraph) -> tuple[str, int]:
-        """A number for a program that an op holds: equal for those that do the same.
-
-        It is closed: its values are told apart by their places, its params among them.
-        """
-        places = {param: place for place, param in enumerate(held.params)}
-
-        def named(leaf: Any) -> Any:
-            if isinstance(leaf, Subgraph):
-                return self._program(leaf)
-            known = isinstance(leaf, Value) or (leaf.__hash__ and leaf in places)
-            return ("%", places.setdefault(leaf, len(places))) if known else leaf
-
-        ops = list(leaf_ops(held.ops))
-        calls = [map_tree((op.args, op.kwargs, op.result), named) for op in ops]
-        key = (len(held.params), tuple(op.target for op in ops), repr((calls, named(held.result))))
-        return "program", self._numbers.setdefault(key, len(self._numbers))
+        operands = tuple([self._forms[value] for value in values_in(tree)])
+        call, calls = Subgraph("", (), (), tree), self._calls.setdefault((func, operands), [])
+        for known, number in calls:
+            if equal(known, call, _SameCall(self._forms)):
+                return number
+        calls.append((call, len(self._numbers)))
+        return self._numbers.setdefault((func, operands, len(calls)), len(self._numbers))
 
     def note(self, ops: Iterable[Op]) -> None:
         """Keep what made each value, and the draws in their order."""
@@ -397,6 +381,19 @@ class Constants:
             return self._counted[op]
         out = next(out for out in op.outs if symbol in out.type.shape)
         return int(self.known[out].shape[out.type.shape.index(symbol)])
+
+
+class _SameCall(Equality):
+    """Two calls are one if their operands have one number, and all else is equal."""
+
+    def __init__(self, forms: Mapping[Value, int]) -> None:
+        super().__init__()
+        self.forms = forms
+
+    def value(self, one: Value, other: Value) -> bool:
+        """Whether two operands have one number; in a program that an op holds, they are closed."""
+        known = self.forms.get(one)
+        return super().value(one, other) if known is None else known == self.forms.get(other)
 
 
 def content(tensor: torch.Tensor) -> torch.Tensor:
