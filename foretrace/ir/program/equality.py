@@ -125,7 +125,7 @@ class Equality:
         self.below(one, other)
         self.made(one, other)
         if not self.tree(one.result, other.result):
-            raise self.differ(f"{target_name(one.target)} returns another value", one)
+            raise self.differ(f"{target_name(one.target)} returns another value", one, other)
 
     def similar(self, one: Op, other: Op) -> bool:
         """Whether two ops are the same call, of values that may be others."""
@@ -139,13 +139,13 @@ class Equality:
 
     def call(self, one: Op, other: Op) -> None:
         """Compare what two ops call, and their arguments."""
-        then = target_name(one.target)
+        now, then = target_name(other.target), target_name(one.target)
         if not self.similar(one, other):
-            raise self.differ(f"{target_name(other.target)} runs in the place of {then}", one)
+            raise self.differ(f"{now} runs in the place of {then}", one, other)
         if not (self.tree(one.args, other.args) and self.tree(one.kwargs, other.kwargs)):
-            raise self.differ(f"{then} has other arguments", one)
+            raise self.differ(f"{then} has other arguments", one, other)
         if isinstance(one.target, Write) and not self.steps(one.target.steps, other.target.steps):
-            raise self.differ(f"{then} writes to another view", one)
+            raise self.differ(f"{then} writes to another view", one, other)
 
     def below(self, one: Op, other: Op) -> None:
         """Compare what two ops are made of; shared bodies as such, if nobody has looked inside."""
@@ -158,7 +158,7 @@ class Equality:
     def made(self, one: Op, other: Op) -> None:
         """Compare the values that two ops make."""
         if not all(map(self.bind, one.outs, other.outs)):
-            raise self.differ(f"{target_name(one.target)} makes other values", one)
+            raise self.differ(f"{target_name(one.target)} makes other values", one, other)
 
     def shared(self, one: SharedBody, other: SharedBody) -> None:
         """Compare two bodies that calls share, once."""
@@ -210,9 +210,9 @@ class Equality:
         inner.there, inner.back = {}, {}
         return inner
 
-    def differ(self, what: str, op: Op | None) -> ProgramsDiffer:
-        """That the programs differ, at an op."""
-        return ProgramsDiffer(what, op.origin.frame if op is not None else None)
+    def differ(self, what: str, one: Op | None, other: Op | None = None) -> ProgramsDiffer:
+        """That the programs differ, at an op of the one or of both."""
+        return ProgramsDiffer(what, one.origin.frame if one is not None else None)
 
     def _param(self, one: Any, other: Any) -> bool:
         both = isinstance(one, Value) and isinstance(other, Value)

@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.op import ModuleCall, Op, Value, Write, values_in
 from foretrace.ir.program.rewrite import Renaming, with_each
-from foretrace.session.both_branches.join import Apart, Pair, Same
+from foretrace.session.both_branches.join import Pair
+from foretrace.session.both_branches.op_equality import TwoRuns
 from foretrace.tracer.recorder.autograd_function import FunctionCall
 
 
@@ -110,13 +112,13 @@ def uses_after(joined: Iterable[Op], ends: Sequence[Value]) -> Counter[Value]:
     return counts
 
 
-def check_order(pairs: Iterable[Pair], known: Same, counts: Counter[Value]) -> None:
+def check_order(pairs: Iterable[Pair], known: TwoRuns, counts: Counter[Value]) -> None:
     """Hold apart the names of one tensor whose gradients autograd adds up one after the other.
 
     A tensor that goes on under two names, as itself and as a result of a side, has two sums there.
 
     Raises:
-        Apart: where the second name is used first.
+        ProgramsDiffer: where the second name is used first.
     """
     pairs = [pair for pair in pairs if pair.value.type.requires_grad]
     for run in (0, 1):
@@ -124,8 +126,9 @@ def check_order(pairs: Iterable[Pair], known: Same, counts: Counter[Value]) -> N
         for pair in pairs:
             names.setdefault((pair.one, pair.other)[run], []).append(pair)
         for value, several in names.items():
-            word = known.back.get(value, value) if run else value
-            own = counts[word] if known.there.get(word) is not None else 0
+            here = known.back.get(value, value) if run else value
+            own = counts[here] if known.there.get(here) is not None else 0
             uses = own + sum(counts[pair.value] for pair in several)
             if uses > 2 and len(several) + bool(own) > 1:  # noqa: PLR2004 - two can be swapped
-                raise Apart(several[-1].place, "the gradients of one tensor under two names")
+                what = "the gradients of one tensor under two names"
+                raise ProgramsDiffer(what, place=several[-1].place)
