@@ -1,6 +1,6 @@
 """Whether two programs are one: the one comparison of ops, whatever a caller counts as equal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from foretrace.ir.program.op import (
     ViewStep,
     Write,
     target_name,
+    values_in,
 )
 from foretrace.ir.program.tensor_type import TensorType
 
@@ -225,6 +226,54 @@ def equal(one: Subgraph, other: Subgraph, context: Equality) -> bool:
         return context.program(one, other)
     except ProgramsDiffer:
         return False
+
+
+class ValueNumbers:
+    """Numbers values and calls: those of one number are equal whenever the program runs.
+
+    Two calls of one target have one number if their operands have, and all else is equal.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[Value, int] = {}
+        self._numbers: dict[Any, int] = {}
+        self._calls: dict[Any, list[tuple[Subgraph, int]]] = {}
+        """by a target and the numbers of operands: the arguments, and the number of the call"""
+
+    def number(self, key: Any) -> int:
+        """The number of anything that is equal only to what has an equal key."""
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def of(self, value: Value) -> int:
+        """The number of a value; one of which no call is known is equal to itself alone."""
+        found = self.known.get(value)
+        if found is None:
+            found = self.known[value] = self.number(value)
+        return found
+
+    def call(self, target: Any, arguments: Tree) -> int:
+        """The number of a call; draws of random numbers need a target of their own each."""
+        operands = tuple([self.of(value) for value in values_in(arguments)])
+        calls = self._calls.setdefault((target, operands), [])
+        call = Subgraph("", (), (), arguments)
+        for other, number in calls:
+            if equal(other, call, _OfNumbers(self.known)):
+                return number
+        calls.append((call, self.number((target, operands, len(calls)))))
+        return calls[-1][1]
+
+
+class _OfNumbers(Equality):
+    """Operands are one if their numbers are; what is in a subgraph has none."""
+
+    def __init__(self, known: Mapping[Value, int]) -> None:
+        super().__init__()
+        self.known = known
+
+    def value(self, one: Value, other: Value) -> bool:
+        """Whether two operands have one number."""
+        number = self.known.get(one)
+        return super().value(one, other) if number is None else number == self.known.get(other)
 
 
 def same_constant(one: Any, other: Any) -> bool:

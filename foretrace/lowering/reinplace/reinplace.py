@@ -141,7 +141,7 @@ class _Writing:
         if op.region or subgraphs_of(op):
             return rename(op, same)
         args, kwargs = substitute((op.args, op.kwargs), same)
-        return op.but(args=args, kwargs=kwargs, operands=None)
+        return op.but(args=args, kwargs=kwargs)
 
     def _now(self, op: Op, call: Called) -> Op:
         func, args, kwargs = call

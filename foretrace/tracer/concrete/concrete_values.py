@@ -18,7 +18,7 @@ import torch
 
 from foretrace import forks, torch_api
 from foretrace.errors import Refusal, Remedy
-from foretrace.ir.program.equality import Equality, equal
+from foretrace.ir.program.equality import ValueNumbers
 from foretrace.ir.program.nested import map_tree, pairs
 from foretrace.ir.program.op import (
     Op,
@@ -64,10 +64,8 @@ class Constants:
         self.draws = Draws()
         self.roots: dict[Value, frozenset[Root]] = {}
         """what each known value depends on"""
-        self._forms: dict[Value, int] = {}
-        self._numbers: dict[Any, int] = {}
-        self._calls: dict[Any, list[tuple[Subgraph, int]]] = {}
-        """by what is called and the numbers of its operands, the arguments and the call's number"""
+        self.numbers = ValueNumbers()
+        """of what is computed: equal for what is computed of the same in the same way"""
         self._drawing: dict[SharedBody, bool] = {}
         self._plain = set[object]()
         """ops that are like one that binds no symbol, and draws no random number"""
@@ -187,16 +185,6 @@ class Constants:
             pending.pop()
         return known[wanted]
 
-    def form(self, func: Any, tree: Tree) -> int:
-        """A number for a call of computed operands: equal where it computes the same again."""
-        operands = tuple([self._forms[value] for value in values_in(tree)])
-        call, calls = Subgraph("", (), (), tree), self._calls.setdefault((func, operands), [])
-        for known, number in calls:
-            if equal(known, call, _SameCall(self._forms)):
-                return number
-        calls.append((call, len(self._numbers)))
-        return self._numbers.setdefault((func, operands, len(calls)), len(self._numbers))
-
     def note(self, ops: Iterable[Op]) -> None:
         """Keep what made each value, and the draws in their order."""
         for op in ops:
@@ -241,7 +229,7 @@ class Constants:
             op = self._maker(value, asker, offered=offered)
             before = self.draws.before(op) if draws(op) else []
             needs = (*_needs(op), *self._behind_op(op), *before)
-            missing = [v for v in needs if v not in self._forms]
+            missing = [v for v in needs if v not in self.roots]
             stack += missing
             if not missing:
                 self._run(op, before)
@@ -285,17 +273,16 @@ class Constants:
         made = self.draws.run(op, args, kwargs) if drawn else op.target(*args, **kwargs)
         form = 0
         if not self.replays:
-            form = self.form(op if drawn else op.target, (op.args, op.kwargs))
+            form = self.numbers.call(op if drawn else op.target, (op.args, op.kwargs))
         for place, (result, real) in enumerate(pairs(op.result, made)):
             if isinstance(result, Value) and result in op.outs:
                 self.known.setdefault(result, real)
                 self.roots[result] = roots | {op} if drawn else roots
-                self._forms[result] = self._numbers.setdefault((form, place), len(self._numbers))
+                self.numbers.known[result] = self.numbers.number((form, place))
 
     def _follows_from(self, value: Value) -> None:
         """An input or a constant follows from itself."""
-        if value not in self._forms:
-            self._forms[value] = self._numbers.setdefault(value, len(self._numbers))
+        if value not in self.roots:
             self.roots[value] = frozenset({value} if value in self.lent else ())
 
     def _concrete(self, tree: Tree, inside: Mapping[Any, Any] = NOTHING) -> Any:
@@ -381,19 +368,6 @@ class Constants:
             return self._counted[op]
         out = next(out for out in op.outs if symbol in out.type.shape)
         return int(self.known[out].shape[out.type.shape.index(symbol)])
-
-
-class _SameCall(Equality):
-    """Two calls are one if their operands have one number, and all else is equal."""
-
-    def __init__(self, forms: Mapping[Value, int]) -> None:
-        super().__init__()
-        self.forms = forms
-
-    def value(self, one: Value, other: Value) -> bool:
-        """Whether two operands have one number; in a program that an op holds, they are closed."""
-        known = self.forms.get(one)
-        return super().value(one, other) if known is None else known == self.forms.get(other)
 
 
 def content(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from foretrace.errors import Frame
-from foretrace.ir.program.equality import Equality, ProgramsDiffer, equal, same_constant
+from foretrace.ir.program.equality import (
+    Equality,
+    ProgramsDiffer,
+    ValueNumbers,
+    equal,
+    same_constant,
+)
 from foretrace.ir.program.op import (
     AS_STRIDED,
     ModuleCall,
@@ -261,3 +267,51 @@ def test_closed_programs():
 def test_constants(one, other, same):
     assert same_constant(one, other) is same
     assert Equality().tree(one, other) is same
+
+
+# ---- numbers ------------------------------------------------------------------------------------
+
+add, mul = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
+
+
+def test_calls_are_one_by_operator_operands_and_constants():
+    a, b = Value(TYPE), Value(TYPE)
+    number = ValueNumbers().call
+    first = number(add, ((a, b), {"alpha": 1}))
+    assert number(add, ((a, b), {"alpha": 1})) == first
+    others = [
+        number(mul, ((a, b), {"alpha": 1})),
+        number(add, ((b, a), {"alpha": 1})),
+        number(add, ((a, a), {"alpha": 1})),
+        number(add, ((a, b), {"alpha": 1.0})),
+        number(add, ((a, b), {"alpha": True})),
+        number(add, ((a, [b]), {"alpha": 1})),
+        number(add, ((a, b, 0.0), {})),
+        number(add, ((a, b, -0.0), {})),
+    ]
+    assert len({first, *others}) == 1 + len(others)
+    assert number(add, ((a, b, -0.0), {})) == others[-1]
+
+
+def test_operands_that_the_same_call_makes():
+    numbers, a = ValueNumbers(), Value(TYPE)
+    one, two, three = Value(TYPE), Value(TYPE), Value(TYPE)
+    for value, factor in ((one, 2), (two, 2), (three, 3)):
+        numbers.known[value] = numbers.call(mul, (a, factor))
+    first = numbers.call(add, ((one, 1), {}))
+    assert numbers.call(add, ((two, 1), {})) == first
+    assert numbers.call(add, ((three, 1), {})) != first
+    assert numbers.of(a) != numbers.of(Value(TYPE))
+
+
+def test_calls_that_hold_programs_are_one_by_what_these_do():
+    numbers, (op,) = ValueNumbers(), read(HELD)[1]
+
+    def of(text: str) -> int:
+        return numbers.call("cond", (op.args[0], *subgraphs_of(read(text)[1][0]), op.args[-1]))
+
+    first = of(HELD)
+    assert of(HELD) == first
+    assert of(HELD.replace("0.5", "0.25")) != first
+    assert of(HELD.replace("-> [%1]", "-> [%a]")) != first
+    assert of(HELD.replace("aten.cos", "aten.sin")) != first
