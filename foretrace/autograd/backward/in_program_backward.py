@@ -30,14 +30,16 @@ from foretrace.ir.program.op import (
     Backward,
     Op,
     Origin,
+    Rewriter,
     RuleName,
+    SharedBody,
     Subgraph,
     Value,
     Write,
     target_name,
     values_in,
 )
-from foretrace.ir.program.walk import every_op, subgraphs_of, with_subgraphs
+from foretrace.ir.program.walk import every_op, subgraphs_of
 from foretrace.tracer.functionalization.alias import link
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.functionalization.builder import DETACH
@@ -49,6 +51,25 @@ from foretrace.tracer.subclasses.dispatch import known_as
 
 CLONE = torch.ops.aten.clone.default
 SAVED_COPY = RuleName("copy that an in-place op saves", "engine")
+
+
+class _OwnSubgraphs(Rewriter):
+    """Copies ops of the same values, with their subgraphs.
+
+    A part of these is the forward's, which autograd follows.
+    """
+
+    def out(self, value: Value) -> Value:
+        """The same."""
+        return value
+
+    def subgraph(self, subgraph: Subgraph) -> Subgraph:
+        """A copy."""
+        return replace(subgraph, ops=tuple(self.ops(subgraph.ops)))
+
+    def below(self, op: Op) -> list[Op] | SharedBody | None:
+        """A body of the op's own is copied; others read values of a shared one."""
+        return op.below if op.own is None else self.ops(op.own)
 
 
 class InProgramBackward(Differentiation):
@@ -162,23 +183,14 @@ class InProgramBackward(Differentiation):
         found = [*every_op(ops)]
         if any(map(subgraphs_of, found)):
             held = [any(map(subgraphs_of, every_op((op,)))) for op in ops]
-            ops = [self._apart(op) if holds else op for op, holds in zip(ops, held, strict=True)]
+            copies = _OwnSubgraphs()
+            ops = [copies.op(op) if holds else op for op, holds in zip(ops, held, strict=True)]
             found = [*every_op(ops)]
         for op in found:
             op.origin, op.asked = self._unfollowed_origin(op.origin), True
             for out in op.outs:
                 self._makers[out] = op
         self.recorder.scope += ops
-
-    def _apart(self, op: Op) -> Op:
-        """With copies of what it holds, of which a part is the forward's, that autograd follows."""
-
-        def copies(held: Subgraph) -> Subgraph:
-            return replace(held, ops=tuple([self._apart(each.but()) for each in held.ops]))
-
-        if op.own is not None:
-            op.below = [self._apart(each.but()) for each in op.own]
-        return with_subgraphs(op, copies) if subgraphs_of(op) else op
 
     def _unfollowed_origin(self, origin: Origin) -> Origin:
         found = self._origins.get(id(origin))

@@ -60,7 +60,7 @@ def unpacked(packed: Packed, walk: Walk) -> list[Value]:
         values = [current_value(each, tape) for each in known]
     name = name_of_unpack(packed)
     walk.hooks.seen += tape.stand_ins()
-    walk.ops.extend(o.but(because=op, rule=name, alike=None) for o in flat_ops(tape.scope))
+    walk.ops.extend(o.but(because=op, rule=name) for o in flat_ops(tape.scope))
     return values
 
 

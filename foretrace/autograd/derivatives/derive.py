@@ -28,7 +28,7 @@ from foretrace.autograd.derivatives.registry import BackwardCall, Registered, Ru
 from foretrace.autograd.derivatives.rule import Rule
 from foretrace.errors import Refusal
 from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import RuleName, Tree, Value
+from foretrace.ir.program.op import RuleName, Subgraph, Tree, Value
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import in_bodies
 from foretrace.ir.symbols.shape_env import free_symbols
@@ -38,7 +38,7 @@ from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.cpu_kernels import NOT_SYMBOLIC, types_in
 from foretrace.operators.inference.infer import Inference
-from foretrace.operators.inference.numeric_probe import NumberedOps, at_floats, with_any_number
+from foretrace.operators.inference.numeric_probe import at_floats, with_any_number
 from foretrace.operators.inference.sparse_ops import no_derivative, reads_sparse
 from foretrace.operators.schemas.cache import Cache, frozen
 from foretrace.operators.schemas.dispatch_result import Outcome
@@ -234,10 +234,10 @@ class Derivatives:
                 raise
         rules = list[Rule]()
 
-        def record(numbers: Mapping[sympy.Symbol, float]) -> NumberedOps:
+        def record(numbers: Mapping[sympy.Symbol, float]) -> Subgraph:
             rules.append(rule := ask(*at_floats(call, numbers)))
             params = (rule.operands, rule.results, rule.written, rule.tangents)
-            return NumberedOps(params, rule.ops, rule.gradients)
+            return Subgraph("rule", params, rule.ops, rule.gradients)
 
         found = with_any_number(record, floats, symbols.floats.known)
         if found is None:

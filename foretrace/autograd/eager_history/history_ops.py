@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Choice, Op, Value, substitute
+from foretrace.ir.program.op import Choice, Op, Value
 
 aten = torch.ops.aten
 
@@ -51,23 +51,6 @@ def make_call(
         func, args, kwargs or {}, out, (out,), origin=because.origin, choice=choice,
         piece_of=because,
     )  # fmt: skip
-
-
-def rename(op: Op, new: dict[Value, Value]) -> Op:
-    """The op with other values; it is the tree's own, and so are its arguments, if it has none."""
-    if new.keys().isdisjoint((*op.operands, *op.outs)):
-        return op
-    args, kwargs = op.args, op.kwargs
-    if not new.keys().isdisjoint(op.operands):
-        args, kwargs = substitute((args, kwargs), new)
-    body = op.body  # a copy of what is shared would be no part of the tree
-    return op.but(
-        args=args,
-        kwargs=kwargs,
-        result=substitute(op.result, new),
-        outs=tuple(new.get(out, out) for out in op.outs),
-        below=[rename(inner, new) for inner in body] if body else body,
-    )
 
 
 def left_in_memory(value: Value, now: Value | None, because: Op) -> Iterator[Op]:

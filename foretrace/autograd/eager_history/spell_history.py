@@ -14,11 +14,12 @@ import torch
 
 from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
-from foretrace.autograd.eager_history.history_ops import HISTORY, make_call, make_copy, rename
+from foretrace.autograd.eager_history.history_ops import HISTORY, make_call, make_copy
 from foretrace.autograd.eager_history.version_counters import written_operand
 from foretrace.autograd.eager_history.view_writes import through_views, writes_through_views
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Choice, Op, Value, Write, map_values, substitute
+from foretrace.ir.program.rewrite import rename
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.operators.schemas.quirks import SCATTERED, WRONG_NOISE, overload
 from foretrace.operators.schemas.schema import schema_of

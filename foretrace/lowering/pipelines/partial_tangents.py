@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from foretrace.autograd.eager_history.history_ops import rename
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Op, Value, map_values, substitute
+from foretrace.ir.program.equality import ValueNumbers
+from foretrace.ir.program.op import Op, Value, substitute
 from foretrace.ir.program.recording import Graph, Recording
+from foretrace.ir.program.rewrite import rename
 from foretrace.lowering.partition.partition import SAVED_COPY, Pair, Saved, second
 from foretrace.lowering.partition.placement import Sides
 from foretrace.lowering.pipelines.kinds import DERIVED
@@ -65,22 +66,17 @@ def _original(saved: Saved) -> Any:
 
 def _counterparts(ops: Iterable[Op], others: Iterable[Op]) -> dict[Value, Value]:
     """For each value of `ops`, the equal one among `others`: the same call of equal operands."""
-    known: dict[str, Op] = {}
-    found: dict[Value, Any] = {}
+    numbers, known, found = ValueNumbers(), dict[int, Op](), dict[Value, Value]()
     for op in others:
-        known.setdefault(_key(op, {}), op)
+        known.setdefault(numbers.call(op.target, (op.args, op.kwargs)), op)
         found.update((out, out) for out in op.outs)
     for op in ops:
-        other = known.get(_key(op, found))
-        alike = other is not None and len(other.outs) == len(op.outs)
-        if other is not None and alike and found.keys().isdisjoint(op.outs):
-            found.update(zip(op.outs, other.outs, strict=True))
+        other = known.get(numbers.call(op.target, (op.args, op.kwargs)))
+        if other is None or len(other.outs) != len(op.outs) or not found.keys().isdisjoint(op.outs):
+            continue
+        for out, its in zip(op.outs, other.outs, strict=True):
+            found[out], numbers.known[out] = its, numbers.of(its)
     return found
-
-
-def _key(op: Op, found: dict[Value, Any]) -> str:
-    """What the op calls, and with what."""
-    return repr((id(op.target), map_values(substitute((op.args, op.kwargs), found), id)))
 
 
 def _not_saved(value: Value, recorded: Recording) -> Refusal:

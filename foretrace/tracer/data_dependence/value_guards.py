@@ -76,7 +76,7 @@ class ValueGuards:
         if lent and (not isinstance(answer, bool) or None in recorder.bodies):
             raise depends_on_inputs(func)
         if roots:
-            form = constants.form(func, call[1:])
+            form = constants.numbers.call(func, call[1:])
             known = self._known.get(form) or self._guard(recorder, call, roots, answer, said)
             self._known[form] = known
             if lent and form not in self._asserted:

@@ -11,9 +11,8 @@ write. What it holds afterwards stands for the base from then on.
 from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise, takewhile
-from typing import Any
 
-from foretrace.ir.program.op import AS_STRIDED, Choice, Op, Value, ViewStep, copy_ops, substitute
+from foretrace.ir.program.op import AS_STRIDED, Choice, Instantiation, Op, Value, ViewStep, copy_ops
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.tracer.functionalization.alias import Alias
 from foretrace.tracer.functionalization.builder import RecorderBase
@@ -72,19 +71,10 @@ def _opened(op: Op) -> list[ViewStep]:
     definition = op.definition
     if definition is None:
         raise AssertionError(op)
-    env: dict[Value, Any] = dict(zip(definition.params, op.operands, strict=True))
-    env.update(zip(definition.outs, op.outs, strict=True))
-    op.below = copy_ops(definition.ops, env, op)
+    body = Instantiation.of(definition, op)
+    op.below = body.ops(definition.ops)
     op.choice = op.choice if op.opened else WRITTEN
-    return [
-        replace(
-            step,
-            base=env[step.base],
-            args=substitute(step.args, env),
-            kwargs=substitute(step.kwargs, env),
-        )
-        for step in definition.seen
-    ]
+    return list(map(body.step, definition.seen))
 
 
 def _wrapped(write: Op) -> list[ViewStep]:

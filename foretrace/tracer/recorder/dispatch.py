@@ -13,7 +13,7 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.nested import leaves, map_tree
-from foretrace.ir.program.op import Op, SharedBody, Tree, Value, map_values, values_in
+from foretrace.ir.program.op import Op, SharedBody, Subgraph, Tree, Value, map_values, values_in
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.autocast import INSIDE
@@ -21,11 +21,10 @@ from foretrace.operators.abstract_tensors.subclass_types import DISPATCHED
 from foretrace.operators.abstract_tensors.supported_inputs import check_asked_for
 from foretrace.operators.inference.cpu_kernels import NOT_SYMBOLIC
 from foretrace.operators.inference.numeric_probe import (
-    NumberedOps,
     at_floats,
-    put_back,
     stand_in_numbers,
     with_any_number,
+    with_symbols,
 )
 from foretrace.operators.schemas.dispatch_result import Given, Outcome, Share
 from foretrace.operators.schemas.quirks import CASTS_BELOW, READS_NUMBERS
@@ -303,12 +302,13 @@ def _of_any_float(
     known = recorder.types.symbols.floats
     floats, ran = known.among(call), list[Any]()
 
-    def record(numbers: Mapping[Any, float]) -> NumberedOps:
+    def record(numbers: Mapping[Any, float]) -> Subgraph:
         with recorder.casts.inside(func):
             ran.append(_run_body(recorder, kernel, at_floats(call, numbers), operands, params))
         ops, result, stand_ins = ran[-1]
         handed = [leaf.ft_value for leaf in leaves(result) if isinstance(leaf, Abstract)]
-        return NumberedOps((*params, *(each.ft_value for each in stand_ins)), tuple(ops), handed)
+        taken = (*params, *(each.ft_value for each in stand_ins))
+        return Subgraph("body", taken, tuple(ops), handed)
 
     try:
         found = with_any_number(record, floats, known.known)
@@ -462,7 +462,7 @@ class RecordEachCall:
             args, kwargs = recorder.concrete(given, env)
             result = self.kernel(*args, **kwargs)
             if self.floats:
-                put_back(ops, self.floats)
+                ops[:] = with_symbols(ops, self.floats)
             handed = [t for t in torch_api.tree_leaves(result) if isinstance(t, Abstract)]
             values = [t.ft_value or current(t.ft_alias, recorder) for t in (*handed, *call.tensors)]
         made = {out for op in ops for out in op.outs}
