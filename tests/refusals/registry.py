@@ -87,7 +87,7 @@ EXCUSED: dict[str, str] = {
     "tracer/functionalization/functionalize.py:functionalize": (
         "what writes has a form, if need be torch's"
     ),
-    "tracer/recorder/submodule_io.py:submodule_calls": "a wrong call",
+    "tracer/recorder/module_calls.py:submodule_calls": "a wrong call",
     "runtime/backends/dynamo.py:_broken": "Dynamo: tests/against_eager/test_storage_offset.py",
     "runtime/backends/compilers.py:_check": "behind Dynamo, in a backward",
     "ir/symbols/frontend_symbols.py:_check_backed": "behind Dynamo: tests/dropin/test_dynamo.py",

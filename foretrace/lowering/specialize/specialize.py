@@ -41,7 +41,7 @@ from foretrace.session.both_branches.aliasing import Memory
 from foretrace.tracer.functionalization.builder import LEAF
 from foretrace.tracer.recorder.autograd_function import FunctionCall
 from foretrace.tracer.recorder.autograd_hooks import HookCall
-from foretrace.tracer.recorder.dispatch import CHECKS
+from foretrace.tracer.recorder.op_handlers import CHECKS
 
 TAKEN = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, ArithmeticError)
 """What torch raises of a call that it does not take"""

@@ -260,7 +260,7 @@ READS_NUMBERS = Quirk(
     ),
     NATIVE + "RNN.cpp: PackedLayer; PackedSequence.cpp",
     SEEN,
-    "tracer/recorder/dispatch.py",
+    "tracer/recorder/op_handlers.py",
 )
 
 SIZED_BY_NUMBERS = Quirk(

@@ -20,6 +20,7 @@ from foretrace.ir.pydata.places import Place
 from foretrace.ir.source.call_site import asking_line, function_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
+from foretrace.operators.inference.communication import communicates
 from foretrace.python_state.access.global_switches import unswitched
 from foretrace.python_state.effects.module_state import scripted
 from foretrace.session.run.data_dependent_sizes import (
@@ -33,7 +34,6 @@ from foretrace.tracer.forward_ad.dual_tensors import leaving
 from foretrace.tracer.forward_ad.linearize import tracing
 from foretrace.tracer.functionalization.autograd_leaves import value_of
 from foretrace.tracer.recorder.autograd_function import function_calls
-from foretrace.tracer.recorder.communication import communicates
 from foretrace.tracer.recorder.inference_mode import check_mode, guards
 from foretrace.tracer.recorder.module_calls import module_calls
 from foretrace.tracer.recorder.recorder import Recorder
