@@ -30,6 +30,7 @@ from foretrace.lowering.cuts.decomposition_tracer import Table
 from foretrace.lowering.cuts.writeback import check_begins
 from foretrace.lowering.emit.calling_convention import Slot, arranged, as_attributes
 from foretrace.session.run.run import record
+from foretrace.session.run.session import Assumed
 from foretrace.session.run.setup import prepare
 
 
@@ -118,7 +119,7 @@ def _run(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | Non
     leaves = [*torch_api.tree_leaves((args, kwargs)), *mod.parameters(), *mod.buffers()]
     if any(torch_api.is_fake(leaf) for leaf in leaves):
         return capture_described(mod, args, kwargs, leaves)
-    run = prepare(mod, args, kwargs, None, dynamic or None, values="guard", watch=True)
+    run = prepare(mod, args, kwargs, None, dynamic or None, values="guard", assumed=Assumed())
     return Program(record(mod, args, kwargs, run), run.semantics)
 
 

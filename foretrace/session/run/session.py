@@ -2,9 +2,9 @@
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Set as AbstractSet
+from collections.abc import Iterable, Iterator, Sequence, Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from foretrace.ir.source.call_site import Sources, function_of, names_of
 from foretrace.ir.source.state_change_lines import Lines
 from foretrace.ir.symbols.input_symbols import Dynamic
 from foretrace.operators.abstract_tensors.abstract_parameter import AbstractParameter
-from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, Types, of_a_call
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, Types
 from foretrace.operators.abstract_tensors.sparse_layouts import has_blocks
 from foretrace.operators.abstract_tensors.supported_inputs import (
     check_admitted,
@@ -32,6 +32,7 @@ from foretrace.operators.abstract_tensors.supported_inputs import (
     plain_class,
 )
 from foretrace.operators.schemas.cache import Cache
+from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.python_state.access.monitor import AccessMonitor
 from foretrace.python_state.effects.counters import SymbolicCounters
 from foretrace.python_state.effects.module_state import SwappedModuleTensors
@@ -45,13 +46,27 @@ from foretrace.session.run.mutations import (
     lend_attributes,
     viewed_anew,
 )
+from foretrace.session.run.tensor_answers import RunAnswers
 from foretrace.tracer.concrete.concrete_values import Constants
 from foretrace.tracer.data_dependence.sym_float_ops import Steps
 from foretrace.tracer.data_dependence.value_guards import ValueGuards
-from foretrace.tracer.functionalization.alias import alias_of, part, written
-from foretrace.tracer.recorder.autograd_hooks import Hooking
+from foretrace.tracer.functionalization.alias import alias_of, part
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import as_program_has, known_as
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What a run takes for known of the Python state that the program finds."""
+
+    counts: SymbolicCounters = field(default_factory=SymbolicCounters)
+    """numbers that earlier runs have shown to be counted with"""
+    fills: AppendOnlyContainers = field(default_factory=AppendOnlyContainers)
+    """containers of which the program may read nothing"""
+    moved: Sequence[Change] = ()
+    """places with other tensors than earlier captures found there"""
+    together: bool = False
+    """whether arguments that share memory are views of one input"""
 
 
 class Session:
@@ -59,7 +74,7 @@ class Session:
 
     def __init__(
         self, types: Types, semantics: TargetSemantics, sources: Sources, dynamic: Dynamic,
-        device: torch.device | None, *, guarded: bool = False, watch: bool = False,
+        device: torch.device | None, assumed: Assumed | None = None, *, guarded: bool = False,
     ) -> None:  # fmt: skip
         self.types, self.device, self.dynamic, self.semantics = types, device, dynamic, semantics
         torch_api.load_dynamo()  # before `Tensor` has other attributes
@@ -72,43 +87,30 @@ class Session:
         """what the program computes with in the place of each"""
         self._lines = dict[tuple[int, tuple[type, ...]], Lines]()
         self._taken, self.names, self._known = set[str](), dict[int, str](), dict[int, Abstract]()
-        self.counts = SymbolicCounters()  # numbers that earlier runs have shown to be counted with
-        self.fills = AppendOnlyContainers()  # containers of which it may read nothing
-        self.moved: list[Change] = []  # places with other tensors than earlier captures found there
+        self.assumed = assumed or Assumed()
         self._themselves, self.anew = set[int](), set[int]()
         """modules' tensors, by id, that are no stand-ins; inputs that the program binds anew"""
-        self.together = False  # whether arguments that share memory are views of one input
         self.as_given, self._views = list[Any](), dict[int, tuple[Abstract, torch.Tensor]]()
         """placeholders, of such arguments the views; for these, their memory's, and the real one"""
         self._counted: list[tuple[tuple[Place, int] | str, sympy.Symbol]] = []
         """such numbers, and the symbols in their places"""
-        self.outside = AccessMonitor() if watch else None
+        self.outside = None if assumed is None else AccessMonitor()
         self.gradients = Gradients(
             self.inputs, self.real, self.placeholders, self._gradient, self.lift,
             OfClasses(self._known_as, lambda answer: as_program_has(answer, self.recorder)),
             self.outside,
         )  # fmt: skip
-        made: Any = (
-            types, semantics, sources, self.lift, self.lift_constant, self.answer,
-            Cache(semantics.learned.outcomes, semantics.learned.settled, types.symbols),
-        )  # fmt: skip
-        self.recorder = WatchedRecorder(self.outside, *made) if self.outside else Recorder(*made)
+        learned = semantics.learned
+        outcomes: Cache[Outcome] = Cache(learned.outcomes, learned.settled, types.symbols)
+        made: Any = WatchedRecorder if self.outside else Recorder
+        self.recorder: Recorder = made(types, semantics, sources, outcomes, self, self.outside)
         self.leaves, self.steps = RunLeaves(self), Steps(self.recorder, self.questions)
         self.engine = Engine(self.recorder, self.leaves)
-        self._answer_tensors()
+        leaves = None if self.outside is None else self.leaves
+        types.told.answer_by(RunAnswers(self.recorder, self.inputs, self.gradients, leaves))
 
     def _known_as(self, tensor: torch.Tensor) -> Abstract:
         return known_as(tensor, self.recorder)
-
-    def _answer_tensors(self) -> None:
-        """Let abstract tensors, and the recorder, be told what is asked of all of the run."""
-        self.recorder.example = self.example
-        self.recorder.number = self.questions.number  # type: ignore[method-assign]
-        told = self.types.told
-        told.hooking, told.written = Hooking(self.recorder), self._written
-        told.room = self.gradients.room
-        if self.outside is not None:
-            told.switch, told.take = self.leaves.switch, self.leaves.take
 
     def placeholder(
         self,
@@ -174,6 +176,14 @@ class Session:
                 table = torch_api.tensor_tables(module)[role.kind == "buffer"]
                 yield ReadLocation(role.name, "item", table, name, item.tensor)
 
+    def name(self, names: dict[int, str]) -> None:
+        """Call tensors so, by id, that the program reaches from outside."""
+        self.names |= names
+
+    def rebind(self, indices: set[int]) -> None:
+        """Note the inputs that the program binds to other tensors."""
+        self.anew = indices
+
     def note_asked(self, requires: CallRequirements) -> None:
         """What the program asked that more than its arguments decides."""
         self.gradients.note(requires)
@@ -182,11 +192,6 @@ class Session:
         requires.asks_mode = wanting and requires.grad_mode in self.types.told.requires_grad
         requires.asks_strides = self.types.told.strides
         requires.hooked, requires.flags = self.leaves.hooked, self.leaves.flags
-
-    def _written(self, tensor: Abstract) -> int:
-        if self.recorder.inferred:  # an inference tensor has no version counter
-            raise of_a_call()
-        return written(tensor, self.recorder.log, self.inputs)
 
     def _append(self, item: Input, real: Any, placeholder: Any) -> None:
         self.inputs.append(item)
@@ -222,13 +227,13 @@ class Session:
                 placeholders.append(self.placeholder(leaf, "input", name))
                 if not known:
                     self.inputs[-1] = replace(self.inputs[-1], argument=place)
-            elif name in self.counts.names and type(leaf) in NUMBERS:
+            elif name in self.assumed.counts.names and type(leaf) in NUMBERS:
                 placeholders.append(self._count(leaf, "input", name, argument=next(places)))
             else:
                 requires.constants[name] = leaf
                 placeholders.append(leaf)
         check_held_once(leaves, self._known)
-        if self.together and not self.dynamic.opens:
+        if self.assumed.together and not self.dynamic.opens:
             for group in sharing(leaves):
                 self._share(group, requires)
         return placeholders
@@ -246,7 +251,7 @@ class Session:
 
     def _begins(self) -> None:
         """The program has not begun: no line of anybody's does what follows."""
-        self.recorder.sources.last = sys._getframe(1).f_code
+        self.recorder.sources.called_by(sys._getframe(1).f_code)
 
     def _view(self, given: Any) -> Any:
         """An argument as the program has it."""
@@ -300,8 +305,8 @@ class Session:
 
         What it has left of the numbers is in the list at the end.
         """
-        numbers = self.counts.lent(self.count, self.outside, before.called)
-        with numbers as left, self.fills.lent(before, self.outside):
+        numbers = self.assumed.counts.lent(self.count, self.outside, before.called)
+        with numbers as left, self.assumed.fills.lent(before, self.outside):
             yield left
 
     def count(self, read: StateRead, name: str) -> Any:
@@ -323,7 +328,7 @@ class Session:
             of for of, s in self._counted if s in fixed or not symbols.simplify(s).free_symbols
         ]
         for of in found:
-            self.counts.close(of)
+            self.assumed.counts.close(of)
         return bool(found)
 
     def _count(self, number: Any, kind: Any, name: str, **where: Any) -> Abstract:
@@ -391,11 +396,10 @@ class Session:
         self._known.clear()
         self.gradients.bound.clear()
         self.leaves.taken.clear()
-        self.steps.casts = list  # it holds all that was kept of Python's state
-        part(self.recorder.viewed)
+        part(self.recorder.aliasing.viewed)
         self.recorder.casts.forget()
-        self.recorder.histories.functions.clear()  # of runs that were recorded anew, too
-        self.recorder.histories.packs.clear()
+        self.recorder.autograd.functions.clear()  # of runs that were recorded anew, too
+        self.recorder.autograd.packs.clear()
         interpreter = getattr(fn, "__self__", fn)
         if isinstance(interpreter, torch.fx.Interpreter):
             interpreter.env, interpreter.args_iter = {}, iter(())  # of its last run, till the next
@@ -407,3 +411,7 @@ class Session:
     def example(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         """What a call gives of the example's values."""
         return self.questions.example(recorder, func, args, kwargs)
+
+    def number(self, recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
+        """The number that a call reads, and whether inputs or random numbers decide it."""
+        return self.questions.number(recorder, func, args, kwargs)

@@ -45,11 +45,11 @@ class ValueGuards:
         """Let this run be told its answers; None: it answers from the example."""
         self.path = path
         if path is not None:
-            recorder.types.symbols.compared = partial(self.compared, recorder)
+            recorder.types.symbols.compare_by(partial(self.compared, recorder))
 
     def finish(self, recorder: Recorder) -> list[ValueGuard]:
         """Let go of what answered; gives the guards."""
-        self.constants.finish(recorder.log)
+        self.constants.finish(recorder.scope.log)
         return self.answered
 
     def answer(
@@ -65,7 +65,7 @@ class ValueGuards:
             Refusal: an operand has no value, or a number depends on one that is lent.
         """
         constants, call = self.constants, (func, args, kwargs)
-        constants.follow(recorder.log, recorder.bodies)
+        constants.follow(recorder.scope.log, recorder.scope.bodies)
         if sides and self.path is not None and self._has_sides(self.path, recorder, call):
             return self._told(self.path, recorder, call)
         answer = constants.run(*call)
@@ -73,7 +73,7 @@ class ValueGuards:
             return answer
         roots = constants.roots_of(call[1:])
         lent = any(not isinstance(root, sympy.Symbol) for root in roots)
-        if lent and (not isinstance(answer, bool) or None in recorder.bodies):
+        if lent and (not isinstance(answer, bool) or None in recorder.scope.bodies):
             raise depends_on_inputs(func)
         if roots:
             form = constants.form(func, call[1:])
@@ -81,7 +81,7 @@ class ValueGuards:
             self._known[form] = known
             if lent and form not in self._asserted:
                 self._assert(recorder, call, known)
-                if not recorder.bodies:
+                if not recorder.scope.bodies:
                     self._asserted.add(form)
         return answer
 
@@ -92,7 +92,7 @@ class ValueGuards:
             Refusal: an operand has no value.
         """
         constants = self.constants
-        constants.follow(recorder.log, recorder.bodies)
+        constants.follow(recorder.scope.log, recorder.scope.bodies)
         found = constants.run(func, args, kwargs)
         roots = constants.roots_of((args, kwargs))
         self._note_inputs(roots)
@@ -114,9 +114,9 @@ class ValueGuards:
             Whether that is all: else it has to be computed.
         """
         constants, roots = self.constants, frozenset[Root]()
-        if self.path is not None or recorder.bodies:
+        if self.path is not None or recorder.scope.bodies:
             return False
-        constants.follow(recorder.log, ())
+        constants.follow(recorder.scope.log, ())
         for number in (each for each in numbers if isinstance(each, sympy.Symbol)):
             of = constants.roots_of_number(number)
             if not of:
@@ -135,7 +135,7 @@ class ValueGuards:
         Raises:
             Refusal: an operand has no value.
         """
-        self.constants.follow(recorder.log, recorder.bodies)
+        self.constants.follow(recorder.scope.log, recorder.scope.bodies)
         found = self.constants.run(func, args, kwargs)
         self._note_inputs(self.constants.roots_of((args, kwargs)))
         return found
@@ -147,7 +147,7 @@ class ValueGuards:
         """
         func, args, _ = call
         number = func in ASKED[1:] and args[0].type.dtype is not torch.bool
-        own = not (recorder.bodies or recorder.holding or number)
+        own = not (recorder.scope.bodies or recorder.scope.in_subgraph or number)
         return (
             own
             and can_assert(func)
@@ -161,12 +161,12 @@ class ValueGuards:
         None: the ShapeEnv answers.
         """
         path, symbols = self.path, recorder.types.symbols
-        if path is None or recorder.inside or recorder.holding:
+        if path is None or recorder.inside or recorder.scope.in_subgraph:
             return None
         if not asked_by_program(relation, symbols):
             return None
         call: Call = (ASKED[0], (condition_of(relation, recorder),), {})
-        self.constants.follow(recorder.log, recorder.bodies)
+        self.constants.follow(recorder.scope.log, recorder.scope.bodies)
         path.asks_data(self.constants, recorder, *call[:2])
         return self._told(path, recorder, call)
 

@@ -58,7 +58,7 @@ def of_duals(recorder: RecorderBase, func: Any, args: Any, kwargs: Any) -> Any:
     if func is UNPACK_DUAL or (func is PRIMAL and duals):
         primal = recorder.again(ALIAS, (_inside(recorder, args[0]),))
         return primal if func is PRIMAL else (primal, tangent_of(args[0]))
-    if not duals or func in PLAIN or recorder.inference or not torch_api.forward_mode():
+    if not duals or func in PLAIN or recorder.autograd.inference or not torch_api.forward_mode():
         return NotImplemented
     _check(recorder, func)
     if not schema_of(func).returns_tensors:
@@ -97,14 +97,11 @@ def leaving(recorder: RecorderBase) -> Callable[..., Any]:
 def _through_level(recorder: RecorderBase, func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operator under autograd's forward mode; what it calls is recorded."""
     written = _written(func, args, kwargs)
-    with torch_api.above_modes(), recorder.listening(), torch_api.forward_level() as level:
-        recorder.forward.below = True
-        try:
-            given = _given(recorder, level, (args, kwargs), written)
-            result = func(*given[0], **given[1])
-            parts = {id(each): level.parts(each) for each in _tensors(result)}
-        finally:
-            recorder.forward.below = False
+    modes, below = torch_api.above_modes(), recorder.forward.below_operator()
+    with modes, recorder.listening(), torch_api.forward_level() as level, below:
+        given = _given(recorder, level, (args, kwargs), written)
+        result = func(*given[0], **given[1])
+        parts = {id(each): level.parts(each) for each in _tensors(result)}
 
     def seen(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -118,16 +115,13 @@ def _through_level(recorder: RecorderBase, func: Any, args: Any, kwargs: Any) ->
 def _given(recorder: RecorderBase, level: Any, call: Any, written: list[Any]) -> Any:
     """The arguments with dual numbers of the level; one for each tensor."""
     made: dict[int, torch.Tensor] = {}
-    recorder.forward.making = True
-    try:
+    with recorder.forward.making_duals():
         for tensor in _tensors(call):
             tangent = tangent_of(tensor)
             if tangent is not None:
                 made[id(tensor)] = level.dual(tensor, tangent)
             elif any(tensor is each for each in written):
                 made[id(tensor)] = level.given(tensor)
-    finally:
-        recorder.forward.making = False
     return map_tree(call, lambda leaf: made.get(id(leaf), leaf))
 
 
@@ -153,7 +147,7 @@ def _check(recorder: RecorderBase, func: Any) -> None:
             kind="autocast",
             do=(JVP, "or leave torch.autocast before"),
         )
-    if recorder.checkpoint is not None and recorder.grad_mode():
+    if recorder.scope.checkpoint is not None and recorder.grad_mode():
         raise Refusal(
             "a checkpoint has dual numbers of forward_ad, and runs again in the backward, where"
             " there are none",
@@ -177,7 +171,7 @@ def _check_alone(tensor: Abstract) -> None:
 
 
 def _inside(recorder: RecorderBase, tensor: Any) -> Abstract:
-    return tensor if isinstance(tensor, Abstract) else recorder.lift(tensor)
+    return tensor if isinstance(tensor, Abstract) else recorder.answers.lift(tensor)
 
 
 def _as_view(recorder: RecorderBase, tensor: Abstract) -> Abstract:

@@ -33,9 +33,13 @@ from foretrace.tracer.functionalization.in_place_checks import (
     reshape,
 )
 from foretrace.tracer.functionalization.inner_view_base import note_written, open_to_base
-from foretrace.tracer.functionalization.list_writes import write_one_by_one
 from foretrace.tracer.functionalization.op_call import Call, form_of
-from foretrace.tracer.functionalization.out_variants import RESIZES, contents, resize
+from foretrace.tracer.functionalization.out_variants import (
+    RESIZES,
+    contents,
+    resize,
+    write_one_by_one,
+)
 from foretrace.tracer.functionalization.self_overlap import (
     check_apart,
     meet,
@@ -117,7 +121,7 @@ def _write_one(call: Call, followed: bool) -> None:
         _check_seen(recorder, member, history)
     old = current(history, recorder)
     origin = recorder.origin()
-    with recorder.inner_scope(origin.frame) as body:
+    with recorder.scope.inner(origin.frame) as body:
         (new,) = _new_contents(call)
         new = _scatter(recorder, history, path, new)
     new.type = new.type.with_grad(followed or old.type.requires_grad)
@@ -131,7 +135,7 @@ def _write_one(call: Call, followed: bool) -> None:
     alias.version.count += 1
     _spread(recorder, history, new, origin)
     if followed and alias.is_view and alias.up_to_history()[0].based and not recorder.inside:
-        recorder.rebased.append(alias)
+        recorder.aliasing.rebased.append(alias)
 
 
 def holder(
@@ -150,7 +154,7 @@ def holder(
         type = current(owner, recorder).type
         if followed and overlaps(recorder, type):
             raise overlapping("autograd is to follow a write to part of what overlaps itself")
-        leaf = owner.last in recorder.leaves
+        leaf = owner.last in recorder.autograd.made_leaves
         if followed or (type.requires_grad and not (leaf or overlaps(recorder, type))):
             break
         above, way = owner.parent.up_to_history()
@@ -180,7 +184,7 @@ def _renew(
     part: TensorType | None = None,
 ) -> None:
     """Let the owner have a new value, and the members that see the part be stale."""
-    if owner.last in recorder.leaves and not recorder.used(owner.last):
+    if owner.last in recorder.autograd.made_leaves and not recorder.used(owner.last):
         value = recorder.leaf(value)
     for member in list(_reached(recorder, owner, part)):
         _check_seen(recorder, member, member.root)
@@ -283,6 +287,7 @@ def _write_each(call: Call) -> Any:
     """An op that writes to several operands as whole: what it gives, and a copy into each."""
     recorder, schema, tensors = call.recorder, call.schema, call.by_value
     values, news = call.written, list[Value | None]()
+    formed: Op | None = None
     if schema.outs:
         news = contents(call)
     else:
@@ -295,15 +300,15 @@ def _write_each(call: Call) -> Any:
             for t in torch_api.tree_leaves(made)
             if isinstance(t, Abstract)
         ]
-        recorder.functional_form = recorder.scope[-1]
+        formed = recorder.scope.ops[-1]
     targets = [tensors[value] for value in values]
     if not schema.outs:
         _check_fits(call, targets, news)
-    for target, new in zip(targets, news, strict=True):
-        if new is not None:  # a gradient that its mask leaves out
-            over, tensor = (current(alias_of(target), recorder), new), recorder.abstract(new)
-            functionalize(Call(recorder, aten.copy_.default, over, {}, [target, tensor], [*over]))
-    recorder.functional_form = None
+    with recorder.aliasing.writing_results(formed):
+        for target, new in zip(targets, news, strict=True):
+            if new is not None:  # a gradient that its mask leaves out
+                over, each = (current(alias_of(target), recorder), new), recorder.abstract(new)
+                functionalize(Call(recorder, aten.copy_.default, over, {}, [target, each], [*over]))
     if not (schema.returns_something and schema.multiple):
         return targets[0] if schema.returns_something else None
     return tuple(targets[: len(values_in([call.kwargs[name] for name in schema.outs]))]) or targets
@@ -327,7 +332,7 @@ def _write_many(call: Call) -> Any:
     _check_not_resized(call)
     grad = recorder.grad_mode()
     followed = recorder.semantics.followed(call.func, *call.types) if grad else ()
-    with recorder.inner_scope(origin.frame) as body:
+    with recorder.scope.inner(origin.frame) as body:
         contents = _new_contents(call)
         made = body[0].outs[: len(body[0].outs) - len(targets)]
         results = as_the_op(call, made)

@@ -53,7 +53,7 @@ class RecordEachCall:
         origin = recorder.origin()
         inside = recorder.casts.inside(call.func)
         below = recorder.types.symbols.below()
-        with recorder.inner_scope(origin.frame) as ops, recorder.listening(), inside, below:
+        with recorder.scope.inner(origin.frame) as ops, recorder.listening(), inside, below:
             given = at_floats(what[1:], stand_in_numbers(self.floats))
             args, kwargs = recorder.concrete(given, env)
             result = self.kernel(*args, **kwargs)
@@ -112,14 +112,11 @@ def subclass_body(
     occurrences = values_in((args, kwargs))
     operands = list(dict.fromkeys(occurrences))
     params = [Value(v.type.with_grad(False), v.hint) for v in operands]
-    kernel, before = SubclassKernel(func, recorder), recorder.held
-    try:
-        recorder.held = set()
+    kernel = SubclassKernel(func, recorder)
+    with recorder.aliasing.inside_subclass() as wrapped:
         ran = _run_body(recorder, kernel, (args, kwargs), operands, params)
         ops, result, stand_ins = ran
-        wrote = any(op.writes and not recorder.held.isdisjoint(op.operands[:1]) for op in ops)
-    finally:
-        recorder.held = before
+        wrote = any(op.writes and not wrapped.isdisjoint(op.operands[:1]) for op in ops)
     if wrote or any(s.ft_value is not p for s, p in zip(stand_ins, params, strict=True)):
         raise unshared("writes to an operand, or to what that holds")
     places = [occurrences.index(value) for value in operands]
@@ -195,12 +192,11 @@ def _run_body(
 def _over_stand_ins(
     recorder: RecorderBase, kernel: Any, call: Tree, operands: list[Value], params: list[Value]
 ) -> tuple[list[Op], Any, list[Abstract]]:
-    stand_ins, count = [recorder.abstract(param) for param in params], len(recorder.overwritten)
+    stand_ins = [recorder.abstract(param) for param in params]
     args, kwargs = recorder.concrete(call, dict(zip(operands, stand_ins, strict=True)))
-    with recorder.inner_scope(shared=True) as ops, recorder.listening():
+    scope = recorder.scope.inner(shared=True)
+    with recorder.aliasing.of_body(), scope as ops, recorder.listening():
         result = kernel(*args, **kwargs)
-    while len(recorder.overwritten) > count:  # memory of the stand-ins', which ends here
-        recorder.overwritten.popitem()
     return ops, result, stand_ins
 
 

@@ -39,7 +39,7 @@ def of_open_size(call: Call) -> Any:
         Refusal: the example's values are not known.
     """
     recorder, func = call.recorder, call.func
-    real = recorder.example(recorder, func, call.args, call.kwargs)
+    real = recorder.answers.example(recorder, func, call.args, call.kwargs)
     counts = [recorder.counts.setdefault(value, {}) for value in call.values]
     result = recorder.semantics.inference.from_data(func, *call.types, real, counts)
     flags = iter(_followed(call, result))
@@ -85,9 +85,9 @@ def read_number(call: Call) -> Any:
         Refusal: the example's values are not known, or it is complex.
     """
     recorder, func = call.recorder, call.func
-    number, decided = recorder.number(recorder, func, call.args, call.kwargs)
+    number, decided = recorder.answers.number(recorder, func, call.args, call.kwargs)
     if not decided:
-        return recorder.answer(recorder, func, call.args, call.kwargs)
+        return recorder.answers.answer(recorder, func, call.args, call.kwargs)
     return _open(call, number)
 
 
@@ -98,7 +98,7 @@ def open_number(call: Call) -> torch.SymInt | torch.SymFloat:
         Refusal: the example's values are not known, or it is complex.
     """
     recorder, func = call.recorder, call.func
-    return _open(call, recorder.example(recorder, func, call.args, call.kwargs))
+    return _open(call, recorder.answers.example(recorder, func, call.args, call.kwargs))
 
 
 def _open(call: Call, number: Any) -> torch.SymInt | torch.SymFloat:
@@ -116,7 +116,7 @@ def _open(call: Call, number: Any) -> torch.SymInt | torch.SymFloat:
 def answer(call: Call) -> Any:
     """Answer a call that returns a number: that of constants, or a symbol for the example's."""
     try:
-        return call.recorder.answer(call.recorder, call.func, call.args, call.kwargs)
+        return call.recorder.answers.answer(call.recorder, call.func, call.args, call.kwargs)
     except Refusal as refusal:
         if refusal.kind != "data-dependent":
             raise
@@ -148,7 +148,7 @@ class DataSizedOp:
                 # a copy, as one that was raised holds all that ran
                 raise copy(self.refusal) if refusal.kind == "data-dependent" else refusal from None
             return self._of_example(call)
-        lift = call.recorder.lift_constant
+        lift = call.recorder.answers.lift_constant
         return map_tree(result, lambda t: lift(t) if isinstance(t, torch.Tensor) else t)
 
     def _open(self, call: Call) -> bool:
@@ -213,7 +213,7 @@ def fill_at_places(call: Call) -> Any:
 
 def _known_numbers(recorder: RecorderBase, value: Value) -> bool:
     """Whether what a tensor holds is known: of a constant, or of the example."""
-    for ask in (recorder.answer, recorder.example):
+    for ask in (recorder.answers.answer, recorder.answers.example):
         try:
             ask(recorder, torch.ops.aten.clone.default, (value,), {})
         except Refusal:
@@ -248,10 +248,10 @@ def index_at_constants(call: Call) -> Any:
             places.append(None if index is None else recorder.abstract(index))
             continue
         try:
-            found = recorder.answer(recorder, torch.ops.aten.nonzero.default, (index,), {})
+            found = recorder.answers.answer(recorder, torch.ops.aten.nonzero.default, (index,), {})
         except Refusal:
             return NotImplemented
-        places += [recorder.lift_constant(place) for place in found.unbind(1)]
+        places += [recorder.answers.lift_constant(place) for place in found.unbind(1)]
     return recorder.again(call.func, (call.tensors[0], places))
 
 

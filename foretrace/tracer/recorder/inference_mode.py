@@ -30,15 +30,14 @@ class Guard:
         self.before = (False, False)
 
     def __enter__(self) -> None:
-        self.before = self.recorder.inference, torch.is_grad_enabled()
+        self.before = self.recorder.autograd.inference, torch.is_grad_enabled()
         self._switch(self.mode, not self.mode)
 
     def __exit__(self, *_: object) -> None:
         self._switch(*self.before)
 
     def _switch(self, mode: bool, grad: bool) -> None:
-        self.recorder.inference = mode
-        self.recorder.inferred |= mode
+        self.recorder.autograd.switch_inference(mode)
         torch.set_grad_enabled(grad)
 
 
@@ -46,7 +45,7 @@ def guards(recorder: Recorder) -> dict[str, Callable[..., Any]]:
     """Stand-ins for torch's functions of the mode."""
     return {
         "inference mode": lambda mode: Guard(recorder, mode),
-        "in inference mode": lambda: recorder.inference,
+        "in inference mode": lambda: recorder.autograd.inference,
     }
 
 
@@ -57,11 +56,11 @@ def normal_mode(recorder: Recorder) -> Iterator[None]:
     Raises:
         Refusal: the program uses what it made in the mode as eager refuses to.
     """
-    recorder.inference = recorder.inferred = torch.is_inference_mode_enabled()
+    recorder.autograd.start_in(torch.is_inference_mode_enabled())
     grad = torch.is_grad_enabled()
     with torch.inference_mode(mode=False), torch.set_grad_enabled(grad):
         yield
-    if recorder.inferred:
+    if recorder.autograd.inferred:
         _Made(recorder).check()
 
 
@@ -71,7 +70,7 @@ def check_mode(recorder: Recorder, name: str) -> None:
     Raises:
         Refusal: they are.
     """
-    if recorder.inference and torch.is_grad_enabled():
+    if recorder.autograd.inference and torch.is_grad_enabled():
         raise Refusal(
             f"autograd follows {name} in inference mode, as gradients are switched on again, and"
             " follows nothing else there",
@@ -85,7 +84,7 @@ class _Made:
     """Which values are inference tensors."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.semantics, self.ops = recorder.semantics, recorder.scope
+        self.semantics, self.ops = recorder.semantics, recorder.scope.ops
         self.made: set[Value] = set()
 
     def check(self) -> None:

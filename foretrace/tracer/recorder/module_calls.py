@@ -26,18 +26,18 @@ class ModuleCalls:
 
     def open(self, module: nn.Module) -> None:
         """Let what is recorded from now on be the body of a call of the module."""
-        recorder, kind = self.recorder, type(module)
+        scope, kind = self.recorder.scope, type(module)
         names = self._names.get(kind)
         if names is None:
             names = self._names[kind] = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
         name, qualified = names
         mode = vars(module).get("training")
-        call = ModuleCall(self.paths.get(id(module), name), name, qualified, recorder.module, mode)
+        call = ModuleCall(self.paths.get(id(module), name), name, qualified, scope.module, mode)
         body: list[Op] = []
-        frame = recorder.sources.here(3)  # below are this method and who stands for `__call__`
-        origin = Origin(frame, call, checkpoint=recorder.checkpoint)
-        recorder.scope.append(Op(call, (), {}, None, (), origin=origin, below=body))
-        recorder.scope, recorder.module = body, call
+        frame = self.recorder.sources.here(3)  # below are this method and who stands for `__call__`
+        origin = Origin(frame, call, checkpoint=scope.checkpoint)
+        scope.ops.append(Op(call, (), {}, None, (), origin=origin, below=body))
+        scope.enter_module(call, body)
 
 
 @contextmanager
@@ -53,7 +53,8 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() not in thread:
             return original(module, *args, **kwargs)
-        around = recorder.scope, recorder.module
+        scope = recorder.scope
+        around = scope.ops, scope.module
         watch.__enter__()
         try:
             calls.open(module)
@@ -67,7 +68,7 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
             recorder.note_failure(error)
             raise
         finally:
-            recorder.scope, recorder.module = around
+            scope.leave_module(*around)
 
     def over(before: Any) -> Any:
         nonlocal original, torchs_own
@@ -108,10 +109,10 @@ class _Watch:
 
     def enter(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """A call begins."""
-        if self.recorder.module is None:
+        if self.recorder.scope.module is None:
             return
         leaves, spec = torch_api.tree_flatten((args, kwargs))
-        self.running.append(CallSite(self.recorder.module, self._seen(leaves), spec))
+        self.running.append(CallSite(self.recorder.scope.module, self._seen(leaves), spec))
 
     def leave(self, module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """A call has ended."""

@@ -117,8 +117,8 @@ def _numbers(recorder: Any, tensor: Any, field: str) -> tuple[int, ...]:
 
 def watched(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answer a call that hooks on saved tensors see, or whose tangent is computed."""
-    if recorder.saving is not None:
-        return recorder.saving.around(func, args, kwargs)
+    if recorder.autograd.saving is not None:
+        return recorder.autograd.saving.around(func, args, kwargs)
     return of_duals(recorder, func, args, kwargs)
 
 
@@ -128,7 +128,7 @@ def cast_once(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         return NotImplemented
     known = known_as(args[0], recorder)  # a leaf from outside is cast once, too
     if recorder.casts.remembers(known, *args[1:]):
-        with recorder.before_bodies():
+        with recorder.scope.before_bodies():
             cast = recorder.casts.once(known, args[1], recorder.again)
         return cast if known is args[0] else as_program_has(cast, recorder)
     tensor = args[0] if wraps(type(args[0])) else known
@@ -139,12 +139,12 @@ def copy_constant(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[
     """Copy a constant of the program where it is made, as each run makes it."""
     if isinstance(args[0], Abstract):
         return NotImplemented
-    return Reissued(LIFT_FRESH_COPY, (recorder.lift_constant(args[0]),), kwargs)
+    return Reissued(LIFT_FRESH_COPY, (recorder.answers.lift_constant(args[0]),), kwargs)
 
 
 def count_in_graph(recorder: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Count elements from the start of the memory that the graph has."""
-    if not (recorder.overwritten or recorder.depth):
+    if not (recorder.aliasing.overwritten or recorder.scope.depth):
         return NotImplemented
     return Reissued(func, *in_graph(recorder, func, args, kwargs))
 
@@ -168,12 +168,12 @@ def with_numbers_of(call: Call) -> Any:
     recorder, clone = call.recorder, torch.ops.aten.clone.default
     read = call.schema.bind(call.args, call.kwargs)[READS_NUMBERS[call.func]]
     try:
-        numbers = recorder.answer(recorder, clone, (read,), {})
+        numbers = recorder.answers.answer(recorder, clone, (read,), {})
     except Refusal as refusal:
         if refusal.kind != "data-dependent":
             raise
-        numbers = recorder.example(recorder, clone, (read,), {})
-        recorder.again(EQUAL, (call.by_value[read], recorder.lift_constant(numbers)))
+        numbers = recorder.answers.example(recorder, clone, (read,), {})
+        recorder.again(EQUAL, (call.by_value[read], recorder.answers.lift_constant(numbers)))
     kernel, choice = recorder.semantics.body_kernel(call.func, call.args, call.kwargs)
     choice = choice or (INSIDE if recorder.casts.acts_inside(call.func) else None)
     known = {value: _of_numbers(recorder, each) for value, each in call.by_value.items()}

@@ -15,7 +15,7 @@ from foretrace.ir.program.op import Op, Origin, Target, Tree, Value, values_in
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.text import neighbourhood
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
-from foretrace.operators.schemas.dispatch_result import Given, Outcome, Share, fill
+from foretrace.operators.schemas.dispatch_result import Given, Outcome, Share
 from foretrace.tracer.functionalization.alias import alias_of, link
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.current_value import current
@@ -29,6 +29,8 @@ from foretrace.tracer.subclasses.dispatch import as_program_has
 
 NOWHERE = Origin(None, None)
 LASTING = attrgetter("lasting")
+VIEW_DTYPE = torch.ops.aten.view.dtype
+"""No view of autograd's"""
 handler_at = ON_TENSORS.get
 
 
@@ -41,12 +43,12 @@ class Recorder(RecorderBase):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record one call and answer it with abstract tensors."""
         handler = handler_at(id(func))
-        if handler is not None or self.saving or self.forward.duals:
+        if handler is not None or self.autograd.saving or self.forward.duals:
             step = self._on_tensors(handler or KERNEL, func, args, kwargs or {})
             if type(step) is not Reissued:
                 return step
             func, args, kwargs = step
-        elif self.rebased and not self.depth:
+        elif self.aliasing.rebased and not self.scope.depth:
             self.view_rebased()
         read = Reading(self, func, grad := self.grad_mode())
         values, tensors = read.all(args), read.tensors
@@ -61,8 +63,8 @@ class Recorder(RecorderBase):
                 return as_program_has(answer, self) if read.wrapped else answer
             origin = self.origin(self.above, grad)
             op = self.emit(func, values, named, outcome, read.values, origin)
-            if outcome.factory and not self.depth:
-                self.fresh.update(op.outs)
+            if outcome.factory and not self.scope.depth:
+                self.autograd.fresh.update(op.outs)
             made = self._abstract(op, outcome, tensors, grad)
             return as_program_has(made, self) if read.wrapped else made
         except Refusal as refusal:
@@ -74,11 +76,11 @@ class Recorder(RecorderBase):
         """The answer to a call that something acts on before it is read; or the call `Reissued`."""
         acts = handler.on_tensors
         found = acts(self, func, args, kwargs) if acts and handler.first else NotImplemented
-        if found is NotImplemented and (self.saving or self.forward.duals):
+        if found is NotImplemented and (self.autograd.saving or self.forward.duals):
             found = watched(self, func, args, kwargs)
         if found is not NotImplemented:
             return found
-        if self.rebased and not self.depth:
+        if self.aliasing.rebased and not self.scope.depth:
             self.view_rebased()
         found = acts(self, func, args, kwargs) if acts and not handler.first else NotImplemented
         return Reissued(func, args, kwargs) if found is NotImplemented else found
@@ -138,36 +140,6 @@ class Recorder(RecorderBase):
 
     # ---- recording --------------------------------------------------------------------------
 
-    def emit(
-        self,
-        func: Target,
-        args: Tree,
-        kwargs: dict[str, Tree],
-        outcome: Outcome,
-        occurrences: list[Value],
-        origin: Origin | None = None,
-    ) -> Op:
-        """Append the op for a call; `occurrences` are the values among its arguments."""
-        result = outcome.result
-        outs: tuple[Value, ...]
-        if type(result) is TensorType:
-            outs = (result := Value(result),)
-        else:
-            result = fill(result, occurrences, made := list[Value]())
-            outs = tuple(made)
-        below = outcome.definition
-        op = Op(
-            func, args, kwargs, result, outs,
-            origin=origin or self.origin(3), below=below, choice=outcome.choice,
-            operands=_each_once(occurrences, args), alike=outcome,
-        )  # fmt: skip
-        if below is not None and below.seen:
-            self.seeing.update(dict.fromkeys(outs, op))
-        self.scope.append(op)  # as `append` does; it writes nothing
-        if self.depth == 0:
-            self.log.append(op)
-        return op
-
     def record(
         self,
         func: Any,
@@ -207,8 +179,7 @@ class Recorder(RecorderBase):
         views when they are used: gradients are added up in that order.
         Source: rebase_history in torch/csrc/autograd/variable.cpp.
         """
-        views, self.rebased = self.rebased, []
-        for alias in views:
+        for alias in self.aliasing.take_rebased():
             if alias.tensor() is not None:
                 current(alias, self)
 
@@ -218,14 +189,14 @@ class Recorder(RecorderBase):
         if not outcome.views and type(result) is TensorType:
             return self.abstract(op.outs[0])
         new = [self.abstract(out) for out in op.outs]
-        alone = self.inference and op.target is torch.ops.aten.view.dtype  # no view of autograd's
+        alone = self.autograd.inference and op.target is VIEW_DTYPE
         for position, operand, share in outcome.views:
             seen = Share.MEMORY if alone else share
             base = tensors[operand]
             if base.ft_alias is None:
-                self.viewed.append(alias_of(base))
+                self.aliasing.viewed.append(alias_of(base))
             link(new[position], base, op, position, grad, seen)
-            if self.overwritten:
+            if self.aliasing.overwritten:
                 place_view(self, new[position])
         if type(result) is TensorType:
             return new[0]
@@ -244,25 +215,14 @@ class Recorder(RecorderBase):
     def refused(self, refusal: Refusal) -> Refusal:
         """Note a refusal that no op is about, in case the program catches it."""
         refusal.located(None, self.module_path(), ())
-        self.first_refusal = self.first_refusal or refusal
+        self.failures.note(refusal)
         return refusal
 
     def _located(self, refusal: Refusal, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Refusal:
         """Add the user's line, the module and the ops around; remember it in case it is caught."""
-        if self.depth == 0:
-            near = neighbourhood(self.log[-2:], Op(func, args, kwargs, None, (), origin=NOWHERE))
+        if self.scope.depth == 0:
+            call = Op(func, args, kwargs, None, (), origin=NOWHERE)
+            near = neighbourhood(self.scope.log[-2:], call)
             refusal.located(self.sources.here(), self.module_path(), near)
-            self.first_refusal = self.first_refusal or refusal
+            self.failures.note(refusal)
         return refusal
-
-
-def _each_once(occurrences: list[Value], args: tuple[Tree, ...]) -> tuple[Value, ...]:
-    """The values in order: where they are all arguments, and each once, the same tuple."""
-    match occurrences:
-        case [one]:
-            return args if len(args) == 1 and args[0] is one else (one,)
-        case [one, other] if one is not other:
-            found: tuple[Value, ...] = one, other
-        case _:
-            found = tuple(dict.fromkeys(occurrences))
-    return args if len(args) == len(found) and args == found else found  # less for gc to look at

@@ -98,7 +98,7 @@ def test_a_call_for_sizes_is_answered_with_numbers() -> None:
     with run:
         assert list(aten.size.default(tensor)) == [2, 3]
         assert list(aten.stride.default(tensor)) == [3, 1]
-    assert not run.scope
+    assert not run.scope.ops
 
 
 def test_a_constant_is_copied_where_it_is_made() -> None:
