@@ -4,11 +4,11 @@ Stand-ins carry the label "cpu", whatever the target. An in-place op inside a fo
 value, as in a program.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
-from types import CodeType
-from typing import Any
+from types import CodeType, MappingProxyType
+from typing import Any, Final
 from weakref import ref
 
 import torch
@@ -236,9 +236,14 @@ def _no_lift(tensor: torch.Tensor) -> Abstract:
 
 def _keeps_copy(func: Any, saving: bool) -> bool:
     """Calls by which autograd keeps a tensor for later; they compute nothing."""
-    return func is torch.ops.aten.detach.default or (
-        saving and func is torch.ops.aten.clone.default
-    )
+    only_saving = KEPT_COPIES.get(func)
+    return only_saving is not None and (saving or not only_saving)
+
+
+KEPT_COPIES: Final[Mapping[Any, bool]] = MappingProxyType(
+    {aten.detach.default: False, aten.clone.default: True}
+)
+"""By what autograd keeps a tensor; whether it is that only while it saves"""
 
 
 def current_value(tensor: Any, tape: Tape) -> Value:

@@ -9,8 +9,10 @@ result is typed again, as it would be if the graph were run with the table; outp
 a value that it cannot take so, get the layout that they had.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 import sympy
 import torch
@@ -73,9 +75,14 @@ def _is_for_autograd(op: Op) -> bool:
 
     See `autograd/eager_history/spell_history.py`.
     """
-    if op.target is aten.copy_.default:
-        return True
-    return op.target is aten.detach.default and any(v.type.requires_grad for v in op.operands)
+    follows = FOR_AUTOGRAD.get(op.target)
+    return follows is not None and (not follows or any(v.type.requires_grad for v in op.operands))
+
+
+FOR_AUTOGRAD: Mapping[Any, bool] = MappingProxyType(
+    {aten.copy_.default: False, aten.detach.default: True}
+)
+"""What spells a history; whether it does so only of what requires grad"""
 
 
 class _Decomposition:

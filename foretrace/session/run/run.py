@@ -118,9 +118,8 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
         loan.replace(capture.placeholder, partial(capture.itself, before.reaches(loan.tensors())))
         given = capture.arguments(leaves, requires)
         capture.name(before.name_optimizers(capture.names | capture.roles()))
-        absent = target.device.type not in torch_api.device_types_here()
-        steps = capture.steps.following(before.casts)
-        with running(recorder, loan.paths(), absent, capture.engine), steps:
+        away, steps = _is_absent(target.device), capture.steps.following(before.casts)
+        with running(recorder, loan.paths(), away, capture.engine), steps:
             given = capture.opened(given, loan)
             call = call_args, call_kwargs = in_structure.build(iter(given))
             watching = watched(loan, capture.outside, fn, requires, lines, before)
@@ -147,6 +146,11 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
         capture.questions.finish(recorder), target, requires, out_structure,
         capture.questions.again, overwritten, asked, recorder.autograd.hooks,
     )  # fmt: skip
+
+
+def _is_absent(device: torch.device) -> bool:
+    """Whether this machine has no such device."""
+    return device.type not in torch_api.device_types_here()
 
 
 def _filled(kept: list[Change]) -> list[Any]:

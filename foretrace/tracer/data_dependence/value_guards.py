@@ -4,9 +4,10 @@ An assertion is an op of the record at the place of the question, so that every 
 (decision 022). Where both sides of a question are recorded, a run is told the answer (`path.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import sympy
 import torch
@@ -244,7 +245,7 @@ def _same_answer(now: Any, then: Any) -> bool:
 
 def _of_other_sizes(recorder: Recorder, func: Any, args: Tree) -> bool:
     """Whether a comparison is answered by its operands' numbers of sizes, or by fixed sizes."""
-    if func is not aten.equal.default:
+    if func not in COMPARES_SIZES:
         return False
     one, other = (value.type.shape for value in args)
     pairs = list(zip(one, other, strict=False))
@@ -254,23 +255,41 @@ def _of_other_sizes(recorder: Recorder, func: Any, args: Tree) -> bool:
 
 def can_assert(func: Any) -> bool:
     """Whether there are operators that ask the same without a number for Python."""
-    return func in (*ASKED, aten.equal.default, aten.allclose.default)
-
-
-ASKED = (aten.is_nonzero.default, aten.item.default, aten._local_scalar_dense.default)
+    return func in CONDITIONS
 
 
 def _condition(recorder: Recorder, func: Any, args: Tree, kwargs: dict[str, Tree]) -> Value | None:
     """What the answer is, as a tensor of the graph."""
-    if func in ASKED:
-        asked: Value = args[0]
-        if asked.type.dtype is torch.bool:
-            return asked
-        return recorder.made(aten.ne.Scalar, asked, 0)
-    if func is aten.equal.default:
-        same = recorder.made(aten.eq.Tensor, *args)
-    elif func is aten.allclose.default:
-        same = recorder.made(aten.isclose.default, *args, **kwargs)
-    else:
-        return None
-    return recorder.made(aten.all.default, same)
+    condition = CONDITIONS.get(func)
+    return None if condition is None else condition(recorder, args, kwargs)
+
+
+def _is_nonzero(recorder: Recorder, args: Tree, kwargs: dict[str, Tree]) -> Value:
+    asked: Value = args[0]
+    if asked.type.dtype is torch.bool:
+        return asked
+    return recorder.made(aten.ne.Scalar, asked, 0)
+
+
+def _all_equal(recorder: Recorder, args: Tree, kwargs: dict[str, Tree]) -> Value:
+    return recorder.made(aten.all.default, recorder.made(aten.eq.Tensor, *args))
+
+
+def _all_close(recorder: Recorder, args: Tree, kwargs: dict[str, Tree]) -> Value:
+    close = recorder.made(aten.isclose.default, *args, **kwargs)
+    return recorder.made(aten.all.default, close)
+
+
+ASKED = (aten.is_nonzero.default, aten.item.default, aten._local_scalar_dense.default)
+COMPARES_SIZES = frozenset({aten.equal.default})
+"""What gives no where sizes differ, and raises nothing"""
+CONDITIONS: Final[Mapping[Any, Callable[[Recorder, Tree, dict[str, Tree]], Value]]] = (
+    MappingProxyType(
+        {
+            **dict.fromkeys(ASKED, _is_nonzero),
+            aten.equal.default: _all_equal,
+            aten.allclose.default: _all_close,
+        }
+    )
+)
+"""What asks yes or no of data, and what makes a tensor of the answer"""

@@ -16,6 +16,7 @@ from foretrace import torch_api
 from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import Choice, Op, Origin, Target, Tree, Value, Write
 from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.walk import REQUIRES_GRAD
 from foretrace.ir.source.call_site import Sources
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, Types
 from foretrace.operators.abstract_tensors.autocast import Casts
@@ -32,7 +33,6 @@ from foretrace.tracer.functionalization.run_state import (
 
 DETACH = torch.ops.aten.detach.default
 LEAF = Choice("leaf", "whole", "the program makes it a leaf of autograd")
-REQUIRES_GRAD = torch.ops.aten.requires_grad_.default
 
 
 class Answers(Protocol):

@@ -9,9 +9,10 @@ to a view rebases the history of its base (CopySlices); a write under no_grad, o
 changes the content and leaves the history.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
@@ -51,28 +52,24 @@ from foretrace.tracer.functionalization.self_overlap import (
 from foretrace.tracer.functionalization.storage_offsets import FROM_START
 from foretrace.tracer.functionalization.written_layout import (
     as_the_op,
+    check_fits,
+    check_not_resized,
     copy_content,
     draw,
     draws_alike,
     in_layout,
     lay_out,
-    same_sizes,
 )
 
 aten = torch.ops.aten
-COUNTS = "ADInplaceOrView"
-"""The dispatch key whose kernels tell version counters of writes"""
 
 
 def functionalize(call: Call) -> Any:
     """Record an op that writes to operands, and answer it as eager would."""
     recorder, func, schema = call.recorder, call.func, call.schema
-    if func is aten.detach_.default:
-        return detach(recorder, call.tensors[0])
-    if func is aten.copy_.default and not isinstance(call.args[1], Value):
-        return functionalize(_fill(call))
-    if func in RESIZES:
-        return resize(call)
+    own = OWN_WRITES.get(func)
+    if own is not None and (answer := own(call)) is not NotImplemented:
+        return answer
     if schema.reshapes_in_place and schema.functional is not None:
         return reshape(call)
     if schema.functional is None:
@@ -102,13 +99,30 @@ def functionalize(call: Call) -> Any:
     return _write_many(call)
 
 
-def _fill(call: Call) -> Call:
-    """`copy_` of a number, which fills."""
+def _detach(call: Call) -> Any:
+    return detach(call.recorder, call.tensors[0])
+
+
+def _fill(call: Call) -> Any:
+    """Fill by `copy_` of a number; NotImplemented: it copies a tensor."""
+    if isinstance(call.args[1], Value):
+        return NotImplemented
     (tensor,), number = call.tensors, call.args[1]
     if isinstance(number, complex) and not (tensor.is_complex() or tensor.dtype is torch.bool):
         number = number.real
     args = [call.args[0], number]
-    return Call(call.recorder, aten.fill_.Scalar, args, call.kwargs, call.tensors, call.values)
+    filled = call.recorder, aten.fill_.Scalar, args, call.kwargs, call.tensors, call.values
+    return functionalize(Call(*filled))
+
+
+OWN_WRITES: Final[Mapping[Any, Callable[[Call], Any]]] = MappingProxyType(
+    {
+        aten.detach_.default: _detach,
+        aten.copy_.default: _fill,
+        **dict.fromkeys(RESIZES, resize),
+    }
+)
+"""What changes a tensor otherwise than by new content from a functional form"""
 
 
 def _write_one(call: Call, followed: bool) -> None:
@@ -253,7 +267,7 @@ def _new_contents(call: Call) -> list[Value]:
     op = form_of(call)
     made = values_in(op.result)
     news = made[len(made) - len(targets) :]
-    _check_fits(call, targets, news)
+    check_fits(call, targets, news)
     kept = [
         recorder.call(aten.clone.default, (v,)).outs[0] if v in op.operands else v for v in news
     ]
@@ -261,26 +275,6 @@ def _new_contents(call: Call) -> list[Value]:
         in_layout(recorder, alias_of(target), new)
         for target, new in zip(targets, kept, strict=True)
     ]
-
-
-def _check_fits(call: Call, targets: list[Abstract], news: Sequence[Value | None]) -> None:
-    """Raise what eager does where new content is larger than what it is written over, or wider.
-
-    It is what the operator's own kernel says of its operands; some of torch's meta kernels do not.
-    """
-    recorder, func = call.recorder, call.func
-    both = zip(targets, news, strict=True)
-    for target, new in ((target, new) for target, new in both if new is not None):
-        old, made = current(alias_of(target), recorder).type, new.type
-        sized = same_sizes(recorder, old.shape, made.shape)
-        if sized and old.dtype == made.dtype:
-            continue
-        recorder.semantics.infer(func, *call.types)
-        hint = recorder.types.symbols.hint
-        if not sized and [*map(hint, made.shape)] != [*map(hint, old.shape)]:
-            raise RuntimeError(f"{func} makes {[*made.shape]} of what is {[*old.shape]}")
-        if not torch.can_cast(made.dtype, old.dtype):
-            raise RuntimeError(f"{func} gives {made.dtype}, which can't be cast to {old.dtype}")
 
 
 def _write_each(call: Call) -> Any:
@@ -303,7 +297,7 @@ def _write_each(call: Call) -> Any:
         formed = recorder.scope.ops[-1]
     targets = [tensors[value] for value in values]
     if not schema.outs:
-        _check_fits(call, targets, news)
+        check_fits(call, targets, news)
     with recorder.aliasing.writing_results(formed):
         for target, new in zip(targets, news, strict=True):
             if new is not None:  # a gradient that its mask leaves out
@@ -314,22 +308,11 @@ def _write_each(call: Call) -> Any:
     return tuple(targets[: len(values_in([call.kwargs[name] for name in schema.outs]))]) or targets
 
 
-def _check_not_resized(call: Call) -> None:
-    """Statistics of nothing: a kernel that has more to write gives them another size first."""
-    empty = any(0 in target.shape for target in call.targets)
-    if empty and not any(0 in v.type.shape for v in values_in(call.args)[:1]):
-        raise Refusal(
-            f"{call.func} writes to an empty tensor, and gives it a size when it first runs",
-            kind="side effect",
-            do="call the module once eagerly before the capture",
-        )
-
-
 def _write_many(call: Call) -> Any:
     """An op that writes to operands beside its results, such as batch norm's statistics."""
     recorder, schema, targets = call.recorder, call.schema, call.targets
     origin = recorder.origin()
-    _check_not_resized(call)
+    check_not_resized(call)
     grad = recorder.grad_mode()
     followed = recorder.semantics.followed(call.func, *call.types) if grad else ()
     with recorder.scope.inner(origin.frame) as body:
@@ -343,7 +326,7 @@ def _write_many(call: Call) -> Any:
     recorder.append(Op(*what, results, outs, origin=origin, below=body, writes=True))
     for target, new in zip(targets, contents, strict=True):
         # the kernels of autograd count the writes of in-place and of out= forms, and no others
-        alias_of(target).version.count += schema.returns_written or _counted(call)
+        alias_of(target).version.count += schema.returns_written or call.counts_writes
         owner, path = holder(recorder, alias_of(target))
         old, whole = current(owner, recorder), partial(_scatter, recorder, owner, path, new)
         kept = path or old.type.requires_grad
@@ -352,12 +335,6 @@ def _write_many(call: Call) -> Any:
     if not (schema.returns_tensors and results):
         return None
     return result if schema.multiple else result[0]
-
-
-def _counted(call: Call) -> bool:
-    """Whether another library's operator tells version counters of its writes."""
-    form = call.schema.functional
-    return form is not None and form.held is not None and torch_api.kernel_for(call.func, COUNTS)
 
 
 def _scatter(recorder: RecorderBase, owner: Alias, path: list[Alias], new: Value) -> Value:

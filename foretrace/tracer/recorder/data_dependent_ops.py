@@ -21,7 +21,7 @@ from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.inference.cpu_kernels import depends_on_data, types_in
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.tracer.concrete.concrete_values import GUARD
+from foretrace.tracer.concrete.concrete_values import GUARD, READS_ONE
 from foretrace.tracer.functionalization.builder import RecorderBase
 from foretrace.tracer.functionalization.functionalize import functionalize
 from foretrace.tracer.functionalization.op_call import Call
@@ -269,7 +269,7 @@ def takes_doubles(recorder: RecorderBase, func: Any, args: Tree, kwargs: dict[st
 def _number_of(call: Call, number: float) -> sympy.Symbol:
     """The symbol of a number: the same for each time that it is read of one value."""
     symbols = call.recorder.types.symbols
-    if call.func not in (ITEM, READ):
+    if call.func not in READS_ONE:
         return symbols.number_from_data(number)
     known = call.recorder.counts.setdefault(call.values[0], {})
     if torch_api.ITEM not in known:

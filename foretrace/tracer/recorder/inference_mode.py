@@ -13,9 +13,9 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Op, Origin, Value, map_values, values_in
+from foretrace.ir.program.walk import makes_leaf
 from foretrace.operators.schemas.dispatch_result import Share
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.tracer.functionalization.builder import REQUIRES_GRAD
 from foretrace.tracer.recorder.recorder import Recorder
 
 CLONE = ("clone() it outside of torch.inference_mode()", "or use torch.no_grad() instead")
@@ -109,7 +109,7 @@ class _Made:
 
     def _note(self, op: Op, inference: bool) -> None:
         """What an op makes: a view is what its base is, new memory what the mode is."""
-        if op.writes or op.target is REQUIRES_GRAD:
+        if op.writes or makes_leaf(op):
             self.made.update(op.outs if not self.made.isdisjoint(_written(op)) else ())
             return
         operands, views = values_in((op.args, op.kwargs)), dict[int, int]()
@@ -137,7 +137,7 @@ class _Made:
         """What eager refuses of an op outside of the mode; empty if it does not."""
         if self.made.isdisjoint(op.operands):
             return ""
-        if op.target is REQUIRES_GRAD:
+        if makes_leaf(op):
             return "makes a leaf of"
         if op.writes and not self.made.isdisjoint(_written(op)):
             return "writes to"
@@ -161,7 +161,7 @@ class _Made:
 
 def _written(op: Op) -> list[Value]:
     """What owns the memory that a write goes to."""
-    return list(op.operands) if op.target is REQUIRES_GRAD else values_in(op.args[:1])
+    return list(op.operands) if makes_leaf(op) else values_in(op.args[:1])
 
 
 def _leaves(ops: Iterable[Op], mode: Origin | None) -> Iterator[tuple[Op, Origin]]:

@@ -47,13 +47,12 @@ def module_calls(recorder: Recorder, paths: dict[int, str]) -> Iterator[None]:
     `nn.Module.__call__` is replaced: with a hook for all modules, each call would go torch's long
     way, which takes as much time as four ops.
     """
-    calls, thread = ModuleCalls(recorder, paths), {threading.get_ident()}
+    calls, scope, thread = ModuleCalls(recorder, paths), recorder.scope, {threading.get_ident()}
     watch, original, torchs_own = recorder.unwatched, nn.Module.__call__, False
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() not in thread:
             return original(module, *args, **kwargs)
-        scope = recorder.scope
         around = scope.ops, scope.module
         watch.__enter__()
         try:
