@@ -13,7 +13,8 @@ from foretrace.ir.source.short_tracebacks import Hiding
 from foretrace.ir.symbols.shapes_spec import of_function
 from foretrace.python_state.effects.counters import SymbolicCounters
 from foretrace.session.both_branches.explore import explored
-from foretrace.session.run.session import Assumed, Session
+from foretrace.session.run.session import Session
+from foretrace.session.run.session_parts import Assumed
 from foretrace.session.run.setup import (
     RULES,
     Branches,

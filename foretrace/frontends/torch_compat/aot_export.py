@@ -30,7 +30,7 @@ from foretrace.lowering.cuts.decomposition_tracer import Table
 from foretrace.lowering.cuts.writeback import check_begins
 from foretrace.lowering.emit.calling_convention import Slot, arranged, as_attributes
 from foretrace.session.run.run import record
-from foretrace.session.run.session import Assumed
+from foretrace.session.run.session_parts import Assumed
 from foretrace.session.run.setup import prepare
 
 

@@ -22,7 +22,8 @@ from foretrace.runtime.calls.compiled import Building, Compiled
 from foretrace.runtime.calls.compiled_module import compiled_module
 from foretrace.runtime.graph_breaks.partial_capture import in_pieces
 from foretrace.session.both_branches.explore import explored
-from foretrace.session.run.session import Assumed, Session
+from foretrace.session.run.session import Session
+from foretrace.session.run.session_parts import Assumed
 from foretrace.session.run.setup import (
     Branches,
     check_branches,

@@ -117,7 +117,7 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
         lines = partial(lines, [state.module for state in requires.modules])
         loan.replace(capture.placeholder, partial(capture.itself, before.reaches(loan.tensors())))
         given = capture.arguments(leaves, requires)
-        capture.name(before.name_optimizers(capture.names | capture.roles()))
+        capture.name(before.name_optimizers(capture.known.names | capture.roles()))
         away, steps = _is_absent(target.device), capture.steps.following(before.casts)
         with running(recorder, loan.paths(), away, capture.engine), steps:
             given = capture.opened(given, loan)

@@ -26,7 +26,8 @@ from foretrace.python_state.effects.counters import SymbolicCounters, may_be_cou
 from foretrace.python_state.effects.state_inputs import may_be_bound
 from foretrace.session.run.append_only import AppendOnlyContainers
 from foretrace.session.run.run import record
-from foretrace.session.run.session import Assumed, Session
+from foretrace.session.run.session import Session
+from foretrace.session.run.session_parts import Assumed
 from foretrace.session.run.torch_patches import UNCOLLECTED
 
 Values: TypeAlias = Literal["guard", "refuse"]
