@@ -1,8 +1,8 @@
 """What threads share, put right in a process that is forked.
 
-A child of `os.fork` has the thread that forked alone. What another thread held or had changed at
+A child of `os.fork` has the thread that forked alone. What another thread had locked or changed at
 that moment stays so there for good: a lock is never released, Python's collector never begins
-again. So a fork waits until no other thread captures (decision 065). A lock that is held without
+again. So a fork waits until no other thread captures (decision 065). A lock that is taken without
 that is free in the child, and what is registered to be undone there is undone.
 """
 
@@ -45,7 +45,7 @@ class Lock:
         self._lock.release()
 
     def after_in_child(self) -> None:
-        """Let go of what a thread held that the child does not have."""
+        """Release the locks of a thread that the child does not have."""
         if self._by != get_ident():
             self._lock, self._by, self._depth = threading.RLock(), 0, 0
 

@@ -14,9 +14,10 @@ from foretrace.ir.program.op import Op, Origin, Tree, Value
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.source.call_site import Sources
 from foretrace.ir.symbols.shape_env import Question
-from foretrace.ir.symbols.symbols import Numbers, Symbols, put_in
+from foretrace.ir.symbols.substitution import Numbers, put_in
+from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.specialize.equivalence import Unlike
-from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.schemas.cache import Cache
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.tracer.functionalization.builder import WithoutExample

@@ -32,15 +32,16 @@ from foretrace.ir.program.op import (
 from foretrace.ir.program.recording import Input, Mutation, Output, Overwritten, Recording
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import binds, every_op, subgraphs_of
-from foretrace.ir.symbols.symbols import Numbers, Symbols, put_in
+from foretrace.ir.symbols.substitution import Numbers, put_in
+from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.specialize.equivalence import Equality, Unlike, differs
 from foretrace.lowering.specialize.recheck import Again, check_asked
-from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.schemas.dispatch_result import Outcome, fill
 from foretrace.session.both_branches.aliasing import Memory
 from foretrace.tracer.functionalization.builder import LEAF
-from foretrace.tracer.recorder.autograd_function import FunctionCall
 from foretrace.tracer.recorder.autograd_hooks import HookCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 from foretrace.tracer.recorder.op_handlers import CHECKS
 
 TAKEN = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, ArithmeticError)

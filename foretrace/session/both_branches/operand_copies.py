@@ -12,7 +12,7 @@ from typing import Any
 from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import ModuleCall, Op, Value, Write, substitute, values_in
 from foretrace.session.both_branches.join import Apart, Pair, Same
-from foretrace.tracer.recorder.autograd_function import FunctionCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 
 @dataclass(frozen=True, slots=True, eq=False)

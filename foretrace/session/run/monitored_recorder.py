@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from foretrace.ir.source.call_site import Sources, function_of
-from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.cache import Cache
 from foretrace.operators.schemas.dispatch_result import Outcome

@@ -151,7 +151,7 @@ def _given(recorder: RecorderBase, level: Any, call: Any, written: list[Any]) ->
             if tangent is not None:
                 made[id(tensor)] = level.dual(tensor, tangent)
             elif any(tensor is each for each in written):
-                made[id(tensor)] = level.given(tensor)
+                made[id(tensor)] = level.enter(tensor)
     return map_tree(call, lambda leaf: made.get(id(leaf), leaf))
 
 

@@ -18,8 +18,9 @@ from foretrace.ir.program.op import Choice, Op, Origin, Target, Tree, Value, Wri
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import REQUIRES_GRAD
 from foretrace.ir.source.call_site import Sources
-from foretrace.operators.abstract_tensors.abstract_tensor import Abstract, Types
+from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.autocast import Casts
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.semantics_protocol import Semantics
 from foretrace.operators.schemas.cache import Cache
 from foretrace.operators.schemas.dispatch_result import Outcome, fill
