@@ -80,7 +80,7 @@ def copies_each(w: Tensor) -> Tensor:
 
 refuses(
     "no derivative",
-    "tracer/functionalization/list_writes.py:write_one_by_one",
+    "tracer/functionalization/out_variants.py:write_one_by_one",
     captures(copies_a_list, W),
     copies_a_list,
     trained(copies_a_list_unseen, W),
@@ -1117,7 +1117,7 @@ def turns(w: Tensor) -> Tensor:
 
 refuses(
     "no derivative",
-    "autograd/derivatives/formula_tracer.py:_constant",
+    "autograd/derivatives/formula_tracer.py:lift_constant",
     cuts(turns, W, loss=0),
     Turns.backward,
     trained(lambda w: TurnsBack.apply(w).sum(), W),

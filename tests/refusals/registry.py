@@ -87,7 +87,7 @@ EXCUSED: dict[str, str] = {
     "tracer/functionalization/functionalize.py:functionalize": (
         "what writes has a form, if need be torch's"
     ),
-    "tracer/recorder/submodule_io.py:submodule_calls": "a wrong call",
+    "tracer/recorder/module_calls.py:submodule_calls": "a wrong call",
     "runtime/backends/dynamo.py:_broken": "Dynamo: tests/against_eager/test_storage_offset.py",
     "runtime/backends/compilers.py:_check": "behind Dynamo, in a backward",
     "ir/symbols/frontend_symbols.py:_check_backed": "behind Dynamo: tests/dropin/test_dynamo.py",
@@ -108,7 +108,9 @@ EXCUSED: dict[str, str] = {
     ),
     "frontends/torch_compat/export.py:_check_not_called": "a wrong call",
     "session/run/setup.py:check_branches": "a wrong call",
-    "lowering/specialize/recheck.py:_outside": "told as the reason why a small size does not hold",
+    "lowering/specialize/recheck.py:_more_than_sizes": (
+        "told as the reason why a small size does not hold"
+    ),
     "lowering/partition/partial_tangents.py:_not_saved": (
         "no program is known: what is not saved is computed again"
     ),

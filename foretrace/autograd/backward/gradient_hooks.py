@@ -140,7 +140,7 @@ class Hooks:
             if op.target.several:
                 raise _several(op)
             try:
-                done = run_hook(op, gradient, walk.outside, walk.derivatives.tape)
+                done = run_hook(op, gradient, walk.outside, walk.derivatives.user_tape)
             except Refusal as refusal:
                 raise locate(refusal, op) from None
             self.seen += done.seen

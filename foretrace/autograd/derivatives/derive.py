@@ -5,7 +5,7 @@ its autograd node runs on stand-ins for the gradients. What the node does, seen 
 rule. It is torch's own formula, so gradients equal eager's bit for bit.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,6 +58,11 @@ class Forward:
     edges: list[Any]
     """for each operand, what its gradient is asked by; None if it is not followed"""
     outs: list[Abstract]
+
+    def only(self, wanted: Sequence[bool]) -> "Forward":
+        """The same, with no gradient asked for other operands than these."""
+        edges = [edge if on else None for edge, on in zip(self.edges, wanted, strict=True)]
+        return replace(self, edges=edges)
 
 
 Ask: TypeAlias = Callable[[Tree, dict[str, Tree]], Rule]
@@ -284,9 +289,23 @@ class Derivatives:
         types = enumerate(types_in(result))
         return tuple(t.differentiable and i not in apart for i, t in types)
 
-    def tape(self, device: torch.device) -> Tape:
-        """What records a formula; `device` is where the program's tensors are."""
-        return Tape(self.types, self._semantics, device, self._meanings)
+    def tape(
+        self, device: torch.device, known: Tree = None, results: tuple[Value, ...] | None = None
+    ) -> Tape:
+        """What records a formula.
+
+        Args:
+            device: where the program's tensors are.
+            known: the types of what the operator returns, where they depend on data.
+            results: what it returns, where its call itself is not recorded.
+        """
+        made = self.types, self._semantics, device, self._meanings
+        return Tape(*made, known=known, results=results)
+
+    def user_tape(self, device: torch.device, outside: dict[int, Value]) -> Tape:
+        """What records a user's backward or hook; `outside`: real tensors that it may reach."""
+        made = self.types, self._semantics, device, self._meanings
+        return Tape(*made, results=(), outside=outside)
 
     def _registered(
         self,
@@ -299,12 +318,11 @@ class Derivatives:
     ) -> Rule:
         """Run a registered backward over stand-ins."""
         types = types_in((args, kwargs))
-        tape = self.tape(types[0].device)
         operands = tuple(Value(t.with_grad(False)) for t in types)
         inferred = known or self.inference.infer(func, *_unfollowed((args, kwargs)))
         results = tuple(Value(t.with_grad(False)) for t in types_in(inferred))
         given = tuple(None if t is None else Value(t.with_grad(False)) for t in tangents)
-        tape.results = results
+        tape = self.tape(types[0].device, results=results)
         with tape, torch.no_grad():
             placeholders = [tape.abstract(value) for value in operands]
             real_args, real_kwargs = self._concrete((args, kwargs), iter(placeholders))
@@ -328,10 +346,8 @@ class Derivatives:
     ) -> Forward:
         """Run a call under autograd; `around`: what is on meanwhile, for its tape."""
         types = types_in((args, kwargs))
-        tape = self.tape(types[0].device)
-        tape.known = map_tree(
-            known, lambda t: t.with_grad(False) if isinstance(t, TensorType) else t
-        )
+        known = map_tree(known, lambda t: t.with_grad(False) if isinstance(t, TensorType) else t)
+        tape = self.tape(types[0].device, known)
         operands = tuple(map(Value, types))
         stand_ins = [tape.abstract(value) for value in operands]
         with tape:
@@ -344,7 +360,7 @@ class Derivatives:
                     edges.append(tensor if tensor.requires_grad else None)
             given = iter(stand_ins)
             real = self._concrete((args, kwargs), given)
-            tape.main = func
+            tape.expect(func)
             with around(tape) if around is not None else nullcontext():
                 result = func(*real[0], **real[1])
         if tape.results is None:

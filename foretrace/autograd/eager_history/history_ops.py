@@ -7,6 +7,7 @@ import torch
 
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Choice, Op, Value
+from foretrace.ir.program.walk import makes_leaf
 
 aten = torch.ops.aten
 
@@ -71,5 +72,5 @@ def unmark(op: Op) -> Op:
 
     Not what a backward op has to be given so.
     """
-    leaf = op.target is aten.requires_grad_.default and not op.late
+    leaf = makes_leaf(op) and not op.late
     return make_call(op, aten.detach.default, op.args[:1], op.outs[0], GIVEN) if leaf else op

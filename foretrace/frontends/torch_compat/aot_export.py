@@ -32,6 +32,7 @@ from foretrace.lowering.pipelines.kinds import INFERENCE
 from foretrace.lowering.pipelines.passes import Context, make_graph
 from foretrace.lowering.pipelines.rewrites import open_by_table
 from foretrace.session.run.run import record
+from foretrace.session.run.session_parts import Assumed
 from foretrace.session.run.setup import prepare
 
 
@@ -119,7 +120,7 @@ def _run(mod: nn.Module, args: tuple[Any, ...], kwargs: Any, dynamic: bool | Non
     leaves = [*torch_api.tree_leaves((args, kwargs)), *mod.parameters(), *mod.buffers()]
     if any(torch_api.is_fake(leaf) for leaf in leaves):
         return capture_described(mod, args, kwargs, leaves)
-    run = prepare(mod, args, kwargs, None, dynamic or None, values="guard", watch=True)
+    run = prepare(mod, args, kwargs, None, dynamic or None, values="guard", assumed=Assumed())
     return Program(record(mod, args, kwargs, run), run.semantics)
 
 

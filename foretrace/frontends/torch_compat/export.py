@@ -52,7 +52,7 @@ from foretrace.session.run.setup import (
 )
 from foretrace.tracer.concrete.concrete_values import GUARD
 from foretrace.tracer.data_dependence.answer_path import AnswerPath
-from foretrace.tracer.recorder.submodule_io import CallSite, submodule_calls
+from foretrace.tracer.recorder.module_calls import CallSite, submodule_calls
 
 
 def export(  # noqa: PLR0913 - torch's own signature, and what values do

@@ -9,9 +9,8 @@ from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.autograd.eager_history.spell_history import is_hidden_write
 from foretrace.ir.program.op import Op, Value, values_in
 from foretrace.ir.program.recording import Output
-from foretrace.ir.program.walk import binds, every_op, subgraphs_of
+from foretrace.ir.program.walk import binds, every_op, makes_leaf, subgraphs_of
 from foretrace.operators.schemas.schema import schema_of
-from foretrace.tracer.functionalization.builder import REQUIRES_GRAD
 
 PRINT = torch.ops.higher_order.print
 
@@ -85,7 +84,7 @@ def effectful(op: Op, semantics: TargetSemantics, fixed: Callable[[], set[Value]
     """
     if not op.leaf:
         return any(effectful(inner, semantics, fixed) for inner in op.template or ())
-    if not hasattr(op.target, "overloadpacket") or op.target is REQUIRES_GRAD:
+    if not hasattr(op.target, "overloadpacket") or makes_leaf(op):
         if op.target is PRINT:
             return True
         held = (inner for subgraph in subgraphs_of(op) for inner in subgraph.ops)

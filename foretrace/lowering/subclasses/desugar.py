@@ -73,7 +73,7 @@ class _Opening:
         stood = {v: Value(v.type.with_grad(False)) for v in op.operands}
         stand_ins = {v: self.recorder.abstract(each) for v, each in stood.items()}
         env: dict[Value, Any] = {each: v for v, each in stood.items()}
-        with self.recorder.inner_scope() as ops:
+        with self.recorder.scope.inner() as ops:
             try:
                 answer = self.recorder.run(op.target, op.args, op.kwargs, stand_ins)
             except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:

@@ -14,7 +14,7 @@ import torch
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.op import ModuleCall, Op, Origin, Subgraph, Value, values_in
-from foretrace.ir.program.walk import binds, every_op, leaves_that_run, read_outside
+from foretrace.ir.program.walk import binds, every_op, leaves_that_run, makes_leaf, read_outside
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import Symbols
 from foretrace.operators.schemas.higher_order_schema import HOLDERS, SIDES
@@ -24,7 +24,6 @@ from foretrace.session.both_branches.op_equality import TwoRuns, described
 from foretrace.session.both_branches.operand_copies import Split
 from foretrace.tracer.concrete.rng_draws import draws
 from foretrace.tracer.data_dependence.answer_path import KIND, ONE
-from foretrace.tracer.functionalization.builder import REQUIRES_GRAD
 
 COND: Final = torch.ops.higher_order.cond
 CLONE: Final = torch.ops.aten.clone.default
@@ -271,7 +270,7 @@ def _forbidden(op: Op) -> str:
     """What an op does that a branch of a cond may not do; empty if nothing."""
     if draws(op):
         return "draws random numbers, which the backward of a cond would draw again"
-    return "makes a leaf of autograd" if op.target is REQUIRES_GRAD else ""
+    return "makes a leaf of autograd" if makes_leaf(op) else ""
 
 
 def _checks(op: Op) -> bool:

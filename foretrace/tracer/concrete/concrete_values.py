@@ -375,10 +375,15 @@ def content(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu()
 
 
+READS_ONE: Final = frozenset(
+    {torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default}
+)
+"""What reads the one number that a tensor holds"""
+
+
 def may_guard(asker: Any, operands: Sequence[Value]) -> bool:
     """Whether the example may answer: not for a complex number (decision 027)."""
-    number = asker in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
-    return not (number and any(each.type.dtype.is_complex for each in operands))
+    return not (asker in READS_ONE and any(each.type.dtype.is_complex for each in operands))
 
 
 def depends_on_inputs(asker: Any, *, offered: bool = False) -> Refusal:

@@ -60,7 +60,7 @@ class AnswerPath:
 
     def asks_data(self, constants: Constants, recorder: Recorder, func: Any, args: Tree) -> bool:
         """Whether the answer to a call depends on what inputs hold, or on what is drawn."""
-        self._follow(constants, recorder.log)
+        self._follow(constants, recorder.scope.log)
         return self._call(constants, func, args, {}) in self._of_data
 
     def answer(

@@ -55,8 +55,13 @@ def write_followed(call: Call, target: Abstract, old: Value) -> Any:
         Refusal: the class does another thing for that; or a backward may need what is written over.
     """
     recorder, kind, form = call.recorder, old.type.wrapped, call.schema.functional
-    maker = next((op for op in reversed(recorder.log) if old in op.outs), None)
-    if maker is None or form is None or recorder.checkpoint is not None or recorder.holding:
+    maker = next((op for op in reversed(recorder.scope.log) if old in op.outs), None)
+    if (
+        maker is None
+        or form is None
+        or recorder.scope.checkpoint is not None
+        or recorder.scope.in_subgraph
+    ):
         raise refused(
             f"{call.func} writes to a {kind} that no operator of the program has made,"
             " and autograd follows"
@@ -74,7 +79,7 @@ def write_followed(call: Call, target: Abstract, old: Value) -> Any:
         seen.note(each)
     in_place = _done_in_place(call, old, seen)
     new = _functional(call)
-    made = next((op for op in reversed(recorder.log) if new in op.outs), None)
+    made = next((op for op in reversed(recorder.scope.log) if new in op.outs), None)
     known = seen.of(made.body or () if made is not None else ())
     asked = new.type.but(requires_grad=old.type.requires_grad)
     if asked != old.type or made is None or known.get(new) != in_place:
@@ -101,14 +106,12 @@ def _functional(call: Call) -> Value:
 def _done_in_place(call: Call, old: Value, seen: "Seen") -> Any:
     """What the class does, of a tensor that holds the same, in ops that are dropped again."""
     recorder, twin = call.recorder, call.recorder.abstract(old)
-    overwritten = len(recorder.overwritten)
-    with recorder.inner_scope(recorder.origin().frame) as body, recorder.listening():
+    scope = recorder.scope.inner(recorder.origin().frame)
+    with scope as body, recorder.listening(), recorder.aliasing.of_body():
         tensor = as_program_has(twin, recorder)
         args, kwargs = recorder.concrete((call.args, call.kwargs), {**call.by_value, old: twin})
         SubclassKernel(call.func, recorder, written=twin)(*args, **kwargs)
         new = wrapped_again(recorder, tensor, twin, old)
-        while len(recorder.overwritten) > overwritten:  # values of these ops
-            recorder.overwritten.popitem()
     return seen.of(body).get(new)
 
 
