@@ -32,13 +32,13 @@ from foretrace.ir.symbols.dynamic_shapes import by_name, shapes_tree
 from foretrace.ir.symbols.shapes_spec import of_function
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.cuts.dead_code import needs
-from foretrace.lowering.cuts.scalar_ops import in_file
 from foretrace.lowering.cuts.writeback import Written, with_writes
 from foretrace.lowering.emit.export_graph import Exported, emitter_for, to_export
 from foretrace.lowering.emit.export_inputs import Interface, interface, separated
 from foretrace.lowering.emit.fx import SPELLED
 from foretrace.lowering.pipelines.kinds import TRAINED
-from foretrace.lowering.pipelines.passes import Context, make_graph
+from foretrace.lowering.pipelines.passes import Context, as_pass, make_graph
+from foretrace.lowering.pipelines.rewrites import spell_scalars
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 from foretrace.session.both_branches.explore import explored
@@ -268,10 +268,16 @@ def _cut(program: Program, seen: list[Value], *, around: bool) -> Written:
     for output in recorded.outputs:
         check_leaf(output.value, f"the output {output.role.name}")
     context = Context(recorded, program.semantics, LEVEL, around=around, also=seen)
-    graph = make_graph(TRAINED, "export", context)
+    graph = make_graph((*TRAINED, check_ops, spell_scalars), "export", context)
+    return with_writes(recorded, graph.ops, context.overwritten.hidden)
+
+
+@as_pass("check file")
+def check_ops(graph: Graph, _: Context) -> Graph:
+    """Refuse an op that no file of torch.export can hold."""
     for op in graph.ops:
         _check_op(op)
-    return with_writes(recorded, graph.ops, context.overwritten.hidden)
+    return graph
 
 
 def _check_op(op: Op) -> None:
@@ -338,5 +344,4 @@ def _graph(program: Program, mod: nn.Module, written: Written, inputs: Interface
     fakes = program.semantics.fakes
     emitter = emitter_for(recorded.symbols, fakes, needs, outermost)
     news = [(inputs.of(recorded.inputs[index].value), new) for index, new in written.news]
-    ops = in_file(written.ops, recorded.symbols)
-    return to_export(inputs.lifted, ops, news, written.outputs, emitter)
+    return to_export(inputs.lifted, written.ops, news, written.outputs, emitter)

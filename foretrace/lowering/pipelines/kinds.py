@@ -62,6 +62,8 @@ UNTRAINED: Final[Pipeline] = (
     check_functions,
 )
 """A forward that is called where autograd follows nothing"""
+UNTRAINED_LEAVES: Final[Pipeline] = (*UNTRAINED, open_subclasses)
+"""The same, down to leaves, for a compiler"""
 INFERENCE: Final[Pipeline] = (
     flatten_forward,
     unmark_leaves,
@@ -70,7 +72,7 @@ INFERENCE: Final[Pipeline] = (
     return_insides,
     assert_numbers,
 )
-"""The same, down to leaves; gradients that the program computes itself are in it"""
+"""The same without the history of the programs that ops hold: nobody runs them by autograd"""
 _FROM_DERIVATIVE: Final[Pipeline] = (
     flatten_joint,
     unmark_leaves,
@@ -79,7 +81,7 @@ _FROM_DERIVATIVE: Final[Pipeline] = (
     return_insides,
     assert_numbers,
 )
-DERIVED: Final[Pipeline] = (differentiate_between_inputs, *_FROM_DERIVATIVE)
+DERIVED: Final[Pipeline] = (differentiate_between_inputs, *_FROM_DERIVATIVE, open_subclasses)
 """Forward and backward, for a caller that lets torch's autograd have the gradients"""
 
 EXPORT: Final[Pipeline] = (*TRAINED, open_by_table)

@@ -19,7 +19,6 @@ from foretrace.lowering.partition.partition import SAVED_COPY, Pair, Saved, seco
 from foretrace.lowering.partition.placement import Sides
 from foretrace.lowering.pipelines.kinds import DERIVED
 from foretrace.lowering.pipelines.passes import Context, Pass, make_graph
-from foretrace.lowering.pipelines.rewrites import open_subclasses
 
 WHY = "the backward for all gradients needs it"
 
@@ -39,7 +38,7 @@ def partial_backward(
         Refusal: it needs a value that the forward did not save.
     """
     recorded, semantics, given = context.recorded, context.semantics, context.tangents or ()
-    part = make_graph((*DERIVED, open_subclasses, *then), "joint", context)
+    part = make_graph((*DERIVED, *then), "joint", context)
     halves = Sides(part, recorded, semantics)
     meant = _counterparts(part.ops, joint.ops)
     saved = set(map(_original, pair.saved))

@@ -1,7 +1,10 @@
 """Passes that rewrite the ops of a cut: a pass each for what other rooms of the wing do."""
 
+from dataclasses import replace
+
 from foretrace.ir.program.recording import Graph
 from foretrace.lowering.cuts.decompose import decompose
+from foretrace.lowering.cuts.scalar_ops import in_file
 from foretrace.lowering.partition.partition import partition
 from foretrace.lowering.partition.recompute import made_again
 from foretrace.lowering.pipelines.passes import Context, as_pass
@@ -21,6 +24,12 @@ def open_by_table(graph: Graph, context: Context) -> Graph:
     if context.table is None:
         return graph
     return decompose(graph, context.table, context.semantics, context.level.kept)
+
+
+@as_pass("spell scalars")
+def spell_scalars(graph: Graph, context: Context) -> Graph:
+    """Put operators in the place of what Python computes of numbers of data."""
+    return replace(graph, ops=list(in_file(graph.ops, context.recorded.symbols)))
 
 
 @as_pass("recompute")

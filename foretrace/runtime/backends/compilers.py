@@ -23,12 +23,11 @@ from foretrace.ir.source.call_site import asking_line
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.partition.partition import Pair, partition
 from foretrace.lowering.partition.policies import MIN_CUT, Policy
-from foretrace.lowering.pipelines.kinds import UNTRAINED
+from foretrace.lowering.pipelines.kinds import UNTRAINED_LEAVES
 from foretrace.lowering.pipelines.partial_tangents import partial_backward
 from foretrace.lowering.pipelines.passes import Context, Pass, make_graph, run_passes
 from foretrace.lowering.pipelines.rewrites import (
     open_by_table,
-    open_subclasses,
     order_losses,
     recompute,
 )
@@ -79,7 +78,7 @@ class TorchCompilers:
     def whole(self, recorded: Recording, semantics: TargetSemantics) -> InferenceGraph:
         """What runs a forward that is not trained."""
         context = self.context(recorded, semantics)
-        graph = make_graph((*UNTRAINED, open_subclasses), "aten", context)
+        graph = make_graph(UNTRAINED_LEAVES, "aten", context)
         halves, early = TorchHalves(recorded.symbols, semantics.fakes), NOTHING
         written, writes = frozenset[int](), self.writes and recorded.asks_gradients
         if writes:

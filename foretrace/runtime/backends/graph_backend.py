@@ -21,10 +21,10 @@ from foretrace.lowering.emit.python_source import Source
 from foretrace.lowering.partition.partition import Pair, partition
 from foretrace.lowering.partition.policies import SAVE_ALL, Policy
 from foretrace.lowering.pipelines.forward import unmark_leaves
-from foretrace.lowering.pipelines.kinds import DERIVED, UNTRAINED
+from foretrace.lowering.pipelines.kinds import DERIVED, UNTRAINED, UNTRAINED_LEAVES
 from foretrace.lowering.pipelines.partial_tangents import partial_backward
 from foretrace.lowering.pipelines.passes import Context, make_graph, run_passes
-from foretrace.lowering.pipelines.rewrites import open_subclasses, recompute
+from foretrace.lowering.pipelines.rewrites import recompute
 from foretrace.lowering.subclasses.boundary import Edges
 from foretrace.runtime.backends.autograd_function import Flat, Partial, TrainableCall
 from foretrace.runtime.backends.eager import add_surrounded
@@ -97,7 +97,7 @@ def join(
     if not core.gives_followed:
         return InferenceCall(backend.whole(core, semantics), core)
     context = Context(core, semantics, Level(False))
-    joint = make_graph((*DERIVED, open_subclasses), "joint", context)
+    joint = make_graph(DERIVED, "joint", context)
     return TrainableCall(core, *backend.halves(joint, core, semantics), relaid=backend.relaid)
 
 
@@ -136,7 +136,7 @@ class ByBackend:
         made = (out for op in graph.ops for out in op.outs)
         if any(value.type.wrapped for value in (*(i.value for i in graph.inputs), *made)):
             context = replace(context, level=Level(written=False))
-            graph = make_graph((*UNTRAINED, open_subclasses), "aten", context)
+            graph = make_graph(UNTRAINED_LEAVES, "aten", context)
         graph = run_passes(
             (unmark_leaves, recompute), graph, context
         )  # leaves are made after the call

@@ -1,5 +1,6 @@
 """One pass at a time: a graph as text goes in, a graph as text comes out."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 import foretrace
 from foretrace.autograd.eager_history.history_ops import HISTORY
 from foretrace.errors import Refusal
-from foretrace.ir.program.op import Choice, Op
+from foretrace.ir.program.op import Choice, Op, target_name
 from foretrace.ir.program.recording import Graph, Recording
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.pipelines.forward import (
@@ -37,7 +38,12 @@ from foretrace.lowering.pipelines.joint import (
     flatten_joint,
 )
 from foretrace.lowering.pipelines.passes import Context, Pass, changed, run_passes, start
-from foretrace.lowering.pipelines.rewrites import open_by_table, order_losses, recompute
+from foretrace.lowering.pipelines.rewrites import (
+    open_by_table,
+    order_losses,
+    recompute,
+    spell_scalars,
+)
 from tests.support.trees import assert_tree, program, recorded, semantics, shown
 
 aten = torch.ops.aten
@@ -49,6 +55,13 @@ def after(found: Recording, level: Level, *passes: Pass, **asked: Any) -> tuple[
     context = Context(found, semantics(), level, **asked)
     kind = "joint" if differentiate in passes else "aten"
     return run_passes(passes, start(kind, found), context), context
+
+
+def with_numbers(fn: Callable[..., Any]) -> tuple[Graph, Context]:
+    """The flat graph of a program that reads numbers of its data."""
+    found = foretrace.capture(fn, (torch.ones(3),), dynamic_shapes=True)
+    context = Context(found.recorded, found.semantics, LEAVES)
+    return run_passes((flatten_forward,), start("aten", found.recorded), context), context
 
 
 def text_of(text: str, *outputs: str, grad_mode: bool = True) -> Recording:
@@ -354,8 +367,7 @@ def test_what_was_assumed_of_a_number_of_data_is_asserted_where_it_is_known() ->
         found = x.nonzero()
         return found * 2 if found.shape[0] > 1 else found
 
-    captured = foretrace.capture(fn, (torch.ones(3),), dynamic_shapes=True).recorded
-    graph, context = after(captured, LEAVES, flatten_forward)
+    graph, context = with_numbers(fn)
     made, check, read = assert_numbers.change(graph, context).ops
     assert [made, read] == graph.ops
     assert str(check.target) == "aten._assert_scalar.default"
@@ -443,6 +455,27 @@ def test_a_table_opens_the_ops_that_it_has() -> None:
 """,
     )
     assert same(open_by_table, graph, replace(context, table=None))
+
+
+def test_what_python_computes_of_a_number_of_data_is_an_operator_in_a_file() -> None:
+    def fn(x):
+        return x * abs(x.sum().item())
+
+    graph, context = with_numbers(fn)
+    before, made = graph.ops, spell_scalars.change(graph, context).ops
+    assert [target_name(op.target) for op in before] == ["sum", "_local_scalar_dense", "abs", "mul"]
+    names = ["sum", "_local_scalar_dense", "scalar_tensor", "abs", "item", "mul"]
+    assert [target_name(op.target) for op in made] == names
+    assert made[4].result == before[2].result
+
+
+def test_a_function_that_no_file_has_is_refused() -> None:
+    def fn(x):
+        return x * math.exp(x.sum().item())
+
+    graph, context = with_numbers(fn)
+    with pytest.raises(Refusal, match="has no exp of a number that data decides"):
+        spell_scalars.change(graph, context)
 
 
 def step(x):

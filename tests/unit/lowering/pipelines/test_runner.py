@@ -12,7 +12,14 @@ from foretrace.ir.program.recording import Graph
 from foretrace.ir.program.verify import DIFFERENTIATED, RUN
 from foretrace.lowering.cuts.cut import Level
 from foretrace.lowering.pipelines.forward import drop_dead, flatten_forward
-from foretrace.lowering.pipelines.kinds import CUTS, DERIVED, INFERENCE, TRAINED, UNTRAINED
+from foretrace.lowering.pipelines.kinds import (
+    CUTS,
+    DERIVED,
+    INFERENCE,
+    TRAINED,
+    UNTRAINED,
+    UNTRAINED_LEAVES,
+)
 from foretrace.lowering.pipelines.passes import (
     Context,
     Pass,
@@ -29,7 +36,7 @@ TEXT = """\
 %a = aten.mul.Tensor(%x, 2): f32[2]
 %b = aten.exp.default(%x): f32[2]
 """
-LISTS = (*CUTS.values(), TRAINED, UNTRAINED, INFERENCE, DERIVED)
+LISTS = (*CUTS.values(), TRAINED, UNTRAINED, UNTRAINED_LEAVES, INFERENCE, DERIVED)
 
 
 @as_pass("lose the first op")
