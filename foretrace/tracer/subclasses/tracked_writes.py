@@ -5,15 +5,16 @@ is recorded as its functional form, where the class does the same for both: each
 is held after is compared, operator by operator. Sizes of such tensors are fixed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import Refusal
+from foretrace.ir.program.equality import ValueNumbers
 from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Op, Value
+from foretrace.ir.program.op import Op, Value, map_values
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.subclass_types import Unwrap, Wrap
 from foretrace.operators.inference.cpu_kernels import RAISED, draws_undone, filled
@@ -119,8 +120,9 @@ class Seen:
     """What values come to, as numbers: equal where the same operators make them of the same."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {}
-        self._before: dict[Value, int] = {}
+        self._numbers = ValueNumbers()
+        self._parts: dict[int, tuple[Any, ...]] = {}
+        """by the number of what wraps others, what it was made of"""
 
     def note(self, tensor: Abstract) -> None:
         """Know what a tensor of the program's holds."""
@@ -129,42 +131,35 @@ class Seen:
             return
         for place, (each, part) in enumerate(tensor.ft_held[1]):
             if part is not None:
-                of = self._before.get(value, ("from before", id(value)))
-                self._before[part] = self._number("held", of, place)
+                self._numbers.known[part] = self._part(self._numbers.of(value), place)
             self.note(each)
 
-    def of(self, ops: Iterable[Op]) -> dict[Value, Any]:
+    def of(self, ops: Iterable[Op]) -> dict[Value, int]:
         """The number of each value that the ops make."""
-        known: dict[Value, Any] = {}
-        for op in ops:
-            self._add(op, known)
-        return known
+        made: dict[Value, int] = {}
+        for op in ops:  # below a write is what returns the new value
+            made |= self.of(op.body or ()) if op.writes else dict(self._made(op))
+            self._numbers.known |= made
+        return made
 
-    def _add(self, op: Op, known: dict[Value, Any]) -> None:
-        if op.writes:  # below is what returns the new value
-            for each in op.body or ():
-                self._add(each, known)
-            return
-
-        def told(leaf: Any) -> Any:
-            if not isinstance(leaf, Value):
-                return leaf
-            return known.get(leaf, self._before.get(leaf, ("from before", id(leaf))))
-
-        args = map_tree((op.args, op.kwargs), told)
+    def _made(self, op: Op) -> Iterator[tuple[Value, int]]:
+        numbers = self._numbers
         if isinstance(op.target, Wrap):
-            known[op.outs[0]] = tuple(args[0])
+            parts = tuple(map_values(op.args, numbers.of))
+            number = numbers.number(("wraps", parts))
+            self._parts[number] = parts
+            yield op.outs[0], number
         elif isinstance(op.target, Unwrap):
-            of = args[0][0]
-            parts = of if isinstance(of, tuple) and of[0] != "from before" else None
-            for place, out in enumerate(op.outs):
-                known[out] = parts[place] if parts else self._number("held", of, place)
+            of = numbers.of(op.args[0])
+            yield from ((out, self._part(of, place)) for place, out in enumerate(op.outs))
         else:
-            for place, out in enumerate(op.outs):
-                known[out] = self._number(str(op.target), args, place)
+            call = numbers.call(str(op.target), (op.args, op.kwargs))
+            yield from ((out, numbers.number((call, place))) for place, out in enumerate(op.outs))
 
-    def _number(self, *of: Any) -> int:
-        return self._numbers.setdefault(repr(of), len(self._numbers))
+    def _part(self, of: int, place: int) -> int:
+        """The number of what a tensor holds."""
+        known = self._parts.get(of)
+        return self._numbers.number(("held", of, place)) if known is None else known[place]
 
 
 def _keeps_results(op: Op) -> bool:
