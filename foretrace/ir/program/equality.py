@@ -121,10 +121,10 @@ class Equality:
             raise self.differ(f"there are {len(others)} ops where there were {len(ones)}", first)
 
     def op(self, one: Op, other: Op) -> None:
-        """Compare two ops, what they are made of, and what they make."""
+        """Compare two ops: their calls, their bodies and their results."""
         self.call(one, other)
         self.below(one, other)
-        self.made(one, other)
+        self.outs(one, other)
         if not self.tree(one.result, other.result):
             raise self.differ(f"{target_name(one.target)} returns another value", one, other)
 
@@ -149,14 +149,14 @@ class Equality:
             raise self.differ(f"{then} writes to another view", one, other)
 
     def below(self, one: Op, other: Op) -> None:
-        """Compare what two ops are made of; shared bodies as such, if nobody has looked inside."""
+        """Compare the bodies of two ops; shared ones as such, where neither is instantiated."""
         mine, theirs = one.definition, other.definition
         if mine is None or theirs is None or one.region or other.region:
             self.ops(one.body or (), other.body or ())
         else:
             self.shared(mine, theirs)
 
-    def made(self, one: Op, other: Op) -> None:
+    def outs(self, one: Op, other: Op) -> None:
         """Compare the values that two ops make."""
         if not all(map(self.bind, one.outs, other.outs)):
             raise self.differ(f"{target_name(one.target)} makes other values", one, other)

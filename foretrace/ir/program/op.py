@@ -487,7 +487,7 @@ class Substitution(Rewriter):
 
 
 class Instantiation(Substitution):
-    """Copies ops as those that a call is made of.
+    """Copies ops as the body of a call.
 
     Each copy has the line, the reason and the rule of the call, unless it has its own.
     """

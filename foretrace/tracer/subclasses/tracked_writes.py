@@ -122,7 +122,7 @@ class Seen:
     def __init__(self) -> None:
         self._numbers = ValueNumbers()
         self._parts: dict[int, tuple[Any, ...]] = {}
-        """by the number of what wraps others, what it was made of"""
+        """by the number of a wrapping tensor, what it wraps"""
 
     def note(self, tensor: Abstract) -> None:
         """Know what a tensor of the program's holds."""
@@ -136,13 +136,13 @@ class Seen:
 
     def of(self, ops: Iterable[Op]) -> dict[Value, int]:
         """The number of each value that the ops make."""
-        made: dict[Value, int] = {}
+        found: dict[Value, int] = {}
         for op in ops:  # below a write is what returns the new value
-            made |= self.of(op.body or ()) if op.writes else dict(self._made(op))
-            self._numbers.known |= made
-        return made
+            found |= self.of(op.body or ()) if op.writes else dict(self._outs(op))
+            self._numbers.known |= found
+        return found
 
-    def _made(self, op: Op) -> Iterator[tuple[Value, int]]:
+    def _outs(self, op: Op) -> Iterator[tuple[Value, int]]:
         numbers = self._numbers
         if isinstance(op.target, Wrap):
             parts = tuple(map_values(op.args, numbers.of))
@@ -159,7 +159,7 @@ class Seen:
     def _part(self, of: int, place: int) -> int:
         """The number of what a tensor holds."""
         known = self._parts.get(of)
-        return self._numbers.number(("held", of, place)) if known is None else known[place]
+        return self._numbers.number(("part", of, place)) if known is None else known[place]
 
 
 def _keeps_results(op: Op) -> bool:
