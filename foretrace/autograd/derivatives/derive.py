@@ -179,6 +179,8 @@ class Derivatives:
             again: whether the formula is differentiated once more: it may be another, as of silu.
             rows: how many gradients there are at once, as the rows of each; None: one.
 
+        A registered rule is taken, but for rows that are differentiated again where it is `once`.
+
         Raises:
             Refusal: torch has no derivative for the operator.
         """
@@ -191,8 +193,8 @@ class Derivatives:
                 raise no_derivative(func)
             registered = self.table.registered(func)
             with torch_api.CleanRoom(), torch_api.with_autograd():
-                if registered is not None and rows is None:
-                    return self._registered(registered, func, args, kwargs, tangents, known)
+                if registered is not None and not (registered.once and again and rows is not None):
+                    return self._registered(registered, func, args, kwargs, tangents, known, rows)
                 return self._derived(
                     func, args, kwargs, tangents, written, known, again=again, rows=rows
                 )
@@ -315,6 +317,7 @@ class Derivatives:
         kwargs: dict[str, Tree],
         tangents: tuple[TensorType | None, ...],
         known: Tree,
+        rows: int | None,
     ) -> Rule:
         """Run a registered backward over stand-ins."""
         types = types_in((args, kwargs))
@@ -329,8 +332,12 @@ class Derivatives:
             made = tuple(tape.abstract(value) for value in results)
             arrived = tuple(None if value is None else tape.abstract(value) for value in given)
             follows = tuple(t.requires_grad for t in types)
-            call = BackwardCall(real_args, real_kwargs, made, arrived, follows, tape.device)
-            gradients = fit(func, registered.backward(call), placeholders)
+
+            def of(tangents: Any) -> tuple[Any, ...]:
+                call = BackwardCall(real_args, real_kwargs, made, tangents, follows, tape.device)
+                return fit(func, registered.backward(call), placeholders)
+
+            gradients = of(arrived) if rows is None else _of_rows(of, arrived, rows)
         values = tuple(None if g is None else current_value(g, tape) for g in gradients)
         name = RuleName(registered.name, "registered")
         return Rule(name, operands, results, (), given, ops_for(values, tape), values)
@@ -456,8 +463,8 @@ def _of_rows(
     """What torch's first vmap over the rows of gradients gives, as `is_grads_batched` has it."""
     with torch_api.first_vmap_level() as level:
         with torch_api.no_dispatch():
-            mapped = [torch_api.add_batch_dim(tangent, 0, level) for tangent in tangents]
-        found = of(mapped)
+            mapped = [t if t is None else torch_api.add_batch_dim(t, 0, level) for t in tangents]
+        found = of(tuple(mapped))
         whole = torch_api.remove_batch_dim
         return tuple(None if g is None else whole(g, level, rows, 0) for g in found)
 
