@@ -60,7 +60,13 @@ def verify_record(recorded: Recording, infer: Infer | None) -> None:
 
 
 def verify_graph(
-    graph: Graph, recorded: Recording, infer: Infer | None, *, stage: str = "", made_by: str = ""
+    graph: Graph,
+    recorded: Recording,
+    infer: Infer | None,
+    *,
+    stage: str = "",
+    subgraphs: str = "",
+    made_by: str = "",
 ) -> None:
     """Hold a cut of a record, or a half of a joint cut, against docs/stages.md.
 
@@ -69,6 +75,7 @@ def verify_graph(
         recorded: the program.
         infer: the types of what a leaf returns; None asks for no types.
         stage: the stage whose rules hold; empty: that of the graph's kind.
+        subgraphs: the stage of the programs that ops hold; empty: the same.
         made_by: the pass that made the graph, for the message.
 
     Raises:
@@ -76,7 +83,7 @@ def verify_graph(
     """
     given = {item.value for item in graph.inputs}
     sizes = [item.size for item in graph.inputs]
-    rules = _Stage(stage or graph.kind, recorded, infer, given, sizes)
+    rules = _Stage(stage or graph.kind, recorded, infer, given, sizes, subgraphs=subgraphs)
     _raise([*rules.ops(graph.ops), *rules.outputs(graph.outputs)], made_by)
 
 
@@ -131,8 +138,11 @@ class _Stage:
         infer: Infer | None,
         made: set[Value],
         sizes: Iterable[Any] = (),
+        *,
+        subgraphs: str = "",
     ) -> None:
         self.name, self.recorded, self.infer = name, recorded, infer
+        self.subgraphs = subgraphs or name
         self.symbols = recorded.symbols
         self.made, self.given = made, frozenset(made)
         self.definitions: set[int] = set()
@@ -247,7 +257,7 @@ class _Stage:
         """A program that an op holds is closed, and of the stage that it is in."""
         for held in subgraphs_of(op):
             given = set(held.values)
-            below = _Stage(self.name, self.recorded, self.infer, given, held.params)
+            below = _Stage(self.subgraphs, self.recorded, self.infer, given, held.params)
             below.definitions = self.definitions
             yield from below.ops(held.ops)
             if not below.made.issuperset(values_in(held.result)):

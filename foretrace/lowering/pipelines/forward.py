@@ -15,7 +15,7 @@ from foretrace.ir.program.verify import RUN
 from foretrace.lowering.cuts.cut import cut_inside, flatten, visible
 from foretrace.lowering.cuts.dead_code import live, values_of, with_saved, without_unread
 from foretrace.lowering.cuts.runtime_asserts import with_assertions
-from foretrace.lowering.pipelines.passes import Context, as_pass
+from foretrace.lowering.pipelines.passes import CUT_SUBGRAPHS, Context, as_pass
 from foretrace.tracer.recorder.function_target import FunctionCall
 
 
@@ -102,14 +102,14 @@ def drop_dead(graph: Graph, context: Context) -> Graph:
     return _with(graph, live(graph.ops, wanted, context.semantics))
 
 
-@as_pass("cut subgraphs")
+@as_pass(CUT_SUBGRAPHS)
 def cut_trained_subgraphs(graph: Graph, context: Context) -> Graph:
     """Cut the programs that ops hold at the same level, and spell their history."""
     level, history = context.forward_level, EagerHistory(context.semantics, context.around, {})
     return _with(graph, cut_inside(graph.ops, level, context.semantics, history))
 
 
-@as_pass("cut subgraphs")
+@as_pass(CUT_SUBGRAPHS)
 def cut_subgraphs(graph: Graph, context: Context) -> Graph:
     """Cut the programs that ops hold at the same level."""
     return _with(graph, cut_inside(graph.ops, context.forward_level, context.semantics))

@@ -16,7 +16,7 @@ from foretrace.ir.program.tensor_type import TangentStrides, TensorType
 from foretrace.ir.program.verify import DIFFERENTIATED
 from foretrace.lowering.cuts.cut import cut_inside, flatten
 from foretrace.lowering.cuts.missing_history import check_gradients_bare
-from foretrace.lowering.pipelines.passes import Context, as_pass
+from foretrace.lowering.pipelines.passes import CUT_SUBGRAPHS, Context, as_pass
 
 
 @as_pass("check gradients")
@@ -54,7 +54,7 @@ def flatten_joint(graph: Graph, context: Context) -> Graph:
     return replace(graph, ops=list(flatten(graph.ops, level)))
 
 
-@as_pass("cut subgraphs")
+@as_pass(CUT_SUBGRAPHS)
 def cut_joint_subgraphs(graph: Graph, context: Context) -> Graph:
     """Cut the programs that ops hold at the same level."""
     level = replace(context.joint_level, differentiated=True)

@@ -11,7 +11,7 @@ from foretrace.forks import cached_property
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Graph, Output, Recording, Role
 from foretrace.ir.program.tensor_type import TangentStrides
-from foretrace.ir.program.verify import Infer, verify_graph
+from foretrace.ir.program.verify import DIFFERENTIATED, Infer, verify_graph
 from foretrace.lowering.cuts.cut import Level, read_by_gradients, written_over
 from foretrace.lowering.cuts.decomposition_tracer import Table
 from foretrace.lowering.partition.policies import SAVE_ALL, Policy
@@ -65,6 +65,8 @@ class Context:
         return written_over(self.recorded, self.semantics)
 
 
+CUT_SUBGRAPHS = "cut subgraphs"
+"""The pass after which the programs that ops hold are of the stage of the graph"""
 Change: TypeAlias = Callable[[Graph, Context], Graph]
 """What a pass does: it returns a new graph, or the same one, and writes to neither."""
 
@@ -152,10 +154,16 @@ def verifying(recorded: Recording, infer: Infer | None) -> Watch:
     Raises:
         Refusal: when called: the graph breaks a rule; it names the pass.
     """
+    trees = False  # whether the programs that ops hold are still as they were recorded
 
     def verify(done: Pass, before: Graph, after: Graph) -> None:
+        nonlocal trees
+        trees = (trees or before.ops is recorded.ops) and done.name != CUT_SUBGRAPHS
         if changed(before, after):
-            verify_graph(after, recorded, infer, stage=done.stage, made_by=done.name)
+            subgraphs = DIFFERENTIATED if trees else ""
+            verify_graph(
+                after, recorded, infer, stage=done.stage, subgraphs=subgraphs, made_by=done.name
+            )
 
     return verify
 
