@@ -64,7 +64,7 @@ EXCUSED: dict[str, str] = {
     "session/run/setup.py:_check_call": "a wrong call",
     "session/run/torch_patches.py:check_whole": "in a forked child: tests/unit/forks",
     "session/run/setup.py:check_values": "a wrong call",
-    "frontends/program/make_cut.py:_graph": "a wrong call",
+    "frontends/program/make_cut.py:_no_cut": "a wrong call",
     "inspect/diff/diff.py:of": "a wrong call: tests/explained/test_diff.py",
     "inspect/diff/diff.py:_check_related": "a wrong call: tests/explained/test_diff.py",
     "inspect/diff/numeric.py:check_runs_here": "a wrong call: tests/explained/test_diff.py",
@@ -111,7 +111,7 @@ EXCUSED: dict[str, str] = {
     "lowering/specialize/recheck.py:_more_than_sizes": (
         "told as the reason why a small size does not hold"
     ),
-    "lowering/partition/partial_tangents.py:_not_saved": (
+    "lowering/pipelines/partial_tangents.py:_not_saved": (
         "no program is known: what is not saved is computed again"
     ),
     "lowering/subclasses/boundary.py:_kept": "no compiler is asked for ops that are kept whole",
