@@ -8,11 +8,6 @@ from functools import cache, wraps
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Final, NoReturn
 
-# What TorchScript makes of functions and methods, and runs them by; what an inference mode is.
-# The functions behind `torch.func.grad`, which builds autograd nodes, and where levels are left.
-# What `torch.cond` and its like compile themselves by.
-# What a symbolic number is inside: Python's operators on it come to its methods.
-# `torch.jit.optimized_execution`, which torch.jit does not name as its own.
 from foretrace.torch_api.patches import _put
 
 TALKING: Final = ("torch._C._distributed_c10d", "torch._C._distributed_rpc")

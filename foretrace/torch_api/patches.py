@@ -185,8 +185,6 @@ def engine() -> Callable[..., Any]:
     return found
 
 
-CHECKPOINT += "_impl" * hasattr(torch.utils.checkpoint, CHECKPOINT + "_impl")  # from torch 2.14 on
-
 DIVISIONS = ("_mod", "_int_floordiv", "_int_truediv", "_float_truediv")
 """What `%`, `//` and `/` of sizes come to"""
 EXTREMES = ("_sym_max", "_sym_min")
