@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretrace.operators.abstract_tensors.subclass_types import held_by
+from foretrace.operators.abstract_tensors.subclass_types import wrapping_now
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Sight:
     @classmethod
     def of(cls, tensor: Tensor) -> "Sight":
         """The tensor now."""
-        if (holds := held_by(tensor)) is not None:
+        if (holds := wrapping_now(tensor)) is not None:
             facts: dict[str, object] = {
                 "class": str(holds),
                 "metadata": holds.context,

@@ -15,7 +15,7 @@ from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.walk import every_op
 from foretrace.ir.pydata.containers import take_apart
-from foretrace.operators.abstract_tensors.subclass_types import held_by, plain_parts, wraps
+from foretrace.operators.abstract_tensors.subclass_types import plain_parts, wrapping_now, wraps
 from foretrace.python_state.effects.module_state import SwappedModuleTensors, borrowed, owners_of
 from foretrace.python_state.snapshot.heap import HeapSnapshot
 from foretrace.runtime.calls.run_cut import Called, run_pair
@@ -150,7 +150,7 @@ class Stage:
 
 def tangent(output: Tensor, seed: int) -> Tensor:
     """Random numbers in the output's layout, the same each time."""
-    if (held := held_by(output)) is not None:
+    if (held := wrapping_now(output)) is not None:
         parts = [getattr(output, name) for name in held.names]
         inner = [
             tangent(p, seed + n) if p.dtype.is_floating_point else p for n, p in enumerate(parts)
@@ -246,7 +246,7 @@ def copies_of(leaves: list[Any], keep: set[int]) -> list[Any]:
 
 
 def _copy(tensor: Tensor, storages: dict[int, Any]) -> Tensor:
-    if (held := held_by(tensor)) is not None:
+    if (held := wrapping_now(tensor)) is not None:
         inner = tuple([_copy(getattr(tensor, name), storages) for name in held.names])
         copy = held.make(inner, tensor.shape, tensor.stride())
         return _followed_as(tensor, copy)

@@ -1,7 +1,7 @@
-"""What operators do otherwise than their schema, their meta kernel or their name says: one table.
+"""One table of what operators do otherwise than their schema, meta kernel or name says.
 
-Each entry has the operators by name, what its reader needs of each, and where torch's source has
-it. `tools/quirks.py` prints them as docs/torch-quirks.md. What follows from a rule is no quirk.
+Each entry has the operators by name, the value that its reader needs of each, and the place in
+torch's source. `tools/quirks.py` prints them as docs/torch-quirks.md.
 """
 
 from collections.abc import Mapping
@@ -15,17 +15,17 @@ NATIVE = "aten/src/ATen/native/"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quirk:
-    """One thing that some operators do."""
+    """One difference, and the operators that have it."""
 
     differs: str
-    """what eager does, and what would be thought instead"""
+    """what eager does, and what torch says or suggests"""
     operators: Mapping[str, Any]
-    """by an operator's name, what a reader needs of it: arguments, a name, positions; or None"""
+    """by an operator's name, what the reader needs: arguments, a name, positions; or None"""
     source: str
     since: str
-    """the versions of torch on which it was seen"""
+    """the versions of torch on which it was observed"""
     asked: str
-    """the file that asks"""
+    """the file that reads it"""
 
     def __contains__(self, func: Any) -> bool:
         return func.name() in self.operators
@@ -35,12 +35,12 @@ class Quirk:
 
     @property
     def overloads(self) -> dict[Any, Any]:
-        """The same by torch's own objects, of which an older torch may lack some."""
+        """The same by torch's operator objects; an older torch may lack some."""
         found = ((overload(name), value) for name, value in self.operators.items())
         return {func: value for func, value in found if func is not None}
 
     def get(self, func: Any, otherwise: Any = None) -> Any:
-        """What is noted of an operator."""
+        """The value of an operator, or `otherwise`."""
         return self.operators.get(func.name(), otherwise)
 
 
@@ -98,7 +98,7 @@ NO_VIEWS = Quirk(
 )
 FUNCTIONAL_NAMES = Quirk(
     "has a functional variant whose name does not follow from its own. One may write to the other"
-    " operands: the derivative of `rrelu_with_noise_functional` reads the noise that it was given,"
+    " operands: the derivative of `rrelu_with_noise_functional` reads the noise that was passed,"
     " not what it drew",
     {
         "aten::native_batch_norm": "_native_batch_norm_legit_functional",
@@ -297,7 +297,7 @@ SIZED_BY_NUMBERS = Quirk(
 
 # ---- derivatives --------------------------------------------------------------------------------
 
-FIRST_MADE_LIKE_OPERAND = Quirk(
+FIRST_GRADIENT_LIKE_OPERAND = Quirk(
     "gives the gradient of its first operand in that one's layout, but in order for a tensor of a"
     " class of its own",
     _none("linalg_householder_product", "ormqr"),
@@ -313,7 +313,7 @@ BY_DATA = Quirk(
     "autograd/derivatives/registered_reductions.py",
 )
 WRONG_NOISE = Quirk(
-    "has a derivative that reads the noise it was given, and not what it drew",
+    "has a derivative that reads the noise that was passed, and not what it drew",
     _none("rrelu_with_noise_functional"),
     "tools/autograd/derivatives.yaml",
     SEEN,
@@ -342,6 +342,6 @@ QUIRKS: tuple[tuple[str, tuple[Quirk, ...]], ...] = (
       COMPUTED_OPERAND, INDEXING, ONE_EXAMPLE, COMPLEX_IN_ORDER)),
     ("What a call does not show", (CASTS_BELOW, UNTRACED, READS_NUMBERS, DRAWS_IN_ANY_ORDER,
       SIZED_BY_NUMBERS)),
-    ("Derivatives", (FIRST_MADE_LIKE_OPERAND, BY_DATA, WRONG_NOISE, SCATTERED)),
+    ("Derivatives", (FIRST_GRADIENT_LIKE_OPERAND, BY_DATA, WRONG_NOISE, SCATTERED)),
 )  # fmt: skip
 """All of them, under the headings of the page."""

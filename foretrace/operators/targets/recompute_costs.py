@@ -1,4 +1,4 @@
-"""What computing a value again costs, as data: which operators are cheap.
+"""Recomputation costs as data: which operators are cheap.
 
 Cheap means: about the work of reading the operands and writing the results once. Matrix products,
 convolutions, attention, embeddings, sorts and scans are not.
@@ -21,13 +21,13 @@ COPIES = frozenset({
 })  # fmt: skip
 """Each element of the result is a copy of one of the operand's, or of several operands'."""
 
-MADE = frozenset({
+FACTORIES = frozenset({
     "aten::arange", "aten::full", "aten::full_like", "aten::zeros", "aten::zeros_like",
     "aten::ones", "aten::ones_like", "aten::empty", "aten::empty_like", "aten::empty_strided",
     "aten::new_empty", "aten::new_empty_strided", "aten::new_full", "aten::new_ones",
     "aten::new_zeros", "aten::scalar_tensor", "aten::eye", "aten::linspace",
 })  # fmt: skip
-"""Results made of numbers alone."""
+"""Operators that take no tensor's elements."""
 
 ROWWISE = frozenset({
     "aten::_softmax", "aten::_safe_softmax", "aten::_log_softmax",
@@ -41,22 +41,22 @@ ROWWISE = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Which operators are cheap to run again: those with one of `tags`, and those named."""
+    """Operators that are cheap to recompute: those with one of `tags`, and those named."""
 
     tags: frozenset[Any]
     names: frozenset[str]
     reading: int
-    """A reduction is cheap where it reads at most this many times the bytes that it gives."""
+    """A reduction is cheap where it reads at most this many times the bytes that it returns."""
 
     def cheap(self, target: Any) -> bool:
-        """Whether running the operator again is about the work of reading what it reads."""
+        """Whether the operator takes about as long as reading its operands."""
         name = str(target.name()).partition(".")[0]
         return name in self.names or not self.tags.isdisjoint(target.tags)
 
 
 COSTS = Costs(
     frozenset({torch.Tag.pointwise, torch.Tag.reduction, torch.Tag.view_copy}),
-    COPIES | MADE | ROWWISE,
+    COPIES | FACTORIES | ROWWISE,
     reading=4,
 )
-"""The same for every device so far: what differs is by how much, and no policy weighs time."""
+"""The costs on every device: devices differ in times, which no policy weighs."""

@@ -1,7 +1,7 @@
-"""Bodies of composites whose C++ asks what is linked into the build, not what is on the label.
+"""The body of scaled_dot_product_attention on CUDA, for builds of torch without CUDA.
 
-On a build without CUDA such a body takes the wrong branch for a CUDA tensor. Each body here calls
-the operators that the C++ of a CUDA build calls, in the same order and with the same arguments.
+Its C++ asks what is linked into the build, not the device of its operands. The body here calls the
+operators that the C++ of a CUDA build calls, in the same order and with the same arguments.
 """
 
 import math
@@ -24,7 +24,7 @@ VECTOR = 8
 
 
 def attention_body(choice: Choice) -> Kernel:
-    """The body of aten::scaled_dot_product_attention on CUDA, where `choice` has been made."""
+    """The body of aten::scaled_dot_product_attention on CUDA, for the kernel of `choice`."""
     kernel = KERNELS[choice.value]
 
     def body(  # noqa: PLR0913 - the operator's own signature
@@ -60,7 +60,7 @@ def _batched(qkv: Operands, mask: torch.Tensor | None) -> tuple[Operands, torch.
 
 
 def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """A boolean mask as numbers to add: 0 where a position takes part, -inf where not."""
+    """A boolean mask as numbers to add: 0 where it is true, -inf where it is false."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     out = aten.scalar_tensor.default(-math.inf, dtype=dtype, device=mask.device)
@@ -68,7 +68,7 @@ def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | N
 
 
 def _zeros(qkv: Operands, **_: Any) -> torch.Tensor:
-    """Zeros that depend on all operands, so that each gets a gradient of its own shape."""
+    """Zeros that depend on all operands, so that each has a gradient of its own shape."""
     query, key, value = qkv
     shape = [*query.shape[:-1], value.shape[-1]]
     options = {"dtype": query.dtype, "layout": query.layout, "device": query.device}
@@ -151,14 +151,14 @@ def _pad_head(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned(mask: torch.Tensor) -> bool:
-    """Whether every row starts at a multiple of eight elements; an unknown stride does not."""
+    """Whether every row starts at a multiple of eight elements; False if a stride is symbolic."""
     strides: tuple[Any, ...] = mask.stride()
     *outer, last = strides
     return last == 1 and all(isinstance(n, int) and n % VECTOR == 0 for n in outer)
 
 
 def _pad_rows(mask: torch.Tensor) -> torch.Tensor:
-    """The same values, in rows that start at a multiple of eight elements."""
+    """The same values in rows that start at a multiple of eight elements."""
     size = mask.shape[-1]
     return aten.slice.Tensor(aten.pad.default(mask, [0, VECTOR - size % VECTOR]), -1, 0, size)
 
