@@ -1,14 +1,15 @@
-"""What a later call has to be like for both sides, and what both change of Python's state."""
+"""Merge what two runs require of later calls, and refuse runs that change Python differently."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
 
 import sympy
 
 from foretrace.errors import Frame, LazyFrame
 from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.pydata.containers import same_keys
 from foretrace.ir.pydata.places import Change
 from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.symbols.symbols import Guard
@@ -80,25 +81,22 @@ def assume(one: Recording, other: Recording, numbers: Numbered) -> None:
             one.symbols.assume([Guard(condition, guard.frame)])
 
 
-def required_of_both(one: Recording, other: Recording, places: dict[int, int]) -> CallRequirements:
-    """What both need; `places`: where the inputs of the other are among those of both."""
-    mine, theirs = one.requires, other.requires
-    held = {_name(each): each for each in (*theirs.held, *mine.held)}
-    met = {id(state.module): state for state in (*theirs.met, *mine.met)}
-    return replace(
-        mine,
-        held=list(held.values()),
-        met=list(met.values()),
-        mentioned=mine.mentioned | theirs.mentioned,
-        asks_mode=mine.asks_mode or theirs.asks_mode,
-        asks_strides=mine.asks_strides or theirs.asks_strides,
-        set_on=_once([*mine.set_on, *((places[i], n, x) for i, n, x in theirs.set_on)]),
-        gradients=_moved(theirs.gradients, places, inner=True) | mine.gradients,
-        begins=_moved(theirs.begins, places) | mine.begins,
-        viewed=_moved(theirs.viewed, places) | mine.viewed,
-        whole=_moved(theirs.whole, places) | mine.whole,
-        stored=[*mine.stored, *theirs.stored],
-    )
+Places: TypeAlias = Mapping[int, int]
+"""Where the inputs of the other run are among those of both"""
+Merge: TypeAlias = Callable[[Any, Any, Places], Any]
+"""What both runs require, given what each requires and the places of inputs"""
+
+
+def required_of_both(one: Recording, other: Recording, places: Places) -> CallRequirements:
+    """Merge the requirements of two runs, field by field.
+
+    Raises:
+        Otherwise: the runs differ in what a call does, and no graph chooses that.
+    """
+    return CallRequirements(**{
+        name: merge(getattr(one.requires, name), getattr(other.requires, name), places)
+        for name, merge in MERGES.items()
+    })  # fmt: skip
 
 
 def _name(held: Any) -> Any:
@@ -106,12 +104,121 @@ def _name(held: Any) -> Any:
     return type(held), held.name, id(held.holder), key
 
 
-def _moved(found: dict[int, Any], places: dict[int, int], *, inner: bool = False) -> dict[int, Any]:
-    return {
-        places[index]: places[item] if inner and item is not None else item
-        for index, item in found.items()
-    }
+def of_the_call(mine: Any, theirs: Any, places: Places) -> Any:
+    """Both runs are of one call, in one state of torch: what the first has, the other has too."""
+    return mine
 
 
-def _once(items: Sequence[tuple[int, str, object]]) -> list[tuple[int, str, object]]:
-    return list({item[:2]: item for item in items}.values())
+def checked(mine: Any, theirs: Any, places: Places) -> Any:
+    """`check_python` has refused runs that differ here."""
+    return mine
+
+
+def any_of(mine: Any, theirs: Any, places: Places) -> Any:
+    """A truth that holds of both where it holds of one; the union of sets."""
+    return mine | theirs
+
+
+def each_of(mine: Sequence[Any], theirs: Sequence[Any], places: Places) -> list[Any]:
+    """All items of both; an object of both is one item."""
+    return list({id(item): item for item in (*mine, *theirs)}.values())
+
+
+def by_input(mine: dict[int, Any], theirs: dict[int, Any], places: Places) -> dict[int, Any]:
+    """A table by input; the first run's entry stands where both have one."""
+    return {places[index]: item for index, item in theirs.items()} | mine
+
+
+def by_input_of_inputs(mine: Any, theirs: Any, places: Places) -> dict[int, Any]:
+    """A table by input whose entries are inputs, lists of them, or None."""
+
+    def moved(item: Any) -> Any:
+        return [*map(moved, item)] if isinstance(item, list) else places.get(item)
+
+    return {places[index]: moved(item) for index, item in theirs.items()} | mine
+
+
+def reads_of_inputs(mine: Any, theirs: Any, places: Places) -> list[Any]:
+    """Pairs of a read and the input that it finds."""
+    return [*mine, *((read, places[index]) for read, index in theirs)]
+
+
+def _held(mine: Any, theirs: Any, places: Places) -> list[Any]:
+    return list({_name(each): each for each in (*theirs, *mine)}.values())
+
+
+def _met(mine: Any, theirs: Any, places: Places) -> list[Any]:
+    return list({id(state.module): state for state in (*theirs, *mine)}.values())
+
+
+def _set_on(mine: Any, theirs: Any, places: Places) -> list[Any]:
+    every = [*mine, *((places[index], name, item) for index, name, item in theirs)]
+    return list({item[:2]: item for item in every}.values())
+
+
+def _rebound(mine: Sequence[int], theirs: Sequence[int], places: Places) -> list[int]:
+    return list(dict.fromkeys([*mine, *(places[index] for index in theirs)]))
+
+
+def _idle(mine: frozenset[int], theirs: frozenset[int], places: Places) -> frozenset[int]:
+    """Inputs of the first run that neither run reads."""
+    return mine.difference(places.values()) | mine.intersection(places[each] for each in theirs)
+
+
+def _flags(mine: dict[int, bool], theirs: dict[int, bool], places: Places) -> dict[int, bool]:
+    if mine != by_input({}, theirs, places):
+        raise Otherwise("one side of a question of data sets requires_grad of an input", None)
+    return mine
+
+
+def _handed(mine: Any, theirs: Any, places: Places) -> Any:
+    facts = [[(each.place, each.given) for each in side] for side in (mine, theirs)]
+    objects = [[id(each.itself) for each in side] for side in (mine, theirs)]
+    if objects[0] != objects[1] or not same_keys(*facts):
+        raise Otherwise(
+            "one side of a question of data returns a container or an object of the caller's, and"
+            " the other one of its own",
+            None,
+        )
+    return mine
+
+
+MERGES: Final[Mapping[str, Merge]] = MappingProxyType({
+    "in_structure": of_the_call,
+    "names": of_the_call,
+    "defined": of_the_call,
+    "grad_mode": of_the_call,
+    "autocast": of_the_call,
+    "default_dtype": of_the_call,
+    "constants": of_the_call,
+    "repeated": of_the_call,
+    "modules": of_the_call,
+    "met": _met,
+    "held": _held,
+    "of_hooks": _held,
+    "mentioned": any_of,
+    "asks_strides": any_of,
+    "asks_mode": any_of,
+    "set_on": _set_on,
+    "gradients": by_input_of_inputs,
+    "begins": by_input,
+    "viewed": by_input,
+    "together": by_input_of_inputs,
+    "idle": _idle,
+    "whole": by_input,
+    "rooms": by_input,
+    "hooked": by_input,
+    "flags": _flags,
+    "reshaped": checked,
+    "cleared": checked,
+    "changed": checked,
+    "states": checked,
+    "counted": each_of,
+    "forms": each_of,
+    "filled": each_of,
+    "tied": reads_of_inputs,
+    "rebound": _rebound,
+    "handed": _handed,
+    "stored": each_of,
+})  # fmt: skip
+"""How each field of CallRequirements is merged; a new field needs a row"""
