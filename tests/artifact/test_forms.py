@@ -12,6 +12,7 @@ from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.pydata.containers import ReturnedArgument
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.serialization.archive.stored_cut import KINDS, Stored
+from foretrace.serialization.schema.effect_schema import EFFECT_FIELDS
 from foretrace.serialization.schema.node_schema import FORMS, RECORDED, REQUIRED
 
 LEFT_OUT: dict[type, set[str]] = {
@@ -24,10 +25,10 @@ LEFT_OUT: dict[type, set[str]] = {
 }
 OUTSIDE = {
     "held", "of_hooks",  # Python outside of the program, which a file does not have
-    "changed", "states", "counted", "forms", "tied", "hooked",  # refused
-    "stored", "rebound", "filled",  # of a run, or of callables alone
+    "forms", "tied", "hooked",  # with Python's state
+    "notes", "rebound",  # of a run, or of callables alone
 }  # fmt: skip
-APART = {"symbols", "requires", "again", "_bare", "_order"}
+APART = {"symbols", "requires", "effects", "again", "_bare", "_order"}
 
 
 def names_of(kind: type) -> set[str]:
@@ -45,6 +46,7 @@ def test_every_field_of_a_class(kind: Any) -> None:
 
 def test_every_requirement() -> None:
     assert names_of(CallRequirements) - set(REQUIRED) == OUTSIDE
+    assert set(REQUIRED) - names_of(CallRequirements) == set(EFFECT_FIELDS)
 
 
 def test_every_part_of_a_record() -> None:

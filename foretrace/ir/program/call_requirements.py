@@ -9,10 +9,10 @@ import sympy
 import torch
 
 from foretrace.errors import FirstCall, Frame, LazyFrame, Refusal
-from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.pydata.containers import ReturnedArgument, Structure
+from foretrace.ir.program.effect import Effect
+from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.pydata.members import MISSING
-from foretrace.ir.pydata.places import Change, Contents, Entry, OnArguments, State, StateRead
+from foretrace.ir.pydata.places import Change, Contents, Entry, StateRead
 from foretrace.ir.symbols.symbols import Numbers, Size
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
@@ -200,6 +200,22 @@ def one_memory(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 @dataclass(slots=True, eq=False)
+class RunNotes:
+    """What a run did to Python's state, for the checks of the run and for later captures."""
+
+    changed: list[Change] = field(default_factory=list)
+    """changes that are undone; they are effects, too, when the run is over"""
+    effects: list[Effect] = field(default_factory=list)
+    """the other effects, as they are found"""
+    counted: list[tuple[Change, int] | str] = field(default_factory=list)
+    """places, and names of leaves of the arguments, that hold another number than before"""
+    filled: list[Any] = field(default_factory=list)
+    """containers that the program puts items into and does not read"""
+    stored: list[ref[torch.Tensor]] = field(default_factory=list)
+    """tensors of the run that it has put into Python's state, until that is refused"""
+
+
+@dataclass(slots=True, eq=False)
 class CallRequirements:
     """What a later call has to look like, beside the types of its tensors."""
 
@@ -250,35 +266,14 @@ class CallRequirements:
     """inputs whose memory has room for so many elements, and the line that asks it"""
     hooked: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     """inputs whose hooks a backward of the program's own runs: on the gradient, and after it"""
-    flags: dict[int, bool] = field(default_factory=dict)
-    """inputs of which the program sets `requires_grad`, and what to"""
-    reshaped: dict[int, TensorType] = field(default_factory=dict)
-    """inputs to which operators in place gave another shape, and how they lie after the run"""
-    cleared: list[int] = field(default_factory=list)
-    """inputs whose `.grad` the program set to None"""
-    changed: list[Change] = field(default_factory=list)
-    """what the run did to Python state, if it was watched"""
-    states: list[State] = field(default_factory=list)
-    """where it left tensors"""
-    counted: list[tuple[Change, int] | str] = field(default_factory=list)
-    """where it left another number than there was: places, names of leaves of the arguments"""
     forms: list[StateRead] = field(default_factory=list)
     """containers that it fills or empties, which hold as much as they did"""
-    filled: list[Any] = field(default_factory=list)
-    """containers that it puts things into without a look at what they hold"""
     tied: list[tuple[StateRead, int]] = field(default_factory=list)
     """further places of a state that is an input already, and its number"""
     rebound: list[int] = field(default_factory=list)
     """inputs that others bind to another tensor for each call: to none that is elsewhere, too"""
-    handed: list[ReturnedArgument] = field(default_factory=list)
-    """what of its result is an object of the caller's"""
-    stored: list[ref[torch.Tensor]] = field(default_factory=list)
-    """tensors of the run that it has put there, until that is refused"""
-
-    @property
-    def fills_arguments(self) -> bool:
-        """Whether a call leaves tensors in containers or objects among its arguments."""
-        return any(isinstance(state.place, OnArguments) for state in self.states)
+    notes: RunNotes = field(default_factory=RunNotes)
+    """what no call asks for"""
 
 
 def check_repeatable(change: Change) -> None:

@@ -1,6 +1,6 @@
 """A recorded program, its target, and the roles of what goes in and what comes out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -14,11 +14,13 @@ from foretrace.ir.program.call_requirements import (
     ValueGuard,
     memory_of,
 )
+from foretrace.ir.program.effect import Effect, Phase
+from foretrace.ir.program.effects import ChangePlace, E, LeaveState, by_kind, of_kind
 from foretrace.ir.program.op import Checkpoint, GradientCall, ModuleCall, Op, Tree, Value, ViewStep
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import MissingHistory, bare_in, bound_inside, called_in, every_op
 from foretrace.ir.pydata.containers import Structure
-from foretrace.ir.pydata.places import StateRead, tensor_of
+from foretrace.ir.pydata.places import Change, OnArguments, State, StateRead, tensor_of
 from foretrace.ir.symbols.shape_env import Question
 from foretrace.ir.symbols.symbols import Guard, Size, Symbols
 
@@ -217,6 +219,8 @@ class Recording:
     """how what the program returns is nested"""
     again: GuardEvaluator
     """answers questions about values once more"""
+    effects: list[Effect] = field(default_factory=list)
+    """what a call does beside returning its results, in order"""
     overwritten: dict[Value, Overwritten] = field(default_factory=dict)
     asked_of_sizes: dict[Question, Frame | None] = field(default_factory=dict)
     """what the program itself asked of open sizes, in words of torch's or of its own, and where"""
@@ -231,6 +235,29 @@ class Recording:
     def returned(self) -> list[Output]:
         """The outputs that the program returns; after them come those that it leaves as state."""
         return [output for output in self.outputs if output.role.kind != "state"]
+
+    def effects_of(self, kind: type[E]) -> list[E]:
+        """Its effects of one kind."""
+        return of_kind(self.effects, kind)
+
+    def effects_in(self, phase: Phase) -> Iterator[tuple[type[Effect], list[Any]]]:
+        """The kinds of effect of a phase, each with its effects."""
+        return by_kind(self.effects, phase)
+
+    @property
+    def states(self) -> list[State]:
+        """Where it leaves tensors and numbers in Python's state."""
+        return [each.state for each in self.effects_of(LeaveState)]
+
+    @property
+    def changes(self) -> list[Change]:
+        """What else it changes of Python's state."""
+        return [each.change for each in self.effects_of(ChangePlace)]
+
+    @property
+    def fills_arguments(self) -> bool:
+        """Whether a call leaves tensors in containers or objects among its arguments."""
+        return any(isinstance(state.place, OnArguments) for state in self.states)
 
     def made_at(self, value: Tree) -> Frame | None:
         """The line that made a value; the definition of the program where no op did."""

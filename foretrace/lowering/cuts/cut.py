@@ -187,7 +187,7 @@ def forward_graph(
     ops = cut_inside(live(flat, [*results, *also], semantics), level, semantics, history)
     ops = with_assertions(with_saved(ops, results), recorded)
     ops = with_hooks(ops, recorded) if trains and recorded.hooks else ops
-    check_calls(ops, outputs, recorded.requires)
+    check_calls(ops, outputs, recorded)
     return Graph(list(recorded.inputs), ops, outputs, kind)
 
 

@@ -89,7 +89,7 @@ def _read(
     requires: CallRequirements,
     open: set[int],
 ) -> "StateReads":
-    reading = StateReads(mentioned, open, set(map(id, requires.filled)))
+    reading = StateReads(mentioned, open, set(map(id, requires.notes.filled)))
     reading.modules(requires.modules)
     reading.places(places)
     reading.follow("the program", fn)

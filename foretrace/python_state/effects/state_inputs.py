@@ -18,6 +18,7 @@ from foretrace.ir.program.call_requirements import (
     ContainerMembers,
     ReadLocation,
 )
+from foretrace.ir.program.effects import LeaveState, of_kind
 from foretrace.ir.program.recording import Input, Role
 from foretrace.ir.pydata.containers import take_apart
 from foretrace.ir.pydata.members import MISSING, own_kind
@@ -77,7 +78,7 @@ def add_state_inputs(
 
 
 def _read_left(kept: Iterable[Change], run: Run, requires: CallRequirements) -> None:
-    for change in requires.changed:
+    for change in requires.notes.changed:
         if change.itself and own_kind(change.after) in FILLED:
             content = Contents(change.name, change.after, content_of(change.after))
             requires.forms.append(_read(content, -1))
@@ -246,7 +247,7 @@ def open_holders(inputs: Iterable[Input], requires: CallRequirements) -> set[int
     reads = [item.read for item in inputs if item.read is not None]
     reads += [*requires.forms, *(read for read, _ in requires.tied)]
     read = {id(r.place.holder) for r in reads if isinstance(r.place, (Entry, Contents))}
-    return read.union(map(id, requires.filled))
+    return read.union(map(id, requires.notes.filled))
 
 
 def check_first_call(requires: CallRequirements, lines: Callable[[], Lines]) -> None:
@@ -258,7 +259,8 @@ def check_first_call(requires: CallRequirements, lines: Callable[[], Lines]) -> 
     found = {
         id(held.before) for held in requires.held if isinstance(held, ReadLocation) and held.itself
     }
-    fillings = (state.place for state in requires.states if isinstance(state.place, Filling))
+    states = of_kind(requires.notes.effects, LeaveState)
+    fillings = (e.state.place for e in states if isinstance(e.state.place, Filling))
     for place in (*(read.place for read in requires.forms), *fillings):
         if id(place.holder) not in found:
             change = Change(place, None, rebound=True)

@@ -1,8 +1,7 @@
 """The end of a generated call: what is written back, what is returned, what else is changed."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import sympy
@@ -10,15 +9,17 @@ import sympy
 from foretrace.autograd.backward.gradient_hooks import at_input, holds_tensors, standing
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
+from foretrace.ir.program.effect import Phase
 from foretrace.ir.program.op import Tree, Value
 from foretrace.ir.program.recording import Mutation, Output, Recording, Role
-from foretrace.ir.pydata.places import put_all
 from foretrace.ir.symbols.shape_env import free_symbols
+from foretrace.ir.symbols.symbols import Size
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import Source
-from foretrace.runtime.calls.run_cut import count_write, in_memory, lie_as, loose, write_back
+from foretrace.runtime.calls.run_cut import count_write, in_memory, loose, write_back
 from foretrace.runtime.calls.untrainable_results import after_backward
+from foretrace.runtime.guards.argument_guards import result_text
 from foretrace.tracer.recorder.autograd_hooks import RETAIN
 
 
@@ -84,7 +85,7 @@ def call_core(
     names = {item.value: name for item, name in zip(recorded.inputs, inputs, strict=True)}
     names.update(zip(values, made, strict=True))
     assigned = f"({', '.join(made)}{',' * (len(made) == 1)}) = " if made else ""
-    count_lines(source, recorded, inputs)
+    count_effects(source, recorded, inputs)
     source.add(f"{assigned}{call}({', '.join([*inputs, *numbers])})")
     for value, name in zip(values, made, strict=True):
         if recorded.made_leaf(value):
@@ -92,7 +93,7 @@ def call_core(
     for mutation in left:
         write_line(source, recorded, mutation, inputs[mutation.index], names[mutation.value])
     count_all(source, [inputs[index] for index in sorted(written)])
-    reshape_lines(source, recorded, inputs)
+    source.add(*Ending(source, inputs).lines(recorded, "memory"))
     straight = Straight(source, recorded.symbols, names)
     return leaf_texts(source, straight, recorded, inputs)
 
@@ -119,20 +120,33 @@ def count_all(source: Source, names: Sequence[str]) -> None:
         source.add(f"{source.bind(count_write, 'count_write')}(({', '.join(names)},))")
 
 
-def count_lines(source: Source, recorded: Recording, inputs: Sequence[str]) -> None:
-    """The lines by which autograd knows, before the run, of inputs that get another shape."""
-    for index in recorded.requires.reshaped:
-        source.add(f"{source.bind(count_write, 'count_write')}({inputs[index]})")
+def count_effects(source: Source, recorded: Recording, inputs: Sequence[str]) -> None:
+    """The lines by which autograd knows, before the run, of inputs that effects write to."""
+    names = [inputs[index] for effect in recorded.effects for index in effect.counted]
+    count_all(source, names)
 
 
-def reshape_lines(source: Source, recorded: Recording, inputs: Sequence[str]) -> None:
-    """The lines that give inputs the shapes that operators in place gave them."""
-    for index, type in recorded.requires.reshaped.items():
-        shape, stride = (
-            ", ".join(size_text(n) for n in part) for part in (type.shape, type.stride)
-        )
-        call = source.bind(lie_as, "lie_as")
-        source.add(f"{call}({inputs[index]}, [{shape}], [{stride}])")
+class Ending:
+    """The end of a generated call, to which effects add lines.
+
+    Args:
+        source: binds objects.
+        inputs: names of the inputs.
+        outputs: expressions of the outputs.
+        result: an expression of what the call returns.
+    """
+
+    def __init__(
+        self, source: Source, inputs: Sequence[str], outputs: Sequence[str] = (), result: str = ""
+    ) -> None:
+        self.inputs, self.outputs, self.result = inputs, outputs, result
+        self.bind: Callable[[object, str], str] = source.bind
+        self.size: Callable[[Size], str] = size_text
+
+    def lines(self, recorded: Recording, phase: Phase) -> list[str]:
+        """What the effects of one phase do."""
+        groups = recorded.effects_in(phase)
+        return [line for kind, effects in groups for line in kind.lines(effects, self)]
 
 
 def leaf_texts(
@@ -202,7 +216,7 @@ def check_changes(recorded: Recording) -> None:
     Raises:
         Refusal: it is more than a name bound to plain data or to tensors.
     """
-    for change in recorded.requires.changed:
+    for change in recorded.changes:
         check_repeatable(change)
 
 
@@ -227,15 +241,11 @@ def register_hooks(
     return lines
 
 
-def repeat_changes(
-    source: Source, recorded: Recording, inputs: Sequence[str], leaves: Sequence[str]
+def end_lines(
+    source: Source, recorded: Recording, inputs: Sequence[str], outputs: Sequence[str]
 ) -> list[str]:
-    """Lines that change Python state as the run did; `leaves` are the outputs."""
-    requires = recorded.requires
-    redone = [source.bind(each.redo, f"set_{each.place.name}") for each in requires.changed]
-    cleared = (f"{inputs[index]}.grad = None" for index in requires.cleared)
-    every, given = ("".join(f"{each}, " for each in names) for names in (leaves, inputs))
-    put = source.bind(partial(put_all, requires.states), "put")
-    last = [f"{put}(({every}), ({given}), (args, kwargs))"] if requires.states else []
-    flags = (f"{inputs[i]}.requires_grad_({on})" for i, on in requires.flags.items())
-    return [*(f"{redo}()" for redo in redone), *cleared, *last, *flags]
+    """Lines that do what the program does beside its results, and return these."""
+    built = result_text(source, recorded.out_structure, outputs)
+    ending = Ending(source, inputs, outputs, built)
+    lines = [*ending.lines(recorded, "state"), *ending.lines(recorded, "result")]
+    return [*lines, f"return {ending.result}"]

@@ -13,12 +13,11 @@ from foretrace import torch_api
 from foretrace.autograd.backward.gradient_hooks import hooked
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
+from foretrace.ir.program.effect import Call, Phase
 from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import Value, ViewStep
 from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Recording
 from foretrace.ir.program.tensor_type import TangentStrides
-from foretrace.ir.pydata.containers import restore_identity
-from foretrace.ir.pydata.places import put_all
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.symbols.symbols import Numbers
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
@@ -119,8 +118,9 @@ def _at_sizes(
     there = cuts[0].small.there(sizes)
     if there is not None:
         return _at_sizes(cuts[-1].at(there), args, kwargs)
-    for index in cuts[0].calls.recorded.requires.reshaped:
-        count_write(flat[index])
+    for effect in cuts[0].calls.recorded.effects:
+        for index in effect.counted:
+            count_write(flat[index])
     return cuts, flat, sizes
 
 
@@ -193,7 +193,7 @@ def _detached(flat: Sequence[Any]) -> list[Any]:
 
 
 def finish(
-    recorded: Recording, flat: list[Any], sizes: Numbers, results: Sequence[Any], call: Any
+    recorded: Recording, flat: list[Any], sizes: Numbers, results: Sequence[Any], arguments: Any
 ) -> tuple[Any, list[Any]]:
     """Write back, build the outputs, and leave what the program leaves in Python state.
 
@@ -202,7 +202,7 @@ def finish(
         flat: the inputs of the graph.
         sizes: what the symbols are.
         results: what the graph has given.
-        call: the arguments of the call.
+        arguments: those of the call.
 
     Returns:
         What the program returns; and the results that follow.
@@ -211,19 +211,18 @@ def finish(
     outputs, rest = list(results[:count]), list(results[count:])
     for mutation, new in zip(recorded.mutations, rest, strict=False):
         write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
-    for index, type in recorded.requires.reshaped.items():
-        lie_as(flat[index], *([number(n, sizes) for n in p] for p in (type.shape, type.stride)))
+    call = Call(flat, sizes, arguments, outputs)
+    _run_effects(recorded, call, "memory")
     _place(recorded, flat, sizes, outputs)
-    for change in recorded.requires.changed:
-        change.redo()
-    put_all(recorded.requires.states, outputs, flat, call)
-    for index in recorded.requires.cleared:
-        flat[index].grad = None
-    for index, on in recorded.requires.flags.items():
-        flat[index].requires_grad_(on)
-    built = recorded.out_structure.build(iter(outputs))
-    built = restore_identity(recorded.requires.handed, built, call)
-    return built, rest[len(recorded.mutations) :]
+    _run_effects(recorded, call, "state")
+    call.result = recorded.out_structure.build(iter(outputs))
+    _run_effects(recorded, call, "result")
+    return call.result, rest[len(recorded.mutations) :]
+
+
+def _run_effects(recorded: Recording, call: Call, phase: Phase) -> None:
+    for kind, effects in recorded.effects_in(phase):
+        kind.run(effects, call)
 
 
 def _place(recorded: Recording, flat: list[Any], sizes: Numbers, outputs: list[Any]) -> None:
@@ -277,16 +276,6 @@ def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> No
 
 
 count_write = torch.autograd.graph.increment_version
-
-
-def lie_as(live: Tensor, shape: list[int], stride: list[int]) -> None:
-    """Give an input the shape that operators in place gave it.
-
-    Version counters have told of it before the graph ran: what the caller has saved is another now,
-    what the graph saves afterwards is as it was. What it saves before is written over in the graph.
-    """
-    with torch_api.uncounted(live):
-        live.as_strided_(shape, stride)
 
 
 def _write_held(live: Any, new: Any) -> None:

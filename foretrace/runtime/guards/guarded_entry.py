@@ -128,7 +128,7 @@ class Guards(GuardList):
         arguments = Arguments(self.source, self.recorded.requires.constants)
         arguments.call(args, kwargs, self.recorded.requires.names)
         self.checks += arguments.checks
-        if self.recorded.requires.fills_arguments:
+        if self.recorded.fills_arguments:
             shared = self.source.bind(shared_in, "shared_in")
             self.add(f"not {shared}((args, kwargs))", repr(SHARED))
         self.take(arguments.inputs)

@@ -10,7 +10,6 @@ from torch import nn
 
 from foretrace import torch_api
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Graph, Input, Recording
 from foretrace.ir.program.walk import every_op
@@ -19,6 +18,7 @@ from foretrace.serialization.archive.modules import Parts, check_state
 from foretrace.serialization.archive.stored_cut import Stored, stored_json
 from foretrace.serialization.archive.tensors import Tensors
 from foretrace.serialization.archive.zip_file import write
+from foretrace.serialization.schema.effect_schema import stored_effects
 from foretrace.serialization.schema.encode import Encoder, no_form
 from foretrace.serialization.schema.names import schemas
 from foretrace.serialization.schema.node_schema import RECORDED, REQUIRED
@@ -115,7 +115,7 @@ def _told(
 
 def _told_record(recorded: Recording, parts: Parts, encoder: Encoder) -> dict[str, Any]:
     return {
-        "requires": _required(recorded.requires, parts, encoder),
+        "requires": _required(recorded, parts, encoder),
         "recorded": {name: encoder.item(getattr(recorded, name)) for name in RECORDED},
         "symbols": symbols_json(recorded.symbols, encoder),
     }
@@ -194,11 +194,12 @@ def _number_of(tensors: Tensors, parts: Parts, item: Any) -> int:
     return parts.numbers[id(item)]
 
 
-def _required(requires: CallRequirements, parts: Parts, encoder: Encoder) -> dict[str, Any]:
+def _required(recorded: Recording, parts: Parts, encoder: Encoder) -> dict[str, Any]:
     """What a call has to be like; of modules that are no part of the file, nothing."""
-    found = {}
+    requires, found = recorded.requires, {}
+    effects = stored_effects(recorded.effects)
     for name in REQUIRED:
-        item = getattr(requires, name)
+        item = effects[name] if name in effects else getattr(requires, name)
         if name == "met":
             item = [state for state in item if id(state.module) in parts.numbers]
         found[name] = encoder.item(item)

@@ -33,7 +33,7 @@ class ContainerTable:
     """The containers of the state that the programs of a file go on from, each by its number."""
 
     def __init__(self, programs: Sequence[Recording]) -> None:
-        self.states = [state for each in programs for state in each.requires.states]
+        self.states = [state for each in programs for state in each.states]
         every = [each for recorded in programs for each in recorded.requires.held]
         held = [each for each in every if isinstance(each, ReadLocation)]
         self._by_item: dict[int, list[ReadLocation]] = {}

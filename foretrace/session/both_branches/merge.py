@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from foretrace.errors import Frame, Refusal, line_of
+from foretrace.ir.program.effect import EffectsDiffer
+from foretrace.ir.program.effects import merged_effects
 from foretrace.ir.program.op import Value, values_in
 from foretrace.ir.program.recording import Input, Recording, Role
 from foretrace.session.both_branches.aliasing import Memory
@@ -20,7 +22,6 @@ from foretrace.session.both_branches.join_point import (
 )
 from foretrace.session.both_branches.merge_outputs import Leavings
 from foretrace.session.both_branches.merge_requirements import (
-    Otherwise,
     assume,
     check_python,
     required_of_both,
@@ -68,9 +69,9 @@ class _Merging:
             what = f"before a question of data the program does something else each time {apart}"
             raise self._refused(what, None, "let it do the same at each call") from None
         try:
-            check_python(one, other)
+            check_python(one, other, self._all_inputs(known)[1])
             return meet(self.one.levels, self.other.levels, known, self._one)
-        except Otherwise as differ:
+        except EffectsDiffer as differ:
             raise self._refused(differ.what, line_of(differ.at), ALIKE) from None
         except Apart as apart:
             what = f"the sides of a question of data do not give the same: {apart.what}"
@@ -99,6 +100,7 @@ class _Merging:
         return replace(
             one, ops=ops, inputs=inputs, outputs=outputs, mutations=mutations,
             overwritten=overwritten, _bare=None, requires=required_of_both(one, other, places),
+            effects=merged_effects(one.effects, other.effects, places),
         )  # fmt: skip
 
     def _around(self, met: Met, written: set[Value], read: Iterable[Value]) -> Around:

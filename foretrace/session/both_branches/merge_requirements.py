@@ -1,68 +1,35 @@
 """Merge what two runs require of later calls, and refuse runs that change Python differently."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import sympy
 
-from foretrace.errors import Frame, LazyFrame
-from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation
+from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation, RunNotes
+from foretrace.ir.program.effect import EffectsDiffer
+from foretrace.ir.program.effects import merged_effects
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.pydata.containers import same_keys
-from foretrace.ir.pydata.places import Change
-from foretrace.ir.pydata.plain_data import plain, same
 from foretrace.ir.symbols.symbols import Guard
 
 Numbered: TypeAlias = dict[sympy.Symbol, sympy.Symbol]
 """What a run calls symbols of another"""
+Places: TypeAlias = Mapping[int, int]
+"""Where the inputs of the other run are among those of both"""
 
 
-class Otherwise(Exception):
-    """The runs differ in what no graph has, at a line of the user's."""
-
-    def __init__(self, what: str, at: Frame | LazyFrame | None) -> None:
-        super().__init__(what)
-        self.what, self.at = what, at
-
-
-def check_python(one: Recording, other: Recording) -> None:
-    """Hold what two runs have done to Python's state, and assumed of sizes, against each other.
+def check_python(one: Recording, other: Recording, places: Places) -> None:
+    """Compare what two runs do beside returning results, and what they asked of values.
 
     Raises:
-        Otherwise: they differ.
+        EffectsDiffer: they differ.
     """
-    ones, others = one.requires.changed, other.requires.changed
-    for mine, theirs in ((ones, others), (others, ones)):
-        for change in mine:
-            if not any(_same_change(change, each) for each in theirs):
-                raise Otherwise(
-                    f"{change.place.name} is bound on one side of a question of data, or otherwise"
-                    " on the other",
-                    change.at,
-                )
-    for run in (one, other):
-        for state in run.requires.states:
-            raise Otherwise(
-                f"{state.place.name} is bound to a tensor beside a question of data", state.at
-            )
-    if one.requires.cleared != other.requires.cleared:
-        raise Otherwise("one side of a question of data sets .grad to None", None)
-    if one.requires.reshaped != other.requires.reshaped:
-        raise Otherwise("one side of a question of data gives an input another shape", None)
-    told = [[(each.about, each.answer) for each in run.answered] for run in (one, other)]
-    if told[0] != told[1]:
+    merged_effects(one.effects, other.effects, places)
+    asked = [[(each.about, each.answer) for each in run.answered] for run in (one, other)]
+    if asked[0] != asked[1]:
         extra = [*one.answered, *other.answered][-1]
-        raise Otherwise(f"one side of a question of data asks {extra.about}, too", extra.frame)
-
-
-def _same_change(one: Change, other: Change) -> bool:
-    places = [
-        (c.place.name, id(c.place.holder), repr(c.place.key), c.rebound) for c in (one, other)
-    ]
-    after = one.after, other.after
-    equal = after[0] is after[1] or (all(map(plain, after)) and same(*after))
-    return places[0] == places[1] and equal
+        raise EffectsDiffer(f"one side of a question of data asks {extra.about}, too", extra.frame)
 
 
 def assume(one: Recording, other: Recording, numbers: Numbered) -> None:
@@ -81,18 +48,12 @@ def assume(one: Recording, other: Recording, numbers: Numbered) -> None:
             one.symbols.assume([Guard(condition, guard.frame)])
 
 
-Places: TypeAlias = Mapping[int, int]
-"""Where the inputs of the other run are among those of both"""
 Merge: TypeAlias = Callable[[Any, Any, Places], Any]
 """What both runs require, given what each requires and the places of inputs"""
 
 
 def required_of_both(one: Recording, other: Recording, places: Places) -> CallRequirements:
-    """Merge the requirements of two runs, field by field.
-
-    Raises:
-        Otherwise: the runs differ in what a call does, and no graph chooses that.
-    """
+    """Merge the requirements of two runs, field by field."""
     return CallRequirements(**{
         name: merge(getattr(one.requires, name), getattr(other.requires, name), places)
         for name, merge in MERGES.items()
@@ -106,11 +67,6 @@ def _name(held: Any) -> Any:
 
 def of_the_call(mine: Any, theirs: Any, places: Places) -> Any:
     """Both runs are of one call, in one state of torch: what the first has, the other has too."""
-    return mine
-
-
-def checked(mine: Any, theirs: Any, places: Places) -> Any:
-    """`check_python` has refused runs that differ here."""
     return mine
 
 
@@ -165,22 +121,9 @@ def _idle(mine: frozenset[int], theirs: frozenset[int], places: Places) -> froze
     return mine.difference(places.values()) | mine.intersection(places[each] for each in theirs)
 
 
-def _flags(mine: dict[int, bool], theirs: dict[int, bool], places: Places) -> dict[int, bool]:
-    if mine != by_input({}, theirs, places):
-        raise Otherwise("one side of a question of data sets requires_grad of an input", None)
-    return mine
-
-
-def _handed(mine: Any, theirs: Any, places: Places) -> Any:
-    facts = [[(each.place, each.given) for each in side] for side in (mine, theirs)]
-    objects = [[id(each.itself) for each in side] for side in (mine, theirs)]
-    if objects[0] != objects[1] or not same_keys(*facts):
-        raise Otherwise(
-            "one side of a question of data returns a container or an object of the caller's, and"
-            " the other one of its own",
-            None,
-        )
-    return mine
+def _notes(mine: RunNotes, theirs: RunNotes, places: Places) -> RunNotes:
+    both = ((getattr(mine, each.name), getattr(theirs, each.name)) for each in fields(RunNotes))
+    return RunNotes(*(each_of(one, other, places) for one, other in both))
 
 
 MERGES: Final[Mapping[str, Merge]] = MappingProxyType({
@@ -208,17 +151,9 @@ MERGES: Final[Mapping[str, Merge]] = MappingProxyType({
     "whole": by_input,
     "rooms": by_input,
     "hooked": by_input,
-    "flags": _flags,
-    "reshaped": checked,
-    "cleared": checked,
-    "changed": checked,
-    "states": checked,
-    "counted": each_of,
     "forms": each_of,
-    "filled": each_of,
     "tied": reads_of_inputs,
     "rebound": _rebound,
-    "handed": _handed,
-    "stored": each_of,
+    "notes": _notes,
 })  # fmt: skip
 """How each field of CallRequirements is merged; a new field needs a row"""

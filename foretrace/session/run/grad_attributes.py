@@ -89,8 +89,8 @@ class Gradients:
         return torch_api.attributes_replaced(self._read, self._write)
 
     def note(self, requires: CallRequirements) -> None:
-        """What a later call has to be like, and to clear."""
-        requires.gradients, requires.cleared = self.found, list(self.cleared)
+        """What a later call has to be like."""
+        requires.gradients = self.found
         requires.whole, requires.rooms = self.whole, self.rooms
 
     def is_whole(self, placeholder: Abstract) -> bool:

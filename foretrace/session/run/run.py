@@ -1,6 +1,6 @@
 """Run the user's program once over abstract tensors, and keep what it did."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -10,6 +10,13 @@ from foretrace import torch_api
 from foretrace.autograd.eager_history.version_counters import overwritten_in
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import CallRequirements
+from foretrace.ir.program.effect import Effect
+from foretrace.ir.program.effects import (
+    ChangePlace,
+    LeaveState,
+    ReturnArgument,
+    ordered,
+)
 from foretrace.ir.program.op import values_in
 from foretrace.ir.program.recording import Mutation, Output, Recording, Role
 from foretrace.ir.pydata.containers import Structure, handed_back, named_arguments, take_apart
@@ -122,10 +129,10 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
             with watching, capture.gradients.reading(), capture.lent(before) as counting:
                 result = _run(fn, call_args, call_kwargs, recorder)
             outs, out_structure = computed(fn, result, given)
-            requires.handed = handed_back(result, call, ())
+            requires.notes.effects += _returned(result, call, [])
             kept, others = collect_state_outputs(before, loan, capture, requires, lines)
             kept += [*counting, *capture.gradients.left(), *capture.leaves.memories()]
-            requires.handed += handed_back(result, (), _filled(kept))
+            requires.notes.effects += _returned(result, (), _filled(kept))
             changed = arguments_changed(given, in_structure, call, (args, kwargs), requires, lines)
             kept += _repeated([*others, *changed], requires, lines)
             kept += _put(capture, before, (result, call), kept, requires, lines)
@@ -140,8 +147,17 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
     return Recording(
         recorder.scope, capture.inputs, outputs, mutations, capture.types.symbols,
         capture.questions.finish(recorder), target, requires, out_structure,
-        capture.questions.again, overwritten, asked, recorder.histories.hooks,
+        capture.questions.again, _effects(requires), overwritten, asked, recorder.histories.hooks,
     )  # fmt: skip
+
+
+def _effects(requires: CallRequirements) -> list[Effect]:
+    notes = requires.notes
+    return ordered((*notes.effects, *map(ChangePlace, notes.changed)))
+
+
+def _returned(result: Any, call: Any, filled: list[Any]) -> Iterator[ReturnArgument]:
+    return map(ReturnArgument, handed_back(result, call, filled))
 
 
 def _filled(kept: list[Change]) -> list[Any]:
@@ -167,12 +183,12 @@ def _put(
         requires: takes the containers.
         lines: of the program.
     """
-    known, changed = before.met.union(map(id, capture.real)), [*kept, *requires.changed]
+    known, changed = before.met.union(map(id, capture.real)), [*kept, *requires.notes.changed]
     filled = [located(each, lines) for each in changed if type(each.place) is Contents]
     others = [each.after for each in changed if type(each.place) is not Contents]
     check_apart(filled, [given, *others], known)
     put = capture.fills.left(given, changed, known)
-    requires.filled = capture.fills.part(capture.outside)
+    requires.notes.filled = capture.fills.part(capture.outside)
     return put
 
 
@@ -183,8 +199,10 @@ def _repeated(
     again = list[Change]()
     for each in changed:
         can = each.rebound and isinstance(each.place, OnArguments)
-        (again if can else requires.changed).append(each)
-    requires.changed = [each if each.at else located(each, lines) for each in requires.changed]
+        (again if can else requires.notes.changed).append(each)
+    requires.notes.changed = [
+        each if each.at else located(each, lines) for each in requires.notes.changed
+    ]
     return again
 
 
@@ -209,8 +227,8 @@ def _note_held(
         lines: the lines of its functions.
     """
     left = [located(told(change, capture.outside), lines) for change in left]
-    requires.changed += left
-    requires.counted += counted_in((*requires.changed, *kept))
+    requires.notes.changed += left
+    requires.notes.counted += counted_in((*requires.notes.changed, *kept))
     if capture.outside is None:
         return
     open = open_holders(capture.inputs, requires)
@@ -219,7 +237,7 @@ def _note_held(
     requires.held = [*data, *drop_unread(requires.held, capture.inputs, capture.real, requires)]
     requires.held += [bound_before(change) for change in left if change.rebound]
     requires.held += capture.ties(requires.held)
-    requires.counted += scheduled(requires.held)
+    requires.notes.counted += scheduled(requires.held)
     check_first_call(requires, lines)
 
 
@@ -235,7 +253,7 @@ def _mutations(
 ) -> list[Mutation]:
     recorder, placeholders = capture.recorder, capture.placeholders
     mutations = mutations_of(
-        recorder, capture.inputs, placeholders, loan, requires.reshaped, capture.leaves
+        recorder, capture.inputs, placeholders, loan, requires.notes.effects, capture.leaves
     )
     requires.begins = begins_read(recorder, placeholders, mutations)
     for views in requires.together.values():
@@ -266,10 +284,11 @@ def _outputs(
     before = {taken.before: i for i, taken in capture.leaves.taken.items()}
     made = Outputs(capture.recorder, capture.given, capture.lift, written, before)
     outputs = [made.of(Role("output", name), leaf) for name, leaf in outs]
-    requires.states, states = states_of(kept, made.of, len(outputs), lines)
+    left, states = states_of(kept, made.of, len(outputs), lines)
     given = [leaf for _, leaf in (*outs, *_leaves(kept))]
     check_together(capture.recorder, given, capture.inputs)
     check_parted(capture.recorder, values_in([each.value for each in (*outputs, *states)]))
+    requires.notes.effects += map(LeaveState, left)
     return [*outputs, *states]
 
 

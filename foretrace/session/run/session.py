@@ -15,6 +15,7 @@ from foretrace import torch_api
 from foretrace.autograd.backward.in_program_engine import Engine
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
 from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation, memory_of
+from foretrace.ir.program.effects import ClearGrad, SetRequiresGrad
 from foretrace.ir.program.op import Value
 from foretrace.ir.program.recording import Input, Role, size_input
 from foretrace.ir.program.tensor_type import TensorType
@@ -175,13 +176,15 @@ class Session:
                 yield ReadLocation(role.name, "item", table, name, item.tensor)
 
     def note_asked(self, requires: CallRequirements) -> None:
-        """What the program asked that more than its arguments decides."""
+        """What the program asked, and what it did to attributes of inputs."""
         self.gradients.note(requires)
         requires.viewed = viewed_anew(self.placeholders)
         wanting = any(item.value.type.requires_grad for item in self.inputs)
         requires.asks_mode = wanting and requires.grad_mode in self.types.told.requires_grad
         requires.asks_strides = self.types.told.strides
-        requires.hooked, requires.flags = self.leaves.hooked, self.leaves.flags
+        requires.hooked, flags = self.leaves.hooked, self.leaves.flags.items()
+        requires.notes.effects += map(ClearGrad, self.gradients.cleared)
+        requires.notes.effects += (SetRequiresGrad(index, on) for index, on in flags)
 
     def _written(self, tensor: Abstract) -> int:
         if self.recorder.inferred:  # an inference tensor has no version counter

@@ -184,7 +184,7 @@ class Assumptions:
     def note(self, run: Session, recorded: Recording) -> bool:
         """Whether a run has shown more than was known, or there is more to guess."""
         requires, outside = recorded.requires, run.outside
-        more = self.counts.note(requires.counted)
+        more = self.counts.note(requires.notes.counted)
         if outside is None or self.counts.never:
             return more
         if not tells_apart(run):

@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from foretrace.ir.program.call_requirements import CallRequirements
-from foretrace.ir.pydata.containers import LEAF, ReturnedArgument
-from foretrace.session.both_branches.merge_requirements import (
-    MERGES,
-    Otherwise,
-    required_of_both,
-)
+from foretrace.ir.program.call_requirements import CallRequirements, RunNotes
+from foretrace.ir.pydata.containers import LEAF
+from foretrace.session.both_branches.merge_requirements import MERGES, required_of_both
 
 PLACES = {0: 0, 1: 2}
 """The second input of the other run is the third of both."""
@@ -65,23 +61,8 @@ def test_an_input_is_idle_that_no_run_reads() -> None:
 
 def test_what_one_run_read_of_python_is_required() -> None:
     read, filled = object(), [1]
-    found = merged({}, {"of_hooks": [], "forms": [read], "filled": [filled], "stored": [read]})
-    assert (found.forms, found.filled, found.stored) == ([read], [filled], [read])
-    assert merged({"mentioned": frozenset("a")}, {"mentioned": frozenset("b")}).mentioned == {
-        "a",
-        "b",
-    }
-
-
-@pytest.mark.parametrize(
-    "theirs",
-    [
-        {"flags": {0: True}},
-        {"handed": [ReturnedArgument((), ((False, 0),))]},
-        {"handed": [ReturnedArgument((), (), [1])]},
-    ],
-)
-def test_what_a_graph_cannot_choose_is_refused(theirs: dict[str, Any]) -> None:
-    with pytest.raises(Otherwise, match="one side of a question of data"):
-        merged({}, theirs)
-    assert merged(theirs, theirs) is not None
+    notes = RunNotes(filled=[filled], stored=[read])  # type: ignore[list-item]
+    found = merged({}, {"of_hooks": [], "forms": [read], "notes": notes})
+    assert (found.forms, found.notes.filled, found.notes.stored) == ([read], [filled], [read])
+    either = merged({"mentioned": frozenset("a")}, {"mentioned": frozenset("b")})
+    assert either.mentioned == {"a", "b"}
