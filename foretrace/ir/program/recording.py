@@ -229,7 +229,7 @@ class Recording:
     torch_version: str = str(torch.__version__)
     """of the torch whose autograd the rules were asked of"""
     _bare: dict[Value, MissingHistory] | None = field(default=None, repr=False)
-    _order: list[tuple[int | None, Output]] | None = field(default=None, repr=False, init=False)
+    _order: "_Order | None" = field(default=None, repr=False, init=False)
 
     @property
     def returned(self) -> list[Output]:
@@ -276,6 +276,14 @@ class Recording:
         That is the order in which autograd adds up the gradients of such views. Views that others
         are taken of are among them, without a place.
         """
+        return self._ordered()[0]
+
+    @property
+    def returns_results(self) -> bool:
+        """Whether each output is what a graph gives for it: no input, no view of one, no mark."""
+        return self._ordered()[1]
+
+    def _ordered(self) -> "_Order":
         if self._order is None:
             made = {out: n for n, op in enumerate(called_in(self.ops)) for out in op.outs}
             known = {o.value: o for o in self.outputs if isinstance(o.value, Value)}
@@ -284,11 +292,24 @@ class Recording:
                 at: Output | None = each
                 while at and (at := at.through) and at.value not in known:
                     above.append(known.setdefault(at.value, at))
-            self._order = sorted(
+            order = sorted(
                 [*((None, output) for output in above), *enumerate(self.outputs)],
                 key=lambda item: -1 if item[1].view_of is None else made.get(item[1].value, -1),
             )
+            self._order = order, all(map(self._is_result, self.outputs))
         return self._order
+
+    def _is_result(self, output: Output) -> bool:
+        value, input_of = output.value, (output.same_as, output.view_of)
+        return (
+            isinstance(value, Value)
+            and input_of == (None, None)
+            and self.missing(value) in (None, "leaf")
+        )
+
+    def missing(self, value: Value) -> MissingHistory | None:
+        """Why a value that requires grad has no history, if it has none."""
+        return self._without_history().get(value)
 
     def made_leaf(self, value: Value) -> bool:
         """Whether the program made it a leaf that requires grad."""
@@ -377,6 +398,9 @@ class Recording:
             str(guard.condition), (), False, True, frozenset(), guard.frame, self.again,
             asserted=True, number=number, of=guard.condition, then=then,
         )  # fmt: skip
+
+
+_Order: TypeAlias = tuple[list[tuple[int | None, Output]], bool]
 
 
 def maker_of(ops: Iterable[Op], value: Tree) -> Op | None:

@@ -10,15 +10,18 @@ from foretrace.autograd.backward.gradient_hooks import at_input, holds_tensors, 
 from foretrace.errors import Refusal
 from foretrace.ir.program.call_requirements import check_repeatable
 from foretrace.ir.program.effect import Phase
-from foretrace.ir.program.op import Tree, Value
+from foretrace.ir.program.op import Tree, Value, ViewStep
 from foretrace.ir.program.recording import Mutation, Output, Recording, Role
+from foretrace.ir.program.tensor_type import TensorType
+from foretrace.ir.program.walk import MissingHistory
 from foretrace.ir.symbols.shape_env import free_symbols
 from foretrace.ir.symbols.symbols import Size
+from foretrace.lowering.cuts.output_views import OutputViews
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_sizes import size_text
 from foretrace.lowering.emit.python_source import Source
-from foretrace.runtime.calls.run_cut import count_write, in_memory, loose, write_back
-from foretrace.runtime.calls.untrainable_results import after_backward
+from foretrace.runtime.calls.output_tensors import MARKS, in_memory
+from foretrace.runtime.calls.run_cut import count_write, write_back
 from foretrace.runtime.guards.argument_guards import result_text
 from foretrace.tracer.recorder.autograd_hooks import RETAIN
 
@@ -162,52 +165,76 @@ def leaf_texts(
     `spelled`: the lines do not run under the grad mode that the program had, so that a view has a
     history unless it is told.
     """
-    texts = {
-        place: _leaf_text(source, straight, recorded, output, inputs, spelled=spelled)
-        for place, output in recorded.as_made
-    }
-    return [texts[place] for place in range(len(recorded.outputs))]
+    return OutputTexts(source, straight, recorded, inputs, spelled=spelled).all()
 
 
-def _leaf_text(
-    source: Source,
-    straight: Straight,
-    recorded: Recording,
-    output: Output,
-    inputs: Sequence[str],
-    *,
-    spelled: bool,
-) -> str:
-    value = output.value
-    if isinstance(value, sympy.Basic):
-        return straight.tree(value)
-    if not isinstance(value, Value):
-        return source.literal(value, "returned")
-    if output.same_as is not None:
-        return inputs[output.same_as]
-    bare = (spelled or output.apart) and recorded.loose(value)
-    unfollowed = f"{source.bind(loose, 'loose')}(%s)" if bare else "%s"
-    if recorded.spent(value):
-        bare, unfollowed = True, f"{source.bind(after_backward, 'after_backward')}(%s)"
-    if output.view_of is None or output.view_type is None:
-        name = straight.names[value]
-        return straight.named_once(value, unfollowed % name) if bare else name
-    live, seen = inputs[output.view_of], output.view_type
-    base = recorded.inputs[output.view_of].value.type.offset
-    kept = recorded.followed(value) if spelled else value.type.requires_grad
-    of = f"{live}.detach()" if output.apart or not kept else live
-    if of == live and output.through is not None:
-        of = straight.named_once(output.through.value, "")
-    shape, stride = ([size_text(n) for n in part] for part in (seen.shape, seen.stride))
-    offset = f"{size_text(seen.offset)} - {size_text(base)} + {live}.storage_offset()"
-    view = f"{of}.as_strided([{', '.join(shape)}], [{', '.join(stride)}], {offset})"
-    if output.step is not None and kept:
-        view = straight.taken(output.step, of)
-    if recorded.made_leaf(value):
-        view = f"{view}.requires_grad_()"
-    if output.apart and recorded.followed(value):
-        view = f"{source.bind(in_memory, 'in_memory')}({view}, {straight.names[value]})"
-    return straight.named_once(value, unfollowed % view)
+class OutputTexts(OutputViews[str]):
+    """Expressions of the outputs; views and marked tensors have names of their own.
+
+    Args:
+        source: binds objects.
+        straight: names values.
+        recorded: the program.
+        inputs: names of the inputs.
+        spelled: as for `leaf_texts`.
+    """
+
+    def __init__(
+        self, source: Source, straight: Straight, recorded: Recording, inputs: Sequence[str], *,
+        spelled: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(recorded)
+        self.source, self.straight, self.inputs, self.spelled = source, straight, inputs, spelled
+
+    def constant(self, place: int | None, item: Tree) -> str:
+        """A size, or a literal."""
+        size = isinstance(item, sympy.Basic)
+        return self.straight.tree(item) if size else self.source.literal(item, "returned")
+
+    def given(self, place: int | None, value: Value) -> str:
+        """Its name."""
+        return self.straight.names[value]
+
+    def live(self, index: int) -> str:
+        """The name of the input."""
+        return self.inputs[index]
+
+    def follows(self, place: int | None, value: Value) -> bool:
+        """Where lines run under the program's grad mode, a view has the history that it gets."""
+        return self.recorded.followed(value) if self.spelled else value.type.requires_grad
+
+    def missing(self, place: int | None, value: Value, *, apart: bool) -> MissingHistory | None:
+        """Under the program's grad mode, a view under no_grad is one."""
+        missing = self.recorded.missing(value)
+        return None if missing == "loose" and not (self.spelled or apart) else missing
+
+    def named(self, value: Value, built: str) -> str:
+        """A name for it."""
+        return self.straight.named_once(value, built)
+
+    def detached(self, of: str, *, always: bool) -> str:
+        """A call of `detach`."""
+        return f"{of}.detach()"
+
+    def taken(self, of: str, step: ViewStep, seen: TensorType) -> str:
+        """The call that autograd has the view by."""
+        return self.straight.taken(step, of)
+
+    def strided(self, of: str, seen: TensorType, index: int) -> str:
+        """A call of `as_strided`; the input may begin elsewhere than the example did."""
+        base = self.recorded.inputs[index].value.type.offset
+        shape, stride = (", ".join(map(size_text, part)) for part in (seen.shape, seen.stride))
+        begins = f"{self.inputs[index]}.storage_offset()"
+        offset = f"{size_text(seen.offset)} - {size_text(base)} + {begins}"
+        return f"{of}.as_strided([{shape}], [{stride}], {offset})"
+
+    def joined(self, view: str, place: int | None, value: Value) -> str:
+        """A call that gives the view the history of what the graph gives."""
+        return f"{self.source.bind(in_memory, 'in_memory')}({view}, {self.straight.names[value]})"
+
+    def marked(self, built: str, missing: MissingHistory) -> str:
+        """A call that requires grad as eager's does."""
+        return f"{self.source.bind(MARKS[missing], missing)}({built})"
 
 
 def check_changes(recorded: Recording) -> None:

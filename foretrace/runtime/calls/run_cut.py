@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-import sympy
 import torch
 from torch import Tensor, fx
 
@@ -14,17 +13,16 @@ from foretrace.autograd.backward.gradient_hooks import hooked
 from foretrace.autograd.derivatives.target_semantics import Captured
 from foretrace.errors import Refusal
 from foretrace.ir.program.effect import Call, Phase
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import Value, ViewStep
-from foretrace.ir.program.recording import Graph, Input, Mutation, Output, Recording
+from foretrace.ir.program.recording import Graph, Input, Mutation, Recording
 from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.source.call_site import asking_line
 from foretrace.ir.symbols.symbols import Numbers
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
 from foretrace.runtime.calls.dual_inputs import check_plain, check_tangents
+from foretrace.runtime.calls.output_tensors import OutputTensors
 from foretrace.runtime.calls.tangents import agree, lay_out, only_numbers, sizes_by_data, strides_of
-from foretrace.runtime.calls.untrainable_results import Untrained, after_backward, mark, mark_spent
-from foretrace.runtime.guards.cut_guards import CallGuards, number
+from foretrace.runtime.calls.untrainable_results import Untrained, mark, mark_spent
+from foretrace.runtime.guards.cut_guards import CallGuards
 from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 
 
@@ -213,36 +211,17 @@ def finish(
         write_back(recorded.inputs[mutation.index], flat[mutation.index], new, mutation)
     call = Call(flat, sizes, arguments, outputs)
     _run_effects(recorded, call, "memory")
-    _place(recorded, flat, sizes, outputs)
+    if not recorded.returns_results:
+        call.outputs = OutputTensors(recorded, call).all()
     _run_effects(recorded, call, "state")
-    call.result = recorded.out_structure.build(iter(outputs))
+    call.result = recorded.out_structure.build(iter(call.outputs))
     _run_effects(recorded, call, "result")
     return call.result, rest[len(recorded.mutations) :]
 
 
 def _run_effects(recorded: Recording, call: Call, phase: Phase) -> None:
-    for kind, effects in recorded.effects_in(phase):
+    for kind, effects in recorded.effects_in(phase) if recorded.effects else ():
         kind.run(effects, call)
-
-
-def _place(recorded: Recording, flat: list[Any], sizes: Numbers, outputs: list[Any]) -> None:
-    """Put inputs that are handed back, views of their memory, and constants in their places."""
-    views: dict[Value, Tensor] = {}
-    for position, output in recorded.as_made:
-        if position is None:
-            views[output.value] = _view(flat, sizes, recorded, output, None, views)
-        elif not isinstance(output.value, (Value, sympy.Basic)):
-            outputs[position] = output.value
-        elif output.same_as is not None:
-            outputs[position] = flat[output.same_as]
-        elif recorded.spent(output.value):
-            outputs[position] = after_backward(outputs[position])
-        elif output.view_of is not None or (
-            recorded.loose(output.value) and outputs[position].requires_grad
-        ):
-            if output.value not in views:  # one tensor that is returned twice is one again
-                views[output.value] = _view(flat, sizes, recorded, output, outputs[position], views)
-            outputs[position] = views[output.value]
 
 
 def write_back(item: Input, live: Tensor, new: Tensor, mutation: Mutation) -> None:
@@ -288,65 +267,3 @@ def _write_held(live: Any, new: Any) -> None:
             with torch.no_grad():
                 mine.copy_(its)
     count_write(live)
-
-
-class _InMemory(torch.autograd.Function):
-    """Gives a tensor's memory the history of another that has the same content."""
-
-    @staticmethod
-    def forward(ctx: Any, memory: Tensor, made: Tensor) -> Tensor:
-        return memory.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
-        return None, gradients[0]
-
-
-in_memory: Any = _InMemory.apply
-
-
-def _taken(of: Tensor, step: ViewStep, sizes: Numbers) -> Tensor:
-    """The view that a call takes."""
-    where = map_tree(step.args[1:], lambda n: number(n, sizes) if isinstance(n, sympy.Basic) else n)
-    view: Tensor = step.func(of, *where)
-    return view
-
-
-def loose(tensor: Tensor) -> Tensor:
-    """The tensor as a view that is taken under no_grad: it requires grad, without a history."""
-    leaf = tensor.detach().requires_grad_()
-    with torch.no_grad():
-        return torch.ops.aten.alias.default(leaf)  # view_as has other strides where a size is 1
-
-
-def _view(
-    flat: list[Any],
-    sizes: Numbers,
-    recorded: Recording,
-    output: Output,
-    made: Any,
-    views: dict[Value, Tensor],
-) -> Tensor:
-    """An output that is a view: of a live input's memory, or without a history.
-
-    `made` is what the graph gives for it, if it is returned; `views` are those made so far.
-    """
-    value: Value = output.value
-    if output.view_of is None or output.view_type is None:
-        return loose(made)
-    live, seen = flat[output.view_of], output.view_type
-    before = recorded.inputs[output.view_of].value.type.offset
-    shape, stride = (tuple(number(n, sizes) for n in part) for part in (seen.shape, seen.stride))
-    offset = number(seen.offset, sizes) - number(before, sizes) + live.storage_offset()
-    followed = made is None or (made.requires_grad and recorded.followed(value))
-    if followed and output.through is not None:
-        live = views[output.through.value]
-    own = output.apart or not followed
-    if output.step is not None and followed:
-        return _taken(live, output.step, sizes)
-    view = (live.detach() if own else live).as_strided(shape, stride, offset)
-    if followed and output.apart:
-        return in_memory(view, made)
-    if made is None or not made.requires_grad or followed:
-        return view
-    return loose(view) if recorded.loose(value) else view.requires_grad_()
