@@ -187,30 +187,6 @@ refuses("wrong loss", "frontends/torch_compat/aot_export.py:_loss", aot(Other(),
         aot(Losses(detached=True), X))  # fmt: skip
 
 
-class SetsData(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        x.data = x * 2  # here
-        return x + 1
-
-
-class Writes(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            x.copy_(x * 2)
-        return x + 1
-
-
-def data_set_by_the_cut() -> None:
-    ours, eager = X.clone(), X.clone()
-    cut = foretrace.capture(SetsData(), (X.clone(),)).cut("aten")
-    same([cut(ours), ours], [SetsData()(eager), eager])
-
-
-refuses("side effect", "frontends/torch_compat/stateless_check.py:_refuse_memory",
-        aot(SetsData(), X.clone(), joint=False), SetsData.forward,
-        aot(Writes(), X.clone(), joint=False), data_set_by_the_cut)  # fmt: skip
-
-
 class Reaches(nn.Module):
     """A gradient for a tensor from outside."""
 

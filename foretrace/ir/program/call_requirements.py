@@ -216,6 +216,54 @@ class RunNotes:
 
 
 @dataclass(slots=True, eq=False)
+class PythonGuards:
+    """What of Python's state a later call has to find as the run did."""
+
+    modules: list[ModuleState] = field(default_factory=list)
+    """the modules whose parameters and buffers are inputs"""
+    met: list[ModuleState] = field(default_factory=list)
+    """further modules that the program's code may read, if it was watched"""
+    held: list[ReadLocation | AttributeNames | ContainerLength] = field(default_factory=list)
+    """all else that it may read outside of the arguments, if it was watched"""
+    of_hooks: list[ReadLocation | AttributeNames | ContainerLength] = field(default_factory=list)
+    """what its hooks may read beside that, in the backward: of a graph that has them"""
+    mentioned: frozenset[str] = frozenset()
+    """names of attributes that its code mentions"""
+    forms: list[StateRead] = field(default_factory=list)
+    """containers that it fills or empties, which hold as much as they did"""
+    tied: list[tuple[StateRead, int]] = field(default_factory=list)
+    """further places of a state that is an input already, and its number"""
+    rebound: list[int] = field(default_factory=list)
+    """inputs that others bind to another tensor for each call: to none that is elsewhere, too"""
+
+
+@dataclass(slots=True, eq=False)
+class InputGuards:
+    """What a later call's tensors have to be like, beside their types; inputs go by index."""
+
+    repeated: list[tuple[int, int]] = field(default_factory=list)
+    """pairs of tensor arguments that were one tensor"""
+    set_on: list[tuple[int, str, object]] = field(default_factory=list)
+    """attributes of Python's that inputs had and that the program may read"""
+    gradients: dict[int, int | None] = field(default_factory=dict)
+    """inputs whose `.grad` the program read, and the input that it was; None: there was none"""
+    begins: dict[int, Frame | None] = field(default_factory=dict)
+    """inputs of which it matters where in memory they begin, and the line that asked"""
+    viewed: dict[int, Frame | None] = field(default_factory=dict)
+    """the same of inputs whose written memory was viewed; a forward cut that trains does not ask"""
+    together: dict[int, list[int]] = field(default_factory=dict)
+    """inputs that are the memory of others, which are views of it while the program runs"""
+    idle: frozenset[int] = frozenset()
+    """inputs that nothing reads: what earlier calls have left, and this one leaves again"""
+    whole: dict[int, Frame | None] = field(default_factory=dict)
+    """inputs that may be no views, and the line that asks it"""
+    rooms: dict[int, tuple[Size, Frame | None]] = field(default_factory=dict)
+    """inputs whose memory has room for so many elements, and the line that asks it"""
+    hooked: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    """inputs whose hooks a backward of the program's own runs: on the gradient, and after it"""
+
+
+@dataclass(slots=True, eq=False)
 class CallRequirements:
     """What a later call has to look like, beside the types of its tensors."""
 
@@ -232,46 +280,12 @@ class CallRequirements:
     """that of then: of what factories make without one"""
     constants: dict[str, object] = field(default_factory=dict)
     """Python arguments by name, with the value that the run saw"""
-    repeated: list[tuple[int, int]] = field(default_factory=list)
-    """pairs of tensor arguments that were one tensor"""
-    modules: list[ModuleState] = field(default_factory=list)
-    """the modules whose parameters and buffers are inputs"""
-    met: list[ModuleState] = field(default_factory=list)
-    """further modules that the program's code may read, if it was watched"""
-    held: list[ReadLocation | AttributeNames | ContainerLength] = field(default_factory=list)
-    """all else that it may read outside of the arguments, if it was watched"""
-    of_hooks: list[ReadLocation | AttributeNames | ContainerLength] = field(default_factory=list)
-    """what its hooks may read beside that, in the backward: of a graph that has them"""
-    mentioned: frozenset[str] = frozenset()
-    """names of attributes that its code mentions"""
     asks_strides: bool = False
     """whether it asked how a tensor lies in memory, of sizes 1 as well"""
     asks_mode: bool = False
     """the program asked of a result whether it requires grad, which the grad mode decides"""
-    set_on: list[tuple[int, str, object]] = field(default_factory=list)
-    """attributes of Python's that inputs had and that the program may read"""
-    gradients: dict[int, int | None] = field(default_factory=dict)
-    """inputs whose `.grad` the program read, and the input that it was; None: there was none"""
-    begins: dict[int, Frame | None] = field(default_factory=dict)
-    """inputs of which it matters where in memory they begin, and the line that asked"""
-    viewed: dict[int, Frame | None] = field(default_factory=dict)
-    """the same of inputs whose written memory was viewed; a forward cut that trains does not ask"""
-    together: dict[int, list[int]] = field(default_factory=dict)
-    """inputs that are the memory of others, which are views of it while the program runs"""
-    idle: frozenset[int] = frozenset()
-    """inputs that nothing reads: what earlier calls have left, and this one leaves anew"""
-    whole: dict[int, Frame | None] = field(default_factory=dict)
-    """inputs that may be no views, and the line that asks it"""
-    rooms: dict[int, tuple[Size, Frame | None]] = field(default_factory=dict)
-    """inputs whose memory has room for so many elements, and the line that asks it"""
-    hooked: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    """inputs whose hooks a backward of the program's own runs: on the gradient, and after it"""
-    forms: list[StateRead] = field(default_factory=list)
-    """containers that it fills or empties, which hold as much as they did"""
-    tied: list[tuple[StateRead, int]] = field(default_factory=list)
-    """further places of a state that is an input already, and its number"""
-    rebound: list[int] = field(default_factory=list)
-    """inputs that others bind to another tensor for each call: to none that is elsewhere, too"""
+    inputs: InputGuards = field(default_factory=InputGuards)
+    python: PythonGuards = field(default_factory=PythonGuards)
     notes: RunNotes = field(default_factory=RunNotes)
     """what no call asks for"""
 

@@ -264,7 +264,7 @@ def check_begins(recorded: Recording) -> None:
     Raises:
         Refusal: torch's exported modules do not look at that.
     """
-    for index, at in recorded.requires.begins.items():
+    for index, at in recorded.requires.inputs.begins.items():
         item = recorded.inputs[index]
         if item.argument is not None and isinstance(item.value.type.offset, int):
             raise Refusal(

@@ -197,7 +197,7 @@ def comes_to(forward: Any, recorded: Recording) -> bool:
     """
     changes = [each for each in recorded.changes if each.itself or plain(each.after)]
     requires = recorded.requires
-    filled: list[Change | State | StateRead] = [*changes, *recorded.states, *requires.forms]
+    filled: list[Change | State | StateRead] = [*changes, *recorded.states, *requires.python.forms]
     held = {*map(id, requires.notes.filled), *(id(e.place.holder) for e in filled if _content(e))}
     bound = [each.place for each in changes if not (_content(each) or is_open(each.after))]
     function = function_of(forward) if held or bound else None

@@ -70,7 +70,7 @@ class Varying:
         self._found.note(self._held)
         captured = self._at_sizes(fn, args, kwargs)
         requires = captured.recorded.requires
-        self._held = [*requires.held]
+        self._held = [*requires.python.held]
         changed = (each for each in requires.notes.counted if not isinstance(each, str))
         self._found.numbers += [each for each in changed if of_optimizer(each[0])]
         return captured

@@ -95,7 +95,7 @@ class CallGuards:
             Refusal: it is not as it was, and the program's code knows of it.
         """
         requires, on = self.recorded.requires, torch.is_grad_enabled()
-        knows = not requires.mentioned.isdisjoint(ON_GRAD_MODE)
+        knows = not requires.python.mentioned.isdisjoint(ON_GRAD_MODE)
         if (knows or requires.asks_mode) and on != requires.grad_mode:
             raise broken("grad mode is not as it was when the program was captured", GRAD_MODE)
         if knows and not on and follows(self.recorded.ops):

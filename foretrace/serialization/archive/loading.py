@@ -9,7 +9,6 @@ import torch
 
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Attempt, Refusal
-from foretrace.ir.program.call_requirements import CallRequirements
 from foretrace.ir.program.effects import ordered
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.verify import verify_graph, verify_record
@@ -29,6 +28,7 @@ from foretrace.serialization.schema.field_checks import check
 from foretrace.serialization.schema.names import check_schemas
 from foretrace.serialization.schema.node_schema import RECORDED, REQUIRED
 from foretrace.serialization.schema.opaque import by_the_graph
+from foretrace.serialization.schema.requirement_fields import requirements_of
 from foretrace.serialization.schema.shape_env_json import fill
 from foretrace.serialization.state.decode_state import Restored, StateDecoder
 from foretrace.session.run.setup import RULES
@@ -129,7 +129,7 @@ def _record(
     fill(symbols, found["symbols"], decoder)
     effects = loaded_effects(required)
     made = Recording(
-        **recorded, symbols=symbols, requires=CallRequirements(**required), again=by_the_graph,
+        **recorded, symbols=symbols, requires=requirements_of(required), again=by_the_graph,
         effects=ordered(effects),
     )  # fmt: skip
     _check_indices(made)
@@ -184,10 +184,10 @@ def _last(name: str) -> str:
 def _check_indices(recorded: Recording) -> None:
     """Refuse places of inputs that are none."""
     count = len(recorded.inputs)
-    requires = recorded.requires
+    on = recorded.requires.inputs
     tables: tuple[Iterable[int], ...] = (
-        requires.gradients, requires.begins, requires.viewed, requires.together, requires.whole,
-        requires.rooms, [index for index, *_ in requires.set_on],
+        on.gradients, on.begins, on.viewed, on.together, on.whole, on.rooms,
+        [index for index, *_ in on.set_on],
         *(effect.inputs for effect in recorded.effects),
         [mutation.index for mutation in recorded.mutations],
     )  # fmt: skip
@@ -197,7 +197,7 @@ def _check_indices(recorded: Recording) -> None:
 
 def _set_on(recorded: Recording) -> None:
     """Give tensors of the file the attributes of Python's that the program has read of them."""
-    for index, name, item in recorded.requires.set_on:
+    for index, name, item in recorded.requires.inputs.set_on:
         tensor = recorded.inputs[index].tensor
         if tensor is not None and item is not MISSING:
             vars(tensor)[name] = item

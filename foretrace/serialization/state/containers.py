@@ -34,7 +34,7 @@ class ContainerTable:
 
     def __init__(self, programs: Sequence[Recording]) -> None:
         self.states = [state for each in programs for state in each.states]
-        every = [each for recorded in programs for each in recorded.requires.held]
+        every = [each for recorded in programs for each in recorded.requires.python.held]
         held = [each for each in every if isinstance(each, ReadLocation)]
         self._by_item: dict[int, list[ReadLocation]] = {}
         for each in held:

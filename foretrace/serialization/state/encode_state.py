@@ -72,12 +72,12 @@ class StateEncoder:
         """
         requires, inputs = self.recorded.requires, self.recorded.inputs
         reads = [(i, self._reading(each.read)) for i, each in enumerate(inputs) if each.read]
-        tied = [(r, i) for r, i in requires.tied if not isinstance(r.place.holder, Trained)]
+        tied = [(r, i) for r, i in requires.python.tied if not isinstance(r.place.holder, Trained)]
         told: dict[str, Any] = {
             IN_STATE[LeaveState]: [self._state(each) for each in self.recorded.states],
             "reads": reads,
-            "hooked": [*requires.hooked],
-            "forms": [self._reading(each) for each in requires.forms],
+            "hooked": [*requires.inputs.hooked],
+            "forms": [self._reading(each) for each in requires.python.forms],
             "tied": [(self._reading(each), index) for each, index in tied],
             IN_STATE[ChangePlace]: [self._change(each) for each in self.recorded.changes],
             "gradients": list(self._gradients(inputs)),
@@ -86,7 +86,7 @@ class StateEncoder:
             tensor = inputs[mutation.index].tensor
             if tensor is not None and id(tensor) not in self._owned:
                 self.holders.keep(tensor)
-        self._guards = [each for each in map(self._held, requires.held) if each is not None]
+        self._guards = [each for each in map(self._held, requires.python.held) if each is not None]
         return told
 
     def guards(self, fewer: Mapping[int, int]) -> list[tuple[Any, ...]]:

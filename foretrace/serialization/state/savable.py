@@ -76,7 +76,7 @@ def _check_given(recorded: Recording) -> None:
     """
     requires = recorded.requires
     known = {item.role.name for item in recorded.inputs} | requires.constants.keys()
-    twice = {place for _, place in requires.repeated}
+    twice = {place for _, place in requires.inputs.repeated}
     for place, name in enumerate(requires.names):
         if name not in known and place not in twice:
             raise Refusal(
@@ -94,7 +94,9 @@ def _check_again(recorded: Recording) -> None:
         Refusal: it is one, with the line that leaves them.
     """
     requires = recorded.requires
-    names = {id(each.holder): each for each in requires.held if isinstance(each, AttributeNames)}
+    names = {
+        id(each.holder): each for each in requires.python.held if isinstance(each, AttributeNames)
+    }
     reads = {
         (id(read.place.holder), read.place.key): (read, item) for read, item in _reads(recorded)
     }
@@ -102,7 +104,7 @@ def _check_again(recorded: Recording) -> None:
     places += [(each.place, each.at) for each in recorded.changes]
     for place, at in places:
         known = names.get(id(place.holder))
-        if known and place.key in requires.mentioned - known.before:
+        if known and place.key in requires.python.mentioned - known.before:
             raise one_call(f"the program leaves {place.name} where there was none", at)
     for left in recorded.states:
         found = reads.get((id(left.place.holder), left.place.key))
@@ -111,7 +113,10 @@ def _check_again(recorded: Recording) -> None:
 
 
 def _reads(recorded: Recording) -> Iterator[tuple[StateRead, Input | None]]:
-    for read in (*recorded.requires.forms, *(read for read, _ in recorded.requires.tied)):
+    for read in (
+        *recorded.requires.python.forms,
+        *(read for read, _ in recorded.requires.python.tied),
+    ):
         yield read, None
     for item in recorded.inputs:
         if item.read is not None:

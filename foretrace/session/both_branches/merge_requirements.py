@@ -1,13 +1,18 @@
 """Merge what two runs require of later calls, and refuse runs that change Python differently."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import sympy
 
-from foretrace.ir.program.call_requirements import CallRequirements, ReadLocation, RunNotes
+from foretrace.ir.program.call_requirements import (
+    CallRequirements,
+    InputGuards,
+    PythonGuards,
+    ReadLocation,
+    RunNotes,
+)
 from foretrace.ir.program.effect import EffectsDiffer
 from foretrace.ir.program.effects import merged_effects
 from foretrace.ir.program.recording import Recording
@@ -54,10 +59,8 @@ Merge: TypeAlias = Callable[[Any, Any, Places], Any]
 
 def required_of_both(one: Recording, other: Recording, places: Places) -> CallRequirements:
     """Merge the requirements of two runs, field by field."""
-    return CallRequirements(**{
-        name: merge(getattr(one.requires, name), getattr(other.requires, name), places)
-        for name, merge in MERGES.items()
-    })  # fmt: skip
+    merged: CallRequirements = by_part(one.requires, other.requires, places)
+    return merged
 
 
 def _name(held: Any) -> Any:
@@ -121,39 +124,58 @@ def _idle(mine: frozenset[int], theirs: frozenset[int], places: Places) -> froze
     return mine.difference(places.values()) | mine.intersection(places[each] for each in theirs)
 
 
-def _notes(mine: RunNotes, theirs: RunNotes, places: Places) -> RunNotes:
-    both = ((getattr(mine, each.name), getattr(theirs, each.name)) for each in fields(RunNotes))
-    return RunNotes(*(each_of(one, other, places) for one, other in both))
+def by_part(mine: Any, theirs: Any, places: Places) -> Any:
+    """Guards that are a class of their own, by its rules."""
+    kind: Any = type(mine)
+    return kind(**{
+        name: merge(getattr(mine, name), getattr(theirs, name), places)
+        for name, merge in MERGES[kind].items()
+    })  # fmt: skip
 
 
-MERGES: Final[Mapping[str, Merge]] = MappingProxyType({
-    "in_structure": of_the_call,
-    "names": of_the_call,
-    "defined": of_the_call,
-    "grad_mode": of_the_call,
-    "autocast": of_the_call,
-    "default_dtype": of_the_call,
-    "constants": of_the_call,
-    "repeated": of_the_call,
-    "modules": of_the_call,
-    "met": _met,
-    "held": _held,
-    "of_hooks": _held,
-    "mentioned": any_of,
-    "asks_strides": any_of,
-    "asks_mode": any_of,
-    "set_on": _set_on,
-    "gradients": by_input_of_inputs,
-    "begins": by_input,
-    "viewed": by_input,
-    "together": by_input_of_inputs,
-    "idle": _idle,
-    "whole": by_input,
-    "rooms": by_input,
-    "hooked": by_input,
-    "forms": each_of,
-    "tied": reads_of_inputs,
-    "rebound": _rebound,
-    "notes": _notes,
+MERGES: Final[Mapping[type, Mapping[str, Merge]]] = MappingProxyType({
+    CallRequirements: {
+        "in_structure": of_the_call,
+        "names": of_the_call,
+        "defined": of_the_call,
+        "grad_mode": of_the_call,
+        "autocast": of_the_call,
+        "default_dtype": of_the_call,
+        "constants": of_the_call,
+        "asks_strides": any_of,
+        "asks_mode": any_of,
+        "inputs": by_part,
+        "python": by_part,
+        "notes": by_part,
+    },
+    InputGuards: {
+        "repeated": of_the_call,
+        "set_on": _set_on,
+        "gradients": by_input_of_inputs,
+        "begins": by_input,
+        "viewed": by_input,
+        "together": by_input_of_inputs,
+        "idle": _idle,
+        "whole": by_input,
+        "rooms": by_input,
+        "hooked": by_input,
+    },
+    PythonGuards: {
+        "modules": of_the_call,
+        "met": _met,
+        "held": _held,
+        "of_hooks": _held,
+        "mentioned": any_of,
+        "forms": each_of,
+        "tied": reads_of_inputs,
+        "rebound": _rebound,
+    },
+    RunNotes: {
+        "changed": each_of,
+        "effects": each_of,
+        "counted": each_of,
+        "filled": each_of,
+        "stored": each_of,
+    },
 })  # fmt: skip
-"""How each field of CallRequirements is merged; a new field needs a row"""
+"""How each field is merged, by class; a new field needs a row"""

@@ -114,7 +114,7 @@ class AppendOnlyContainers:
         for place in [state.place for state in recorded.states]:
             new = type(place) is Contents and id(place.holder) not in read
             if new and type(place.holder) in WAYS:
-                self._take(place.name, place.holder, recorded.requires.held)
+                self._take(place.name, place.holder, recorded.requires.python.held)
         return len(self._guessed) > known
 
     def _take(self, name: str, holder: Any, held: Iterable[object]) -> None:

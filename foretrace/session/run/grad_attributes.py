@@ -90,8 +90,8 @@ class Gradients:
 
     def note(self, requires: CallRequirements) -> None:
         """What a later call has to be like."""
-        requires.gradients = self.found
-        requires.whole, requires.rooms = self.whole, self.rooms
+        requires.inputs.gradients = self.found
+        requires.inputs.whole, requires.inputs.rooms = self.whole, self.rooms
 
     def is_whole(self, placeholder: Abstract) -> bool:
         """Whether an input is no view, in this call, and so in each."""

@@ -116,8 +116,8 @@ def _recorded(fn: Any, args: Any, kwargs: Any, capture: Session, before: HeapSna
     capture.names = before.name_modules() | names_of_tensors(fn)
     requires = _required_of_call(fn, [name for name, _ in leaves], in_structure, recorder)
     with unchanged_state(lines), borrowed(owners, before) as loan:
-        requires.modules = loan.states()
-        lines = partial(lines, [state.module for state in requires.modules])
+        requires.python.modules = loan.states()
+        lines = partial(lines, [state.module for state in requires.python.modules])
         loan.replace(capture.placeholder, partial(capture.itself, before.reaches(loan.tensors())))
         given = capture.arguments(leaves, requires)
         capture.names |= before.name_optimizers(capture.names | capture.roles())
@@ -234,10 +234,10 @@ def _note_held(
     open = open_holders(capture.inputs, requires)
     read_outside(capture.outside, fn, leaves, requires, capture.real, open)
     data = bound_to_data(kept, capture.inputs, lines)
-    requires.held = [*data, *drop_unread(requires.held, capture.inputs, capture.real, requires)]
-    requires.held += [bound_before(change) for change in left if change.rebound]
-    requires.held += capture.ties(requires.held)
-    requires.notes.counted += scheduled(requires.held)
+    held = [*data, *drop_unread(requires.python.held, capture.inputs, capture.real, requires)]
+    held += [bound_before(change) for change in left if change.rebound]
+    requires.python.held = [*held, *capture.ties(held)]
+    requires.notes.counted += scheduled(requires.python.held)
     check_first_call(requires, lines)
 
 
@@ -255,12 +255,12 @@ def _mutations(
     mutations = mutations_of(
         recorder, capture.inputs, placeholders, loan, requires.notes.effects, capture.leaves
     )
-    requires.begins = begins_read(recorder, placeholders, mutations)
-    for views in requires.together.values():
-        requires.begins |= dict.fromkeys(views, requires.defined)
+    requires.inputs.begins = begins_read(recorder, placeholders, mutations)
+    for views in requires.inputs.together.values():
+        requires.inputs.begins |= dict.fromkeys(views, requires.defined)
     written = {mutation.index: mutation.value for mutation in mutations}
     read = idle(recorder.log, capture.inputs, placeholders, given)
-    requires.idle = read.difference(written)
+    requires.inputs.idle = read.difference(written)
     capture.anew = {mutation.index for mutation in mutations if mutation.rebound}
     check_shared_memory(
         apart(capture.real, requires),

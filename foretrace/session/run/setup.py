@@ -193,7 +193,7 @@ class Assumptions:
             return more
         if not asks_types(run):
             more |= self.counts.guess(
-                may_be_counted(requires.held, outside.counts | outside.stores)
+                may_be_counted(requires.python.held, outside.counts | outside.stores)
             )
         found = may_be_bound(requires, outside.stores) if self.binds else ()
         new = {(id(c.place.holder), c.place.key): c for c in found}

@@ -173,8 +173,8 @@ def test_where_an_input_begins_matters_if_it_is_asked() -> None:
         x.add_(1)
         return x.as_strided((2,), (1,), 1)
 
-    assert recorded(fn, torch.zeros(4)).requires.begins.keys() == {0}
-    assert recorded(lambda x: x.add_(1), torch.zeros(4)).requires.begins == {}
+    assert recorded(fn, torch.zeros(4)).requires.inputs.begins.keys() == {0}
+    assert recorded(lambda x: x.add_(1), torch.zeros(4)).requires.inputs.begins == {}
 
 
 def test_where_an_input_begins_matters_if_a_view_by_strides_is_taken_again() -> None:
@@ -183,7 +183,7 @@ def test_where_an_input_begins_matters_if_a_view_by_strides_is_taken_again() -> 
         x.add_(1)
         return part.sin()
 
-    assert recorded(fn, torch.zeros(4)).requires.begins.keys() == {0}
+    assert recorded(fn, torch.zeros(4)).requires.inputs.begins.keys() == {0}
 
 
 def test_a_tensor_kept_in_a_list_of_a_module_is_a_state() -> None:
