@@ -137,8 +137,8 @@ class LeaveState(Effect):
     def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
         """Bind all in one call."""
         put = code.bind(partial(put_all, [each.state for each in effects]), "put")
-        every, given = ("".join(f"{n}, " for n in names) for names in (code.outputs, code.inputs))
-        yield f"{put}(({every}), ({given}), (args, kwargs))"
+        outs, inputs = ("".join(f"{n}, " for n in names) for names in (code.outputs, code.inputs))
+        yield f"{put}(({outs}), ({inputs}), (args, kwargs))"
 
     @classmethod
     def merge(
@@ -229,14 +229,14 @@ class ReturnArgument(Effect):
     @classmethod
     def run(cls, effects: Sequence[Self], call: Call) -> None:
         """Put the caller's own objects into the result."""
-        handed = [each.argument for each in effects]
-        call.result = restore_identity(handed, call.result, call.arguments)
+        arguments = [each.argument for each in effects]
+        call.result = restore_identity(arguments, call.result, call.arguments)
 
     @classmethod
     def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
         """Put them there in generated code."""
-        handed = [each.argument for each in effects]
-        back = code.bind(partial(restore_identity, handed), "restore_identity")
+        arguments = [each.argument for each in effects]
+        back = code.bind(partial(restore_identity, arguments), "restore_identity")
         code.result = f"{back}({code.result}, (args, kwargs))"
         return ()
 

@@ -1,7 +1,7 @@
 """What a program returns, built of what its graph gives: live inputs, views of their memory.
 
 A call of a cut builds tensors, generated code builds expressions, an exported graph builds ops.
-What each output is made of is decided here for all three; a subclass does the steps.
+What each output is built of is decided here for all three; a subclass does the steps.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import MissingHistory
 
 T = TypeVar("T")
-GIVEN: Final = (None, "leaf")
+RESULTS: Final = (None, "leaf")
 """How an output that is no view may lack a history, so that it is what the graph gives"""
 
 
@@ -30,8 +30,8 @@ class OutputViews(ABC, Generic[T]):
 
     def all(self) -> list[T]:
         """Build all outputs, in the order of the program."""
-        made = {place: self.output(place, output) for place, output in self.recorded.as_made}
-        return [made[place] for place in range(len(self.recorded.outputs))]
+        built = {place: self.output(place, output) for place, output in self.recorded.as_made}
+        return [built[place] for place in range(len(self.recorded.outputs))]
 
     def output(self, place: int | None, output: Output) -> T:
         """Build one output; `place` is None of a view that others are taken of."""
@@ -40,15 +40,15 @@ class OutputViews(ABC, Generic[T]):
             return self.constant(place, value)
         if output.same_as is not None:
             return self.live(output.same_as)
-        if output.view_of is None and self.recorded.missing(value) in GIVEN:
-            return self.given(place, value)
+        if output.view_of is None and self.recorded.missing(value) in RESULTS:
+            return self.result(place, value)
         if value in self.views:
             return self.views[value]
         if output.view_of is None or output.view_type is None:
-            built = self.given(place, value)
+            built = self.result(place, value)
         else:
             built = self._view(place, value, output, output.view_of, output.view_type)
-        missing = self.missing(place, value, apart=output.apart)
+        missing = self.missing(place, value, separate=output.apart)
         built = built if missing is None else self.marked(built, missing)
         self.views[value] = built = self.named(value, built)
         return built
@@ -70,7 +70,7 @@ class OutputViews(ABC, Generic[T]):
             return self.joined(view, place, value)
         return view
 
-    def missing(self, place: int | None, value: Value, *, apart: bool) -> MissingHistory | None:
+    def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
         """Why an output that requires grad is to have no history of its own."""
         return self.recorded.missing(value)
 
@@ -83,7 +83,7 @@ class OutputViews(ABC, Generic[T]):
         """A number, or a constant of the program."""
 
     @abstractmethod
-    def given(self, place: int | None, value: Value) -> T:
+    def result(self, place: int | None, value: Value) -> T:
         """What the graph gives for a value."""
 
     @abstractmethod

@@ -136,7 +136,7 @@ class _ExplicitWrites(OutputViews[Any]):
         """The constant."""
         return item
 
-    def given(self, place: int | None, value: Value) -> Any:
+    def result(self, place: int | None, value: Value) -> Any:
         """The value."""
         return value
 
@@ -148,7 +148,7 @@ class _ExplicitWrites(OutputViews[Any]):
         """Whether a gradient goes through it."""
         return self.recorded.followed(value)
 
-    def missing(self, place: int | None, value: Value, *, apart: bool) -> MissingHistory | None:
+    def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
         """A leaf; `_check_loose` has refused what no op makes."""
         return "leaf" if self.recorded.made_leaf(value) else None
 

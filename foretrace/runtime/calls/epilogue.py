@@ -191,7 +191,7 @@ class OutputTexts(OutputViews[str]):
         size = isinstance(item, sympy.Basic)
         return self.straight.tree(item) if size else self.source.literal(item, "returned")
 
-    def given(self, place: int | None, value: Value) -> str:
+    def result(self, place: int | None, value: Value) -> str:
         """Its name."""
         return self.straight.names[value]
 
@@ -203,10 +203,10 @@ class OutputTexts(OutputViews[str]):
         """Where lines run under the program's grad mode, a view has the history that it gets."""
         return self.recorded.followed(value) if self.spelled else value.type.requires_grad
 
-    def missing(self, place: int | None, value: Value, *, apart: bool) -> MissingHistory | None:
+    def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
         """Under the program's grad mode, a view under no_grad is one."""
         missing = self.recorded.missing(value)
-        return None if missing == "loose" and not (self.spelled or apart) else missing
+        return None if missing == "loose" and not (self.spelled or separate) else missing
 
     def named(self, value: Value, built: str) -> str:
         """A name for it."""

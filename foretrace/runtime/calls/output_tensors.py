@@ -22,7 +22,7 @@ class _InMemory(torch.autograd.Function):
     """Gives a tensor's memory the history of another that has the same content."""
 
     @staticmethod
-    def forward(ctx: Any, memory: Tensor, made: Tensor) -> Tensor:
+    def forward(ctx: Any, memory: Tensor, result: Tensor) -> Tensor:
         return memory.detach()
 
     @staticmethod
@@ -47,22 +47,22 @@ MARKS: Final[Mapping[MissingHistory, Callable[[Tensor], Tensor]]] = MappingProxy
 
 
 class OutputTensors(OutputViews[Any]):
-    """Builds them of one call, whose `outputs` are what the graph has given.
+    """Builds them of one call, whose `outputs` are the graph's results.
 
     Whether a result requires grad in this call decides: it may run under no_grad.
     """
 
     def __init__(self, recorded: Recording, call: Call) -> None:
         super().__init__(recorded)
-        self.call, self._given = call, call.outputs
+        self.call, self._results = call, call.outputs
 
     def constant(self, place: int | None, item: Tree) -> Any:
         """A number of this call, or the constant."""
-        return item if place is None or not isinstance(item, sympy.Basic) else self._given[place]
+        return item if place is None or not isinstance(item, sympy.Basic) else self._results[place]
 
-    def given(self, place: int | None, value: Value) -> Any:
+    def result(self, place: int | None, value: Value) -> Any:
         """The result."""
-        return None if place is None else self._given[place]
+        return None if place is None else self._results[place]
 
     def live(self, index: int) -> Any:
         """The input."""
@@ -72,14 +72,14 @@ class OutputTensors(OutputViews[Any]):
         """Whether the graph's own result has a history, if the program returns one."""
         if place is None:
             return True
-        return self._given[place].requires_grad and self.recorded.followed(value)
+        return self._results[place].requires_grad and self.recorded.followed(value)
 
-    def missing(self, place: int | None, value: Value, *, apart: bool) -> MissingHistory | None:
+    def missing(self, place: int | None, value: Value, *, separate: bool) -> MissingHistory | None:
         """Only of what requires grad in this call, or what a backward has run of."""
         missing = self.recorded.missing(value)
         if missing is None or place is None:
             return None
-        return missing if self._given[place].requires_grad or missing == "spent" else None
+        return missing if self._results[place].requires_grad or missing == "spent" else None
 
     def detached(self, of: Any, *, always: bool) -> Any:
         """The same memory."""
@@ -100,7 +100,7 @@ class OutputTensors(OutputViews[Any]):
 
     def joined(self, view: Any, place: int | None, value: Value) -> Any:
         """The view, with the result's history."""
-        return in_memory(view, self.given(place, value))
+        return in_memory(view, self.result(place, value))
 
     def marked(self, built: Any, missing: MissingHistory) -> Any:
         """Requires grad as eager's does."""

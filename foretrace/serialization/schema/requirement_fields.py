@@ -26,11 +26,11 @@ def _values(item: Any) -> dict[str, Any]:
     return {field.name: getattr(item, field.name) for field in fields(item)}
 
 
-def requirements_of(given: dict[str, Any]) -> CallRequirements:
+def requirements_of(known: dict[str, Any]) -> CallRequirements:
     """The requirements of some of the fields; the others are as in a run that asks for nothing."""
-    made = {}
+    groups = {}
     for group, kind in GROUPS.items():
         names = {field.name for field in fields(kind)}
-        made[group] = kind(**{name: item for name, item in given.items() if name in names})
-        given = {name: item for name, item in given.items() if name not in names}
-    return CallRequirements(**given, **made)
+        groups[group] = kind(**{name: item for name, item in known.items() if name in names})
+        known = {name: item for name, item in known.items() if name not in names}
+    return CallRequirements(**known, **groups)

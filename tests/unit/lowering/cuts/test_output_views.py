@@ -26,7 +26,7 @@ class Words(OutputViews[str]):
     def constant(self, place: int | None, item: Any) -> str:
         return f"constant {item}"
 
-    def given(self, place: int | None, value: Value) -> str:
+    def result(self, place: int | None, value: Value) -> str:
         return f"result {place}"
 
     def live(self, index: int) -> str:
