@@ -8,7 +8,7 @@ tests/unit/ir/program/test_effects.py fails where a kind lacks a side.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any, ClassVar, Final, Self, TypeVar
@@ -23,19 +23,38 @@ from foretrace.ir.pydata.places import Change, State, put_all
 from foretrace.ir.pydata.plain_data import plain, same
 
 
+class InputEffect(Effect):
+    """An effect on one input, which two runs have to have in common."""
+
+    index: int
+    done: ClassVar[str]
+    """what one run does and the other does not, in words"""
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The input."""
+        return (self.index,)
+
+    @classmethod
+    def merge(
+        cls, ones: Sequence[Self], others: Sequence[Self], places: Mapping[int, int]
+    ) -> Sequence[Self]:
+        """Both runs do the same to the same inputs."""
+        items: Any = others  # of a dataclass
+        if {replace(each, index=places[each.index]) for each in items} != {*ones}:
+            raise EffectsDiffer(f"one side of a question of data {cls.done}")
+        return ones
+
+
 @dataclass(frozen=True, slots=True)
-class Reshape(Effect):
+class Reshape(InputEffect):
     """Operators in place give an input another shape."""
 
     index: int
     type: TensorType
     """how it lies after the call"""
     phase: ClassVar[Phase] = "memory"
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """The input."""
-        return (self.index,)
+    done: ClassVar[str] = "gives an input another shape"
 
     @property
     def counted(self) -> tuple[int, ...]:
@@ -57,16 +76,6 @@ class Reshape(Effect):
             shape, stride = (", ".join(map(code.size, part)) for part in parts)
             name = code.bind(set_geometry, "set_geometry")
             yield f"{name}({code.inputs[each.index]}, [{shape}], [{stride}])"
-
-    @classmethod
-    def merge(
-        cls, ones: Sequence[Self], others: Sequence[Self], places: Mapping[int, int]
-    ) -> Sequence[Self]:
-        """Both runs leave the same inputs with the same shapes."""
-        found = [{places[each.index]: each.type for each in others}]
-        if found != [{each.index: each.type for each in ones}]:
-            raise EffectsDiffer("one side of a question of data gives an input another shape")
-        return ones
 
 
 def set_geometry(live: torch.Tensor, shape: list[int], stride: list[int]) -> None:
@@ -154,15 +163,11 @@ class LeaveState(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class ClearGrad(Effect):
+class ClearGrad(InputEffect):
     """The program sets the `.grad` of an input to None."""
 
     index: int
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """The input."""
-        return (self.index,)
+    done: ClassVar[str] = "sets .grad to None"
 
     @classmethod
     def run(cls, effects: Sequence[Self], call: Call) -> None:
@@ -175,27 +180,14 @@ class ClearGrad(Effect):
         """Clear them in generated code."""
         return (f"{code.inputs[each.index]}.grad = None" for each in effects)
 
-    @classmethod
-    def merge(
-        cls, ones: Sequence[Self], others: Sequence[Self], places: Mapping[int, int]
-    ) -> Sequence[Self]:
-        """Both runs clear the same gradients."""
-        if {each.index for each in ones} != {places[each.index] for each in others}:
-            raise EffectsDiffer("one side of a question of data sets .grad to None")
-        return ones
-
 
 @dataclass(frozen=True, slots=True)
-class SetRequiresGrad(Effect):
+class SetRequiresGrad(InputEffect):
     """The program sets `requires_grad` of an input."""
 
     index: int
     on: bool
-
-    @property
-    def inputs(self) -> tuple[int, ...]:
-        """The input."""
-        return (self.index,)
+    done: ClassVar[str] = "sets requires_grad of an input"
 
     @classmethod
     def run(cls, effects: Sequence[Self], call: Call) -> None:
@@ -207,16 +199,6 @@ class SetRequiresGrad(Effect):
     def lines(cls, effects: Sequence[Self], code: Code) -> Iterable[str]:
         """Set them in generated code."""
         return (f"{code.inputs[each.index]}.requires_grad_({each.on})" for each in effects)
-
-    @classmethod
-    def merge(
-        cls, ones: Sequence[Self], others: Sequence[Self], places: Mapping[int, int]
-    ) -> Sequence[Self]:
-        """Both runs set the same."""
-        found = [{places[each.index]: each.on for each in others}]
-        if found != [{each.index: each.on for each in ones}]:
-            raise EffectsDiffer("one side of a question of data sets requires_grad of an input")
-        return ones
 
 
 @dataclass(frozen=True, slots=True)

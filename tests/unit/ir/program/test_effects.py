@@ -41,7 +41,7 @@ TABLES: dict[str, Collection[type[Effect]]] = {
 
 def kinds(of: type[Effect] = Effect) -> list[type[Effect]]:
     """All kinds of effect that the package has; a dataclass with slots is made twice."""
-    below = [each for kind in of.__subclasses__() for each in (kind, *kinds(kind))]
+    below = [each for kind in of.__subclasses__() for each in (kinds(kind) or [kind])]
     modules = ((each, sys.modules[each.__module__]) for each in below)
     ours = [(each, vars(module)) for each, module in modules if "foretrace." in module.__name__]
     return [each for each, names in ours if names.get(each.__name__) is each]
