@@ -10,7 +10,8 @@ from foretrace.ir.program.call_requirements import CallRequirements, ModuleState
 from foretrace.ir.program.op import Op
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.pydata.containers import LEAF, ReturnedArgument
+from foretrace.ir.pydata.containers import LEAF
+from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.operators.schemas.dispatch_result import Outcome
 from foretrace.serialization.archive.stored_cut import KINDS, Stored
 from foretrace.serialization.schema.effect_schema import EFFECT_FIELDS

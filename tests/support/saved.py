@@ -1,7 +1,7 @@
 """A program saved and loaded again: the cuts of the file beside those that were saved."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,7 +12,10 @@ from torch import Tensor
 import foretrace
 from foretrace.frontends.program import Cut, Program
 from foretrace.frontends.program.load import Loaded
+from foretrace.ir.program.effect import Effect
+from foretrace.ir.program.effects import LeaveState
 from foretrace.ir.pydata.containers import Structure
+from foretrace.ir.pydata.places import State
 from foretrace.runtime.calls.run_cut import run_pair
 from tests.support.bits import aliasing, differences, tensors
 from tests.support.subject import Snapshot, Subject
@@ -34,15 +37,23 @@ class Saved:
 
 
 def through_a_file(program: Program, *cuts: Any) -> Loaded:
-    """What is loaded of a file with these cuts; it reads and writes the program's own tensors."""
+    """What is loaded of a file with these cuts; it reads and writes the program's own state."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "program.ft"
         program.save(path, *cuts)
         loaded = foretrace.load(path, classes=classes_of(program))
     pairs = zip(loaded.program.recorded.inputs, program.recorded.inputs, strict=True)
     for mine, live in pairs:
-        mine.owner, mine.tensor = live.owner, live.tensor
+        mine.owner, mine.tensor, mine.read = live.owner, live.tensor, live.read
+    effects, live = loaded.program.recorded.effects, iter(program.recorded.states)
+    effects[:] = [_on_state_of(live, effect) for effect in effects]
     return loaded
+
+
+def _on_state_of(live: Iterator[State], effect: Effect) -> Effect:
+    if not isinstance(effect, LeaveState):
+        return effect
+    return LeaveState(replace(effect.state, place=next(live).place))
 
 
 def classes_of(program: Program) -> list[type]:

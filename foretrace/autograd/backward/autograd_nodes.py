@@ -18,7 +18,7 @@ from foretrace.errors import Refusal
 from foretrace.ir.program.op import GradientCall, ModuleCall, Op, Value, Write
 from foretrace.ir.source.call_site import asking_line
 from foretrace.tracer.functionalization.autograd_leaves import value_of
-from foretrace.tracer.recorder.autograd_function import FunctionCall
+from foretrace.tracer.recorder.function_target import FunctionCall
 from foretrace.tracer.recorder.recorder import Recorder
 from foretrace.tracer.subclasses.dispatch import known_as
 
@@ -157,9 +157,9 @@ class Edges:
             return torch_api.node_of(given)  # of a level of torch.func
         recorder = self.recorder
         with recorder.unwatched:
-            if recorder.rebased:
+            if recorder.aliasing.rebased:
                 recorder.view_rebased()
-            value = recorder.histories.place(self.known(given))
+            value = recorder.autograd.place(self.known(given))
         if not value.type.requires_grad:
             raise AssertionError("Expected gradient function to be set")
         gradient = Metadata(given.shape, given.dtype, given.device)
@@ -177,7 +177,7 @@ class Edges:
                 do="compute it inside, of leaves",
             )
         with self.recorder.unwatched:
-            return self.recorder.histories.place(self.known(leaf))
+            return self.recorder.autograd.place(self.known(leaf))
 
     def _task(self) -> int:
         return self.tasks[-1].number if self.tasks else -1

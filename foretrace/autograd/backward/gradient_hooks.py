@@ -19,8 +19,8 @@ from foretrace.ir.program.walk import every_op, made_in
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.python_state.effects.leaks import LEFT_BEHIND, abstract_in, collected
 from foretrace.python_state.snapshot.heap import HeapSnapshot
-from foretrace.tracer.recorder.autograd_function import Context
 from foretrace.tracer.recorder.autograd_hooks import GRADIENT, RETAIN, SAVED
+from foretrace.tracer.recorder.function_target import Context
 
 
 class Walk(Protocol):
@@ -140,7 +140,7 @@ class Hooks:
             if op.target.several:
                 raise _several(op)
             try:
-                done = run_hook(op, gradient, walk.outside, walk.derivatives.tape)
+                done = run_hook(op, gradient, walk.outside, walk.derivatives.user_tape)
             except Refusal as refusal:
                 raise locate(refusal, op) from None
             self.seen += done.seen
@@ -155,7 +155,7 @@ class Hooks:
 def as_is(ops: Iterable[Op], because: Op, rule: RuleName) -> Iterator[Op]:
     """What a hook did, as ops of a backward."""
     for op in ops:
-        yield op.but(because=because, rule=rule, alike=None)
+        yield op.but(because=because, rule=rule)
 
 
 def hooked(item: Input, at: Frame | None) -> Refusal:

@@ -19,7 +19,7 @@ from foretrace.autograd.derivatives.rule import Rule
 from foretrace.errors import Refusal
 from foretrace.ir.program.op import Tree, Value
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.inference.infer import Inference
 from foretrace.operators.schemas.cache import Cache, frozen
 
@@ -194,8 +194,7 @@ class Saving:
     ) -> Rule:
         hooks = _Hooks(given)
         with torch_api.CleanRoom(), torch_api.with_autograd():
-            forward = self._forward(call, hooks)
-            forward.edges = [e if on else None for e, on in zip(forward.edges, wanted, strict=True)]
+            forward = self._forward(call, hooks).only(wanted)
             try:
                 rule = self.derivatives.backward(call.func, forward, tangents, again)
             except RuntimeError as error:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import torch
 
 from foretrace import torch_api
-from foretrace.autograd.eager_history.history_ops import make_call, make_copy, rename
+from foretrace.autograd.eager_history.history_ops import make_call, make_copy
 from foretrace.autograd.eager_history.spell_history import HIDDEN
-from foretrace.ir.program.op import Op, Value, map_values, values_in
+from foretrace.ir.program.op import Op, Value, values_in
 from foretrace.ir.program.recording import Recording
+from foretrace.ir.program.rewrite import rename, with_each
 
 aten = torch.ops.aten
 
@@ -113,7 +114,5 @@ def _with_each(op: Op, value: Value, copies: list[Value]) -> Op:
     """The op with a copy for each place where it takes the value."""
     if copies == [value]:
         return op
-    left = iter(copies)
-    args, kwargs = map_values((op.args, op.kwargs), lambda v: next(left) if v is value else v)
-    inside = rename(op, {value: copies[0]})
-    return inside.but(args=args, kwargs=kwargs, piece_of=op)
+    each, inside = with_each(op, {value: copies}), rename(op, {value: copies[0]})
+    return inside.but(args=each.args, kwargs=each.kwargs, piece_of=op)

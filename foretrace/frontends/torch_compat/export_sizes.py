@@ -13,7 +13,8 @@ import sympy
 
 from foretrace import torch_api
 from foretrace.ir.program.recording import Recording
-from foretrace.ir.symbols.symbols import MANY, Numbers
+from foretrace.ir.symbols.substitution import Numbers
+from foretrace.ir.symbols.symbols import MANY
 from foretrace.runtime.guards.sizes_0_1 import SmallSizes
 
 PAIRED: Final = 2

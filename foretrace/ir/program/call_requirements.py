@@ -13,7 +13,7 @@ from foretrace.ir.program.effect import Effect
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.pydata.members import MISSING
 from foretrace.ir.pydata.places import Change, Contents, Entry, StateRead
-from foretrace.ir.symbols.symbols import Numbers, Size
+from foretrace.ir.symbols.substitution import Numbers, Size
 
 WRITTEN = str.maketrans({'"': "'", "\\": "/", "\n": " "})
 """What Inductor puts into C++ as it stands"""

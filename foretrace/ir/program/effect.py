@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
-from foretrace.errors import Frame, LazyFrame
-from foretrace.ir.symbols.symbols import Numbers, Size
+from foretrace.ir.symbols.substitution import Numbers, Size
 
 Phase: TypeAlias = Literal["memory", "state", "result"]
 """When a call does it: before views of its inputs are taken, after that, or on what it returns"""
@@ -47,14 +46,6 @@ class Code(Protocol):
         """A size as an expression."""
 
 
-class EffectsDiffer(Exception):
-    """Two runs of one program have different effects, and no graph chooses between them."""
-
-    def __init__(self, what: str, at: Frame | LazyFrame | None = None) -> None:
-        super().__init__(what)
-        self.what, self.at = what, at
-
-
 class Effect(ABC):
     """A kind of effect; each method takes all effects of the kind that a program has, in order."""
 
@@ -93,5 +84,5 @@ class Effect(ABC):
             places: where the inputs of the second run are among those of both.
 
         Raises:
-            EffectsDiffer: no graph chooses between them.
+            ProgramsDiffer: no graph chooses between them.
         """

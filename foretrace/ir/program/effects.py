@@ -16,11 +16,13 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.program.effect import Call, Code, Effect, EffectsDiffer, Phase
+from foretrace.ir.program.effect import Call, Code, Effect, Phase
+from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.pydata.containers import ReturnedArgument, restore_identity, same_keys
+from foretrace.ir.pydata.containers import same_keys
 from foretrace.ir.pydata.places import Change, State, put_all
 from foretrace.ir.pydata.plain_data import plain, same
+from foretrace.ir.pydata.returned import ReturnedArgument, restore_identity
 
 
 class InputEffect(Effect):
@@ -42,7 +44,7 @@ class InputEffect(Effect):
         """Both runs do the same to the same inputs."""
         items: Any = others  # of a dataclass
         if {replace(each, index=places[each.index]) for each in items} != {*ones}:
-            raise EffectsDiffer(f"one side of a question of data {cls.done}")
+            raise ProgramsDiffer(f"one side of a question of data {cls.done}")
         return ones
 
 
@@ -114,7 +116,7 @@ class ChangePlace(Effect):
         for mine, theirs in ((ones, others), (others, ones)):
             for each in mine:
                 if not any(_same_change(each.change, other.change) for other in theirs):
-                    raise EffectsDiffer(
+                    raise ProgramsDiffer(
                         f"{each.change.place.name} is bound on one side of a question of data, or"
                         " otherwise on the other",
                         each.change.at,
@@ -155,7 +157,7 @@ class LeaveState(Effect):
     ) -> Sequence[Self]:
         """No run may leave any: outputs that are state are not merged."""
         for each in (*ones, *others):
-            raise EffectsDiffer(
+            raise ProgramsDiffer(
                 f"{each.state.place.name} is bound to a tensor beside a question of data",
                 each.state.at,
             )
@@ -231,7 +233,7 @@ class ReturnArgument(Effect):
         paths = [[(each.place, each.given) for each in side] for side in sides]
         objects = [[id(each.itself) for each in side] for side in sides]
         if objects[0] != objects[1] or not same_keys(*paths):
-            raise EffectsDiffer(
+            raise ProgramsDiffer(
                 "one side of a question of data returns a container or an object of the caller's,"
                 " and the other one of its own"
             )
@@ -272,7 +274,7 @@ def merged_effects(
     """The effects of a record of both runs.
 
     Raises:
-        EffectsDiffer: no graph chooses between them.
+        ProgramsDiffer: no graph chooses between them.
     """
     both = ((kind, of_kind(ones, kind), of_kind(others, kind)) for kind in KINDS)
     return [each for kind, mine, theirs in both for each in kind.merge(mine, theirs, places)]

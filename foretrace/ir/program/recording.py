@@ -22,7 +22,8 @@ from foretrace.ir.program.walk import MissingHistory, bare_in, bound_inside, cal
 from foretrace.ir.pydata.containers import Structure
 from foretrace.ir.pydata.places import Change, OnArguments, State, StateRead, tensor_of
 from foretrace.ir.symbols.shape_env import Question
-from foretrace.ir.symbols.symbols import Guard, Size, Symbols
+from foretrace.ir.symbols.substitution import Size
+from foretrace.ir.symbols.symbols import Guard, Symbols
 
 Kind: TypeAlias = Literal[
     "parameter", "buffer", "input", "captured", "constant", "tangent", "saved", "size",

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import sympy
+import torch
 from sympy.logic.boolalg import BooleanAtom
 
 from foretrace.autograd.derivatives.target_semantics import TargetSemantics
@@ -13,15 +14,17 @@ from foretrace.ir.program.op import Op, Origin, Tree, Value
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.source.call_site import Sources
 from foretrace.ir.symbols.shape_env import Question
-from foretrace.ir.symbols.symbols import Numbers, Symbols, put_in
+from foretrace.ir.symbols.substitution import Numbers, put_in
+from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.specialize.equivalence import Unlike
-from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.schemas.cache import Cache
 from foretrace.operators.schemas.dispatch_result import Outcome
+from foretrace.tracer.functionalization.builder import WithoutExample
 from foretrace.tracer.recorder.recorder import Recorder
 
 
-class Again(Recorder):
+class Again(WithoutExample, Recorder):
     """Infers calls again; of those whose results data sizes, it is told what they gave."""
 
     def __init__(
@@ -29,10 +32,19 @@ class Again(Recorder):
     ) -> None:
         learned = semantics.learned
         outcomes: Cache[Outcome] = Cache(learned.outcomes, learned.settled, types.symbols)
-        made: Any = (types, semantics, Sources(), _outside, _outside, _outside, outcomes)
-        super().__init__(*made)
+        super().__init__(types, semantics, Sources(), outcomes, self)
         self._outcome = outcome
         self._sized: list[Op] = []
+
+    def lift(self, tensor: torch.Tensor) -> NoReturn:
+        """Raise the refusal of what is not decided by sizes."""
+        raise _more_than_sizes()
+
+    lift_constant = lift
+
+    def answer(self, recorder: Any, func: Any, args: Tree, kwargs: dict[str, Tree]) -> NoReturn:
+        """Raise the refusal of what is not decided by sizes."""
+        raise _more_than_sizes()
 
     @contextmanager
     def told(self, sized: Sequence[Op]) -> Iterator[None]:
@@ -50,10 +62,18 @@ class Again(Recorder):
         self, func: Any, args: Tree, kwargs: dict[str, Tree], key: list[Any], operands: list[Value]
     ) -> Outcome:
         """As told, or as learned."""
-        shared = None in self.bodies  # of other calls, whose results have sizes of their own
+        shared = None in self.scope.bodies  # of other calls, whose results have sizes of their own
         if self._sized and self._sized[0].target is func and not shared:
             return self._outcome(self._sized.pop(0))
         return super().looked_up(func, args, kwargs, key, operands)
+
+
+def _more_than_sizes() -> Refusal:
+    return Refusal(
+        "it depends on more than sizes",
+        kind="data-dependent",
+        do="capture with an example of this size",
+    )
 
 
 def check_asked(before: Recording, now: Symbols, small: Numbers) -> None:
@@ -87,14 +107,6 @@ def _answered_alike(question: Question, before: Recording, now: Symbols, small: 
     if isinstance(condition, sympy.Basic):
         return question.about(condition).asked_again(now.start())
     return question.answered_by(condition)
-
-
-def _outside(*args: object, **kwargs: object) -> NoReturn:
-    raise Refusal(
-        "it depends on more than sizes",
-        kind="data-dependent",
-        do="capture with an example of this size",
-    )
 
 
 def _words(question: Question) -> str:

@@ -32,16 +32,17 @@ from foretrace.ir.program.op import (
 from foretrace.ir.program.recording import Input, Mutation, Output, Overwritten, Recording
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import binds, every_op, subgraphs_of
-from foretrace.ir.symbols.symbols import Numbers, Symbols, put_in
+from foretrace.ir.symbols.substitution import Numbers, put_in
+from foretrace.ir.symbols.symbols import Symbols
 from foretrace.lowering.specialize.equivalence import Equality, Unlike, differs
 from foretrace.lowering.specialize.recheck import Again, check_asked
-from foretrace.operators.abstract_tensors.abstract_tensor import Types
+from foretrace.operators.abstract_tensors.tensor_types import Types
 from foretrace.operators.schemas.dispatch_result import Outcome, fill
 from foretrace.session.both_branches.aliasing import Memory
 from foretrace.tracer.functionalization.builder import LEAF
-from foretrace.tracer.recorder.autograd_function import FunctionCall
 from foretrace.tracer.recorder.autograd_hooks import HookCall
-from foretrace.tracer.recorder.dispatch import CHECKS
+from foretrace.tracer.recorder.function_target import FunctionCall
+from foretrace.tracer.recorder.op_handlers import CHECKS
 
 TAKEN = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, ArithmeticError)
 """What torch raises of a call that it does not take"""
@@ -393,12 +394,13 @@ class Specializer:
         if any(isinstance(inner.target, Write) for inner in every_op(op.region or ())):
             raise Unlike(f"{op.target} writes to a part of a tensor", op)
         args, kwargs = self.tree((op.args, op.kwargs))
-        origin, self.recorder.module = op.origin, op.origin.module
-        inside = self.recorder.inner_scope(origin.frame)
+        origin = op.origin
+        self.recorder.scope.set_module(origin.module)
+        inside = self.recorder.scope.inner(origin.frame)
         sized = [each for each in every_op(op.region or ()) if each.leaf and binds(each)]
         with self.recorder.told(sized), torch.set_grad_enabled(origin.grad_mode), inside as found:
             self.recorder.call(op.target, args, kwargs, op.origin.grad_mode)
-            self.recorder.overwritten.clear()
+            self.recorder.aliasing.overwritten.clear()
         if len(found) != 1:
             raise Unlike(f"{op.target} is made of other ops", op)
         new = found[0].but(origin=self._origin(op.origin))

@@ -1,25 +1,21 @@
 """Abstract tensors: what the user's program computes with while it is recorded."""
 
 import sys
-from collections.abc import Callable
-from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
-from weakref import ref
 
 import torch
 
 from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR, Frame, Refusal
 from foretrace.ir.program.op import Value
-from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.source.call_site import asked, asking_line
-from foretrace.ir.symbols.symbols import Size, Symbols
+from foretrace.ir.symbols.substitution import Size
+from foretrace.ir.symbols.symbols import Symbols
 from foretrace.operators.abstract_tensors.index_parts import open_number
 from foretrace.operators.abstract_tensors.indexing import Indexing
 from foretrace.operators.abstract_tensors.metaclass import AsTensor
-from foretrace.operators.abstract_tensors.sparse_layouts import COMPRESSED, layout_of, sparse_of
-from foretrace.operators.abstract_tensors.subclass_types import wrapping_of
+from foretrace.operators.abstract_tensors.sparse_layouts import COMPRESSED, layout_of
 from foretrace.operators.abstract_tensors.supported_inputs import makes_subclass
 
 TENSOR: Any = torch.Tensor
@@ -52,8 +48,34 @@ def of_a_call(*_: object) -> Refusal:
     )
 
 
+class TensorAnswers:
+    """Answers what the program asks of tensors of a run; here as where no program is recorded."""
+
+    hooking: Any = None
+    """what records hooks; None where no program is recorded"""
+
+    def switch(self, tensor: "Abstract", wanted: bool) -> bool:
+        """Let a leaf of autograd be none, or be one again; False where no call can."""
+        return False
+
+    def take(self, tensor: "Abstract", other: Any) -> bool:
+        """Let a tensor have the memory of another; False where no call can."""
+        return False
+
+    def written(self, tensor: "Abstract") -> int:
+        """How often the memory of a tensor that the program has made was written to."""
+        raise of_a_call()
+
+    def room(self, tensor: "Abstract", needed: Size, number: int) -> Size:
+        """For how many elements the owner of a memory has room there, of which it needs some.
+
+        A later call's input may have more. `number`: what is needed, in the captured run.
+        """
+        return needed
+
+
 class TensorQueries:
-    """What the program asks of all tensors of a run, and is told."""
+    """What the program asks of all tensors of a run."""
 
     def __init__(self, symbols: Symbols) -> None:
         self._symbols = symbols
@@ -61,17 +83,11 @@ class TensorQueries:
         """when it asked whether one requires grad"""
         self.strides = False
         """whether it asked how one lies in memory"""
-        self.switch: Callable[[Abstract, bool], bool] | None = None
-        """lets a leaf of autograd be none, or be one again, if it can; None where no call can"""
-        self.take: Callable[[Abstract, Any], None] | None = None
-        """lets a tensor have the memory of another, likewise"""
-        self.hooking: Any = None
-        """what records hooks; None where no program is recorded"""
-        self.written: Callable[[Abstract], int]
-        """how often the memory of one that the program has made was written to"""
-        self.room: Callable[[Abstract, Size, int], Size] = lambda _, needed, __: needed
-        """for how many elements there is room in memory: of its owner, what that needs, that as a
-        number; a later call's input may have more"""
+        self.answers = TensorAnswers()
+
+    def answer_by(self, answers: TensorAnswers) -> None:
+        """Let a session answer, which is made after the tensors' types are."""
+        self.answers = answers
 
     def lies(self, asking: FrameType) -> None:
         """Note that it asks so, if it is no op that does and nothing of ours."""
@@ -134,7 +150,7 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     def requires_grad_(self, requires_grad: bool = True) -> "Abstract":
         """As `Tensor.requires_grad_`, on a tensor that the program has made."""
         if self.ft_leaf and requires_grad != self.requires_grad:
-            if self.ft_told.switch is not None and self.ft_told.switch(self, requires_grad):
+            if self.ft_told.answers.switch(self, requires_grad):
                 return self
             raise Refusal(
                 "the program changes requires_grad of a leaf (an input, a parameter)",
@@ -159,7 +175,7 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
     def grad_fn(self) -> Any:  # type: ignore[override]
         """None for a leaf; of what a Function gave, what hooks can be registered on."""
         self._tell()
-        node, hooking = torch_api.node_of(self), self.ft_told.hooking
+        node, hooking = torch_api.node_of(self), self.ft_told.answers.hooking
         if node is None and not self.is_leaf:
             node = hooking and hooking.node(self)
         if node is None and not self.is_leaf:
@@ -199,12 +215,12 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
 
     def _is_view(self) -> bool:
         """False for what owns memory that the program has made; of others a call may decide."""
-        self.ft_told.written(self)
+        self.ft_told.answers.written(self)
         if self.ft_alias is not None and self.ft_alias.parent is not None:
             raise of_a_call()
         return False
 
-    _version = property(lambda self: self.ft_told.written(self))
+    _version = property(lambda self: self.ft_told.answers.written(self))
     _base = property(lambda self: self._is_view() or None)
 
     def _gradient(self) -> Any:
@@ -277,21 +293,20 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
 
     def register_hook(self, hook: Any) -> Any:
         """As `Tensor.register_hook`: an op that notes it."""
-        return self.ft_told.hooking.on_gradient(self, hook)
+        return self.ft_told.answers.hooking.on_gradient(self, hook)
 
     def retain_grad(self) -> None:
         """As `Tensor.retain_grad`."""
-        self.ft_told.hooking.retain(self)
+        self.ft_told.answers.hooking.retain(self)
 
     def _set_data(self, new: object) -> None:
         """Nothing for its own memory, as `p.data -= x` sets; each call gives it another's."""
         if new is self or _same_memory(self, new):
             return
-        if self.ft_told.take is None or not isinstance(new, torch.Tensor):
+        if not (isinstance(new, torch.Tensor) and self.ft_told.answers.take(self, new)):
             raise Refusal(
                 "the program sets tensor.data", kind="side effect", do="use copy_, or a new tensor"
             )
-        self.ft_told.take(self, new)
 
     data = property(_data, _set_data)
 
@@ -369,13 +384,6 @@ def _same_memory(tensor: Abstract, other: Any) -> bool:
     return bool(one and own == others and begins[0] == begins[1])
 
 
-class Prototype(torch.Tensor):
-    """What abstract tensors of a type are copied from, by torch's own kernel of `detach`."""
-
-    __torch_dispatch__ = torch_api.disabled_torch_dispatch
-    __torch_function__ = torch_api.disabled_torch_function  # type: ignore[assignment]
-
-
 def follow(tensor: Abstract, requires_grad: bool) -> None:
     """Let autograd follow the tensor from now on, or not."""
     TENSOR.requires_grad_(tensor, requires_grad)
@@ -423,91 +431,3 @@ for _name in ("register_post_accumulate_grad_hook",):
         _name, "asks autograd, which does not run while a program is captured", "autograd inside",
         "return the tensor, and do it outside of the captured program",
     ))  # fmt: skip
-
-
-class Types:
-    """One prototype per type; every abstract tensor is a cheap copy of its type's prototype."""
-
-    def __init__(self, symbols: Symbols) -> None:
-        self.symbols = symbols
-        self._here = torch_api.device_types_here()
-        self._indexing = Indexing()
-        self._known: dict[TensorType, TensorType] = {}
-        self._prototypes: dict[TensorType, tuple[torch.Tensor, Indexing | None]] = {}
-        """by type; with what answers `x[...]` where a binding would ask for an absent device"""
-        self._made: list[ref[Abstract]] = []
-        self.told = TensorQueries(symbols)
-
-    def intern(self, type: TensorType) -> TensorType:
-        """The one object for all types equal to this."""
-        return self._known.setdefault(type, type)
-
-    def alive(self) -> list[Abstract]:
-        """The abstract tensors that something holds."""
-        self._made = [made for made in self._made if made() is not None]
-        return [tensor for made in self._made if (tensor := made()) is not None]
-
-    def of(self, tensor: torch.Tensor, device: torch.device | None = None) -> TensorType:
-        """The type of a real or fake tensor, labelled with another device if one is given."""
-        sizes, device = self.symbols.sizes, device or tensor.device
-        followed = torch_api.attribute_of(tensor, "requires_grad")  # not by the program
-        if sparse := sparse_of(tensor):
-            dense = TensorType(sizes(tensor.shape), (), tensor.dtype, device).contiguous()
-            return self.intern(dense.but(requires_grad=followed, sparse=sparse))
-        shape, stride = sizes(tensor.shape), sizes(tensor.stride())
-        if (wrapped := wrapping_of(tensor, partial(self.of, device=device))) is not None:
-            known = TensorType(shape, stride, tensor.dtype, device, 0, followed, wrapped=wrapped)
-            return self.intern(known)
-        offset = self.symbols.size(OFFSET(tensor))
-        lazy = "conj" * tensor.is_conj() + "neg" * tensor.is_neg()
-        return self.intern(TensorType(shape, stride, tensor.dtype, device, offset, followed, lazy))
-
-    def fixed(self, type: TensorType) -> TensorType:
-        """The type with numbers for its symbols, which become guards."""
-        if not type.symbols:
-            return type
-        fixed = self.symbols.fixed
-        shape, stride = tuple(map(fixed, type.shape)), tuple(map(fixed, type.stride))
-        return self.intern(type.but(shape=shape, stride=stride, offset=fixed(type.offset)))
-
-    def abstract(self, value: Value, *, counted: bool = False) -> Abstract:
-        """A new abstract tensor for the value.
-
-        `counted`: autograd runs over it, so that writes to it are not those of its prototype.
-        """
-        type = value.type
-        known = self._prototypes.get(type)
-        if known is None:
-            here = type.device.type in self._here
-            known = self._prototype(type), None if here else self._indexing
-            self._prototypes[type] = known
-        prototype, indexing = known
-        if counted or type.lazy or torch_api.dispatch_modes():
-            tensor = self._unseen(prototype, type, counted)
-        else:  # the guard would take a third of the time
-            tensor = torch_api.make_subclass(Abstract, prototype, type.requires_grad)
-        tensor.ft_value, tensor.ft_alias, tensor.ft_gradient = value, None, None
-        tensor.ft_instance = None
-        tensor.ft_leaf = tensor.ft_asked = False
-        tensor.ft_told, tensor.ft_indexing = self.told, indexing
-        self._made.append(ref(tensor))
-        return tensor
-
-    def _unseen(self, prototype: torch.Tensor, type: TensorType, counted: bool) -> Any:
-        """A copy that no mode sees being made."""
-        with torch_api.no_dispatch():
-            like = torch_api.attribute_of(prototype, "data") if counted else prototype
-            tensor = torch_api.make_subclass(Abstract, like, type.requires_grad)
-            if type.lazy:
-                torch_api.put_off(tensor, type.lazy)
-        return tensor
-
-    def _prototype(self, type: TensorType) -> torch.Tensor:
-        number = self.symbols.number
-        wrapper = torch_api.unreadable(torch_api.make_wrapper(
-            Abstract, tuple(map(number, type.shape)), strides=tuple(map(number, type.stride)),
-            storage_offset=number(type.offset), dtype=type.dtype, device=type.device,
-            storage_size=0,  # nothing lies in it; to find how much would, sympy takes 0.3 ms
-        ))  # fmt: skip
-        with torch_api.no_dispatch():
-            return torch_api.make_subclass(Prototype, wrapper, False)

@@ -15,7 +15,7 @@ from foretrace.ir.program.recording import Mutation, Output, Recording, Role
 from foretrace.ir.program.tensor_type import TensorType
 from foretrace.ir.program.walk import MissingHistory
 from foretrace.ir.symbols.shape_env import free_symbols
-from foretrace.ir.symbols.symbols import Size
+from foretrace.ir.symbols.substitution import Size
 from foretrace.lowering.cuts.output_views import OutputViews
 from foretrace.lowering.emit.python_code import Straight
 from foretrace.lowering.emit.python_sizes import size_text

@@ -16,7 +16,7 @@ from foretrace.ir.program.effect import Call, Phase
 from foretrace.ir.program.recording import Graph, Input, Mutation, Recording
 from foretrace.ir.program.tensor_type import TangentStrides
 from foretrace.ir.source.call_site import asking_line
-from foretrace.ir.symbols.symbols import Numbers
+from foretrace.ir.symbols.substitution import Numbers
 from foretrace.operators.abstract_tensors.subclass_types import flattened, wraps
 from foretrace.runtime.calls.dual_inputs import check_plain, check_tangents
 from foretrace.runtime.calls.output_tensors import OutputTensors

@@ -12,13 +12,7 @@ from typing import Any
 import torch
 
 from foretrace import torch_api
-from foretrace.ir.pydata.containers import (
-    Structure,
-    plain_object,
-    rebuild,
-    same_keys,
-    take_apart,
-)
+from foretrace.ir.pydata.containers import Structure, plain_object, rebuild, same_keys, take_apart
 from foretrace.ir.pydata.members import attributes_of
 from foretrace.lowering.emit.python_source import Source
 from foretrace.runtime.guards.guard import Checks, telling

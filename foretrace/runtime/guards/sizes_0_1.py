@@ -18,7 +18,8 @@ from foretrace import torch_api
 from foretrace.autograd.derivatives.target_semantics import Captured, TargetSemantics
 from foretrace.errors import Frame, Refusal
 from foretrace.ir.program.recording import Graph, Recording
-from foretrace.ir.symbols.symbols import MANY, Guard, Numbers, put_in
+from foretrace.ir.symbols.substitution import Numbers, put_in
+from foretrace.ir.symbols.symbols import MANY, Guard
 from foretrace.lowering.specialize.equivalence import Differs, Unlike
 from foretrace.lowering.specialize.specialize import TAKEN, Specializer
 from foretrace.operators.schemas.cache import ONE_AT_A_TIME

@@ -20,7 +20,7 @@ from foretrace.ir.program.effects import (
     of_kind,
 )
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.pydata.containers import ReturnedArgument
+from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.serialization.schema.field_checks import (
     NUMBER,
     TRUTH,

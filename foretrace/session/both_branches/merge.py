@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from foretrace.errors import Frame, Refusal, line_of
-from foretrace.ir.program.effect import EffectsDiffer
 from foretrace.ir.program.effects import merged_effects
+from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.op import Value, values_in
 from foretrace.ir.program.recording import Input, Recording, Role
 from foretrace.session.both_branches.aliasing import Memory
 from foretrace.session.both_branches.cond import Around, Side, Sides, both_lines
-from foretrace.session.both_branches.join import Apart, Same
 from foretrace.session.both_branches.join_point import (
     Levels,
     Met,
@@ -26,7 +25,7 @@ from foretrace.session.both_branches.merge_requirements import (
     check_python,
     required_of_both,
 )
-from foretrace.session.both_branches.op_equality import key_of
+from foretrace.session.both_branches.op_equality import TwoRuns, key_of
 from foretrace.session.both_branches.operand_copies import check_order, uses_after
 from foretrace.tracer.data_dependence.answer_path import KIND, ONE
 
@@ -65,23 +64,24 @@ class _Merging:
         one, other, known = self.one.recorded, self.other.recorded, self._inputs()
         try:
             in_common(self.one.levels, self.other.levels, known)
-        except Apart as apart:
-            what = f"before a question of data the program does something else each time {apart}"
+        except ProgramsDiffer as differ:
+            what = f"before a question of data the program does something else each time {differ}"
             raise self._refused(what, None, "let it do the same at each call") from None
         try:
             check_python(one, other, self._all_inputs(known)[1])
-            return meet(self.one.levels, self.other.levels, known, self._one)
-        except EffectsDiffer as differ:
+        except ProgramsDiffer as differ:
             raise self._refused(differ.what, line_of(differ.at), ALIKE) from None
-        except Apart as apart:
-            what = f"the sides of a question of data do not give the same: {apart.what}"
+        try:
+            return meet(self.one.levels, self.other.levels, known, self._one)
+        except ProgramsDiffer as differ:
+            what = f"the sides of a question of data do not give the same: {differ.what}"
             raise self._refused(what, None, LET_BOTH) from None
 
     def _one(self, met: Met) -> Recording:
         """The record of both, if they meet there."""
         one, other, joining = self.one.recorded, self.other.recorded, met.joining
         if one.hooks or other.hooks:
-            raise Apart(None, "a hook on a gradient is of one run alone")
+            raise ProgramsDiffer("a hook on a gradient is of one run alone")
         inputs, places = self._all_inputs(joining.known)
         leavings = Leavings(one, other, joining, inputs, places)
         outputs, mutations = leavings.outputs(), leavings.mutations()
@@ -125,22 +125,22 @@ class _Merging:
 
     # ---- inputs ---------------------------------------------------------------------------------
 
-    def _inputs(self) -> Same:
+    def _inputs(self) -> TwoRuns:
         """The inputs that both runs have, and the constants that may turn out to be one."""
-        known, ones, others = Same(), self.one.recorded.inputs, self.other.recorded.inputs
+        known, ones, others = TwoRuns(), self.one.recorded.inputs, self.other.recorded.inputs
         keys = {key_of(item): item for item in ones}
         for item in others:
             key = key_of(item)
             if key is not None:
-                known.bind(keys[key].value if key in keys else item.value, item.value)
+                known.unify(keys[key].value if key in keys else item.value, item.value)
         for item in ones:
             if item.value not in known.there and item.role.kind != "constant":
-                known.bind(item.value, item.value)
+                known.unify(item.value, item.value)
         constants = (item for item in (*ones, *others) if item.role.kind == "constant")
         known.constants.update((item.value, item) for item in constants)
         return known
 
-    def _all_inputs(self, known: Same) -> tuple[list[Input], dict[int, int]]:
+    def _all_inputs(self, known: TwoRuns) -> tuple[list[Input], dict[int, int]]:
         """The inputs of both, and where each of the other run is among them."""
         inputs, places = list(self.one.recorded.inputs), dict[int, int]()
         index = {item.value: place for place, item in enumerate(inputs)}
@@ -152,7 +152,7 @@ class _Merging:
             places[place] = index[value]
         return inputs, places
 
-    def _added(self, item: Input, inputs: list[Input], known: Same) -> Input:
+    def _added(self, item: Input, inputs: list[Input], known: TwoRuns) -> Input:
         """An input of the other run alone, under a name of its own."""
         taken = {each.role.name for each in inputs}
         names = (f"{item.role.name}_{number}" for number in count(1))

@@ -13,8 +13,8 @@ from foretrace.ir.program.call_requirements import (
     ReadLocation,
     RunNotes,
 )
-from foretrace.ir.program.effect import EffectsDiffer
 from foretrace.ir.program.effects import merged_effects
+from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.recording import Recording
 from foretrace.ir.symbols.symbols import Guard
 
@@ -28,13 +28,13 @@ def check_python(one: Recording, other: Recording, places: Places) -> None:
     """Compare what two runs do beside returning results, and what they asked of values.
 
     Raises:
-        EffectsDiffer: they differ.
+        ProgramsDiffer: they differ.
     """
     merged_effects(one.effects, other.effects, places)
     asked = [[(each.about, each.answer) for each in run.answered] for run in (one, other)]
     if asked[0] != asked[1]:
         extra = [*one.answered, *other.answered][-1]
-        raise EffectsDiffer(f"one side of a question of data asks {extra.about}, too", extra.frame)
+        raise ProgramsDiffer(f"one side of a question of data asks {extra.about}, too", extra.frame)
 
 
 def assume(one: Recording, other: Recording, numbers: Numbered) -> None:

@@ -7,12 +7,13 @@ sum for each operand: of a value that a side uses twice, it would be added to th
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from foretrace.ir.program.nested import map_tree
-from foretrace.ir.program.op import ModuleCall, Op, Value, Write, substitute, values_in
-from foretrace.session.both_branches.join import Apart, Pair, Same
-from foretrace.tracer.recorder.autograd_function import FunctionCall
+from foretrace.ir.program.equality import ProgramsDiffer
+from foretrace.ir.program.op import ModuleCall, Op, Value, Write, values_in
+from foretrace.ir.program.rewrite import Renaming, with_each
+from foretrace.session.both_branches.join import Pair
+from foretrace.session.both_branches.op_equality import TwoRuns
+from foretrace.tracer.recorder.function_target import FunctionCall
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,21 +60,8 @@ def _with_operands(op: Op, given: dict[Value, dict[Op, list[Value]]]) -> Op:
     if not here:
         return op
     if op.leaf:
-
-        def use(leaf: Any) -> Any:
-            return here[leaf].pop(0) if isinstance(leaf, Value) and leaf in here else leaf
-
-        args, kwargs = map_tree((op.args, op.kwargs), use)
-        return op.but(args=args, kwargs=kwargs)
-    return _renamed(op, {value: new[0] for value, new in here.items()})
-
-
-def _renamed(op: Op, names: dict[Value, Value]) -> Op:
-    below: Any = op.definition
-    if op.own is not None:
-        below = [_renamed(inner, names) for inner in op.own]
-    args, kwargs, result = substitute((op.args, op.kwargs, op.result), names)
-    return op.but(args=args, kwargs=kwargs, result=result, below=below)
+        return with_each(op, here)
+    return Renaming({value: new[0] for value, new in here.items()}).op(op)
 
 
 class Split:
@@ -124,13 +112,13 @@ def uses_after(joined: Iterable[Op], ends: Sequence[Value]) -> Counter[Value]:
     return counts
 
 
-def check_order(pairs: Iterable[Pair], known: Same, counts: Counter[Value]) -> None:
+def check_order(pairs: Iterable[Pair], known: TwoRuns, counts: Counter[Value]) -> None:
     """Hold apart the names of one tensor whose gradients autograd adds up one after the other.
 
     A tensor that goes on under two names, as itself and as a result of a side, has two sums there.
 
     Raises:
-        Apart: where the second name is used first.
+        ProgramsDiffer: where the second name is used first.
     """
     pairs = [pair for pair in pairs if pair.value.type.requires_grad]
     for run in (0, 1):
@@ -138,8 +126,9 @@ def check_order(pairs: Iterable[Pair], known: Same, counts: Counter[Value]) -> N
         for pair in pairs:
             names.setdefault((pair.one, pair.other)[run], []).append(pair)
         for value, several in names.items():
-            word = known.back.get(value, value) if run else value
-            own = counts[word] if known.there.get(word) is not None else 0
+            here = known.back.get(value, value) if run else value
+            own = counts[here] if known.there.get(here) is not None else 0
             uses = own + sum(counts[pair.value] for pair in several)
             if uses > 2 and len(several) + bool(own) > 1:  # noqa: PLR2004 - two can be swapped
-                raise Apart(several[-1].place, "the gradients of one tensor under two names")
+                what = "the gradients of one tensor under two names"
+                raise ProgramsDiffer(what, place=several[-1].place)

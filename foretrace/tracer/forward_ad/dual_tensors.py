@@ -5,7 +5,8 @@ that is called on a dual number, in a level of `torch.func.jvp`: what it calls t
 composite operator is taken apart first, as autograd does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 from weakref import ref
 
@@ -15,19 +16,23 @@ from foretrace import torch_api
 from foretrace.errors import Refusal
 from foretrace.ir.program.nested import map_tree
 from foretrace.ir.program.op import map_values, values_in
+from foretrace.ir.program.walk import REQUIRES_GRAD
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.schemas.schema import schema_of
 from foretrace.tracer.forward_ad.jvp_check import check_plain
 from foretrace.tracer.functionalization.alias import alias_of
 from foretrace.tracer.functionalization.autograd_leaves import value_of
-from foretrace.tracer.functionalization.builder import REQUIRES_GRAD, RecorderBase
+from foretrace.tracer.functionalization.builder import RecorderBase
 
 aten = torch.ops.aten
 MAKE_DUAL = aten._make_dual.default
 UNPACK_DUAL = aten._unpack_dual.default
-PRIMAL = aten._fw_primal.default
-ALIAS, DETACH, VIEW = aten.alias.default, aten.detach.default, aten.view.default
-PLAIN = frozenset({REQUIRES_GRAD, DETACH})
+VIEW = aten.view.default
+COPIES = frozenset({aten.alias.default})
+"""By what forward mode copies an operand before it makes a dual number of it"""
+OF_DUALS = frozenset({aten._fw_primal.default})
+"""What the level answers of dual numbers alone"""
+PLAIN = frozenset({REQUIRES_GRAD, aten.detach.default})
 """What autograd's forward mode takes no part in"""
 NUMBERS = frozenset({aten.item.default, aten.is_nonzero.default, aten._local_scalar_dense.default})
 """What reads a number of a tensor"""
@@ -37,28 +42,17 @@ JVP = "use torch.func.jvp, which has levels of its own"
 def of_duals(recorder: RecorderBase, func: Any, args: Any, kwargs: Any) -> Any:
     """What a call comes to that forward-mode autograd takes part in; else NotImplemented."""
     if recorder.forward.below:
-        return args[0] if recorder.forward.making and func is ALIAS else NotImplemented
+        return args[0] if recorder.forward.making and func in COPIES else NotImplemented
     if recorder.forward.traced and func in NUMBERS:
         raise Refusal(
             f"torch.func.linearize of a function that reads a number ({func}), which eager's"
             " tracer refuses, too", kind="unsupported", do=JVP,
         )  # fmt: skip
-    if func in (MAKE_DUAL, UNPACK_DUAL) and torch_api.dual_level() <= recorder.forward.around:
-        raise Refusal(
-            "the program makes or unpacks dual numbers in a level that is its caller's, who may"
-            " give it some: a graph has no tangents of inputs",
-            kind="unsupported",
-            do=("enter the level inside of the captured program: with forward_ad.dual_level()",
-                f"or {JVP}"),
-        )  # fmt: skip
-    if func is MAKE_DUAL:
-        primal = _as_view(recorder, _inside(recorder, args[0]))
-        return _through_level(recorder, func, (primal, *args[1:]), kwargs)
-    duals = [each for each in _tensors((args, kwargs)) if tangent_of(each) is not None]
-    if func is UNPACK_DUAL or (func is PRIMAL and duals):
-        primal = recorder.again(ALIAS, (_inside(recorder, args[0]),))
-        return primal if func is PRIMAL else (primal, tangent_of(args[0]))
-    if not duals or func in PLAIN or recorder.inference or not torch_api.forward_mode():
+    duals = any(tangent_of(each) is not None for each in _tensors((args, kwargs)))
+    rule = OF_LEVELS.get(func)
+    if rule is not None and (duals or func not in OF_DUALS):
+        return rule(recorder, args, kwargs)
+    if not duals or func in PLAIN or recorder.autograd.inference or not torch_api.forward_mode():
         return NotImplemented
     _check(recorder, func)
     if not schema_of(func).returns_tensors:
@@ -74,6 +68,42 @@ def of_duals(recorder: RecorderBase, func: Any, args: Any, kwargs: Any) -> Any:
         return _through_level(recorder, func, args, kwargs)
     with recorder.listening():
         return kernel(*args, **kwargs)
+
+
+def make_dual(recorder: RecorderBase, args: Any, kwargs: Any) -> Any:
+    """Make a dual number in the level that is on."""
+    _check_level(recorder)
+    primal = _as_view(recorder, _inside(recorder, args[0]))
+    return _through_level(recorder, MAKE_DUAL, (primal, *args[1:]), kwargs)
+
+
+def unpack_dual(recorder: RecorderBase, args: Any, kwargs: Any) -> Any:
+    """Give what a dual number is without its tangent, and the tangent."""
+    _check_level(recorder)
+    return primal_of(recorder, args, kwargs), tangent_of(args[0])
+
+
+def primal_of(recorder: RecorderBase, args: Any, kwargs: Any) -> Any:
+    """Give what a dual number is without its tangent."""
+    return recorder.again(aten.alias.default, (_inside(recorder, args[0]),))
+
+
+OF_LEVELS: Mapping[Any, Callable[[RecorderBase, Any, Any], Any]] = MappingProxyType(
+    {MAKE_DUAL: make_dual, UNPACK_DUAL: unpack_dual, aten._fw_primal.default: primal_of}
+)
+"""What the level of dual numbers answers, and no operator's derivative"""
+
+
+def _check_level(recorder: RecorderBase) -> None:
+    """Refuse to make or unpack dual numbers in the caller's level."""
+    if torch_api.dual_level() <= recorder.forward.around:
+        raise Refusal(
+            "the program makes or unpacks dual numbers in a level that is its caller's, who may"
+            " give it some: a graph has no tangents of inputs",
+            kind="unsupported",
+            do=("enter the level inside of the captured program: with forward_ad.dual_level()",
+                f"or {JVP}"),
+        )  # fmt: skip
 
 
 def tangent_of(tensor: Any) -> Abstract | None:
@@ -97,14 +127,11 @@ def leaving(recorder: RecorderBase) -> Callable[..., Any]:
 def _through_level(recorder: RecorderBase, func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operator under autograd's forward mode; what it calls is recorded."""
     written = _written(func, args, kwargs)
-    with torch_api.above_modes(), recorder.listening(), torch_api.forward_level() as level:
-        recorder.forward.below = True
-        try:
-            given = _given(recorder, level, (args, kwargs), written)
-            result = func(*given[0], **given[1])
-            parts = {id(each): level.parts(each) for each in _tensors(result)}
-        finally:
-            recorder.forward.below = False
+    modes, below = torch_api.above_modes(), recorder.forward.below_operator()
+    with modes, recorder.listening(), torch_api.forward_level() as level, below:
+        given = _given(recorder, level, (args, kwargs), written)
+        result = func(*given[0], **given[1])
+        parts = {id(each): level.parts(each) for each in _tensors(result)}
 
     def seen(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -118,16 +145,13 @@ def _through_level(recorder: RecorderBase, func: Any, args: Any, kwargs: Any) ->
 def _given(recorder: RecorderBase, level: Any, call: Any, written: list[Any]) -> Any:
     """The arguments with dual numbers of the level; one for each tensor."""
     made: dict[int, torch.Tensor] = {}
-    recorder.forward.making = True
-    try:
+    with recorder.forward.making_duals():
         for tensor in _tensors(call):
             tangent = tangent_of(tensor)
             if tangent is not None:
                 made[id(tensor)] = level.dual(tensor, tangent)
             elif any(tensor is each for each in written):
-                made[id(tensor)] = level.given(tensor)
-    finally:
-        recorder.forward.making = False
+                made[id(tensor)] = level.enter(tensor)
     return map_tree(call, lambda leaf: made.get(id(leaf), leaf))
 
 
@@ -153,7 +177,7 @@ def _check(recorder: RecorderBase, func: Any) -> None:
             kind="autocast",
             do=(JVP, "or leave torch.autocast before"),
         )
-    if recorder.checkpoint is not None and recorder.grad_mode():
+    if recorder.scope.checkpoint is not None and recorder.grad_mode():
         raise Refusal(
             "a checkpoint has dual numbers of forward_ad, and runs again in the backward, where"
             " there are none",
@@ -177,7 +201,7 @@ def _check_alone(tensor: Abstract) -> None:
 
 
 def _inside(recorder: RecorderBase, tensor: Any) -> Abstract:
-    return tensor if isinstance(tensor, Abstract) else recorder.lift(tensor)
+    return tensor if isinstance(tensor, Abstract) else recorder.answers.lift(tensor)
 
 
 def _as_view(recorder: RecorderBase, tensor: Abstract) -> Abstract:

@@ -121,7 +121,7 @@ def _run(
             if leaf is not HERE:
                 return leaf
             primal, *tangents = next(operands)
-            return forward.dual(primal, *tangents) if tangents else forward.given(primal)
+            return forward.dual(primal, *tangents) if tangents else forward.enter(primal)
 
         args, kwargs = map_tree(call, operand)
         result = func(*args, **kwargs)

@@ -45,20 +45,17 @@ def _folding(traced: "Linear") -> "Linear":
 
 def _traced(recorder: RecorderBase, function: Any) -> Any:
     def trace(tangents: tuple[torch.Tensor, ...]) -> Linear:
-        if torch_api.levels() or torch_api.dual_level() >= 0 or recorder.holding:
+        if torch_api.levels() or torch_api.dual_level() >= 0 or recorder.scope.in_subgraph:
             raise _unsupported(
                 "inside of a transform, or of a program that an operator holds",
                 "linearize outside of it",
             )
-        forward, before = recorder.forward, len(recorder.scope)
+        before = len(recorder.scope.ops)
         given = [value_of(tangent, recorder) for tangent in _tensors((tangents,))]
-        forward.traced = True
-        try:
+        with recorder.forward.linearizing():
             result = function(tangents)
-        finally:
-            forward.traced = False
         made = torch_api.tree_leaves(result)
-        return Linear(recorder, given, recorder.scope[before:], made)
+        return Linear(recorder, given, recorder.scope.ops[before:], made)
 
     return trace
 
@@ -90,7 +87,7 @@ class Linear:
                 at=asking_line(),
                 do="call it inside of the captured program",
             )
-        if self.recorder.checkpoint is not None or self.recorder.holding:
+        if self.recorder.scope.checkpoint is not None or self.recorder.scope.in_subgraph:
             raise _unsupported(
                 "and what it gives is called in a checkpoint, or a program that an operator holds",
                 "call it outside of that",
@@ -113,7 +110,7 @@ class Linear:
             if not needed.isdisjoint(op.outs):
                 needed.update(values_in((op.args, op.kwargs)))
         for value in needed - made:
-            if value in recorder.overwritten:
+            if value in recorder.aliasing.overwritten:
                 raise _unsupported(
                     "and a tensor that the function reads is written to before the"
                     " first call of what it gives",
@@ -209,7 +206,7 @@ def _leaf(recorder: RecorderBase, tensor: Abstract) -> Any:
     value = recorder.leaf(value_of(copy, recorder))
     made = recorder.abstract(value)  # to set the flag of `copy` is refused in a level
     made.ft_leaf, made.ft_grad = True, None
-    recorder.histories.leaves[value] = ref(made)
+    recorder.autograd.leaves[value] = ref(made)
     return made
 
 

@@ -139,7 +139,7 @@ class Grouped(Holding):
         Raises:
             Refusal: the example's values are not known.
         """
-        example = self.recorder.example(self.recorder, STACKED, args, {})
+        example = self.recorder.answers.example(self.recorder, STACKED, args, {})
         count = self.recorder.types.symbols.size_from_data(len(example[0]))
         rows = [type.but(shape=(count, *type.shape)).contiguous() for type in run.types]
         intern = self.recorder.types.intern
@@ -174,7 +174,7 @@ class Grouped(Holding):
         None where the example's values are not known: nobody can say how many rounds there are. So
         it is in a program that an operator holds: it need not end, where that does not run.
         """
-        if self.recorder.holding or not any(out.type.requires_grad for out in outs):
+        if self.recorder.scope.in_subgraph or not any(out.type.requires_grad for out in outs):
             return None
         try:
             rows = self._stacked(run, args, followed=False)

@@ -17,7 +17,8 @@ import torch
 from foretrace import torch_api
 from foretrace.errors import OUTSIDE, PACKAGE_DIR, Refusal, Refusing, user_frame_of
 from foretrace.ir.source.call_site import LIBRARY_DIRS
-from foretrace.ir.symbols.symbols import Symbols, put_in
+from foretrace.ir.symbols.substitution import put_in
+from foretrace.ir.symbols.symbols import Symbols
 from foretrace.operators.abstract_tensors.abstract_tensor import Abstract
 from foretrace.operators.abstract_tensors.sparse_layouts import compressed
 from foretrace.operators.abstract_tensors.supported_inputs import makes_subclass
@@ -56,7 +57,7 @@ def reported(recorder: Recorder) -> Refusing:
     def of(error: BaseException, traceback: TracebackType | None) -> Refusal | None:
         if isinstance(error, BdbQuit):
             return None
-        known, tracer = recorder.first_refusal, _tracer(traceback)
+        known, tracer = recorder.failures.first, _tracer(traceback)
         if known is not None and not tracer:
             return known
         at = user_frame_of(traceback, LIBRARY_DIRS)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretrace.frontends.torch_compat.stateless_check import IN_OTHER_GRAPHS
-from foretrace.ir.program.effect import Call, Effect, EffectsDiffer
+from foretrace.ir.program.effect import Call, Effect
 from foretrace.ir.program.effects import (
     KINDS,
     ChangePlace,
@@ -22,9 +22,11 @@ from foretrace.ir.program.effects import (
     merged_effects,
     ordered,
 )
+from foretrace.ir.program.equality import ProgramsDiffer
 from foretrace.ir.program.tensor_type import TensorType
-from foretrace.ir.pydata.containers import LEAF, ReturnedArgument
+from foretrace.ir.pydata.containers import LEAF
 from foretrace.ir.pydata.places import Change, Entry, OnGradient, State
+from foretrace.ir.pydata.returned import ReturnedArgument
 from foretrace.serialization.schema.effect_schema import (
     EFFECTS,
     IN_STATE,
@@ -173,7 +175,7 @@ def test_inputs_of_another_shape_are_counted_before_the_graph_runs() -> None:
 def test_what_one_run_does_alone_is_refused(kind: type[Effect], what: str) -> None:
     one = [each for each in effects() if isinstance(each, kind)]
     for sides in ((one, []), ([], one)):
-        with pytest.raises(EffectsDiffer, match=what):
+        with pytest.raises(ProgramsDiffer, match=what):
             merged_effects(*sides, {0: 0, 1: 1})
 
 
@@ -181,7 +183,7 @@ def test_what_both_runs_do_is_kept_and_inputs_are_compared_as_both_have_them() -
     both = [each for each in ordered(effects()) if not isinstance(each, LeaveState)]
     assert merged_effects(both, both, {0: 0, 1: 1}) == both
     assert merged_effects([ClearGrad(2)], [ClearGrad(1)], {1: 2}) == [ClearGrad(2)]
-    with pytest.raises(EffectsDiffer):
+    with pytest.raises(ProgramsDiffer):
         merged_effects([ClearGrad(1)], [ClearGrad(1)], {1: 2})
 
 
