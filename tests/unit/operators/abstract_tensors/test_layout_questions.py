@@ -31,5 +31,5 @@ def asks_for_strides(x: Tensor) -> Tensor:
 )
 def test_what_counts_as_a_question(fn: object, offset: bool, strides: bool) -> None:
     requires = foretrace.capture(fn, (torch.ones(3, 2),)).recorded.requires
-    assert bool(requires.begins) == offset
+    assert bool(requires.inputs.begins) == offset
     assert bool(requires.asks_strides) == strides
