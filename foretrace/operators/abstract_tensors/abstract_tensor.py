@@ -142,7 +142,8 @@ class Abstract(torch.Tensor, metaclass=AsTensor):
 
     def storage_offset(self) -> int | torch.SymInt:
         """As `Tensor.storage_offset`, and note the question: a later call may have another."""
-        self.note_asked()
+        if sys._getframe(1).f_code is not torch_api.LOOKS_FOR_SIZES:
+            self.note_asked()
         return OFFSET(self)
 
     def note_asked(self) -> None:
@@ -316,10 +317,8 @@ def _same_memory(tensor: Abstract, other: Any) -> bool:
     """Whether another tensor has the same memory, layout and dtype, as `.data` has."""
     if not isinstance(other, Abstract) or None in (tensor.ft_alias, other.ft_alias):
         return False
-    own, others = ((each.shape, STRIDE(each), each.dtype) for each in (tensor, other))
-    begins = [OFFSET(each) for each in (tensor, other)]
-    one = tensor.ft_alias.root is other.ft_alias.root
-    return bool(one and own == others and begins[0] == begins[1])
+    own, others = ((t.shape, STRIDE(t), t.dtype, OFFSET(t)) for t in (tensor, other))
+    return tensor.ft_alias.root is other.ft_alias.root and own == others
 
 
 def follow(tensor: Abstract, requires_grad: bool) -> None:

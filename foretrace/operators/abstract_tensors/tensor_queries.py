@@ -3,6 +3,7 @@
 from types import FrameType
 from typing import Any
 
+from foretrace import torch_api
 from foretrace.errors import PACKAGE_DIR, Refusal
 from foretrace.ir.symbols.substitution import Size
 from foretrace.ir.symbols.symbols import Symbols
@@ -62,6 +63,7 @@ class TensorQueries:
         self.answers = answers
 
     def note_strides(self, asking: FrameType) -> None:
-        """Note a question for strides, unless an op or foretrace itself asks."""
-        ours = asking.f_code.co_filename.startswith(PACKAGE_DIR)
+        """Note a question for strides, unless an op, foretrace, or a search for sizes asks."""
+        code = asking.f_code
+        ours = code.co_filename.startswith(PACKAGE_DIR) or code is torch_api.LOOKS_FOR_SIZES
         self.strides |= not ours and not self._symbols.inside
